@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eval.command import command
 from study.matrix import read_matrix
-from study.runner import PLACE, Options, Runner, alone, progress, status
+from study.runner import PLACE, Runner, alone, progress, status
 from study.tables import FOLDER, read_tables, write_tables
 from study.tuned import with_choices
 from trl_prorl.errors import InputError
@@ -49,8 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     whole = read_matrix(root)
     matrix = whole.selected(args.blocks, args.families, args.arms)
     if args.what == "run":
-        options = Options(args.jobs, args.commit, not args.no_commit)
-        return Runner(root, whole, matrix, options).run()
+        return Runner(root, whole, matrix, args.jobs, args.commit, not args.no_commit).run()
     tables = read_tables(root)
     if args.what == "status":
         print(status(matrix, tables), progress(matrix, tables, args.jobs), sep="\n\n")

@@ -76,18 +76,14 @@ def kept_partner(block: Block, arm: str) -> str | None:
 
 def compared(block: Block) -> list[tuple[str, str, str]]:
     """Which arm is held against which, and for which hypothesis; each once."""
-    found: dict[tuple[str, str], str] = {}
-    for arm in block.arms:
-        if (partner := kept_partner(block, arm)) is not None:
-            found[arm, partner] = H2
-    plain = block.references[0] if block.references else None
+    partners = {arm: kept_partner(block, arm) for arm in block.arms}
+    found = {(arm, partner): H2 for arm, partner in partners.items() if partner is not None}
     main = {*block.references[1:], f"B{block.suffix}"}  # sweeps of B are exploratory
-    for reference in block.references:
-        for arm in block.arms:
-            if arm != reference and (reference, arm) not in found:
-                first = reference == plain and arm in main
-                found.setdefault((arm, reference), H0 if first else ELSE)
-    return [(arm, reference, hypothesis) for (arm, reference), hypothesis in found.items()]
+    for reference, arm in product(block.references, block.arms):
+        if arm != reference and (reference, arm) not in found:
+            first = reference == block.references[0] and arm in main
+            found.setdefault((arm, reference), H0 if first else ELSE)
+    return [(*pair, hypothesis) for pair, hypothesis in found.items()]
 
 
 def differences(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
@@ -96,12 +92,11 @@ def differences(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
     Holm. The hypotheses are about pass@1; with any other k all is exploratory.
     """
     found, values = [], outcomes(block, tables, k)
-    for arm, reference, hypothesis in compared(block):
-        for family in block.families:
-            both = values[family][[arm, reference]].dropna()
-            if len(both):
-                of = hypothesis if k == 1 else ELSE
-                found.append(_difference(block, family, arm, reference, of, [both.to_dict()]))
+    for (arm, reference, hypothesis), family in product(compared(block), block.families):
+        both = values[family][[arm, reference]].dropna()
+        if len(both):
+            of = hypothesis if k == 1 else ELSE
+            found.append(_difference(block, family, arm, reference, of, [both.to_dict()]))
     return _with_holm(found)
 
 
@@ -118,14 +113,12 @@ def _difference(block: Block, family: str, arm: str, reference: str, hypothesis:
 
 
 def _with_holm(found: list[Difference]) -> list[Difference]:
-    adjusted = list(found)
     for hypothesis in (H0, H2, ELSE):
         tested = [place for place, one in enumerate(found) if one.hypothesis == hypothesis and one.contrast.error >= 0]
-        by_protocol = holm([found[place].contrast.p_value for place in tested])
-        alone = holm([found[place].alone.p_value for place in tested])
-        for place, one, other in zip(tested, map(float, by_protocol), map(float, alone), strict=True):
-            adjusted[place] = replace(found[place], adjusted=one, adjusted_alone=other, tests=len(tested))
-    return adjusted
+        ways = (holm([getattr(found[place], way).p_value for place in tested]) for way in ("contrast", "alone"))
+        for place, one, other in zip(tested, *ways, strict=True):
+            found[place] = replace(found[place], adjusted=float(one), adjusted_alone=float(other), tests=len(tested))
+    return found
 
 
 def over_families(block: Block, tables: Tables, k: int = 1) -> list[Difference]:

@@ -22,20 +22,14 @@ from eval.run_folder.reading import load_run, write_json
 from eval.run_folder.run import Run
 from eval.samples.held_out import HeldOut
 from study.matrix import RunKey
+from study.runner import stopped
 from study.tables import CURVE_VALUES
 from trl_prorl.errors import RunError
+from trl_prorl.record.run_files import ELASTIC, RESET
 
 
 CHECKPOINTS = "checkpoint-*"
 KS = ("1", "8")
-
-
-def stopped_at_nonfinite(run: Run) -> bool:
-    """Whether the run ended at numbers that are not finite, and so left no policy."""
-    events = run.events
-    if events is None or events.empty or "action" not in events:
-        return False
-    return bool(((events["event"] == "nonfinite") & (events["action"] == "stop")).any())
 
 
 def is_collapsed(run: Run) -> bool:
@@ -60,26 +54,24 @@ def curve_rows(run: Run) -> list[dict]:
     values = {name: run.measured(name) for name in CURVE_VALUES} | {"drift": drift_series(run, "kl_to_base")}
     steps = run.metrics["step"].astype(int)
     rows = pd.DataFrame({name: each for name, each in values.items() if each is not None}).reindex(steps)
-    rows["event"] = ""
-    if run.events is not None and not run.events.empty:
-        resets = run.events[run.events["event"].str.contains("reset")]
-        reasons = (
-            resets.get("reason", resets["event"]).fillna("reset").where(resets["event"] == "reset", resets["event"])
-        )
-        words = reasons.groupby(resets["step_applied"].astype(int) + 1).agg(" ".join)
-        rows["event"] = words.reindex(steps).fillna("")
+    words: dict[int, list[str]] = {}
+    for step, reason in run.reset_reasons():
+        words.setdefault(step + 1, []).append(reason or RESET)
+    words |= {step + 1: [ELASTIC] for step in run.event_steps(ELASTIC)}
+    rows["event"] = [" ".join(words.get(step, ())) for step in steps]
     return rows.rename_axis("step").reset_index().to_dict("records")
 
 
+def prompt_rows(n: int, correct: list[int], greedy: list[int]) -> list[dict]:
+    """A row for each held-out prompt, by place in the split."""
+    rows = pd.DataFrame({"n": n, "correct": correct, "greedy": greedy}).rename_axis("prompt")
+    return rows.reset_index().to_dict("records")
+
+
 def outcomes(passk: dict, of: str) -> tuple[dict[str, float], list[dict]]:
-    """Of the trained policy or of the base: its scores, and a row for each held-out prompt, by place in the split."""
+    """Of the trained policy or of the base: its scores, and its rows by prompt."""
     scores = {f"pass@{k}": passk[of][f"pass@{k}"] for k in KS} | {"greedy": passk["greedy"][of]["accuracy"]}
     return scores, prompt_rows(passk["n"], passk[of]["correct"], passk["greedy"][of]["correct"])
-
-
-def prompt_rows(n: int, correct: list[int], greedy: list[int]) -> list[dict]:
-    pairs = enumerate(zip(correct, greedy, strict=True))
-    return [{"prompt": place, "n": n, "correct": right, "greedy": first} for place, (right, first) in pairs]
 
 
 def point_rows(run: Run, steps: int) -> list[dict]:
@@ -94,20 +86,13 @@ def point_rows(run: Run, steps: int) -> list[dict]:
 def rows_of(folder: Path, plan: dict, proxy: float | None = None) -> dict:
     """
     What a finished run adds to the tables, without the columns of its key: `run`, `curve`, `prompts`, and, where it
-    was evaluated, `base`, `base_prompts` and `points`.
-
-    Args:
-        folder (`Path`): Its folder. A run that stopped at numbers that are not finite has no evaluation, and scores 0
-            on every prompt.
-        plan (`dict`): What the runner wrote; `began` in seconds since the epoch.
-        proxy (`float`, *optional*): Mean reward of the samples that `pass@1` counts.
-
-    Raises:
-        RunError: The run is not at its end.
+    was evaluated, `base`, `base_prompts` and `points`. One that stopped at numbers that are not finite scores 0 on
+    every prompt. `plan` is what the runner wrote, `began` in seconds since the epoch; `proxy` the mean reward of the
+    samples that `pass@1` counts. Raises `RunError`: the run is not at its end.
     """
     key, run = RunKey(*plan["key"]), load_run(folder)
-    stopped, steps = stopped_at_nonfinite(run), int(run.metrics["step"].max())
-    if not stopped and (steps != key.steps or run.passk is None or run.drift is None):
+    ended, steps = stopped(folder), int(run.metrics["step"].max())
+    if not ended and (steps != key.steps or run.passk is None or run.drift is None):
         raise RunError(f"{folder}: {steps} of {key.steps} steps, or not evaluated; run the study again")
     base_hash = (run.env.get("base_model") or {}).get("sha256")
     if base_hash is None:
@@ -124,7 +109,7 @@ def rows_of(folder: Path, plan: dict, proxy: float | None = None) -> dict:
         "seconds": float(round(time.time() - plan["began"])),
     }
     rows = {"run": row, "curve": curve_rows(run)}
-    if stopped:
+    if ended:
         rows["prompts"] = prompt_rows(plan["samples"], [0] * plan["prompts"], [0] * plan["prompts"])
         return rows
     trained, rows["prompts"] = outcomes(run.passk, "trained")
@@ -146,7 +131,7 @@ def main() -> int:
     folder = Path(plan["folder"])
     proxy = None
     common = ["--run", str(folder), "--split", plan["split"], "--prompts", str(plan["prompts"])]
-    if not stopped_at_nonfinite(load_run(folder)):
+    if not stopped(folder):
         along = ["--checkpoints", "all"] if any(folder.glob(CHECKPOINTS)) else []
         along += ["--others", *plan["others"]] if plan["others"] else []
         failed = passk.main([*common, "--n", str(plan["samples"]), "--k", *KS])

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -19,6 +20,10 @@ LEVEL, POWER = 0.95, 0.8
 RESAMPLES, SEED = 4000, 0
 DIGITS = 12  # after the point; what is smaller is rounding, which must not be told from 0
 Pair = tuple[int, int]  # base seed, training seed
+
+
+def _weighted(weights: Mapping[str, float], of: Mapping) -> Any:
+    return sum(weight * of[arm] for arm, weight in weights.items())
 
 
 @dataclass(frozen=True)
@@ -39,19 +44,17 @@ class Resampled:
         """Of two weighted sums of arms. Resamples of n values vary too little by the factor (n - 1)/n: put right."""
         if self.bases < 2:
             return math.nan
-        sums = [sum(weight * self.replicates[arm] for arm, weight in each.items()) for each in (one, other)]
+        sums = [_weighted(each, self.replicates) for each in (one, other)]
         return float(np.cov(*sums, ddof=0)[0, 1]) * self.bases / (self.bases - 1)
 
     def contrast(self, weights: Mapping[str, float]) -> "Contrast":
         """A weighted sum of arms, such as `{"B": 1, "A": -1}`."""
-        value = sum(weight * self.means[arm] for arm, weight in weights.items())
-        variance = self.covariance(weights, weights)
-        error = math.sqrt(max(0.0, variance)) if variance == variance else math.nan
-        return Contrast(round(value, DIGITS), round(error, DIGITS), self.bases - 1)
+        error = float(np.sqrt(np.maximum(0.0, self.covariance(weights, weights))))
+        return Contrast(round(_weighted(weights, self.means), DIGITS), round(error, DIGITS), self.bases - 1)
 
     def over_bases(self, weights: Mapping[str, float]) -> "Contrast":
         """The same sum with the standard error of n values, one for each base: the ordinary paired t-test."""
-        values = sum(weight * self.by_base[arm] for arm, weight in weights.items())
+        values = _weighted(weights, self.by_base)
         error = float(stats.sem(values)) if self.bases > 1 else math.nan
         return Contrast(round(float(np.mean(values)), DIGITS), round(error, DIGITS), self.bases - 1)
 
@@ -60,7 +63,7 @@ class Resampled:
         One weighted sum by another, with the interval of Fieller: every ratio for which the contrast
         `above - ratio · below` is not told from 0. `None` where `below` is 0 or less.
         """
-        top, bottom = (sum(weight * self.means[arm] for arm, weight in each.items()) for each in (above, below))
+        top, bottom = (_weighted(each, self.means) for each in (above, below))
         if bottom <= 0:
             return None
         low = high = math.nan
@@ -169,15 +172,10 @@ def resample(
     the noise of sampled answers above all, is counted three times, and with the factor n/(n - 1) more (a test). Where
     the bases agree on a difference, this noise is all there is, and the interval is up to twice as wide as it need be.
 
-    Args:
-        values (`Mapping`): By arm, by (base seed, training seed): a value per prompt, shape (P,). Pairs that not all
-            arms have are left out.
-        resamples, seed (`int`): R, and the seed of their drawing.
-        family (`int`): Families that [`mean_over`] averages have numbers of their own: with the same seed they draw
-            the same pairs, and each its own prompts.
-
-    Raises:
-        ValueError: There is no pair that all arms have, or their prompts differ in number.
+    `values` are by arm and by (base seed, training seed), one per prompt, shape (P,); pairs that not all arms have are
+    left out. R `resamples` are drawn from `seed`. Families that [`mean_over`] averages have numbers, `family`: with
+    one seed they draw the same pairs, and each its own prompts. Raises `ValueError`: there is no pair that all arms
+    have, or their prompts differ in number.
     """
     pairs = sorted(set.intersection(*(set(runs) for runs in values.values())))
     if not pairs:
@@ -185,7 +183,7 @@ def resample(
     arrays = {arm: np.array([runs[pair] for pair in pairs], dtype=float) for arm, runs in values.items()}
     (count,) = {array.shape[1] for array in arrays.values()}  # a ValueError if they differ
     sizes = tuple(Counter(base for base, _ in pairs).values())
-    even = np.concatenate([np.full(size, 1 / (size * len(sizes))) for size in sizes])
+    even = np.repeat([1 / (size * len(sizes)) for size in sizes], sizes)
     weights, prompts = _drawn(sizes, count, resamples, seed, family)
     ends = np.cumsum(sizes)[:-1]
     by_base = {arm: np.split(array.mean(axis=1), ends) for arm, array in arrays.items()}

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,24 +12,46 @@ import yaml
 
 from trl_prorl.errors import InputError
 from trl_prorl.launch.recipe_check import UniqueKeys, nearest, read_recipe
+from trl_prorl.record.shapes import Shape, ShapeError, array, flag, integer, optional, refuse, table, text
 
 
 MATRIX = Path("recipes", "study", "matrix.yaml")  # below the checkout
-NEEDED = ("families", "pairs", "steps", "arms")  # of a block
-SHAPE = dict.fromkeys(("families", "pairs", "references", "others"), list)
-SHAPE |= dict.fromkeys(("arms", "keys", "evaluation"), dict) | {"steps": int, "default": bool}
-SHAPE |= dict.fromkeys(("suffix", "split", "tuned_on", "tuned_by", "tuned_family"), str)
-CHOSEN_BY = ("pass@1", "proxy", "gain")  # study/tuned.py has the rules
-SPLITS = ("test", "validation")  # the second for blocks that choose values
 TUNED, OWN = "tuned", "tuned_own"  # values that a block with the split `validation` chooses
-REFERENCES = ["plain", "A"]  # the arms that all others of a block are held against
-DEFAULTS = {"split": SPLITS[0], "tuned_by": CHOSEN_BY[0], "default": True}
-LEAST = {"prompts": 2, "samples": 8, "drift_samples": 1}  # of an evaluation; pass@8 needs 8 samples
-NAME = re.compile(r"[A-Za-z][\w.\-]*")
+DEFAULTS = {"suffix": "", "split": "test", "default": True, "others": [], "evaluation": {}, "keys": {}}
+DEFAULTS |= {"tuned_on": "", "tuned_by": "pass@1", "tuned_family": ""}
 MODEL = "model_name_or_path"
 # What a run is told by its place in the matrix, so that no arm may say it.
 OF_THE_RUN = (MODEL, "seed", "max_steps", "output_dir", "run_dir")
 BASE_ARM = "base"
+
+
+def _spelt(pattern: str, needed: str) -> Shape:
+    def check(value: Any, at: str) -> None:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            refuse(value, at, needed)
+
+    return check
+
+
+def _keys(value: Any, at: str) -> None:
+    if not isinstance(value, dict) or set(OF_THE_RUN) & value.keys():
+        refuse(value, at, f"a mapping of recipe keys, without {', '.join(OF_THE_RUN)},")
+
+
+def _unknown(value: Any, at: str) -> None:
+    place, _, key = at.rpartition(".")
+    raise ShapeError(f"{place or 'the matrix'} has no key {key!r}{nearest(key, BLOCK)}")
+
+
+NAMES = array(_spelt(r"[A-Za-z][\w.\-]*", "a name of letters, digits, '_', '.' and '-'"), least=1)
+NEEDED = {"families": NAMES, "pairs": array(array(integer(0), length=2), least=1), "steps": integer(1)}
+NEEDED |= {"arms": table(rest=optional(_keys))}
+BLOCK = {**NEEDED, "references": array(text), "others": array(text), "evaluation": table(), "keys": _keys}
+BLOCK |= {"default": flag, **dict.fromkeys(("suffix", "tuned_on", "tuned_family"), text)}
+BLOCK |= {"split": _spelt("test|validation", "test or validation")}
+BLOCK |= {"tuned_by": _spelt("pass@1|proxy|gain", "pass@1, proxy or gain")}  # study/tuned.py has the rules
+CONTENT = table({"evaluation": table(), "blocks": table(rest=table(NEEDED, BLOCK, _unknown))}, rest=_unknown)
+EVALUATION = {"prompts": integer(2), "samples": integer(8), "drift_samples": integer(1)}  # pass@8 needs 8 samples
 
 
 class RunKey(NamedTuple):
@@ -174,64 +196,48 @@ def read_matrix(root: Path) -> Matrix:
     path = root / MATRIX
     try:
         content = yaml.load(path.read_text(), UniqueKeys)
-        return _matrix(path.parent, content)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, InputError) as error:
+        CONTENT(content, "")
+        families, arms, first = {}, {}, {}
+        blocks = tuple(
+            _block(path.parent, name, {**DEFAULTS, **block}, content["evaluation"], families, arms)
+            for name, block in content["blocks"].items()
+        )
+        _check_tuning(blocks)
+        for run in (run for block in blocks for run in block.runs):
+            same = first.setdefault(run.key, run)
+            if (same.recipe, same.evaluation) != (run.recipe, run.evaluation):
+                raise InputError(
+                    f"{run.key}: two blocks give this run different keys; give one of the blocks a suffix"
+                )
+        return Matrix(blocks)
+    except (OSError, yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def _matrix(folder: Path, content: Any) -> Matrix:
-    _check("the matrix", content, {"evaluation": dict, "blocks": dict}, needed=("evaluation", "blocks"))
-    families: dict[str, dict] = {}
-    arms: dict[str, dict] = {}
-    made = tuple(
-        _block(folder, f"blocks.{name}", block, content["evaluation"], families, arms)
-        for name, block in content["blocks"].items()
-    )
-    _check_tuning(made)
-    first: dict[RunKey, Run] = {}
-    for run in (run for block in made for run in block.runs):
-        same = first.setdefault(run.key, run)
-        if (same.recipe, same.evaluation) != (run.recipe, run.evaluation):
-            raise InputError(f"{run.key}: two blocks give this run different keys; give one of the blocks a suffix")
-    return Matrix(made)
-
-
-def _block(folder: Path, where: str, block: Any, evaluation: dict, families: dict, arms: dict) -> Block:
-    _check(where, block, SHAPE, NEEDED, {"steps": 1})
-    block = {name: kind() for name, kind in SHAPE.items()} | DEFAULTS | block
-    for pair in block["pairs"]:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(type(seed) is int and seed >= 0 for seed in pair)):
-            raise InputError(f"{where}.pairs: {pair!r} has to be [base seed, training seed]")
+def _block(folder: Path, name: str, block: dict, evaluation: dict, families: dict, arms: dict) -> Block:
+    """A block of the file; `families` and `arms`, keys by name, grow with it."""
+    where = f"blocks.{name}"
+    NAMES(list(block["arms"]), f"{where}.arms")
     for arm, own in block["arms"].items():
         if own is None and arm not in arms:
             raise InputError(f"{where}.arms: {arm} has no keys, and no block before defines it: {arm}: {{}}")
         if own is not None and arms.setdefault(arm, own) != own:
             raise InputError(f"{where}.arms.{arm}={own} is {arms[arm]} in an earlier block; rename it")
-    for what, keys in {"keys": block["keys"], **{f"arms.{arm}": arms[arm] for arm in block["arms"]}}.items():
-        if not isinstance(keys, dict) or set(OF_THE_RUN) & keys.keys():
-            given = f"{where}.{what}={keys!r} has to be a mapping of recipe keys, without {', '.join(OF_THE_RUN)}"
-            raise InputError(f"{given}, which the matrix gives to every run")
-    for name in (*block["families"], *block["arms"]):
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InputError(f"{where}: {name!r} is no name; write letters, digits, '_', '.' and '-'")
     for family in block["families"]:
         families[family] = families.get(family) or _family(folder / f"{family}.yaml")
-    for key, known in (("split", SPLITS), ("tuned_by", CHOSEN_BY)):
-        if block[key] not in known:
-            raise InputError(f"{where}.{key}={block[key]!r} has to be one of {', '.join(known)}")
     own = {**evaluation, **block["evaluation"]}
-    _check("evaluation", own, dict.fromkeys(LEAST, int), LEAST, LEAST)
+    table(EVALUATION, rest=_unknown)(own, "evaluation")
     if own["drift_samples"] > own["samples"]:
         raise InputError(f"evaluation.drift_samples={own['drift_samples']} exceeds samples")
-    own |= {name: block[name] for name in ("split", "others")}
-    name, suffix, steps = where.removeprefix("blocks."), block["suffix"], block["steps"]
+    own |= {key: block[key] for key in ("split", "others")}
+    suffix, steps = block["suffix"], block["steps"]
     runs = tuple(
         _run(RunKey(family, arm + suffix, *pair, steps), {**families[family], **block["keys"], **arms[arm]}, name, own)
         for pair in block["pairs"]
         for family in block["families"]
         for arm in block["arms"]
     )
-    references = block["references"] or [arm for arm in REFERENCES if arm in block["arms"]]
+    references = block.get("references") or [arm for arm in ("plain", "A") if arm in block["arms"]]
     if any(arm not in block["arms"] for arm in references):
         raise InputError(f"{where}.references={references!r} has to be a list of arms of the block")
     rest = {key: block[key] for key in ("suffix", "split", "tuned_on", "tuned_by", "tuned_family", "default")}
@@ -250,9 +256,7 @@ def _family(path: Path) -> dict[str, Any]:
         recipe = read_recipe(path)
     except ValueError as error:
         raise InputError(str(error).replace("--config ", "", 1)) from error
-    for key in ("task", MODEL):
-        if not isinstance(recipe.get(key), str):
-            raise InputError(f"{path.name}: {key}={recipe.get(key)!r}: a family's recipe has to name it")
+    table(dict.fromkeys(("task", MODEL), text))(recipe, path.name)
     return {key: value for key, value in recipe.items() if key not in OF_THE_RUN[1:]}
 
 
@@ -260,17 +264,16 @@ def _check_tuning(blocks: tuple[Block, ...]) -> None:
     """Values that are chosen have a block that chooses them, for their families and on bases of its own."""
     by_name = {block.name: block for block in blocks if block.tunes}
     for block in blocks:
-        where = f"blocks.{block.name}"
+        where, tuning = f"blocks.{block.name}", by_name.get(block.tuned_on)
         keys = sorted({key for run in block.runs for key, value in run.recipe.items() if value in (TUNED, OWN)})
-        if not block.tuned_on:
-            if keys:
-                raise InputError(f"{where}: {keys[0]}: {TUNED} needs tuned_on, the block that chooses it")
-            continue
-        if (tuning := by_name.get(block.tuned_on)) is None:
-            raise InputError(f"{where}.tuned_on={block.tuned_on!r} has to name a block with split: validation")
+        if keys and not block.tuned_on:
+            raise InputError(f"{where}: {keys[0]}: {TUNED} needs tuned_on, the block that chooses it")
+        where += f".tuned_on={block.tuned_on!r}"
+        if block.tuned_on and tuning is None:
+            raise InputError(f"{where} has to name a block with split: validation")
         families = [block.tuned_family] if block.tuned_family else block.families
-        if missing := sorted(set(families) - set(tuning.families)):
-            raise InputError(f"{where}.tuned_on={block.tuned_on!r} does not choose for {', '.join(missing)}")
+        if tuning and (missing := sorted(set(families) - set(tuning.families))):
+            raise InputError(f"{where} does not choose for {', '.join(missing)}")
         for key in keys:
             if not any(run.recipe.get(key) for run in tuning.runs):
                 raise InputError(f"{where}: {key}: {TUNED}: {block.tuned_on} tries no value of {key}")
@@ -280,18 +283,3 @@ def _check_tuning(blocks: tuple[Block, ...]) -> None:
     for base in sorted(chooses & reported):
         said = f"base {base.base_seed} of {base.family} chooses values and is reported"
         raise InputError(f"{said}; give the tuning block other bases")
-
-
-def _check(where: str, content: Any, shape: dict[str, type], needed: Iterable[str] = (), least: Mapping = {}) -> None:
-    """A mapping has these keys, values of these types, and numbers that are not too small."""
-    if not isinstance(content, dict):
-        raise InputError(f"{where}={content!r} has to be a mapping with {', '.join(needed)}")
-    for key in needed:
-        if content.get(key) in (None, [], {}):
-            raise InputError(f"{where}.{key} is missing; give it")
-    for key, value in content.items():
-        if key not in shape:
-            raise InputError(f"{where} has no key {key!r}{nearest(str(key), shape)}")
-        if type(value) is not shape[key] or (key in least and value < least[key]):
-            kind = {dict: "mapping", int: f"whole number of at least {least.get(key, 1)}"}.get(shape[key])
-            raise InputError(f"{where}.{key}={value!r} has to be a {kind or shape[key].__name__}")

@@ -11,18 +11,7 @@ from eval.analysis.statistics import Estimate
 from study.differences import ELSE, MANY, MATTERS, SHARES, Difference, compared, differences, over_families, shares
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
-from study.pictures import (
-    COST_BASE,
-    COST_FILE,
-    COSTS,
-    forest,
-    learning_curves,
-    overview,
-    relative,
-    rounds,
-    save,
-    styles,
-)
+from study.pictures import COST_BASE, COST_FILE, COSTS, forest, learning_curves, overview, relative, rounds, save
 from study.scores import CO_PRIMARY, OUTCOMES, Score, outcomes, scores
 from study.tables import FOLDER, Tables
 from study.training import aggregates, training
@@ -64,7 +53,7 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     whole = picture(overview(matrix, tables, every, seconds, main.name), OVERVIEW)
     blocks = []
     for block, of_arms, held in found:
-        figures = {"curves": learning_curves(block, tables), "forest": forest(block, held, styles(block, tables))}
+        figures = {"curves": learning_curves(block, tables), "forest": forest(block, tables, held)}
         names = {says: picture(figure, f"{block.name}_{says}.png") for says, figure in figures.items()}
         pictures = [(says, name) for says, name in names.items() if name]
         blocks.append({"pictures": pictures, **_numbers(block, tables, of_arms, held)})

@@ -127,12 +127,15 @@ def point(axes: Axes, place: float, one: Difference, colour: str, mark: str = "o
         axes.plot((low, high), (place, place), color=colour, **line)
 
 
-def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figure | None:
+def forest(block: Block, tables: Tables, found: list[Difference]) -> Figure | None:
     """
     pass@1 less a reference's with its 95 % interval: a row for each arm, a panel for each family and reference. `None`
     without differences.
     """
-    references = list(dict.fromkeys(one.reference for one in found if one.reference in block.references))
+    look, references = (
+        styles(block, tables),
+        list(dict.fromkeys(one.reference for one in found if one.reference in block.references)),
+    )
     if not references:
         return None
     families = [name for name in block.families if any(one.family == name for one in found)]
@@ -176,15 +179,9 @@ def overview(
     matrix: Matrix, tables: Tables, differences: list[Difference], seconds: dict[str, list[float]], block: str
 ) -> Figure | None:
     """
-    Four panels. Performance: pass@1 of a block's arms less its first reference's, by family. Length: the same in the
-    block of the longest runs. Stability: the same at the largest learning rate. Cost: time of a whole step. `None`
-    without differences.
-
-    Args:
-        tables ([`~study.tables.Tables`]): The runs.
-        differences (`list`): Of all blocks.
-        seconds (`dict`): Of a whole step, by arm of `eval.step_cost`, or empty.
-        block (`str`): Whose differences are shown.
+    Four panels, from the differences of all blocks and the `seconds` of a whole step by arm of `eval.step_cost`.
+    Performance: pass@1 of a block's arms less its first reference's, by family. Length: the same in the block of the
+    longest runs. Stability: the same at the largest learning rate. Cost: time of a whole step. `None` without any.
     """
     shown = {
         one: held
@@ -208,7 +205,7 @@ def overview(
         if one is None:
             _empty(axes, "no such runs yet")
         else:
-            _by_family(axes, one, shown[one], styles(one, tables))
+            _by_family(axes, one, tables, shown[one])
     _cost(grid[-1], seconds)
     for axes in figure.axes:
         axes.tick_params(labelsize=8)
@@ -220,10 +217,10 @@ def _empty(axes: Axes, says: str) -> None:
     axes.set_axis_off()
 
 
-def _by_family(axes: Axes, block: Block, shown: list[Difference], look: dict[str, dict]) -> None:
+def _by_family(axes: Axes, block: Block, tables: Tables, shown: list[Difference]) -> None:
     arms = [arm for arm in block.arms if any(one.arm == arm for one in shown)]
     families = [name for name in block.families if any(one.family == name for one in shown)]
-    _rows(axes, shown, arms, families, look, linewidth=1.2)
+    _rows(axes, shown, arms, families, styles(block, tables), linewidth=1.2)
     for number, family in enumerate(families):
         pairs = max(one.pairs for one in shown if one.family == family)
         label = f"{family}, {pairs} pair{'s' * (pairs > 1)}"

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -46,15 +46,6 @@ PR_SET_PDEATHSIG = 1
 say = partial(print, flush=True)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Runs at a time, the commit to freeze the code at from now on, and whether rows are committed."""
-
-    jobs: int = 2
-    commit: str | None = None
-    commits: bool = True
-
-
 def seconds_left(waiting: Iterable[RunKey], finished: pd.DataFrame, jobs: int) -> float | None:
     """
     Seconds until these runs are finished, `jobs` at a time; `None` before the first one is. A run takes as long as
@@ -70,10 +61,8 @@ def clock(seconds: float | None) -> str:
     """`2 h 05 min`, `7 min`, `under a minute`, or that nothing is known."""
     if seconds is None:
         return "unknown before the first run is finished"
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return "under a minute"
-    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min" if minutes else "under a minute"
 
 
 def progress(matrix: Matrix, tables: Tables, jobs: int) -> str:
@@ -105,8 +94,7 @@ def check_tables(tables: Tables, matrix: Matrix) -> None:
         if row["recipe"] != run.recipe_hash:
             raise InputError(
                 f"{MATRIX}, {run.key.family}, {run.key.arm}: its keys are not those of the runs in the tables (hash "
-                f"{run.recipe_hash}, {row['recipe']} there). Restore them, give the new arm a name of its own, or "
-                f"{drop}"
+                f"{run.recipe_hash}, {row['recipe']} there). Restore them, name the new arm otherwise, or {drop}"
             )
         if (row["prompts"], row["samples"]) != (asked["prompts"], asked["samples"]):
             raise InputError(
@@ -147,6 +135,12 @@ def alone(place: Path) -> Iterator[None]:
         lock.let_go()
 
 
+def stopped(folder: Path) -> bool:
+    """Whether a run ended at numbers that are not finite, and so left no policy."""
+    events = read_jsonl(folder / "events.jsonl", growing=True)
+    return any(event["event"] == "nonfinite" and event.get("action") == "stop" for event in events)
+
+
 class Files:
     """Where a run lies on the disk; those on one base lie side by side, and share its samples."""
 
@@ -157,29 +151,20 @@ class Files:
         ]
 
     def trained(self) -> bool:
-        """Whether training has come to its end: a model is there, or numbers that are not finite have ended it."""
-        events = read_jsonl(self.folder / "events.jsonl", growing=True)
-        stopped = any(event["event"] == "nonfinite" and event.get("action") == "stop" for event in events)
-        return stopped or (self.folder / "adapter_model.safetensors").exists()
+        """Whether training has come to its end, with a model or without."""
+        return stopped(self.folder) or (self.folder / "adapter_model.safetensors").exists()
 
-    def last_line(self) -> str:
+    def failure(self) -> RunError:
         """The last line that a process of the run wrote."""
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        return f"{lines[-1].strip() if lines else 'it wrote nothing'} ({self.log})"
+        return RunError(f"{lines[-1].strip() if lines else 'it wrote nothing'} ({self.log})")
 
 
 def make(run: Run, place: Path, code: Path) -> Iterator[subprocess.Popen]:
     """
-    Train and evaluate a run, or go on with it: yields each process that it starts, to be resumed when that has ended.
-    After the last one the run's rows are written.
-
-    Args:
-        run ([`~study.matrix.Run`]): Which.
-        place (`Path`): Where the study's runs are.
-        code (`Path`): The worktree whose code makes it.
-
-    Raises:
-        RunError: A process failed; with the last line that it wrote.
+    Train and evaluate a run below `place` with the code of a worktree, or go on with it: yields each process that it
+    starts, to be resumed when that has ended. After the last one the run's rows are written. Raises `RunError`: a
+    process failed; with the last line that it wrote.
     """
     files, began, steps = Files(place, run.key), time.time(), run.key.steps
     saving = {"save_strategy": "steps", "save_steps": steps // CHECKPOINTS} if steps >= LONG else {}
@@ -199,7 +184,7 @@ def make(run: Run, place: Path, code: Path) -> Iterator[subprocess.Popen]:
             shutil.rmtree(files.folder)
         yield start(command, code, files.log)
         if not files.trained():
-            raise RunError(files.last_line())
+            raise files.failure()
     if not files.rows.is_file():
         plan = {"folder": str(files.folder), "rows": str(files.rows), "key": list(run.key), "block": run.block}
         plan |= {"recipe_hash": run.recipe_hash, **run.evaluation, "began": began}
@@ -207,7 +192,7 @@ def make(run: Run, place: Path, code: Path) -> Iterator[subprocess.Popen]:
         process = start(["-m", "study.evaluate", str(files.plan)], code, files.log)
         yield process
         if process.returncode or not files.rows.is_file():
-            raise RunError(files.last_line())
+            raise files.failure()
 
 
 def start(command: list[str], code: Path, log: Path) -> subprocess.Popen:
@@ -226,31 +211,36 @@ def start(command: list[str], code: Path, log: Path) -> subprocess.Popen:
         )  # fmt: skip
 
 
+@dataclass
 class Runner:
-    """The runs of a selection of a checkout's whole matrix, a few at a time, each into the tables as it ends."""
+    """
+    The runs of a selection of a checkout's whole matrix, `jobs` at a time, each into the tables as it ends; the code
+    of further runs is frozen at `commit`, if it is given. `commits`: whether rows are committed.
+    """
 
-    def __init__(self, root: Path, whole: Matrix, matrix: Matrix, options: Options):
-        self.root, self.whole, self.matrix, self.options = root, whole, matrix, options
-        self.tables = Tables()
-        self.failed: dict[RunKey, str] = {}
+    root: Path
+    whole: Matrix
+    matrix: Matrix
+    jobs: int = 2
+    commit: str | None = None
+    commits: bool = True
+    tables: Tables = field(default_factory=Tables)
+    failed: dict[RunKey, str] = field(default_factory=dict)
 
     def run(self) -> None:
         """
-        Train everything that is not finished.
-
-        Raises:
-            InputError: What was asked for cannot be run.
-            RunError: Runs failed; all others were trained.
+        Train everything that is not finished. Raises `InputError`: what was asked for cannot be run; `RunError`: runs
+        failed; all others were trained.
         """
         with alone(self.root / PLACE):
             self.tables = read_tables(self.root)
             missing = self._missing()
             check_tables(self.tables, self.matrix)
-            commit = frozen_commit(self.root, self.options.commit)
+            commit = frozen_commit(self.root, self.commit)
             place = self.root / PLACE / commit[:12]
             code = worktree(self.root, commit, place / "code")
             lacking = check_bases(self.tables, missing, code)
-            say(f"study: {progress(self.matrix, self.tables, self.options.jobs)}; code of {commit[:12]}")
+            say(f"study: {progress(self.matrix, self.tables, self.jobs)}; code of {commit[:12]}")
             if lacking:
                 say(f"runs wait for bases that this code does not have: {', '.join(sorted(lacking))}")
             if missing and git(self.root, "status", "--porcelain", "--", str(MATRIX.parent)):
@@ -262,8 +252,7 @@ class Runner:
                 missing = [run for run in self._missing() if run.key not in tried]
             if waiting := [run for run in missing if run.waits]:
                 of = ", ".join(sorted({run.key.family for run in waiting}))
-                why = "wait for values that are chosen on validation: select the tuning blocks too."
-                say(f"{len(waiting)} runs ({of}) {why}")
+                say(f"{len(waiting)} runs ({of}) wait for values chosen on validation: select the tuning blocks too.")
         if self.failed:
             lines = "; ".join(f"{key}: {line}" for key, line in list(self.failed.items())[:3])
             raise RunError(f"{len(self.failed)} runs failed. {lines}. The same command tries them again")
@@ -280,7 +269,7 @@ class Runner:
         in_a_row = 0
         try:
             while running or waiting and in_a_row < IN_A_ROW:
-                while waiting and len(running) < self.options.jobs and in_a_row < IN_A_ROW:
+                while waiting and len(running) < self.jobs and in_a_row < IN_A_ROW:
                     run = waiting.pop(0)
                     running[run] = [make(run, place, code), None]
                 for run, job in list(running.items()):
@@ -316,10 +305,10 @@ class Runner:
                 continue
             collapsed = ", collapsed" if rows["run"]["collapsed"] else ""
             lines.append(f"{run.key}: pass@1 {rows['run']['pass@1']:.3f}{collapsed}")
-            say(f"{lines[-1]}; {progress(self.matrix, self.tables, self.options.jobs)}")
+            say(f"{lines[-1]}; {progress(self.matrix, self.tables, self.jobs)}")
         write_tables(self.root, self.tables)
         try:
-            if lines and self.options.commits:
+            if lines and self.commits:
                 commit_tables(self.root, "\n".join([f"Study: {lines[0]}", *lines[1:]]))
         except RunError as error:  # a merge in the checkout, say; the rows are on disk
             say(f"not committed yet: {error}")

@@ -54,17 +54,16 @@ COLUMNS = {CURVES: CURVE_COLUMNS, PROMPTS: PROMPT_COLUMNS, POINTS: POINT_COLUMNS
 COLUMNS |= {BASES: BASE_COLUMNS, RUNS: RUN_COLUMNS}  # last: a run is finished once it is there
 
 
-def frame(rows: Iterable[dict] = (), file: str = RUNS, key: RunKey | None = None) -> pd.DataFrame:
-    """Rows of a table, by run; they need not say which run where `key` does."""
-    made = pd.DataFrame(list(rows)).assign(**(key._asdict() if key else {}))
-    return _by_run(made.reindex(columns=list(COLUMNS[file])).astype(COLUMNS[file]))
-
-
-def _by_run(made: pd.DataFrame) -> pd.DataFrame:
-    """A base's row goes by [`~study.matrix.RunKey.base`]."""
-    if "arm" not in made:
-        made = made.assign(arm=BASE_ARM, seed=0, steps=0)
-    return made.set_index(list(KEY))
+def frame(rows: pd.DataFrame | Iterable[dict] = (), file: str = RUNS, key: RunKey | None = None) -> pd.DataFrame:
+    """
+    Rows of a table, by run; they need not say which run where `key` does. A base's row goes by
+    [`~study.matrix.RunKey.base`].
+    """
+    made = (rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))).assign(
+        **(key._asdict() if key else {})
+    )
+    made = made.reindex(columns=list(COLUMNS[file])).astype(COLUMNS[file])
+    return (made.assign(arm=BASE_ARM, seed=0, steps=0) if file == BASES else made).set_index(list(KEY))
 
 
 @dataclass
@@ -82,16 +81,10 @@ class Tables:
 
     def add(self, key: RunKey, rows: dict[str, list[dict]]) -> bool:
         """
-        Add a run and, if it is the first on its base, the base.
-
-        Args:
-            key ([`~study.matrix.RunKey`]): Which run.
-            rows (`dict`): What `python -m study.evaluate` writes: `run`, `curve`, `prompts`, and, where there are any,
-                `base`, `base_prompts` and `points`.
-
-        Returns:
-            `bool`: Whether it was added. A run that stopped at numbers that are not finite has not measured its base;
-            it has to wait for one that has.
+        Add a run and, if it is the first on its base, the base, from the rows that `python -m study.evaluate` writes:
+        `run`, `curve`, `prompts`, and, where there are any, `base`, `base_prompts` and `points`. Returns whether it
+        was added: one that stopped at numbers that are not finite has not measured its base, and waits for one that
+        has.
         """
         base = key.base
         if "base" in rows:
@@ -145,10 +138,8 @@ def check_base(bases: pd.DataFrame, base: RunKey, base_hash: str, prompts_hash: 
 
 def read_tables(root: Path) -> Tables:
     """
-    The tables of a checkout; those that are missing are empty.
-
-    Raises:
-        InputError: A file cannot be read, is not of its shape, or has not the rows of its runs.
+    The tables of a checkout; those that are missing are empty. Raises `InputError`: a file cannot be read, is not of
+    its shape, or has not the rows of its runs.
     """
     folder = root / FOLDER
     tables = Tables(*(_read(folder / file) for file in (RUNS, BASES, CURVES, PROMPTS, POINTS)))
@@ -159,10 +150,7 @@ def read_tables(root: Path) -> Tables:
     for key in tables.runs.index[bases.to_numpy() != tables.runs["base_hash"].to_numpy()]:
         raise InputError(f"{folder / RUNS}: {RunKey(*key)} has no base of its hash in {BASES}; {CURE}")
     prompts = pd.concat([tables.runs["prompts"], tables.bases["prompts"]])
-    for file, one, rows in (
-        (CURVES, tables.curves, tables.runs["steps_done"]),
-        (PROMPTS, tables.prompts, prompts),
-    ):
+    for file, one, rows in ((CURVES, tables.curves, tables.runs["steps_done"]), (PROMPTS, tables.prompts, prompts)):
         count = pd.DataFrame({"there": one.groupby(level=list(KEY)).size(), "rows": rows}).fillna(0).astype(int)
         for key, (there, wanted) in count[count["there"] != count["rows"]].iterrows():
             raise InputError(f"{folder / file}: {RunKey(*key)} has {there} of {wanted} rows; {CURE}")
@@ -170,9 +158,9 @@ def read_tables(root: Path) -> Tables:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    columns = COLUMNS[path.name]
     if not path.exists():
         return frame(file=path.name)
+    columns = COLUMNS[path.name]
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
@@ -187,7 +175,7 @@ def _read(path: Path) -> pd.DataFrame:
         if name not in OPTIONAL:
             raise InputError(f"{path}: {name} is empty in line {made[name].isna().argmax() + 2}; {CURE}")
     words = [name for name, kind in columns.items() if kind is str]
-    return _by_run(made.fillna(dict.fromkeys(words, "")))
+    return frame(made.fillna(dict.fromkeys(words, "")), path.name)
 
 
 def write_tables(root: Path, tables: Tables) -> None:

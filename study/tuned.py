@@ -12,6 +12,7 @@ The mean is over all arms that try the value. `tuned_own` is the choice of those
 itself, but for the value; an arm whose own choice is that of all is left out, because another arm is the same.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -42,8 +43,12 @@ def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None
     The choice of a tuning block; `None` until every run that tries a value has ended, or where none does. With the
     recipe of an arm as `own`: of the runs that have its keys.
     """
+
+    def but(recipe: dict) -> dict:
+        return {name: value for name, value in recipe.items() if name not in (key, *OF_THE_RUN)}
+
     runs = [run for run in block.runs if run.key.family == family and run.recipe.get(key)]
-    runs = [run for run in runs if own is None or _but(run.recipe, key) == _but(own, key)]
+    runs = [run for run in runs if own is None or but(run.recipe) == but(own)]
     if not runs or any(run.key not in tables.runs.index for run in runs):
         return None
     rows = tables.runs.loc[[run.key for run in runs]]
@@ -54,10 +59,6 @@ def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None
     else:
         chosen = scores.index[scores >= scores.max() - TIE].max()
     return Choice(block.name, family, key, block.tuned_by, scores.to_dict(), float(chosen))
-
-
-def _but(recipe: dict, key: str) -> dict:
-    return {name: value for name, value in recipe.items() if name not in (key, *OF_THE_RUN)}
 
 
 def choices(matrix: Matrix, tables: Tables) -> list[Choice]:
@@ -71,18 +72,15 @@ def with_choices(matrix: Matrix, whole: Matrix, tables: Tables) -> Matrix:
     """A matrix, or a selection, with the values that the whole one's tuning blocks have chosen; other runs wait."""
     tuning = {block.name: block for block in whole.blocks}
 
-    def known(block: Block, run: Run) -> Run | None:
-        recipe = dict(run.recipe)
+    def known(block: Block, run: Run) -> Iterator[Run]:
+        recipe, family = dict(run.recipe), block.tuned_family or run.key.family
         for key in [key for key, value in recipe.items() if value in (TUNED, OWN)]:
-            family = block.tuned_family or run.key.family
             common, own = (choose(tuning[block.tuned_on], family, key, tables, of) for of in (None, run.recipe))
             if recipe[key] == OWN and own and common and own.value == common.value:
-                return None
+                return
             if choice := own if recipe[key] == OWN else common:
                 recipe[key] = choice.value
-        return replace(run, recipe=recipe)
+        yield replace(run, recipe=recipe)
 
-    def chosen(block: Block) -> Block:
-        return replace(block, runs=tuple(run for each in block.runs if (run := known(block, each)) is not None))
-
-    return replace(matrix, blocks=tuple(map(chosen, matrix.blocks)))
+    runs = [tuple(new for run in block.runs for new in known(block, run)) for block in matrix.blocks]
+    return Matrix(tuple(replace(block, runs=own) for block, own in zip(matrix.blocks, runs, strict=True)))

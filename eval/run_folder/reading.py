@@ -13,6 +13,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 from trl_prorl.record import run_files
 from trl_prorl.record.run_id import RUN_ID, other_run
+from trl_prorl.record.shapes import LARGEST
 
 
 if TYPE_CHECKING:
@@ -141,10 +142,30 @@ def load_run(run_dir, name: str | None = None) -> "Run":
     )
 
 
+def _plain_rows(path: Path) -> "pd.DataFrame | None":
+    """
+    Rows of a record without fault: a finite number under every key, another step in every line. `None` of any other,
+    which is read line by line. The whole file at once takes half the time.
+    """
+    import numpy as np
+    from pyarrow import ArrowException, json
+
+    try:
+        rows = json.read_json(path, json.ReadOptions(use_threads=False, block_size=1 << 26)).to_pandas()
+        lines = path.read_bytes().count(b"\n")
+    except (ArrowException, OSError):
+        return None
+    plain = len(rows) == lines and set(map(str, rows.dtypes)) <= {"float64", "int64", "bool"} and "step" in rows
+    plain = plain and rows["step"].dtype == "int64" and rows["step"].is_unique and rows["step"].min() >= 0
+    return rows if plain and np.nanmax(np.abs(rows.to_numpy(float))) < LARGEST else None
+
+
 def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     """Rows of numbers; an infinite one, as fp16 leaves in `grad_norm`, counts as not measured."""
     import pandas as pd
 
+    if (plain := _plain_rows(path)) is not None:
+        return plain
     rows = pd.DataFrame(run_files.read_jsonl(path, run_files.METRICS, unique=unique))
     infinite = rows.select_dtypes("number").abs() == math.inf
     if infinite.any(axis=None):

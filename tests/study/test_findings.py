@@ -247,11 +247,11 @@ def test_curves_and_forest(block, tables):
     figure = learning_curves(block, tables)
     assert len(figure.axes) == 2 and len(figure.axes[0].lines) == 5 and len(figure.axes[1].lines) == 4 + 1
     found = differences(block, tables)
-    picture = forest(block, found, look)
+    picture = forest(block, tables, found)
     assert len(picture.axes) == 2 and len({panel.get_xlim() for panel in picture.axes}) == 1
     assert all("B optimises a different objective" in one.get_supxlabel() for one in (figure, picture))
     assert "95 % t-intervals" in figure.get_supxlabel() and len(figure.axes[0].collections) == 5  # bands of five arms
-    assert learning_curves(block, Tables()) is None and forest(block, [], {}) is None
+    assert learning_curves(block, Tables()) is None and forest(block, tables, []) is None
 
 
 def test_a_run_that_stopped_has_no_reward_afterwards(tables, add):
@@ -277,8 +277,6 @@ def test_the_estimate_goes_by_family_and_steps():
     assert seconds_left([RunKey("sums", "A", 2, 2, 100)] * 4, finished, jobs=2) == 300
     assert seconds_left([RunKey("digits", "A", 2, 2, 1000)], finished, jobs=1) == 300  # by the step
     assert seconds_left([RunKey("other", "A", 2, 2, 10)], finished, jobs=1) == pytest.approx(11)
-    assert (
-        seconds_left([RunKey("sums", "A", 2, 2, 100)], frame(), jobs=1) is None and seconds_left([], frame(), 2) == 0
-    )
+    assert seconds_left([RunKey("sums", "A", 2, 2, 100)], frame(), 1) is None and seconds_left([], frame(), 2) == 0
     said = [clock(seconds) for seconds in (10, 90, 3600, 7530)]
     assert said == ["under a minute", "2 min", "1 h 00 min", "2 h 06 min"]

@@ -8,7 +8,7 @@ import pytest
 from study import runner as runner_module
 from study.frozen import commit_tables, frozen_commit, worktree
 from study.matrix import read_matrix
-from study.runner import Files, Options, Runner, make
+from study.runner import Files, Runner, make
 from trl_prorl.errors import InputError, RunError
 
 
@@ -66,17 +66,9 @@ def test_what_is_trained_is_evaluated(job, how):
 @pytest.fixture
 def failing(study, git, monkeypatch):
     """A checkout of three arms, whose training is a process that fails with a line."""
-    root = study(
-        """
-evaluation: {prompts: 24, samples: 8, drift_samples: 2}
-blocks:
-  core:
-    families: [reverse_digits]
-    pairs: [[0, 1], [0, 2]]
-    steps: 3
-    arms: {plain: {}, A: {beta: 1.0, ref_reset_every: 2}}
-"""
-    )
+    root = study()
+    path = root / "recipes" / "study" / "matrix.yaml"
+    path.write_text(path.read_text().replace("[[0, 1]]", "[[0, 1], [0, 2]]"))
     script = root / "recipes" / "grpo_variantA.py"
     script.write_text("import sys\nprint('warning')\nprint('error: beta=1.0 is one too many')\nsys.exit(2)\n")
     (root / ".gitignore").write_text("runs/\n")
@@ -89,7 +81,7 @@ blocks:
 
 
 def test_a_failure_is_told_and_the_others_go_on_until_all_fail(failing, capsys):
-    runner = Runner(failing, read_matrix(failing), read_matrix(failing), Options(jobs=1, commits=False))
+    runner = Runner(failing, read_matrix(failing), read_matrix(failing), jobs=1, commits=False)
     told = "3 runs failed. reverse_digits, plain, base seed 0, seed 1, 3 steps: error: beta=1"
     with pytest.raises(RunError, match=told):
         runner.run()  # of four: after three in a row the others would fail too

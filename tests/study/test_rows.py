@@ -50,14 +50,7 @@ def folder(tmp_path):
 
 
 RESET = {"event": "reset", "step_requested": 20, "step_applied": 20, "reason": "periodic", "optimizer_reset": "keep"}
-NAN = {
-    "event": "nonfinite",
-    "step_requested": 12,
-    "step_applied": 12,
-    "action": "stop",
-    "tensor": "loss",
-    "prompts": [],
-}
+NAN = {"event": "nonfinite", "step_requested": 12, "step_applied": 12, "action": "stop", "tensor": "loss"}
 
 
 def test_a_run_s_rows(folder, monkeypatch):

@@ -7,7 +7,7 @@ import yaml
 
 from study.matrix import OWN, TUNED, RunKey, read_matrix
 from study.pages import write_pages
-from study.runner import Options, Runner
+from study.runner import Runner
 from study.tables import Tables
 from study.tuned import choices, with_choices
 from trl_prorl.errors import InputError
@@ -96,7 +96,7 @@ def test_a_block_may_choose_by_the_reward_that_training_paid(study, tuned):
     whole = read_matrix(study(text, FAMILIES))
     tables = tuned(proxy={"A_beta1": 0.99, "A_beta3": 0.97, "A_beta9": 0.985})
     assert {choice.key: choice.value for choice in choices(whole, tables)} == {"beta": 9.0, "beta_old": 2.0}
-    with pytest.raises(InputError, match="tuned_by='gold' has to be one of pass@1, proxy, gain"):
+    with pytest.raises(InputError, match="tuned_by is 'gold'; pass@1, proxy or gain is needed"):
         read_matrix(study(text.replace("tuned_by: proxy", "tuned_by: gold"), FAMILIES))
 
 
@@ -168,7 +168,7 @@ def test_a_recipe_is_told_by_the_value_that_was_chosen(study, tuned):
     [
         ("    tuned_on: tuning\n", "", "blocks.core: beta: tuned needs tuned_on, the block that chooses it"),
         ("tuned_on: tuning", "tuned_on: core", "tuned_on='core' has to name a block with split: validation"),
-        ("split: validation", "split: train", "split='train' has to be one of test, validation"),
+        ("split: validation", "split: train", "split is 'train'; test or validation is needed"),
         ("[digits, letters]", "[digits]", "tuned_on='tuning' does not choose for letters"),
         ("      B_beta_old2: {beta_old: 2.0}\n", "", "beta_old: tuned: tuning tries no value of beta_old"),
         ("[[1, 1]]", "[[6, 1]]", "base 6 of digits chooses values and is reported"),
@@ -194,7 +194,7 @@ def train(checkout, monkeypatch, add):
     def train(text, *blocks):
         path.write_text(text)
         whole = read_matrix(checkout)
-        Runner(checkout, whole, whole.selected(blocks) if blocks else whole, Options(commits=False)).run()
+        Runner(checkout, whole, whole.selected(blocks) if blocks else whole, commits=False).run()
         done = trained.copy()
         trained.clear()
         return done

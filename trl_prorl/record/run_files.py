@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 
 from ..errors import InputError
 from . import shapes
@@ -52,6 +53,18 @@ ENV = table(
 RESET, ELASTIC, GROWTH, GAMED = "reset", "elastic_reset", "growth", "guard_gap"
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
+
+
+YAML = yaml.SafeLoader
+if yaml.__with_libyaml__:
+
+    class YAML(Composer, yaml.CSafeLoader):
+        """libyaml's parser, composed in Python: in C a document that is nested too deeply ends the process."""
+
+        def __init__(self, stream: str):
+            yaml.CSafeLoader.__init__(self, stream)
+            Composer.__init__(self)
+
 
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 STEP = integer(0)
@@ -156,7 +169,7 @@ def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
     """A YAML file, by default a recipe. Raises `InputError`: it is not YAML, or not a mapping of the shape."""
     content = read_text(path)
     try:
-        content = yaml.safe_load(content)
+        content = yaml.load(content, YAML)
         json.dumps(content, default=str, skipkeys=True)  # an anchor may hold itself
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
         raise InputError(f"'{path}' is not YAML ({error or 'it is nested too deeply'}); write it again") from error

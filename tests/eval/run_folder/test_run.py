@@ -1,7 +1,9 @@
 import json
 
+import pandas as pd
 import pytest
 
+from eval.run_folder import reading
 from eval.run_folder.reading import load_run
 from eval.run_folder.run import sort_runs
 from trl_prorl.errors import InputError
@@ -50,3 +52,20 @@ def test_an_evaluation_of_the_run_that_had_the_folder_before_is_not_this_runs(ma
     (folder / file).write_text(json.dumps({**content, "run_id": "1"}))
     with pytest.raises(InputError, match=f"{file}' is of another run, .* remove it"):
         load_run(folder)
+
+
+AT_ONCE = ('{"step": 2, "a": 0.30000000000000004}\n{"step": 1, "b": 1e-300}\n', '{"step": 1, "a": NaN}\n')
+LINE_BY_LINE = [
+    *('{"step": 1, "a": 9007199254740993}\n', '{"step": 1}\n\n{"step": 2}\n', '{"step": 1}\n{"st', '{"a": 1}\n'),
+    *('{"step": 1}{"step": 2}\n{"step": 3}\n', '{"step": 1}\n{"step": 1}\n', '{"step": 1.0}\n', '{"step": -1}\n'),
+]
+
+
+@pytest.mark.parametrize("text", [*AT_ONCE, *LINE_BY_LINE])
+def test_a_record_is_read_at_once_where_it_has_no_fault(tmp_path, monkeypatch, text):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    found = reading._plain_rows(tmp_path / "metrics.jsonl")
+    assert (found is not None) == (text in AT_ONCE)
+    monkeypatch.setattr(reading, "_plain_rows", lambda path: None)
+    if found is not None:
+        pd.testing.assert_frame_equal(found, reading._read_rows(tmp_path / "metrics.jsonl"), check_exact=True)
