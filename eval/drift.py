@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.language import compression_ratio, distinct, perplexity, real_text, token_drift
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.command import command
@@ -89,6 +90,12 @@ def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -
 def measure(run_dir: Path, args) -> dict:
     """The content of `drift.json`."""
     held_out, *others = held_outs(run_dir, args)
+    for one in (held_out, *others):
+        if one.task.turns > 1:
+            raise InputError(
+                f"task {one.task.name}: drift compares every token of a completion, and of several turns some are "
+                "replies that no model wrote; passk takes it"
+            )
     others = dict(zip(args.others, others, strict=True))
     points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
     points = [held_out.base, *points, held_out.trained]

@@ -184,6 +184,8 @@ def evaluate(
     """
     if trainer.accelerator.num_processes > 1:
         raise InputError(f"processes={trainer.accelerator.num_processes}: evaluate needs one; load the run there")
+    if trainer.environment_factories is not None:
+        raise InputError("environment_factory: evaluate samples one turn; give the run a task that replies, and passk")
     if "prompt" not in getattr(rows, "column_names", ()):
         raise InputError("rows: a datasets.Dataset with a column prompt is needed")
     args = argparse.Namespace(

@@ -84,10 +84,13 @@ class Task(ABC):
     Attributes:
         name (`str`): name of the task in the registry.
         level (`int`): difficulty, from 1.
+        turns (`int`): the most turns that a completion has. Of more than one, its text has each turn and each reply
+            on a line of its own.
     """
 
     name: str
     level: int
+    turns: int = 1
 
     @abstractmethod
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
@@ -104,6 +107,13 @@ class Task(ABC):
         `level` (`int`) and the task's further columns. Raises `ValueError`: if an argument is wrong or the split has
         fewer than `n` questions.
         """
+
+    def reply(self, turns: Sequence[str], row: Mapping) -> str | None:
+        """
+        What is replied, in one line, to the last of the turns so far; `None` ends the completion. Only asked where
+        there is more than one turn. Never raises on any text.
+        """
+        return None
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:
         """

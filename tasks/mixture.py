@@ -77,6 +77,8 @@ class Mixture(OfMembers):
                 self.members[name] = get_task(options.pop("task", name), **options)
             except ValueError as error:
                 raise ValueError(f"tasks, {name!r}: {error}") from error
+            if (turns := self.members[name].turns) > 1:
+                raise ValueError(f"tasks: {name!r} has up to {turns} turns, a mixture one: train on it by itself")
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
         """See [`Task.rows`]; `n=None` is refused, and a member whose share is below one row is an error."""

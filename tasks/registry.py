@@ -16,6 +16,7 @@ TASKS = {
     "constrained": "tasks.constrained:Constrained",
     "digit_checksum": "tasks.digit_checksum:DigitChecksum",
     "gsm8k": "tasks.gsm8k:GSM8K",
+    "guess": "tasks.guess:Guess",
     "instructions": "tasks.instructions:Instructions",
     "math": "tasks.math:Math",
     "mixture": "tasks.mixture:Mixture",

@@ -23,7 +23,7 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 STUDY = RECIPES / "study"  # bases, and the file of the study's arms
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base" and path.parent != STUDY)
 # They compare no variants.
-ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys", "tiny/growth", "tiny/gamed")]
+ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys", "tiny/growth", "tiny/gamed", "tiny/guess")]
 FOLDERS = sorted({file.parent for file in FILES} - set(ALONE))
 VARIANT_KEYS = {"output_dir", "beta", "beta_old", "ref_compute"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
@@ -34,6 +34,7 @@ OTHERS |= dict.fromkeys(("slime", "dr_grpo", "dapo", "gspo", "cispo", "olmo3"), 
 OTHERS |= {"restarted_adapter": "C", "reinforce_pp": "control"}
 OTHERS |= {"mixture": "A", "adaptive_beta": "control", "base_anchor": "B", "qlora_8bit": "C"}
 OTHERS |= dict.fromkeys(("grown", "rank4", "rank16"), "plain")
+TRAINING = {"max_completion_length", "learning_rate", "max_steps", "num_iterations", "per_device_train_batch_size"}
 EXPECTED = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
 
 
@@ -97,6 +98,16 @@ def test_the_gamed_recipes_are_the_tiny_ones_with_a_reward_that_can_be_gamed():
     plain, control = (read_recipe(RECIPES / "tiny" / "gamed" / f"{arm}.yaml") for arm in ("plain", "control"))
     other = {key for key in plain.keys() | control.keys() if plain.get(key) != control.get(key)}
     assert other == {"beta", "output_dir"}
+
+
+def test_the_guessing_recipes_are_the_tiny_ones_with_a_task_of_several_turns():
+    tiny, own = (read_recipe(RECIPES / folder / "base.yaml") for folder in ("tiny", "tiny/guess"))
+    other = {key for key in tiny.keys() | own.keys() if tiny.get(key) != own.get(key)}
+    assert other <= TRAINING | {"task", "task_level", "task_options"}
+    for arm in ("plain", "variantA", "variantB"):
+        keys = [read_recipe(RECIPES / folder / f"{arm}.yaml") for folder in ("tiny", "tiny/guess")]
+        differ = {key for key in keys[0] | keys[1] if keys[0].get(key) != keys[1].get(key)}
+        assert differ == {*other, "output_dir"}
 
 
 def test_every_variant_has_its_script():

@@ -59,6 +59,8 @@ IN_ORDER = [
         ["self.evaluation_loop(", "metric_key_prefix=metric_key_prefix,", "self.log(output.metrics)"]
         + ["self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)"],
     ),
+    # A prompt's tools are those of its environment; `tokenize_prompts` comes before a batch has any.
+    (GRPOTrainer, "_tokenize_prompts", ["zip(prompts, self._batch_environments, strict=True)"]),
     # vLLM gets the weights once a step, with the adapter merged.
     *(
         (GRPOTrainer, method, [text])

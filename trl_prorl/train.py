@@ -36,6 +36,7 @@ from .record.folders import LOCK_FILE, by_main_process, check_free
 from .record.meter import check_record
 from .record.run_files import METRICS_FILE, WEIGHTS, read_json
 from .record.run_id import recorded_run_id, saved_run_id
+from .rollout.turns import environment_of, with_turns
 from .trainer import ProRLTrainer
 
 
@@ -50,6 +51,10 @@ def build(
     if args.disable_tqdm:
         disable_progress_bar()  # the one for loading weights, too
     task = task_args.make_task()
+    environment = None
+    if task.turns > 1:
+        check_turns(task, {**vars(task_args), "max_tool_calling_iterations": args.max_tool_calling_iterations})
+        environment = environment_of(task, args.max_completion_length)
     check_base(model_args.model_name_or_path, task_args.task)
     train_dataset = rows_of(task, "train", "train_rows", task_args)
     eval_dataset = None
@@ -66,6 +71,8 @@ def build(
     tokenizer = AutoTokenizer.from_pretrained(
         model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
+    if environment is not None:
+        tokenizer = with_turns(tokenizer)
 
     def tokenize(prompts):
         texts = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in prompts]
@@ -84,9 +91,20 @@ def build(
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
         rollout_func=rollout,
+        environment_factory=environment,
     )
     trainer.recipe = (task_args, model_args)
     return trainer, args.resume_from_checkpoint if resume else None
+
+
+def check_turns(task, given: dict) -> None:
+    """Refuse, of the keys given, those that know of one turn."""
+    for key in ("thinking_budget", "length_reward", "max_tool_calling_iterations"):
+        if given[key] is not None:
+            raise ValueError(
+                f"{key}={given[key]!r} is for completions of one turn, and task={task.name!r} has up to {task.turns}. "
+                "Leave it out."
+            )
 
 
 def rows_of(task, split: str, key: str, task_args: TaskArguments):

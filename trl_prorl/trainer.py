@@ -408,6 +408,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def tokenize_prompts(self, prompts: list) -> list[list[int]]:
         """Token ids of prompts, with the chat template."""
+        if self.environment_factories is not None and not self._multi_environment:
+            self._batch_environments = [None] * len(prompts)  # TRL looks there for each prompt's tools
         return self._tokenize_prompts(prompts)[0]
 
     @torch.no_grad()

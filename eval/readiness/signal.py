@@ -10,6 +10,7 @@ from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import columns_of, known
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
 from trl_prorl.rollout.rewards import watched
+from trl_prorl.rollout.turns import transcript
 from trl_prorl.rollout.verdicts import verifier_of
 
 
@@ -107,8 +108,8 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
 
 
 def last_text(completion: str | list[Mapping]) -> str:
-    """A completion, or the text of its last message; a call of a tool may have none."""
-    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
+    """A completion, or the text of its last message, or of all its turns; a call of a tool may have none."""
+    return completion if isinstance(completion, str) else transcript(completion)
 
 
 def expected_silent(p: float, size: int) -> float:

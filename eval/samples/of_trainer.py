@@ -46,7 +46,7 @@ class TrainerHeldOut(HeldOut):
         if not self.base_below:
             self.config = with_local_paths(self.run_dir, self.config)
 
-    answer_of = Task.answer_of
+    answer_of, turns = Task.answer_of, Task.turns
 
     def verify_many(self, completions, rows) -> list[bool]:
         return [bool(self.verify(completion, row)) for completion, row in zip(completions, rows, strict=True)]

@@ -16,6 +16,7 @@ from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT
 from trl_prorl.rollout.compact import compact_sample
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.merged_copy import why_not_merged
+from trl_prorl.rollout.turns import play, with_turns
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ def sample(
     **fields,
 ) -> list[list[Sample]]:
     """
-    Sample `n` completions for each of P rows in one call of `generate`, and judge them by `task.verify_many`.
+    Sample `n` completions for each of P rows in one call of `generate`, or in one for each turn, and judge them by
+    `task.verify_many`.
 
     `fields` are those of a [`Drawing`] where none is given. A model's own generation config has no say. Samples depend
     on torch's global seed and on what is batched together. `compact` computes a prompt once for all its samples, and
@@ -156,33 +158,36 @@ def sample(
     sampling = {"do_sample": False}
     if drawing.temperature > 0:
         sampling = {"do_sample": True, "temperature": drawing.temperature, "top_k": 0, "top_p": 1.0}
-    inputs = tokenizer.pad(
-        {"input_ids": prompt_ids(tokenizer, rows, drawing.chat_template_kwargs)},
-        padding_side="left",
-        return_tensors="pt",
-    ).to(device)
     stops = stop_token_ids(model, tokenizer)
-    if compact:
-        way = {
-            "custom_generate": compact_sample,
-            "copies": torch.arange(len(rows), device=device).repeat_interleave(n),
-        }
-    else:
-        way = {"num_return_sequences": n}
-    with nothing_but_the_softmax(model):
-        sequences = model.generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            max_new_tokens=drawing.max_new_tokens,
-            eos_token_id=stops,
-            pad_token_id=tokenizer.pad_token_id,
-            **sampling,
-            **way,
-        )
-    sequences = sequences.ids if compact else sequences
-    completions = [until_stop(ids, stops) for ids in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
-    texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
+
+    def complete(prompts: list[list[int]], most: int, n: int = 1) -> list[tuple[list[int], bool]]:
+        inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
+        if compact:
+            copies = torch.arange(len(prompts), device=device).repeat_interleave(n)
+            way = {"custom_generate": compact_sample, "copies": copies}
+        else:
+            way = {"num_return_sequences": n}
+        with nothing_but_the_softmax(model):
+            sequences = model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=most,
+                eos_token_id=stops,
+                pad_token_id=tokenizer.pad_token_id,
+                **sampling,
+                **way,
+            )
+        sequences = sequences.ids if compact else sequences
+        return [until_stop(ids, stops) for ids in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
+
     asked = [row for row in rows for _ in range(n)]
+    most, settings = drawing.max_new_tokens, drawing.chat_template_kwargs
+    if task.turns > 1:
+        prompts = prompt_ids(with_turns(tokenizer), asked, settings)
+        texts, completions = play(task, tokenizer, asked, prompts, most, complete, **(settings or {}))
+    else:
+        completions = complete(prompt_ids(tokenizer, rows, settings), most, n)
+        texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
     samples = [
         Sample(text, ids, not ended, *verdict)
         for text, (ids, ended), verdict in zip(texts, completions, judged(task, texts, asked), strict=True)

@@ -19,13 +19,14 @@ from tasks.generated import GeneratedTask
 
 
 # Short enough for a byte-level model of a million parameters.
-TINY = ["bracket_matching", "constrained", "digit_checksum", "parity", "reverse_digits", "sorting", "sums"]
+TINY = ["bracket_matching", "constrained", "digit_checksum", "guess", "parity", "reverse_digits", "sorting", "sums"]
 NAMES = TINY + ["code", "instructions", "stem"]
 COLUMNS = {"code": {"tests", "entry_point", "setup"}, "constrained": {"form"}, "instructions": {"constraints"}}
 COLUMNS |= {"stem": {"choices"}, "sums": {"working"}}
 TASKS = [(name, {}) for name in NAMES if name != "code"] + [
     ("instructions", {"reward": "share"}),
     ("sums", {"reward": "steps"}),
+    ("guess", {"reward": "near"}),
     *(("sorting", {"reward": reward}) for reward in ("distance", "inclusion_ordering", "nearness", "inclusion_lcs")),
 ]
 # Gives some wrong answers the full reward, which their docs say.

@@ -20,6 +20,7 @@ from ..errors import InputError
 from ..keys import TASK_KEYS, TaskKeys
 from ..rollout.length_rewards import cosine_length_reward, target_length_reward
 from ..rollout.thinking import interrupted_rollout
+from ..rollout.turns import transcript
 from .recipe_check import check_config_option, check_options, check_recipe
 
 
@@ -83,13 +84,13 @@ class TaskArguments(TaskKeys, ScriptArguments):
 def task_reward(task) -> Callable[..., list[float]]:
     """
     A TRL reward function from a task, and its verifier for evaluations. `task`: its `reward_many(completions, rows)`
-    and `verify_many` get the plain text of the last messages, and the rows' columns.
+    and `verify_many` get the plain text of completions, and the rows' columns.
     """
 
     def asked(completions, columns):
         columns = {name: column for name, column in columns.items() if isinstance(column, list)}
         rows = [{name: column[i] for name, column in columns.items()} for i in range(len(completions))]
-        return [completion[-1]["content"] for completion in completions], rows
+        return list(map(transcript, completions)), rows
 
     def reward(completions, **columns):
         return task.reward_many(*asked(completions, columns))

@@ -1,0 +1,81 @@
+"""A number to guess within four turns."""
+
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from .base import check_choice
+from .generated import GeneratedTask
+
+
+REWARDS = ("exact", "near")
+
+
+class Guess(GeneratedTask):
+    """
+    Guess a number within four turns: `guess 52817` -> `4`, `guess > 4` -> `7`, `guess < 7` -> `5`.
+
+    Level L, 1 to 8, has the numbers 0 to L + 1, so that bisection always finds them. A turn's guess is its first
+    digit. The reply says on which side of it the number is, or is `guess` to a turn without a digit; the game ends at
+    the right guess or after the fourth turn. The number in the prompt names the game and tells nothing of the one to
+    guess, so held-out games are new, and their numbers are those of training.
+
+    Args:
+        level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` pays a game that is won; `"near"` pays a lost one
+            too, by its last guess: half of 1 less a tenth for each number that it is off.
+
+    Raises `ValueError`: if the level or the reward is not one of these.
+    """
+
+    name = "guess"
+    turns = 4
+
+    def __init__(self, level: int = 3, reward: str = "exact"):
+        super().__init__(level)
+        check_choice("reward", reward, REWARDS)
+        self._reward = reward
+
+    def sample(self, rng: Random) -> tuple[str, str]:
+        return f"guess {''.join(rng.choices('0123456789', k=5))}", str(rng.randint(0, self.level + 1))
+
+    def reply(self, turns: Sequence[str], row: Mapping) -> str | None:
+        guess = guess_of(turns[-1])
+        if guess == row["answer"] or len(turns) >= self.turns:
+            return None
+        if guess is None:
+            return "guess"
+        return f"guess {'>' if guess < row['answer'] else '<'} {guess}"
+
+    def answer_of(self, completion: str, row: Mapping) -> str | None:
+        """The last guess."""
+        return guess_of(completion.rstrip().split("\n")[::2][-1])
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        """Whether it is a whole game, with the replies that the task gives, and its last guess is right."""
+        lines = completion.rstrip().split("\n")
+        replies = [self.reply(lines[: 2 * number + 1 : 2], row) for number in range(len(lines[::2]))]
+        return replies == [*lines[1::2], None] and super().verify(completion, row)
+
+    def reward(self, completion: str, row: Mapping) -> float:
+        won, last = super().reward(completion, row), self.answer_of(completion, row)
+        if won or last is None or self._reward == "exact":
+            return won
+        return (1 - abs(int(last) - int(row["answer"])) / 10) / 2
+
+    def gold(self, row: Mapping) -> str:
+        """The game that bisection plays."""
+        left, lines = range(self.level + 2), []
+        while True:
+            middle = len(left) // 2
+            lines.append(str(left[middle]))
+            if (reply := self.reply(lines[::2], row)) is None:
+                return "\n".join(lines)
+            lines.append(reply)
+            left = left[middle + 1 :] if ">" in reply else left[:middle]
+
+
+def guess_of(turn: str) -> str | None:
+    """The first digit."""
+    digit = re.search("[0-9]", turn)
+    return digit and digit[0]

@@ -1,0 +1,138 @@
+"""
+Completions of several turns, for a task that replies ([`~tasks.base.Task.reply`]).
+
+In training the task is the environment of TRL's `environment_factory`, which answers calls of tools and ends with a
+turn that calls none. So every turn, whatever its text, is made a call. [`play`] samples the same tokens elsewhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+from trl.chat_template_utils import parse_response, supports_tool_calling
+
+
+TOOL = "take_turn"
+# In front of a base's chat template: a reply is a message of the user's, and no tool is described.
+REPLIES = (
+    "{%- set tools = none -%}{%- set turns = namespace(messages=[]) -%}{%- for message in messages -%}"
+    "{%- set content = message.content ~ (message.tool_calls | tojson if message.tool_calls else '') -%}"
+    "{%- set role = 'user' if message.role == 'tool' else message.role -%}"
+    "{%- set turns.messages = turns.messages + [{'role': role, 'content': content}] -%}"
+    "{%- endfor -%}{%- set messages = turns.messages -%}"
+)
+
+
+def with_turns(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """
+    A tokenizer, changed in place, whose chat template takes replies, and which parses a text, up to the end token, as
+    a call of the one tool. Raises `ValueError`: the base cannot chat.
+    """
+    template = tokenizer.chat_template or ""
+    if tokenizer.eos_token is None or not template:
+        raise ValueError("a task of several turns needs a base with a chat template and an end token.")
+    tokenizer.chat_template = template if template.startswith(REPLIES) else REPLIES + template
+    call = {"type": "function", "function": {"name": TOOL, "arguments": {"text": "{content}"}}}
+    field = {"close": tokenizer.eos_token, "content": "text", "repeats": True, "transform": call}
+    defaults, everything = {"role": "assistant"}, r"\A.*"
+    spec = {"defaults": defaults, "start_anchor_pattern": everything, "fields": {"tool_calls": field}}
+    tokenizer.response_template = spec
+    if not supports_tool_calling(tokenizer):
+        raise ValueError("a task of several turns needs a base whose chat template takes several messages.")
+    return tokenizer
+
+
+def environment_of(task, most: int) -> type:
+    """
+    The environment of a task, as `environment_factory` takes it. TRL leaves out a reply that does not fit into the
+    `most` tokens of a completion, and ends the completion before it: that is how one ends here.
+    """
+
+    class Environment:
+        def reset(self, **row) -> None:
+            self._row, self._turns = row, []
+
+        def take_turn(self, text: str) -> str:
+            """
+            Take a turn.
+
+            Args:
+                text: The turn.
+            """
+            self._turns.append(in_one_line(text))
+            reply = task.reply(self._turns, self._row)
+            return " ".join(map(str, range(most + 1))) if reply is None else reply
+
+    return Environment
+
+
+def in_one_line(text: str) -> str:
+    """A text with its lines joined."""
+    return " ".join(text.split())
+
+
+def transcript(messages: Sequence[Mapping]) -> str:
+    """The text of a completion: of its last message or, if it has turns, of each of them and each reply, by line."""
+    calls = [(message.get("tool_calls") or [{}])[0].get("function", {}) for message in messages]
+    if not any(call.get("name") == TOOL for call in calls):
+        return str(messages[-1].get("content") or "")
+    pairs = zip(calls, messages, strict=True)
+    return "\n".join(in_one_line(call["arguments"]["text"] if call else said["content"]) for call, said in pairs)
+
+
+def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str, **settings) -> list[int]:
+    """The tokens from the end of a turn to the beginning of the next one, with the settings of the chat template."""
+    messages = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+    settings |= {"tokenize": True, "return_dict": False}
+    before = tokenizer.apply_chat_template(messages, **settings)
+    messages.append({"role": "tool", "content": reply})
+    after = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **settings)
+    # The end token is the turn's own; what a template writes behind it belongs to the reply.
+    return after[len(before) - before[::-1].index(tokenizer.eos_token_id) :]
+
+
+def play(
+    task,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Mapping],
+    prompts: Sequence[list[int]],
+    most: int,
+    complete: Callable[[list[list[int]], int], list[tuple[list[int], bool]]],
+    **settings,
+) -> tuple[list[str], list[tuple[list[int], bool]]]:
+    """
+    Play B games at once, as TRL does with [`environment_of`].
+
+    Args:
+        tokenizer: Of [`with_turns`].
+        rows, prompts: B rows, and the tokens of their prompts.
+        most (`int`): Tokens of a completion, replies included.
+        complete (`Callable`): Takes tokens and a greatest length; returns a turn of each, and whether it ended.
+        settings: Of the chat template.
+
+    Returns the text of each completion; its tokens, and whether its last turn ended.
+    """
+    make = environment_of(task, most)
+    environments, messages = [make() for _ in rows], [[] for _ in rows]
+    ids, ended, going = [[] for _ in rows], [False for _ in rows], list(range(len(rows)))
+    for environment, row in zip(environments, rows, strict=True):
+        environment.reset(**row)
+    while going:
+        longest = max(1, most - min(len(ids[game]) for game in going))
+        drawn = complete([prompts[game] + ids[game] for game in going], longest)
+        playing, going = going, []
+        for game, (turn, stopped) in zip(playing, drawn, strict=True):
+            room = most - len(ids[game])
+            ended[game] = stopped and len(turn) <= room
+            if not (turn := turn[:room]):
+                continue
+            ids[game] += turn
+            messages[game].append(parse_response(tokenizer, turn, prefix=[]))
+            if not (calls := messages[game][-1].get("tool_calls")):
+                continue
+            reply = environments[game].take_turn(**calls[0]["function"]["arguments"])
+            added = reply_ids(tokenizer, reply, **settings)
+            if len(ids[game]) + len(added) <= most:
+                ids[game] += added
+                messages[game].append({"role": "tool", "name": TOOL, "content": reply})
+                going.append(game)
+    return [transcript(of_one) for of_one in messages], list(zip(ids, ended, strict=True))
