@@ -67,7 +67,8 @@ def made_with() -> dict[str, str]:
     """Whatever else decides the bits: libraries, and the processor's maker, by which MKL chooses its code."""
     cpu = Path("/proc/cpuinfo")
     vendor = re.search(r"vendor_id\s*:\s*(\S+)", cpu.read_text() if cpu.exists() else "")
-    return {name: version(name) for name in ("trl", "transformers", "peft")} | {"cpu": vendor[1] if vendor else "?"}
+    found = {name: version(name) for name in ("torch", "trl", "transformers", "peft")}  # of torch, with its build
+    return found | {"cpu": vendor[1] if vendor else "?"}
 
 
 def main() -> None:
