@@ -22,13 +22,20 @@ from rich.table import Column, Table
 
 
 SCRIPT = Path(__file__).with_name("trajectory.py").resolve()
-ARMS = ("plain", "control", "variantA", "variantB", "variantC")
 
 
-def run(tree: Path, arms: list[str], steps: int) -> dict:
+def run(tree: Path, arms: list[str] | None, steps: int) -> dict:
     """What `trajectory.py` finds with the code of a tree."""
     out = tree / "trajectory.json"
-    command = [sys.executable, str(SCRIPT), "--arms", *arms, "--steps", str(steps), "--out", str(out)]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        *(["--arms", *arms] if arms else []),
+        "--steps",
+        str(steps),
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(
         command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True
     )
@@ -49,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("then")
     parser.add_argument("now", nargs="?", default="HEAD")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", help="of trajectory.py (default: all)")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -70,7 +77,7 @@ def main() -> None:
     columns = ("loss", "grad_norm", "kl_ref", "kl_old", "reward")
     heads = [Column(name, no_wrap=True) for name in ("arm", *columns, "then", "now", "ratio")]
     table = Table(*heads, title=f"{args.then} and {args.now}; CPU seconds a step")
-    for arm in args.arms:
+    for arm in (name for name in found[args.now][0] if name != "made_with"):
         then, now = found[args.then][0][arm], found[args.now][0][arm]
         cells = [difference(then[name], now[name]) if name in then and name in now else "–" for name in columns]
         costs = [statistics.median(one[arm]["cpu_seconds"][0] for one in rounds) for rounds in found.values()]

@@ -132,10 +132,8 @@ def forest(block: Block, tables: Tables, found: list[Difference]) -> Figure | No
     pass@1 less a reference's with its 95 % interval: a row for each arm, a panel for each family and reference. `None`
     without differences.
     """
-    look, references = (
-        styles(block, tables),
-        list(dict.fromkeys(one.reference for one in found if one.reference in block.references)),
-    )
+    look = styles(block, tables)
+    references = list(dict.fromkeys(one.reference for one in found if one.reference in block.references))
     if not references:
         return None
     families = [name for name in block.families if any(one.family == name for one in found)]

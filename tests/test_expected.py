@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -86,6 +87,11 @@ def test_a_night_s_runs_are_held_against_the_table(run, tmp_path, monkeypatch, c
     assert expected.outside([inside]) == []
     (line,) = expected.outside([inside, beyond])
     assert line == f"{beyond}: pass@1 0.639 lies outside [0.566, 0.638] of variantA"
+    other = json.loads((inside / "passk.json").read_text()) | {"n": 8}
+    (beyond / "passk.json").write_text(json.dumps(other))
+    with pytest.raises(ValueError, match="other prompts or samples than expected.csv"):
+        expected.outside([beyond])
+    beyond = run(seed=8, pass1=0.6386)
     for argv, code in [([inside], None), ([inside, beyond], line), ([tmp_path / "none"], "error: --check: none")]:
         monkeypatch.setattr("sys.argv", ["expected.py", "--check", *map(str, argv)])
         found = None

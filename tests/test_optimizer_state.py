@@ -298,3 +298,33 @@ def test_no_codes_take_it_and_no_export_calls_it_a_factor(noise, make_trainer, t
     trainer.args.optimizer_reset = "noise"
     with pytest.raises(InputError, match="'noise' is no factor"):
         export_update(trainer, tmp_path / "update")
+
+
+@pytest.mark.parametrize("mode, alpha", ALL_MODES)
+def test_first_update_of_adafactor_by_hand(mode, alpha):
+    # Equal gradients g: the factored second moment is g² exactly, and the update 1 as long as it is kept. The step t
+    # is the third: ω = t^-0.8 of the new square enters; clipping of updates (d) is out of the way.
+    param = torch.nn.Parameter(torch.ones(3, 4))
+    optimizer = torch.optim.Adafactor([param], lr=LR, d=1e9)
+    for _ in range(2):
+        update_after(param, optimizer, 2.0)
+    reset_optimizer(optimizer, mode, alpha)
+    _, v, t = after(mode, alpha, 0.0, 2.0**2, 2)
+    share = (t + 1) ** -0.8
+    second = (1 - share) * v + share * 2.0**2
+    rate = min(LR, 1 / (t + 1) ** 0.5) * param.detach().square().mean().sqrt().item()
+    assert -update_after(param, optimizer, 2.0) == pytest.approx(rate * 2.0 / second**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("make", [TORCH_ADAFACTOR, WITH_FIRST])
+def test_adafactor_replaces_a_second_moment_whose_step_count_is_cleared(make):
+    """The reason for its refusal: the moments are those of a hard reset after the next update."""
+    param, found = torch.nn.Parameter(torch.ones(2, 3)), []
+    optimizer = make([param])
+    for mode in ("step", "hard"):
+        update_after(param, optimizer, 3.0)
+        reset_optimizer(optimizer, mode)
+        param.grad = torch.arange(1.0, 7.0).view(2, 3)
+        optimizer.step()
+        found.append({k: v.clone() for k, v in optimizer.state[param].items() if k in SECOND})
+    assert found[0] and all(torch.equal(found[0][key], found[1][key]) for key in found[0])

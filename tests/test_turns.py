@@ -2,6 +2,7 @@
 
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from tiny_run import watched
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
+from eval import drift
+from eval.passk import evaluate
 from eval.samples.sampling import Drawing, prompt_ids, sample
 from tasks import get_task
 from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.errors import InputError
 from trl_prorl.launch.recipe import parse_recipe
 from trl_prorl.rollout.turns import reply_ids, with_turns
 from trl_prorl.train import build
@@ -241,3 +245,12 @@ def test_a_base_that_cannot_chat_is_refused(template):
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match="a task of several turns needs a base"):
         with_turns(tokenizer)
+
+
+def test_what_knows_one_turn_refuses_games(monkeypatch):
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), environment_factories={None: object})
+    with pytest.raises(InputError, match="^environment_factory: evaluate samples one turn"):
+        evaluate(trainer, [], bool)
+    monkeypatch.setattr(drift, "held_outs", lambda *args: [SimpleNamespace(task=get_task("guess"))])
+    with pytest.raises(InputError, match="^task guess: drift compares every token"):
+        drift.measure(None, SimpleNamespace(others=[]))
