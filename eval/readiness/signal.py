@@ -23,6 +23,7 @@ SOLVED, HOPELESS = 0.9, 0.02
 GROUPS = (4, 8, 16, 32, 64)
 FEW = 4  # prompts of a task or level that say nothing of it
 SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
+GAMED = "watch gold (guard_gap: 0.1), and keep the policy near its base (beta: 0.3; docs/study.md)"
 ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
 NEVER = 0.9  # share of completions cut at which the end token may be at fault
 EXAMPLE_LENGTH = 60  # characters
@@ -150,6 +151,7 @@ def signal_findings(found: Rollouts, max_completion_length: int | None, gold_len
     return [
         *pass_findings(found, tells),
         group_finding(found, tells),
+        verifier_finding(found),
         *disagreement(found),
         cut_finding(found, max_completion_length, gold_length),
         *unanswered(found),
@@ -234,6 +236,15 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     return Finding(what, number, change, LOOK, values)
 
 
+def verifier_finding(found: Rollouts) -> Finding:
+    """Whether anything but the reward says what is right; otherwise nobody sees that the reward is gamed."""
+    what, values = "verifier beside the reward", {"verifier": found.source}
+    if found.source != FULL_REWARD:
+        return Finding(what, found.source, values=values)
+    change = f"give the reward function an attribute verifier, or pass task=; then {GAMED} if the reward can be gamed"
+    return Finding(what, "none", change, LOOK, values)
+
+
 def disagreement(found: Rollouts) -> list[Finding]:
     """Groups in which a wrong completion got as much reward as a right one."""
     mixed = wrong = 0
@@ -243,11 +254,11 @@ def disagreement(found: Rollouts) -> list[Finding]:
         if right and others:
             mixed += 1
             wrong += min(right) <= max(others)
-    if not mixed:
+    if not mixed or found.source == FULL_REWARD:
         return []
-    cure = "compare reward and verifier on such a group: the run is paid for another thing than it is measured by"
+    cure = f"the reward can be gamed: mend it, or {GAMED}"
     what = "groups that pay a wrong answer like a right one"
-    return [judged(what, f"{wrong} of {mixed}", wrong > mixed / 2, cure, wrong=wrong, mixed=mixed)]
+    return [judged(what, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
 
 
 def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:

@@ -140,6 +140,7 @@ def test_own_rewards_without_a_verifier_have_their_way(found):
     findings, _ = found(task=None, reward=digits, temperature=1.5)
     assert "base pass rate (full reward of 1: no verifier)" in findings
     assert "pass task=" in findings["gold answers verify"].change
+    assert findings["verifier beside the reward"].number == "none"
     assert not any("completions without an answer" in what for what in findings)
 
 

@@ -30,6 +30,7 @@ def of(found, what, tells=True, most=12, gold=8):
 
 
 RATE, SILENT, CUT, PAY = "base pass rate (", "groups without signal", "completions cut", "groups that pay"
+VERIFIER = "verifier beside"
 NEVER, ALWAYS, MIXED = [0] * 80, [1] * 80, [1, 0, 0, 1] * 5
 ANY = {"source": FULL_REWARD}  # verdicts without a verifier
 UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
@@ -59,6 +60,15 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
         (rollouts(MIXED, rewards=[0.5] * 20), SILENT, STOP, "right and wrong completions get one reward"),
         (rollouts(MIXED, rewards=[0.5] * 20), PAY, LOOK, "5 of 5; "),
         (rollouts(MIXED), PAY, "fine", "0 of 5; "),
+        # One wrong answer is paid in full: the reward can be gamed.
+        (
+            rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0] + [1.0, 0.0, 0.0, 1.0] * 4),
+            PAY,
+            LOOK,
+            "1 of 5; the reward can",
+        ),
+        (rollouts(MIXED), VERIFIER, "fine", "verify; "),
+        (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; give the reward function an attribute verifier"),
         (rollouts([1, 0] * 10, rewards=[math.nan, 0.0, 1.0, math.nan] * 5), PAY, "fine", "0 of 5; "),
         # Half the prompts always solved, half never, as near temperature 0: no group varies, and the reward is right.
         (rollouts([1] * 20 + [0] * 20), SILENT, STOP, "; raise temperature"),
