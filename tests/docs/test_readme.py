@@ -65,10 +65,10 @@ def test_the_commands_for_one_gpu(run, tmp_path):
         assert command.startswith("trl-prorl ")
         run(f"{command} {further}")
     runs = tmp_path / "runs" / "gsm8k" / "qwen2.5-0.5b"
-    assert json.loads((runs / "variantA" / "passk.json").read_text())["task"] == "gsm8k"
+    assert json.loads((runs / "plain" / "passk.json").read_text())["task"] == "gsm8k"
     # Which model of the Hub it was: in the record of training, and of every evaluation.
-    assert json.loads((runs / "variantA" / "env.json").read_text())["base_commit"] == COMMIT
-    samples = [json.loads(path.read_text()) for path in (runs / "variantA" / "samples").glob("base-*/_settings.json")]
+    assert json.loads((runs / "plain" / "env.json").read_text())["base_commit"] == COMMIT
+    samples = [json.loads(path.read_text()) for path in (runs / "plain" / "samples").glob("base-*/_settings.json")]
     assert [one["model"] for one in samples] == [{"name": "Qwen/Qwen2.5-0.5B-Instruct", "commit": COMMIT}]
     assert (runs / "report.html").is_file()
 

@@ -61,12 +61,7 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
         (rollouts(MIXED, rewards=[0.5] * 20), PAY, LOOK, "5 of 5; "),
         (rollouts(MIXED), PAY, "fine", "0 of 5; "),
         # One wrong answer is paid in full: the reward can be gamed.
-        (
-            rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0] + [1.0, 0.0, 0.0, 1.0] * 4),
-            PAY,
-            LOOK,
-            "1 of 5; the reward can",
-        ),
+        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "1 of 5; the reward can be gamed"),
         (rollouts(MIXED), VERIFIER, "fine", "verify; "),
         (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; give the reward function an attribute verifier"),
         (rollouts([1, 0] * 10, rewards=[math.nan, 0.0, 1.0, math.nan] * 5), PAY, "fine", "0 of 5; "),
