@@ -11,7 +11,7 @@ from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
 from trl_prorl.checkpoint.identity import check_change
-from trl_prorl.descriptor import Effect, Key, acts, declared, free, needs, one_of, whole
+from trl_prorl.descriptor import Effect, Key, applies, declared, free, needs, one_of, whole
 from trl_prorl.keys import FREE_KEYS, KEYS, TASK_KEYS, TRIGGER_KEYS, ProlongedKeys
 from trl_prorl.objective import advantages, kl
 from trl_prorl.resets import treatments, triggers
@@ -97,16 +97,16 @@ def test_every_key_of_ours_is_declared_there_alone():
             assert field.default == key.default
 
 
-GOOD = Key(whole(0), Effect.STEP, acts)
+GOOD = Key(whole(0), Effect.STEP, applies)
 BAD = {
     "no descriptor": (int, 0, "Bad.key has no descriptor|key has no descriptor"),
     "two": (Annotated[int, GOOD, GOOD], 0, "has no descriptor"),
-    "a need, no example": (Annotated[int, Key(whole(0), Effect.STEP, acts, needs("other"))], 0, "has an example"),
-    "an example, no need": (Annotated[int, Key(whole(0), Effect.STEP, acts, example=2)], 0, "has an example"),
-    "its default": (Annotated[int, Key(whole(0), Effect.STEP, acts, needs("a"), 3)], 3, "not its default"),
+    "a need, no example": (Annotated[int, Key(whole(0), Effect.STEP, applies, needs("other"))], 0, "has an example"),
+    "an example, no need": (Annotated[int, Key(whole(0), Effect.STEP, applies, example=2)], 0, "has an example"),
+    "its default": (Annotated[int, Key(whole(0), Effect.STEP, applies, needs("a"), 3)], 3, "not its default"),
     "free, and acts": (Annotated[int, Key(whole(0), Effect.STEP, free)], 0, "changes training"),
-    "a wrong default": (Annotated[int, Key(whole(1), Effect.STEP, acts)], 0, "number from 1. It is the default"),
-    "no such choice": (Annotated[str, Key(one_of("a", "b"), Effect.STEP, acts)], "c", "not one of a, b"),
+    "a wrong default": (Annotated[int, Key(whole(1), Effect.STEP, applies)], 0, "number from 1. It is the default"),
+    "no such choice": (Annotated[str, Key(one_of("a", "b"), Effect.STEP, applies)], "c", "not one of a, b"),
 }
 
 

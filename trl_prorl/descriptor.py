@@ -105,7 +105,7 @@ def needs(*keys: str, value: Any = None, written: str | None = None, line: str |
 Resume = Callable[[Any, Any, Mapping[str, Any]], str | None]
 
 
-def acts(then: Any, now: Any, keys: Mapping[str, Any]) -> None:
+def applies(then: Any, now: Any, keys: Mapping[str, Any]) -> None:
     """It acts from the checkpoint on, with `allow_config_change`."""
 
 
@@ -122,10 +122,10 @@ class Key:
         values (`Values`): Its values, beside `None` where the type says so.
         effect (`Effect` or `Callable[[Any], Effect]`):
             What it changes where it is not at its default, or what a value changes.
-        resume (`Resume`): [`acts`], [`free`] or a rule of its own.
+        resume (`Resume`): [`applies`], [`free`] or a rule of its own.
         need (`Need`, *optional*), example (`Any`, *optional*): Without what it has no effect, and a value that shows
             it in docs/reference.md; neither goes without the other.
-        short (`str`, *optional*): Its form in the names of arms; `None`: `key=value`.
+        label (`str`, *optional*): Its form in the names of arms; `None`: `key=value`.
         fast (`Any`, *optional*): The value that the key `fast` gives it.
         default (`Any`), nullable (`bool`): Of the field that it describes.
     """
@@ -135,7 +135,7 @@ class Key:
     resume: Resume
     need: Need | None = None
     example: Any = None
-    short: str | None = None
+    label: str | None = None
     fast: Any = None
     default: Any = None
     nullable: bool = False

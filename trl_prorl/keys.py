@@ -9,7 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from .descriptor import Effect, Key, Need, ValueOf, Values, acts, declared, free, is_on, needs, number, one_of, whole
+from .descriptor import (
+    Effect,
+    Key,
+    Need,
+    ValueOf,
+    Values,
+    applies,
+    declared,
+    free,
+    is_on,
+    needs,
+    number,
+    one_of,
+    whole,
+)
 from .resets.treatments import SCALE_FORMS, TREATMENTS, WITH_ALPHA, is_treatment
 
 
@@ -91,9 +105,9 @@ def has_moved(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
     return why if is_on(then) and not is_on(now) and keys.get("beta") and not resets else None
 
 
-def adjusts(values: Values, need: Need, example: Any, short: str | None = None) -> Key:
+def dependent(values: Values, need: Need, example: Any, label: str | None = None) -> Key:
     """The descriptor of a key that says how something is done that another one asks for."""
-    return Key(values, NOTHING, acts, need, example, short)
+    return Key(values, NOTHING, applies, need, example, label)
 
 
 def _of_loss_mode(mode: str) -> Effect:
@@ -325,62 +339,64 @@ class ProlongedKeys:
             the rest; see docs/publishing.md.
     """
 
-    beta_old: Annotated[float, Key(NOT_NEGATIVE, TERM, acts, short="β_old={}")] = 0.0
-    beta_base: Annotated[float, Key(NOT_NEGATIVE, TERM, acts, short="β_base={}")] = 0.0
-    base_anchor_every: Annotated[int, adjusts(whole(1), needs("beta_base", written="beta_base > 0"), 4)] = 1
-    kl_estimator: Annotated[str, Key(one_of("k1", "k2", "k3"), KL, acts)] = "k3"
-    kl_clamp: Annotated[float | None, Key(POSITIVE, KL, acts, AN_ANCHOR, example=10.0)] = None
-    kl_in: Annotated[str, Key(one_of("loss", "reward"), KL, acts, IN_REWARD, "reward", "KL in {}")] = "loss"
-    ref_compute: Annotated[str, Key(one_of("cached", "naive_epoch"), STEP, acts, REFERENCE, "naive_epoch")] = "cached"
-    kl_target: Annotated[float | None, Key(POSITIVE, STEP, acts, ADAPTED, 0.05, "KL target {}")] = None
-    kl_horizon: Annotated[int, adjusts(whole(1), needs("kl_target"), 50)] = 100
+    beta_old: Annotated[float, Key(NOT_NEGATIVE, TERM, applies, label="β_old={}")] = 0.0
+    beta_base: Annotated[float, Key(NOT_NEGATIVE, TERM, applies, label="β_base={}")] = 0.0
+    base_anchor_every: Annotated[int, dependent(whole(1), needs("beta_base", written="beta_base > 0"), 4)] = 1
+    kl_estimator: Annotated[str, Key(one_of("k1", "k2", "k3"), KL, applies)] = "k3"
+    kl_clamp: Annotated[float | None, Key(POSITIVE, KL, applies, AN_ANCHOR, example=10.0)] = None
+    kl_in: Annotated[str, Key(one_of("loss", "reward"), KL, applies, IN_REWARD, "reward", "KL in {}")] = "loss"
+    ref_compute: Annotated[str, Key(one_of("cached", "naive_epoch"), STEP, applies, REFERENCE, "naive_epoch")] = (
+        "cached"
+    )
+    kl_target: Annotated[float | None, Key(POSITIVE, STEP, applies, ADAPTED, 0.05, "KL target {}")] = None
+    kl_horizon: Annotated[int, dependent(whole(1), needs("kl_target"), 50)] = 100
 
-    ref_reset_every: Annotated[int, Key(whole(0), RESET, has_moved, short="K={}")] = 0
-    ref_reset_kl: Annotated[float | None, Key(POSITIVE, RESET, has_moved, short="KL>{}")] = None
-    ref_reset_kl_window: Annotated[int, adjusts(whole(1), needs("ref_reset_kl"), 5, short="over {} steps")] = 1
-    ref_reset_stall: Annotated[int, Key(whole(0), RESET, has_moved, short="stall {}")] = 0
-    ref_reset_drop: Annotated[float | None, Key(POSITIVE, RESET, has_moved, short="drop {}")] = None
-    ref_reset_metric: Annotated[str, adjusts(TEXT, AN_EVALUATION, "eval_loss", "of {}")] = "eval_reward"
-    ref_reset_metric_mode: Annotated[str, adjusts(one_of("max", "min"), AN_EVALUATION, "min")] = "max"
-    ref_reset_min_delta: Annotated[float, adjusts(NOT_NEGATIVE, AN_EVALUATION, 0.01)] = 0.0
-    ref_reset_cooldown: Annotated[int, adjusts(whole(0), A_RESET, 20, short="cooldown {}")] = 0
-    ref_reset_mix: Annotated[float, Key(SHARE, NOTHING, acts, short="mix {}")] = 1.0
+    ref_reset_every: Annotated[int, Key(whole(0), RESET, has_moved, label="K={}")] = 0
+    ref_reset_kl: Annotated[float | None, Key(POSITIVE, RESET, has_moved, label="KL>{}")] = None
+    ref_reset_kl_window: Annotated[int, dependent(whole(1), needs("ref_reset_kl"), 5, label="over {} steps")] = 1
+    ref_reset_stall: Annotated[int, Key(whole(0), RESET, has_moved, label="stall {}")] = 0
+    ref_reset_drop: Annotated[float | None, Key(POSITIVE, RESET, has_moved, label="drop {}")] = None
+    ref_reset_metric: Annotated[str, dependent(TEXT, AN_EVALUATION, "eval_loss", "of {}")] = "eval_reward"
+    ref_reset_metric_mode: Annotated[str, dependent(one_of("max", "min"), AN_EVALUATION, "min")] = "max"
+    ref_reset_min_delta: Annotated[float, dependent(NOT_NEGATIVE, AN_EVALUATION, 0.01)] = 0.0
+    ref_reset_cooldown: Annotated[int, dependent(whole(0), A_RESET, 20, label="cooldown {}")] = 0
+    ref_reset_mix: Annotated[float, Key(SHARE, NOTHING, applies, label="mix {}")] = 1.0
     adapter_restart: Annotated[
         str, Key(one_of("off", "merge"), NOTHING, has_restarted, A_RESET, "merge", "restart")
     ] = "off"
-    optimizer_reset: Annotated[str, adjusts(TREATMENT, A_RESET, "hard", short="{}")] = "keep"
-    optimizer_reset_alpha: Annotated[float, adjusts(FACTOR, AN_ALPHA, 0.25, "{}")] = 0.1
-    optimizer_reset_schedule: Annotated[str | None, adjusts(one_of("keep", "restart"), A_RESET, "restart")] = None
-    optimizer_reset_rewarmup_steps: Annotated[int, adjusts(whole(0), A_RESET, 5)] = 0
-    elastic_reset_every: Annotated[int, Key(whole(0), BOUNDARY, has_average, short="every {}")] = 0
-    elastic_ema: Annotated[float, adjusts(DECAY, needs("elastic_reset_every"), 0.9, short="EMA {}")] = 0.99
+    optimizer_reset: Annotated[str, dependent(TREATMENT, A_RESET, "hard", label="{}")] = "keep"
+    optimizer_reset_alpha: Annotated[float, dependent(FACTOR, AN_ALPHA, 0.25, "{}")] = 0.1
+    optimizer_reset_schedule: Annotated[str | None, dependent(one_of("keep", "restart"), A_RESET, "restart")] = None
+    optimizer_reset_rewarmup_steps: Annotated[int, dependent(whole(0), A_RESET, 5)] = 0
+    elastic_reset_every: Annotated[int, Key(whole(0), BOUNDARY, has_average, label="every {}")] = 0
+    elastic_ema: Annotated[float, dependent(DECAY, needs("elastic_reset_every"), 0.9, label="EMA {}")] = 0.99
 
-    lora_growth_every: Annotated[int, Key(whole(0), BOUNDARY, has_grown, short="growth every {}")] = 0
-    lora_growth_step: Annotated[int, adjusts(whole(1), needs("lora_growth_every"), 8, short="by {} ranks")] = 4
-    lora_growth_max_rank: Annotated[int, adjusts(whole(1), needs("lora_growth_every"), 32, short="up to {}")] = 64
+    lora_growth_every: Annotated[int, Key(whole(0), BOUNDARY, has_grown, label="growth every {}")] = 0
+    lora_growth_step: Annotated[int, dependent(whole(1), needs("lora_growth_every"), 8, label="by {} ranks")] = 4
+    lora_growth_max_rank: Annotated[int, dependent(whole(1), needs("lora_growth_every"), 32, label="up to {}")] = 64
 
     fast: Annotated[bool, Key(SWITCH, NOTHING, free)] = False
-    reuse_old_logps: Annotated[bool, Key(SWITCH, STEP, acts, fast=True)] = False
-    pack_groups: Annotated[str, Key(OFF_ON_AUTO, STEP, acts, fast="auto")] = "off"
-    pack_max_tokens: Annotated[int | None, adjusts(whole(1), PACKED, 8192)] = None
-    compact_generation: Annotated[str, Key(OFF_ON_AUTO, STEP, acts, fast="auto")] = "off"
-    vllm_enable_lora: Annotated[bool, Key(SWITCH, NOTHING, acts, needs("use_vllm"), True)] = False
-    skip_zero_rows: Annotated[bool, Key(SWITCH, STEP, acts)] = False
-    drop_zero_rows: Annotated[bool, Key(SWITCH, KL, acts, ANCHORED_ROWS, example=True)] = False
+    reuse_old_logps: Annotated[bool, Key(SWITCH, STEP, applies, fast=True)] = False
+    pack_groups: Annotated[str, Key(OFF_ON_AUTO, STEP, applies, fast="auto")] = "off"
+    pack_max_tokens: Annotated[int | None, dependent(whole(1), PACKED, 8192)] = None
+    compact_generation: Annotated[str, Key(OFF_ON_AUTO, STEP, applies, fast="auto")] = "off"
+    vllm_enable_lora: Annotated[bool, Key(SWITCH, NOTHING, applies, needs("use_vllm"), True)] = False
+    skip_zero_rows: Annotated[bool, Key(SWITCH, STEP, applies)] = False
+    drop_zero_rows: Annotated[bool, Key(SWITCH, KL, applies, ANCHORED_ROWS, example=True)] = False
 
-    dynamic_sampling_rounds: Annotated[int, Key(whole(0), STEP, acts)] = 0
-    dynamic_sampling_rewards: Annotated[list[str] | None, adjusts(NAMES, ROUNDS, ["gsm8k"])] = None
-    advantage_estimator: Annotated[str | None, Key(ADVANTAGES, STEP, acts)] = None
-    loss_mode: Annotated[str | None, Key(RATIOS, _of_loss_mode, acts, short="{}")] = None
+    dynamic_sampling_rounds: Annotated[int, Key(whole(0), STEP, applies)] = 0
+    dynamic_sampling_rewards: Annotated[list[str] | None, dependent(NAMES, ROUNDS, ["gsm8k"])] = None
+    advantage_estimator: Annotated[str | None, Key(ADVANTAGES, STEP, applies)] = None
+    loss_mode: Annotated[str | None, Key(RATIOS, _of_loss_mode, applies, label="{}")] = None
 
-    entropy_floor: Annotated[float | None, Key(POSITIVE, NOTHING, acts)] = None
-    entropy_patience: Annotated[int, adjusts(whole(1), needs("entropy_floor"), 20)] = 10
-    entropy_stop: Annotated[bool, adjusts(SWITCH, A_FLOOR, True)] = False
-    guard_gap: Annotated[float | None, Key(POSITIVE, NOTHING, acts)] = None
-    guard_gap_action: Annotated[str, Key(ACTIONS, _of_guard, acts, needs("guard_gap"), "stop")] = "event"
-    rollback: Annotated[int, Key(whole(0), NOTHING, acts)] = 0
-    rollback_rate: Annotated[float, adjusts(RATE_FACTOR, needs("rollback"), 0.3)] = 0.5
-    nonfinite: Annotated[str, Key(one_of("stop", "skip"), NOTHING, acts)] = "stop"
+    entropy_floor: Annotated[float | None, Key(POSITIVE, NOTHING, applies)] = None
+    entropy_patience: Annotated[int, dependent(whole(1), needs("entropy_floor"), 20)] = 10
+    entropy_stop: Annotated[bool, dependent(SWITCH, A_FLOOR, True)] = False
+    guard_gap: Annotated[float | None, Key(POSITIVE, NOTHING, applies)] = None
+    guard_gap_action: Annotated[str, Key(ACTIONS, _of_guard, applies, needs("guard_gap"), "stop")] = "event"
+    rollback: Annotated[int, Key(whole(0), NOTHING, applies)] = 0
+    rollback_rate: Annotated[float, dependent(RATE_FACTOR, needs("rollback"), 0.3)] = 0.5
+    nonfinite: Annotated[str, Key(one_of("stop", "skip"), NOTHING, applies)] = "stop"
     reward_timeout: Annotated[float | None, Key(POSITIVE, NOTHING, free)] = 600.0
     allow_config_change: Annotated[bool, Key(SWITCH, NOTHING, free)] = False
 
@@ -437,24 +453,24 @@ class TaskKeys:
             Tokens that remain for it.
     """
 
-    task: Annotated[str, Key(ELSEWHERE, NOTHING, acts)] = "reverse_digits"
-    task_level: Annotated[int | None, Key(ELSEWHERE, NOTHING, acts)] = None
-    task_options: Annotated[dict | str | None, Key(ELSEWHERE, NOTHING, acts)] = None
-    task_seed: Annotated[int, Key(ELSEWHERE, NOTHING, acts)] = 0
-    train_rows: Annotated[int | None, Key(ELSEWHERE, NOTHING, acts)] = None
-    eval_rows: Annotated[int, Key(ELSEWHERE, NOTHING, acts)] = 64
+    task: Annotated[str, Key(ELSEWHERE, NOTHING, applies)] = "reverse_digits"
+    task_level: Annotated[int | None, Key(ELSEWHERE, NOTHING, applies)] = None
+    task_options: Annotated[dict | str | None, Key(ELSEWHERE, NOTHING, applies)] = None
+    task_seed: Annotated[int, Key(ELSEWHERE, NOTHING, applies)] = 0
+    train_rows: Annotated[int | None, Key(ELSEWHERE, NOTHING, applies)] = None
+    eval_rows: Annotated[int, Key(ELSEWHERE, NOTHING, applies)] = 64
 
-    length_reward: Annotated[str | None, Key(one_of("cosine", "target", "overlong"), NOTHING, acts)] = None
-    length_least: Annotated[float, adjusts(ELSEWHERE, COSINE, -0.5)] = -1.0
-    length_on: Annotated[int, adjusts(whole(1), COSINE, 100)] = 1
-    length_off: Annotated[int, adjusts(whole(0), COSINE, 500)] = 0
-    length_target: Annotated[int | None, adjusts(whole(1), TARGET, 200)] = None
-    length_cost: Annotated[float, adjusts(ELSEWHERE, TARGET, 0.001)] = 0.0003
-    length_margin: Annotated[int | None, adjusts(whole(1), OVERLONG, 64)] = None
+    length_reward: Annotated[str | None, Key(one_of("cosine", "target", "overlong"), NOTHING, applies)] = None
+    length_least: Annotated[float, dependent(ELSEWHERE, COSINE, -0.5)] = -1.0
+    length_on: Annotated[int, dependent(whole(1), COSINE, 100)] = 1
+    length_off: Annotated[int, dependent(whole(0), COSINE, 500)] = 0
+    length_target: Annotated[int | None, dependent(whole(1), TARGET, 200)] = None
+    length_cost: Annotated[float, dependent(ELSEWHERE, TARGET, 0.001)] = 0.0003
+    length_margin: Annotated[int | None, dependent(whole(1), OVERLONG, 64)] = None
 
-    thinking_budget: Annotated[int | None, Key(whole(1), NOTHING, acts)] = None
-    thinking_text: Annotated[str, adjusts(TEXT, needs("thinking_budget"), "Answer: ")] = "\n\nFinal answer: "
-    thinking_answer_tokens: Annotated[int, adjusts(whole(1), needs("thinking_budget"), 16)] = 32
+    thinking_budget: Annotated[int | None, Key(whole(1), NOTHING, applies)] = None
+    thinking_text: Annotated[str, dependent(TEXT, needs("thinking_budget"), "Answer: ")] = "\n\nFinal answer: "
+    thinking_answer_tokens: Annotated[int, dependent(whole(1), needs("thinking_budget"), 16)] = 32
 
 
 KEYS, TASK_KEYS = declared(ProlongedKeys), declared(TaskKeys)

@@ -31,7 +31,7 @@ SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max
 PROMPT_KEYS = ("task_options", "task_seed")  # of a run, which decide its prompts beside its evaluation's settings
 # The settings that have a short form, in the order of a name: of resets and growth, then the others; any other setting
 # is named `key=value`, after these.
-OURS = {name: key.short for name, key in KEYS.items() if key.short is not None}
+OURS = {name: key.label for name, key in KEYS.items() if key.label is not None}
 SHORT_FORMS = {
     **{TASK: "{}", MODEL: "{}", "optimizer_reset": "{}", "optimizer_reset_alpha": "{}"},
     **{name: form for name, form in OURS.items() if name.startswith(("ref_reset", "elastic", "lora"))},

@@ -241,7 +241,7 @@ class TriggerSet:
     def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
         self.triggers = list(triggers)
         self.cooldown = cooldown
-        self.last: int | None = None
+        self.last_reset_step: int | None = None
 
     def observe_step(self, step: int, mean: Callable[[str], float | None]) -> list[Reason]:
         """Every reason of a step, whose means over tokens `mean` gives by their names in the record."""
@@ -253,18 +253,18 @@ class TriggerSet:
         return self._allowed(step, [trigger.observe_evaluation(step, metrics) for trigger in self.triggers])
 
     def _allowed(self, step: int, reasons: list[Reason | None]) -> list[Reason]:
-        if self.last is not None and step - self.last < self.cooldown:
+        if self.last_reset_step is not None and step - self.last_reset_step < self.cooldown:
             return []
         return [reason for reason in reasons if reason is not None]
 
     def applied(self, step: int) -> None:
-        self.last = step
+        self.last_reset_step = step
         for trigger in self.triggers:
             trigger.applied(step)
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "last": self.last,
+            "last": self.last_reset_step,
             "kinds": [trigger.kind for trigger in self.triggers],
             "triggers": [trigger.state_dict() for trigger in self.triggers],
         }
@@ -273,7 +273,7 @@ class TriggerSet:
         """
         Every trigger takes over the memory of the next trigger of its kind; if there was none, it remembers nothing.
         """
-        self.last = state["last"]
+        self.last_reset_step = state["last"]
         of_kind = state.get("kinds", [trigger.kind for trigger in self.triggers])
         left = list(zip(of_kind, state["triggers"], strict=True))
         for trigger in self.triggers:
