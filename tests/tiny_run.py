@@ -110,6 +110,16 @@ def adapted(path, noise=0.05, dtype="auto", **keys):
     return model.eval()
 
 
+def disturbed(model, size=0.01):
+    """A model whose adapter is changed as by training, from a random state of its own."""
+    source = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if "lora_" in name:
+                param.add_(torch.randn(param.shape, generator=source) * size)
+    return model
+
+
 def loaded(model, adapter, dtype="auto", **keys):
     """A saved model with a saved adapter."""
     return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=dtype), adapter, **keys)
