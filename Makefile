@@ -75,7 +75,7 @@ test-vllm: .venv-vllm/.ready
 	.venv-vllm/bin/python -m pytest -q -n 0 tests/engine
 
 test-distributed: $(READY)
-	$(PYTEST) -m "slow or not slow" tests/test_distributed.py tests/test_sharding.py
+	$(PYTEST) -m "slow or not slow" tests/test_distributed.py
 
 soak: $(READY)
 	$(BIN)/python tests/soak/soak.py $(SOAK)

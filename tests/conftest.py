@@ -26,12 +26,12 @@ import pytest
 import torch
 from datasets import Dataset
 from huggingface_hub import constants
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
+from trl_prorl.embedded.making import byte_tokenizer
 
 
 sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names
@@ -39,7 +39,7 @@ sys.path.append(str(Path(__file__).parent))  # last: the folders here must not h
 from hub_cache import fill_hf_home  # noqa: E402
 from hub_server import TOKEN, HubServer, constants_for  # noqa: E402
 from once import do_once  # noqa: E402
-from tiny_run import LORA, SETTINGS, vowels  # noqa: E402
+from tiny_run import LORA, SETTINGS, save_tiny_model, vowels  # noqa: E402
 
 
 torch.set_num_threads(1)
@@ -57,24 +57,8 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="session")
 def make_tiny_model(tmp_path_factory):
-    """
-    A function that saves a two-layer Qwen2 with random weights, large enough that its distribution is not flat, for a
-    tokenizer, and returns its path.
-    """
-
-    def make(tokenizer):
-        folder = tmp_path_factory.mktemp("tiny")
-        settings = EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3)
-        model = new_model(settings, tokenizer)
-        with torch.no_grad():
-            for param in model.parameters():
-                if param.dim() > 1:
-                    param.mul_(5.0)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return str(folder)
-
-    return make
+    """A function that saves a tiny model for a tokenizer, and returns its path."""
+    return lambda tokenizer: save_tiny_model(tmp_path_factory.mktemp("tiny"), tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -226,8 +210,6 @@ def trained_adapter(tiny_model):
     """A `PeftModel` whose adapter is not zero, as after earlier training."""
 
     def make():
-        from peft import get_peft_model
-
         torch.manual_seed(11)
         model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
         with torch.no_grad():
@@ -237,24 +219,6 @@ def trained_adapter(tiny_model):
         return model
 
     return make
-
-
-class MovedEveryGeneration(GRPOTrainer):
-    """The control for B, of TRL's own code alone: its reference becomes the policy before every generation."""
-
-    def _generate_and_score_completions(self, inputs):
-        if self.model.training:
-            policy = dict(self.model.named_parameters())
-            with torch.no_grad():
-                for name, param in policy.items():
-                    if ".default." in name:
-                        policy[name.replace(".default.", ".ref.")].copy_(param)
-        return super()._generate_and_score_completions(inputs)
-
-
-@pytest.fixture
-def moved_every_generation():
-    return MovedEveryGeneration
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig
-from tiny_run import SETTINGS
-from transformers import AutoTokenizer
+from tiny_run import constant
+from training import build
 
-from trl_prorl import ProRLConfig, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
+from trl_prorl import Reason, ReferenceResetCallback, Trigger
 
 
 class SeenBy(Trigger):
@@ -33,19 +32,12 @@ def digest(tensors):
 def small_trainer(model, out, kind, given=None, **keys):
     """A trainer of a tiny model: `kind` is `lora` or `full`, `given` goes to it, `keys` are the configuration's."""
     torch.set_num_threads(1)
-    fixed = SETTINGS | {"beta": 0.1, "per_device_train_batch_size": 4, "num_iterations": 2, "report_to": "none"}
-    fixed |= {"lr_scheduler_type": "constant", "use_cpu": True, "ddp_find_unused_parameters": False}
-    prompts = [[{"role": "user", "content": f"say {i}"}] for i in range(16)]
-    ours = {
-        "reward_funcs": lambda completions, **kwargs: [len(set(c[-1]["content"])) / 6 for c in completions],
-        "train_dataset": Dataset.from_dict({"prompt": prompts}),
-        "processing_class": AutoTokenizer.from_pretrained(model),
-        "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if kind == "lora" else None,
-    }
-    return ProRLTrainer(model=model, args=ProRLConfig(output_dir=out, **(fixed | keys)), **ours | (given or {}))
+    fixed = {"beta": 0.1, "num_iterations": 2, "report_to": "none", "save_total_limit": None}
+    fixed |= {"lr_scheduler_type": "constant", "ddp_find_unused_parameters": False}
+    return build(model, out, kind == "lora", 16, fixed | keys, **(given or {}))
 
 
-def main(model, out, kind, seen_by):
+def training(model, out, kind, seen_by):
     own = {"max_steps": 4, "reuse_old_logps": True, "save_strategy": "no"}
     given = {"callbacks": [ReferenceResetCallback([SeenBy(seen_by)])]}
     trainer = small_trainer(model, out, kind, given, **own)
@@ -62,16 +54,40 @@ def main(model, out, kind, seen_by):
 
     trainer.resets.boundary = watched
     trainer.train()
-    Path(out, f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
+    return trainer, seen
+
+
+# The verdicts of each process on four completions of three prompts, call by call. In batches of four a process has a
+# prompt to itself: the first and the third, the second and, because the set ends, the first again. In batches of two a
+# prompt is spread over both.
+VERDICTS = {
+    4: [[[1, 0, 0, 0], [0, 0, 0, 0]], [[1, 1, 0, 1], [1, 1, 1, 1]]],
+    2: [[[1, 0], [0, 0], [1, 0]], [[0, 1], [0, 0], [0, 0]]],
+}
+
+
+def evaluation(model, out, batch):
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}"}] for i in range(3)]})
+    seen = []
+
+    def verifier(completions, prompts, **columns):
+        seen.append([prompt[-1]["content"] for prompt in prompts])
+        return VERDICTS[batch][torch.distributed.get_rank()][len(seen) - 1]
+
+    given = {"reward_funcs": constant(0.5, verifier), "train_dataset": rows, "eval_dataset": rows}
+    trainer = small_trainer(model, out, "full", given, per_device_eval_batch_size=batch)
+    measured = {name: value for name, value in trainer.evaluate().items() if "pass@" in name}
+    return trainer, {"measured": measured, "seen": seen}
+
+
+def end(out, trainer, found):
+    """Write what was found, and go: when the interpreter tears gloo's threads down, one run in twenty is aborted."""
+    Path(f"{out}-rank{trainer.accelerator.process_index}.json").write_text(json.dumps(found))
     trainer.accelerator.end_training()
-
-
-def end():
-    """All is done and written. When the interpreter tears gloo's threads down, about one run in twenty is aborted."""
     sys.stdout.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
-    end()
+    *given, number = sys.argv[1:]
+    end(given[1], *(training if len(given) == 3 else evaluation)(*given, int(number)))

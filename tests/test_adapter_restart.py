@@ -8,7 +8,7 @@ import torch
 from peft import IA3Config, LoraConfig
 from run_record import read_events
 from run_record import read_rows as rows
-from tiny_run import BEST, QUESTIONS, AtBoundary, adapted, evaluated_as, loaded, logits
+from tiny_run import BEST, QUESTIONS, AtBoundary, adapted, disturbed, evaluated_as, loaded, logits
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_prorl import evaluate
@@ -23,14 +23,6 @@ ARMS = {
     "C, packed and compact": {"beta": 0.3, **RESTARTS, "optimizer_reset": "hard", "fast": True},
     "without KL": {**RESTARTS, "optimizer_reset": "soft"},
 }
-
-
-def disturb(model, size=0.01):
-    """As training would, from a random state of its own."""
-    source = torch.Generator().manual_seed(11)
-    with torch.no_grad():
-        for factor in factors_of(model):
-            factor.linear.weight.add_(torch.randn(factor.linear.weight.shape, generator=source) * size)
 
 
 def far(one, other):
@@ -49,7 +41,7 @@ def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_pat
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     part = Restart(model, seed=7)
     for count in (1, 2):
-        disturb(model)
+        disturbed(model)
         before = logits(model)
         state = torch.get_rng_state()
         facts = part.apply()
@@ -61,7 +53,7 @@ def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_pat
         for factor in factors_of(model):
             assert factor.linear.weight.any() == (factor.side == "A")
             assert factor.linear.weight.shape[factor.axis] == rank
-    disturb(model)
+    disturbed(model)
     with part.written():
         model.save_pretrained(tmp_path)
     assert {name: param for name, param in model.named_parameters() if param.requires_grad} == trained  # the same ones
@@ -94,7 +86,7 @@ def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
     weight, part = layer.get_base_layer().weight, Restart(model, seed=1)
     exact, in_place = weight.double(), weight.detach().clone()
     for _ in range(200):
-        disturb(model, 1e-3)
+        disturbed(model, 1e-3)
         a, b = (next(f.linear.weight for f in factors_of(model) if f.layer is layer and f.side == s) for s in "AB")
         product = 2.0 * (b.double() @ a.double())
         exact, in_place = exact + product, in_place + product.to(torch.bfloat16)

@@ -1,13 +1,15 @@
-"""Advantages and the ratio in the policy gradient: by hand, against TRL, and against the policy gradient itself."""
+"""Advantages, the ratio and the weights of tokens: by hand, against TRL, and against the policy gradient itself."""
 
 import math
 
 import pytest
 import torch
+from tiny_run import MovedEveryGeneration
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig
 from trl_prorl.objective.advantages import ESTIMATORS, estimate
+from trl_prorl.objective.aggregation import token_weights
 
 
 GROUPS = [1.0, 0.0, 0.0, 3.0], [0.5, 0.5, 0.5, 0.5]
@@ -193,12 +195,43 @@ def test_a_clip_of_trl_s_beside_a_ratio_without_one_is_refused(mode):
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_the_logged_policy_loss_has_the_penalty_in_it(run, moved_every_generation, trained_adapter, loss_type):
+def test_the_logged_policy_loss_has_the_penalty_in_it(run, trained_adapter, loss_type):
     """Beside an entropy bonus, too, B is TRL with a KL to a reference that moves before every generation."""
     keys = {"lora": False, "loss_type": loss_type, "entropy_coef": 0.01, "max_steps": 4, "learning_rate": 2e-2}
     keys |= {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4}
     b = run(model=trained_adapter(), beta_old=2.0, **keys)
-    control = run(moved_every_generation, model=trained_adapter(), beta=2.0, **keys)
+    control = run(MovedEveryGeneration, model=trained_adapter(), beta=2.0, **keys)
     ours, theirs = ([entry for entry in one.state.log_history if "policy_loss" in entry] for one in (b, control))
     assert [entry["policy_loss"] for entry in ours] == pytest.approx([e["policy_loss"] for e in theirs], abs=1e-5)
     assert len(ours) == 4 and max(entry["kl_old"] for entry in ours) > 1e-3  # so that the penalty is no rounding
+
+
+TWO_ROWS = torch.tensor([[1, 1, 0], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    "loss_type, keys, expected",
+    [
+        ("grpo", {}, [[1 / 8, 1 / 8, 0], [1 / 4, 0, 0]]),
+        ("sapo", {}, [[1 / 8, 1 / 8, 0], [1 / 4, 0, 0]]),
+        ("bnpo", {}, [[1 / 6, 1 / 6, 0], [1 / 6, 0, 0]]),
+        ("dr_grpo", {"max_completion_length": 5}, [[1 / 20, 1 / 20, 0], [1 / 20, 0, 0]]),
+        ("dapo", {"items_per_window": 12.0}, [[1 / 12, 1 / 12, 0], [1 / 12, 0, 0]]),
+        ("luspo", {}, [[1 / 4, 1 / 4, 0], [1 / 4, 0, 0]]),
+    ],
+)
+def test_weights_by_hand_with_two_accumulation_steps(loss_type, keys, expected):
+    weights = token_weights(TWO_ROWS, loss_type, accumulation_steps=2, **keys)
+    assert torch.allclose(weights, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_a_row_without_tokens_weighs_nothing_and_breaks_nothing():
+    mask = torch.tensor([[0, 0], [1, 1]])
+    for loss_type in ("grpo", "bnpo", "luspo"):
+        weights = token_weights(mask, loss_type)
+        assert weights[0].eq(0).all() and weights.isfinite().all()
+
+
+def test_unknown_loss_is_refused():
+    with pytest.raises(ValueError, match="loss_type='ppo'"):
+        token_weights(TWO_ROWS, "ppo")

@@ -128,18 +128,6 @@ def test_the_policy_is_loaded_beside_its_reference(run, resume, largest_differen
     assert again.state.global_step == 4 and largest_difference(whole, again) == 0.0
 
 
-def test_the_newest_whole_checkpoint_is_resumed_from_and_the_best_is_kept(run, make_trainer, caplog):
-    out = Path(run(**KEYS, save_total_limit=2).args.output_dir)
-    (out / "checkpoint-4" / "optimizer.pt").write_bytes(b"cut")
-    make_trainer(output_dir=str(out), **KEYS).train(resume_from_checkpoint=True)
-    assert "checkpoint-4 is skipped: optimizer.pt has 3 bytes" in caplog.text
-    (event,) = read_events(out, "resume")
-    assert event["checkpoint"] == "checkpoint-2" and event["step_applied"] == 2 and "checkpoint-4" in event["skipped"]
-    loads = {row["step"]: row["time_load"] for row in read_rows(out) if "time_load" in row}
-    assert list(loads) == [3] and 0.0 < loads[3] < 60.0  # of the first step after the resume alone
-    assert why_unusable(out / "checkpoint-4") is None  # written again, whole
-
-
 def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
     """`identity.json` is read before a model is loaded, and the weights are not."""
     monkeypatch.setattr(on_disk, "SMALL", 20)

@@ -10,13 +10,22 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
-from tiny_run import LORA, adapted, constant, watched
+from tiny_run import LORA, adapted, constant, disturbed, watched
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from eval.run_folder.reading import read_env
 from trl_prorl.launch import acceleration
-from trl_prorl.rollout.compact import GrowingLayer, compact_sample, distinct, padded_left, until_end
+from trl_prorl.rollout.compact import (
+    BLOCK,
+    GrowingLayer,
+    _running_sums,
+    compact_sample,
+    distinct,
+    draw,
+    padded_left,
+    until_end,
+)
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packed, packs_bf16, why_not_merged
@@ -82,22 +91,6 @@ def test_rows_that_end_are_no_longer_computed(model):
     still = [sum(length > step for length in lengths) for step in range(1, len(rows))]
     assert [shape[0] for shape in rows[1:]] == still and len(set(still)) > 3
     assert (drawn[:, -1] == 0).any() or len(set(lengths)) == 1
-
-
-def test_rows_of_a_growing_cache_are_those_of_a_dynamic_one():
-    """Tokens are added, rows repeated, dropped and moved, at random; both caches hold the same all the time."""
-    source = torch.Generator().manual_seed(0)
-    first = [torch.randn(3, 2, 5, 4, generator=source) for _ in "kv"]
-    theirs, mine = DynamicLayer(), GrowingLayer(*first)
-    theirs.update(*first)
-    for round in range(200):
-        rows = len(theirs.keys)
-        new = [torch.randn(rows, 2, 1, 4, generator=source) for _ in "kv"]
-        count = torch.randint(1, 9 if rows < 3 else rows + 1, (), generator=source)
-        chosen = torch.randint(rows, (int(count),), generator=source)
-        for cache in (theirs, mine):
-            cache.update(*new) if round % 3 else cache.batch_select_indices(chosen)
-        assert torch.equal(theirs.keys, mine.keys) and torch.equal(theirs.values, mine.values)
 
 
 LEFT = [10, 20, 30, 40]
@@ -398,15 +391,6 @@ def test_with_what_else_samples(run):
     assert run(**A, trainer_kwargs=budget, max_completion_length=20).state.global_step == 4
 
 
-def disturb(policy):
-    source = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for name, param in policy.named_parameters():
-            if "lora_" in name:
-                param.add_(torch.randn(param.shape, generator=source) * 0.05)
-    return policy
-
-
 def not_the_policy_s(trainer):
     """Train with greedy rollouts, and count for each generation the tokens that a plain forward would not choose."""
     counts, sampling, policy = [], trainer._generate_single_turn, trainer.accelerator.unwrap_model(trainer.model)
@@ -449,7 +433,8 @@ def test_an_adapter_of_another_name_and_two_at_once(make_trainer, tiny_model, me
     for name in adapters[1:]:
         policy.add_adapter(name, LoraConfig(**LORA))
     policy.base_model.set_adapter(adapters)
-    trainer = make_trainer(model=disturb(policy), compact_generation="on", trainer_kwargs={"peft_config": None})
+    given = {"model": disturbed(policy, 0.05), "trainer_kwargs": {"peft_config": None}}
+    trainer = make_trainer(compact_generation="on", **given)
     assert trainer.parts["generation"].merged == merged
     assert not_the_policy_s(trainer) == [0, 0]
 
@@ -522,3 +507,77 @@ def test_positions_that_depend_on_the_longest_row_are_refused(kind):
     keys |= {"intermediate_size": 48, "max_position_embeddings": 16, "pad_token_id": 0, "rope_parameters": rope}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **keys))
     assert probe(model, 200) == f"rope_type='{kind}': its frequencies depend on the longest row, which may be dropped."
+
+
+@pytest.mark.parametrize("size", [2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])
+def test_frequencies_are_the_probabilities(size):
+    torch.manual_seed(size)
+    weights = torch.rand(size) ** 3
+    weights[torch.rand(size) < 0.3] = 0.0
+    weights[-1] = 0.2
+    probabilities = weights / weights.sum()
+    number = 200_000
+    counts = torch.bincount(draw(probabilities.expand(number, size)), minlength=size)
+    assert counts[probabilities == 0].sum() == 0
+    drawn = probabilities > 0
+    expected = probabilities[drawn].double() / probabilities[drawn].double().sum() * number
+    assert chisquare(counts[drawn].double(), expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
+def test_the_ends_of_the_interval(number, monkeypatch):
+    """No number draws a token of probability 0, where zeros come first, last, and fill whole blocks."""
+    probabilities = torch.zeros(3, 4 * BLOCK)
+    probabilities[0, BLOCK + 5] = 1.0
+    probabilities[1, [BLOCK + 5, 2 * BLOCK]] = 0.5
+    probabilities[2, [1, 4 * BLOCK - 2]] = torch.tensor([1e-30, 1.0])
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, device: torch.full(shape, number, dtype=dtype))
+    first, second, third = draw(probabilities).tolist()
+    assert first == BLOCK + 5
+    assert second == (BLOCK + 5 if number < 0.5 else 2 * BLOCK)
+    assert third == (1 if number == 0.0 else 4 * BLOCK - 2)
+
+
+def test_a_rare_token_is_as_rare_as_it_should_be(monkeypatch):
+    """Of probability 3e-8 behind a thousand others: cumulative sums in fp32 are multiples of 6e-8 there."""
+    rare = 3e-8
+    probabilities = torch.full((2, 1001), (1 - rare) / 1000)
+    probabilities[:, -1] = rare
+    numbers = torch.tensor([[1 - 0.9 * rare], [1 - 1.1 * rare]], dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, device: numbers)
+    total = probabilities[0].double().sum()
+    assert abs(total - 1) < 1e-7 and draw(probabilities / total).tolist() == [1000, 999]
+
+
+class OnCard(torch.Tensor):
+    """A tensor of a GPU, whose running sums torch refuses in deterministic mode."""
+
+    is_cuda = property(lambda self: True)
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+    def cumsum(self, dim):
+        if torch.are_deterministic_algorithms_enabled():
+            raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+        return self.cpu().cumsum(dim)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_under_full_determinism_a_gpu_draws_too(deterministic):
+    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 1.0]], dtype=torch.float64)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        sums = _running_sums(values.as_subclass(OnCard))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert sums.tolist() == [[1.0, 3.0, 6.0], [4.0, 4.0, 5.0]]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 0.0])
+def test_what_has_no_distribution_is_not_drawn(value):
+    probabilities = torch.ones(3, 300)
+    assert len(draw(probabilities)) == 3
+    probabilities[1] = value
+    with pytest.raises(RuntimeError, match="probability tensor contains"):
+        draw(probabilities)

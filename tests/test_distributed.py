@@ -1,44 +1,40 @@
-"""Two real processes on a CPU (gloo): the main process decides, every process resets at the same boundary."""
+"""
+Two real processes on a CPU (gloo): the main process decides, every process resets at the same boundary, every shard of
+FSDP2 and of ZeRO-2 too. Set-ups in which a copy would reach half of the weights are refused.
+"""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from run_record import read_rows
 
+from trl_prorl import ProRLConfig, ProRLTrainer
 
-HERE = Path(__file__).parent
+
+NO_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs pip install 'trl-prorl[deepspeed]'")
 
 
 @pytest.fixture
-def two_processes(forks, tmp_path):
-    """A function that runs a script in two processes: what they wrote."""
+def two_processes(forks, tiny_model, tmp_path):
+    """A function that trains or evaluates as a worker does: the run folder, and what each rank found."""
 
-    def run(worker, *arguments):
-        log = tmp_path / "log"
-        forks.start(run=str(HERE / worker), argv=list(map(str, arguments)), ranks=2, log=str(log))
+    def run(*arguments, worker="distributed_worker.py"):
+        log, out = tmp_path / "log", tmp_path / "run"
+        argv = [tiny_model, str(out), *map(str, arguments)]
+        forks.start(run=str(Path(__file__).with_name(worker)), argv=argv, ranks=2, log=str(log))
         assert forks.status() == 0, log.read_text()[-4000:]
-        return log.read_text()
-
-    return run
-
-
-@pytest.fixture
-def train(two_processes, tiny_model, tmp_path):
-    """A function that trains as distributed_worker.py does: what the ranks saw, the events and the metrics."""
-    out = tmp_path / "run"
-
-    def run(kind, seen_by):
-        two_processes("distributed_worker.py", tiny_model, out, kind, seen_by)
-        ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-        return ranks, read_rows(out, "events.jsonl"), read_rows(out)
+        return out, [json.loads(Path(f"{out}-rank{rank}.json").read_text()) for rank in (0, 1)]
 
     return run
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(train, kind):
-    ranks, (event,), metrics = train(kind, seen_by=0)
+def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(two_processes, kind):
+    out, ranks = two_processes(kind, 0)
+    (event,), metrics = read_rows(out, "events.jsonl"), read_rows(out)
     assert ranks[0] == ranks[1]  # bitwise: the same hashes at the same steps
     assert [(seen["step"], seen["moved"]) for seen in ranks[0]] == [(0, False), (2, True)]
     assert ranks[0][1]["reference"] == ranks[0][1]["policy"] != ranks[0][0]["policy"]
@@ -56,9 +52,10 @@ def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(train,
             assert row["tokens_per_second"] * row["time_step"] == pytest.approx(tokens)
 
 
-def test_what_another_process_alone_sees_is_not_the_run_s_decision(train):
-    ranks, events, _ = train("lora", seen_by=1)
-    assert ranks[0] == ranks[1] and events == [] and not any(seen["moved"] for seen in ranks[0])
+def test_what_another_process_alone_sees_is_not_the_run_s_decision(two_processes):
+    out, ranks = two_processes("lora", 1)
+    assert ranks[0] == ranks[1] and not any(seen["moved"] for seen in ranks[0])
+    assert read_rows(out, "events.jsonl") == []
 
 
 @pytest.mark.parametrize(
@@ -70,10 +67,8 @@ def test_what_another_process_alone_sees_is_not_the_run_s_decision(train):
         (2, {1: (0.5 + 0 + 0.25) / 3, 2: (1 - 1 / 6 + 0 + 0.5) / 3, 4: 2 / 3}),
     ],
 )
-def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, tiny_model, tmp_path, batch, expected):
-    out = tmp_path / "run"
-    two_processes("evaluation_worker.py", tiny_model, out, batch)
-    found = [json.loads(Path(f"{out}-rank{rank}.json").read_text()) for rank in (0, 1)]
+def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, batch, expected):
+    _, found = two_processes(batch)
     first, second = (rank["seen"] for rank in found)
     if batch == 4:
         assert second[1] == first[0] and len({call[0] for call in first + second}) == 3  # filled from the beginning
@@ -83,6 +78,56 @@ def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, tin
         assert rank["measured"] == {f"eval_pass@{k}": pytest.approx(value) for k, value in expected.items()}
 
 
-@pytest.mark.parametrize("kind", ["lora", "full"])
-def test_copies_and_optimizer_resets_reach_every_shard_of_fsdp2(two_processes, tiny_model, kind):
-    assert two_processes("sharded_worker.py", tiny_model, kind).count("every shard was reached") == 2
+SOFT = {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.5, "ref_reset_mix": 0.25, "save_strategy": "no"}
+
+
+@pytest.mark.parametrize(
+    "engine, kind, keys",
+    [
+        ("fsdp2", "full", SOFT),
+        pytest.param("fsdp2", "lora", SOFT, marks=pytest.mark.slow),
+        pytest.param("fsdp2", "lora", {"optimizer_reset": "hard"}, marks=pytest.mark.slow),
+        pytest.param("fsdp2", "lora", {}, marks=pytest.mark.slow),
+        pytest.param("zero2", "lora", {}, marks=[NO_DEEPSPEED, pytest.mark.slow]),
+        pytest.param("zero2", "full", {}, marks=[NO_DEEPSPEED, pytest.mark.slow]),
+    ],
+)
+def test_every_shard_is_reset_and_a_resume_goes_on(two_processes, engine, kind, keys):
+    def trained(*checkpoint):
+        return two_processes(kind, engine, json.dumps(keys), *checkpoint, worker="sharded_worker.py")
+
+    out, (first, second) = trained()
+    assert first["type"] == {"fsdp2": "DistributedType.FSDP", "zero2": "DistributedType.DEEPSPEED"}[engine]
+    assert first["parameters"] == {"fsdp2": ["DTensor"], "zero2": ["Parameter"]}[engine]
+    assert [(one["step"], one["moved"]) for one in first["seen"]] == [(2, True), (4, True)]
+    kept = {"hard": 0.0, "soft": 0.5}.get(keys.get("optimizer_reset"), 1.0)
+    for one in first["seen"]:
+        assert one["off"] <= (1e-6 if keys.get("ref_reset_mix") else 0.0) and one["kept"] == pytest.approx(kept)
+    assert first["policy"] == second["policy"]
+    if keys.get("save_strategy") != "no":
+        _, (again, _) = trained(out / "checkpoint-4")
+        assert [one["step"] for one in again["seen"]] == [4] and again["policy"] == first["policy"]
+
+
+MOVED = {"beta": 0.1, "ref_reset_every": 2}
+
+
+@pytest.mark.parametrize(
+    "stage, keys, said",
+    [
+        (3, MOVED, "zero_stage=3.*zero2.yaml"),
+        (3, {"elastic_reset_every": 2}, "zero_stage=3"),
+        (3, {"beta_base": 0.1}, "zero_stage=3"),
+        (2, MOVED | {"optimizer_reset": "hard"}, "optimizer_reset='hard'.*DeepSpeed"),
+        (2, MOVED | {"optimizer_reset_rewarmup_steps": 3}, "DeepSpeed"),
+        *((None, keys, "FSDP.*multi_gpu.yaml") for keys in ({"elastic_reset_every": 2}, {"beta_base": 0.1}, MOVED)),
+    ],
+)
+def test_what_would_reach_half_of_the_weights_is_refused(stage, keys, said):
+    args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8, num_generations=4, **keys)
+    if stage is None:
+        args.fsdp = True
+    else:
+        args.deepspeed_plugin = SimpleNamespace(zero_stage=stage)
+    with pytest.raises(ValueError, match=said):
+        ProRLTrainer("/no/model/is/loaded", lambda **kwargs: [], args)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from run_record import read_rows as rows
 from run_record import untimed
+from tiny_run import MovedEveryGeneration
 from trl import GRPOTrainer
 
 
@@ -32,14 +33,14 @@ LOSSES += [pytest.param(loss_type, "sequence", False, marks=pytest.mark.slow) fo
 
 @pytest.mark.parametrize("loss_type, level, corrected", LOSSES)
 def test_b_is_trl_with_the_reference_moved_before_every_generation(
-    run, moved_every_generation, trained_adapter, largest_difference, loss_type, level, corrected
+    run, trained_adapter, largest_difference, loss_type, level, corrected
 ):
     """TRL's own loss, KL included, is the control for the term that we add to it: every normaliser, both ratios."""
     shared = {"loss_type": loss_type, "importance_sampling_level": level, "use_bias_correction_kl": corrected}
     shared |= {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 2}
     shared |= {"lora": False, "max_steps": 6}  # no `peft_config`: the models are wrapped already
     b = run(model=trained_adapter(), beta_old=0.5, **shared)
-    control = run(moved_every_generation, model=trained_adapter(), beta=0.5, **shared)
+    control = run(MovedEveryGeneration, model=trained_adapter(), beta=0.5, **shared)
     assert largest_difference(b, control) < 2e-6
     assert largest_difference(b, run(model=trained_adapter(), **shared)) > 1e-4  # the penalty does something here
 

@@ -2,15 +2,17 @@
 
 import ast
 import inspect
+import pkgutil
 import subprocess
 import sys
 from graphlib import TopologicalSorter
 from importlib import import_module
-from importlib.util import resolve_name
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import pytest
 
+import trl_prorl
 from trl_prorl.commands import COMMANDS
 
 
@@ -145,3 +147,24 @@ def test_nothing_needs_the_study_which_is_not_installed():
 def test_there_are_no_circles(modules):
     graph = {module: imported & modules.keys() for module, imported in modules.items()}
     tuple(TopologicalSorter(graph).static_order())  # a `CycleError` names the circle
+
+
+@pytest.mark.parametrize("name", ["tasks", "eval", "tasks.registry", "eval.run_folder", "eval.run_folder.reading"])
+def test_a_module_is_one_object_under_both_names(name):
+    assert import_module(name) is import_module(f"trl_prorl.{name}")
+
+
+def test_nothing_else_of_the_checkout_is_found_within_the_package():
+    assert [name for name in ("trl_prorl", "tests", "study", "docs") if find_spec(f"trl_prorl.{name}")] == []
+
+
+def test_the_packages_can_be_walked():
+    names = [module.name for module in pkgutil.walk_packages(trl_prorl.__path__, "trl_prorl.")]
+    assert "trl_prorl.record.meter" in names and len(names) == len(set(names)) < 300
+    assert not any(name.startswith("trl_prorl.trl_prorl") for name in names)
+
+
+@pytest.mark.parametrize("name", ["tasks", "trl_prorl.tasks"])
+def test_either_name_starts_a_command(name):
+    done = subprocess.run([sys.executable, "-m", name, "list"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "reverse_digits" in done.stdout, done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Moving the reference: copies, Polyak averages, save and load."""
+"""Anchors: a reference that moves, the base that does not, and the average of Elastic Reset."""
 
 import re
 
@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.objective.anchors import next_coefficient
+from trl_prorl.resets.elastic import ElasticAverage
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference
 
 
@@ -107,3 +109,113 @@ def test_trained_biases_without_an_anchor_of_ours_are_trl_s_affair(run, weights)
     keys["trainer_kwargs"] = {"peft_config": LoraConfig(target_modules=["q_proj"], bias="all")}
     trl, ours = (weights(run(cls, **keys)) for cls in (GRPOTrainer, ProRLTrainer))
     assert all(torch.equal(trl[name], ours[name]) for name in trl)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lora", [True, False])
+def test_alone_it_is_a_reference_that_never_moves(run, largest_difference, lora):
+    rate = {"learning_rate": 5e-3 if lora else 5e-4}
+    base = run(lora=lora, beta_base=0.5, max_steps=6, **rate)
+    control = run(lora=lora, beta=0.5, max_steps=6, **rate)
+    assert largest_difference(base, control) < 2e-6
+    of_base, of_control = read_rows(base), read_rows(control)
+    assert [r["kl_base"] for r in of_base] == pytest.approx([r["kl_ref"] for r in of_control], abs=1e-6)
+    assert [r["base_forward_calls"] for r in of_base] == [1, 0] * 3
+    assert [r["ref_forward_calls"] for r in of_base] == [0] * 6
+    assert [r["base_forward_calls"] for r in of_control] == [0] * 6
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("keys", [{"beta": 0.2, "ref_reset_every": 2}, {"beta_old": 0.2}], ids=["A", "B"])
+def test_beside_another_anchor_it_holds_the_policy_to_where_it_began(run, largest_difference, lora, keys):
+    keys = {"lora": lora, "max_steps": 6, "learning_rate": 5e-3 if lora else 5e-4, **keys}
+    both, alone = run(beta_base=0.5, **keys), run(**keys)
+    assert largest_difference(both, alone) > 1e-5
+    kl = [r["kl_base"] for r in read_rows(both)]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6) and min(kl[1:]) > 1e-5  # never reset, unlike kl_ref
+    assert sum(r["base_forward_calls"] for r in read_rows(both)) == 3
+
+
+def test_base_is_the_adapter_that_training_began_with(run, trained_adapter):
+    model = trained_adapter()
+    trainer = run(model=model, lora=False, beta=0.1, ref_reset_every=2, beta_base=0.1, max_steps=4)
+    assert set(trainer.accelerator.unwrap_model(trainer.model).peft_config) == {"default", "ref", "base"}
+    begun = trained_adapter().state_dict()
+    for name in (name for name in model.state_dict() if ".base." in name):
+        param = model.get_parameter(name)
+        assert not param.requires_grad and torch.equal(param, begun[name.replace(".base.", ".default.")])
+    assert read_rows(trainer)[0]["kl_base"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_it_acts_on_every_nth_generation_batch(run):
+    trainer = run(beta_old=0.1, beta_base=0.5, base_anchor_every=3, max_steps=12)
+    assert [r["base_forward_calls"] for r in read_rows(trainer)] == [1, 0, 0, 0, 0, 0] * 2
+    assert ["kl_base" in r for r in read_rows(trainer)] == [True, True, False, False, False, False] * 2
+
+
+def test_the_next_coefficient_by_hand():
+    """On target, above it, and clipped on both sides; it stays positive."""
+    found = [next_coefficient(1.0, kl, target=0.1, steps=2, horizon=100) for kl in (0.1, 0.11, 0.5, 0.0)]
+    assert found == pytest.approx([1.0, 1 + 0.1 * 2 / 100, 1 + 0.2 * 2 / 100, 1 - 0.2 * 2 / 100])
+    assert next_coefficient(1.0, 0.0, target=0.1, steps=1000, horizon=10) == 0.5
+
+
+@pytest.mark.parametrize("name, measure", [("beta", "kl_ref"), ("beta_old", "kl_old"), ("beta_base", "kl_base")])
+def test_the_active_anchor_follows_its_own_kl(run, name, measure):
+    resets = 4 if name == "beta" else 0
+    trainer = run(kl_target=1e-3, kl_horizon=5, max_steps=8, ref_reset_every=resets, **{name: 0.5})
+    found, expected = read_rows(trainer), 0.5
+    for first, second in zip(found[::2], found[1::2], strict=True):  # two steps of each generation
+        assert first["beta"] == second["beta"] == pytest.approx(expected)
+        mean = (first[measure] + second[measure]) / 2
+        expected = next_coefficient(expected, mean, 1e-3, steps=2, horizon=5)
+    assert found[-1]["beta"] != found[0]["beta"]
+    assert getattr(trainer.args, name) == 0.5
+
+
+def test_average_and_reset_by_hand(tmp_path):
+    policy = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    elastic = ElasticAverage({"w": policy}, decay=0.9)
+    with torch.no_grad():
+        policy.copy_(torch.tensor([2.0, 4.0]))
+    elastic.update()
+    assert elastic.average["w"].tolist() == pytest.approx([1.1, 2.2])
+    elastic.save(tmp_path)
+    elastic.reset()
+    assert policy.tolist() == pytest.approx([1.1, 2.2])
+    assert elastic.average["w"].tolist() == [1.0, 2.0]
+    again = ElasticAverage({"w": torch.nn.Parameter(torch.zeros(2))}, decay=0.9)
+    again.load(tmp_path)
+    assert again.average["w"].tolist() == pytest.approx([1.1, 2.2]) and again.initial["w"].tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="elastic.safetensors"):  # a checkpoint without it is named
+        again.load(tmp_path / "none")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lora", [True, False])
+def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora):
+    trainer = make_trainer(lora=lora, elastic_reset_every=2, elastic_ema=0.5, max_steps=3, num_iterations=2)
+    average, snapshots, after = trainer.parts["elastic"].average, [weights(trainer)], []
+    update, reset = average.update, average.reset
+    average.update = lambda: snapshots.append(weights(trainer)) or update()
+    average.reset = lambda: reset() or after.append(weights(trainer))
+    trainer.train()
+    start, first, second = snapshots[:3]
+    (after,) = after
+    for name in average.parameters:
+        assert torch.allclose(after[name], 0.25 * start[name] + 0.25 * first[name] + 0.5 * second[name], atol=1e-6)
+    (event,) = read_rows(trainer, "events.jsonl")
+    assert (event["event"], event["step_requested"], event["step_applied"]) == ("elastic_reset", 2, 2)
+
+
+def test_small_steps_are_not_lost_in_bf16():
+    """300 steps of 0.01 of the way to 1.05: 1 + 0.05 (1 − 0.99³⁰⁰) = 1.0475; a bf16 average would stay at 1."""
+    policy = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    elastic = ElasticAverage({"w": policy}, decay=0.99)
+    policy.data.fill_(1.05)
+    for _ in range(300):
+        elastic.update()
+    exact = 1 + (policy[0].item() - 1) * (1 - 0.99**300)
+    assert elastic.average["w"].tolist() == pytest.approx([exact] * 3, rel=1e-5)
+    elastic.reset()
+    assert policy.dtype == torch.bfloat16 and policy[0].item() == pytest.approx(exact, rel=2**-8)

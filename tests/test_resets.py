@@ -1,21 +1,24 @@
-"""When resets are applied, what they leave in the log, and what they need."""
+"""When resets are applied, what they leave in the log, what they need, and the learning rates after them."""
 
 import math
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from run_record import read_events as events
 from run_record import read_rows as metrics
 from run_record import untimed
 from tiny_run import AtBoundary
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, get_scheduler
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
+from trl_prorl.resets.schedule import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 
 
 def steps(trainer):
@@ -56,14 +59,17 @@ def test_nothing_is_said_where_a_reset_may_come_or_none_is_asked_for(run, more, 
     assert "never resets" not in caplog.text
 
 
-def test_an_event_says_what_happened(run):
+def test_an_event_says_what_happened_in_a_record_that_may_have_a_folder_of_its_own(run, tmp_path):
     keys = {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.3, "ref_reset_mix": 0.5, "max_steps": 3}
-    trainer = run(beta=0.1, ref_reset_every=2, **keys)
-    (event,) = events(trainer)
+    record = tmp_path / "record"
+    trainer = run(beta=0.1, ref_reset_every=2, run_dir=str(record), **keys)
+    assert {path.name for path in record.iterdir()} == {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
+    assert not Path(trainer.args.output_dir, "metrics.jsonl").exists()
+    (event,) = events(record)
     assert event["event"] == "reset" and event["reason"] == "periodic"
     assert (event["value"], event["threshold"]) == (2, 2)
     assert (event["optimizer_reset"], event["alpha"], event["ref_reset_mix"]) == ("soft", 0.3, 0.5)
-    assert event["kl_before"] == metrics(trainer)[1]["kl_ref"] > 0
+    assert event["kl_before"] == metrics(record)[1]["kl_ref"] > 0
     assert event["world_size"] == 1
     assert all(event[key] >= 0 for key in ("seconds_copy", "seconds_optimizer", "seconds_sync"))
 
@@ -329,13 +335,6 @@ def test_the_update_after_a_reset_by_hand(run, mode):
     assert metrics(trainer)[3]["update_norm"] == pytest.approx(square**0.5, rel=1e-4)
 
 
-def test_run_dir_takes_the_record_and_output_dir_the_model(run, tmp_path):
-    trainer = run(beta=0.1, ref_reset_every=2, max_steps=3, run_dir=str(tmp_path / "record"))
-    written = {path.name for path in (tmp_path / "record").iterdir()}
-    assert written == {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
-    assert not Path(trainer.args.output_dir, "metrics.jsonl").exists()
-
-
 def test_the_way_to_compute_a_reference_changes_no_number(run, tiny_model):
     """A model changed in memory, whose reference TRL loads from its path."""
     found = [
@@ -413,3 +412,61 @@ def test_several_validation_sets_are_refused_where_one_decides(make_trainer):
     with pytest.raises(ValueError, match="'eval_reward' is watched.*easy, hard"):
         make_trainer(beta=0.1, ref_reset_stall=2, **given)
     make_trainer(beta=0.1, ref_reset_every=2, **given)  # no validation decides here
+
+
+SCHEDULES = {
+    name: partial(get_scheduler, name, num_warmup_steps=2, num_training_steps=10)
+    for name in ("linear", "cosine", "constant_with_warmup")
+}
+SCHEDULES["recursive"] = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rates_after_a_restart_are_those_of_a_new_schedule(name, wrapped):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = SCHEDULES[name](optimizer)
+    start = snapshot_schedule(schedule)
+    if wrapped:
+        optimizer, schedule = Accelerator(cpu=True).prepare(optimizer, schedule)
+
+    def rates(steps):
+        seen = []
+        for _ in range(steps):
+            seen.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        return seen
+
+    first = rates(6)
+    assert len(set(first)) > 1
+    restart_schedule(schedule, start)
+    assert rates(6) == pytest.approx(first)
+    restart_schedule(schedule, start)  # the snapshot is not used up
+    assert rates(3) == pytest.approx(first[:3])
+
+
+def test_rewarmup_factor_by_hand():
+    assert [rewarmup_factor(n, 4) for n in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert rewarmup_factor(None, 4) == rewarmup_factor(0, 0) == rewarmup_factor(0, 1) == 1.0
+
+
+def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone():
+    """One that takes each rate from the one before, beside the same one without rewarmup."""
+    param, rates, moved = torch.nn.Parameter(torch.zeros(1)), [], []
+    plain, optimizer = (torch.optim.SGD([param], lr=1.0) for _ in range(2))
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, T_max=10) for each in (plain, optimizer)]
+    rewarmup = Rewarmup(optimizer, steps=4)
+    for step in range(8):
+        if step == 2:
+            rewarmup.begin()
+        before, param.grad = param.item(), torch.ones(1)
+        rates.append([schedule.get_last_lr()[0] for schedule in schedules])
+        optimizer.step()
+        moved.append((before - param.item()) / rates[-1][0])
+        param.grad = None
+        plain.step()
+        for schedule in schedules:
+            schedule.step()
+    assert moved == pytest.approx([1, 1, 0.25, 0.5, 0.75, 1, 1, 1], rel=1e-4)
+    assert all(mine == pytest.approx(theirs) for theirs, mine in rates)

@@ -12,10 +12,11 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
-from run_record import errors, everything, read_rows, untimed
+from run_record import errors, everything, read_events, read_rows, untimed
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig, train
+from trl_prorl.checkpoint.files import why_unusable
 from trl_prorl.train import check_folder, task_reward
 
 
@@ -171,7 +172,11 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     (out / "checkpoint-3" / "manifest.json").unlink()
     status, written = recipe(f"{SAVES} {RESUME}")
     assert status == 0 and "checkpoint-3 is skipped: it has no manifest.json" in written
-    assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
+    assert [row["step"] for row in read_rows(out)] == [1, 2, 3] and why_unusable(out / "checkpoint-3") is None
+    event = read_events(out, "resume")[-1]
+    assert (event["checkpoint"], event["step_applied"]) == ("checkpoint-2", 2) and "checkpoint-3" in event["skipped"]
+    loads = {row["step"]: row["time_load"] for row in read_rows(out) if "time_load" in row}
+    assert list(loads) == [3] and 0.0 < loads[3] < 60.0  # of the first step after the resume alone
     before = everything(out)
     status, written = recipe(f"{SAVES} {RESUME} --beta 0.7")
     assert status == 2 and "beta: 1.0 -> 0.7" in written and "allow_config_change" in written

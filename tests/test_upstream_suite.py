@@ -27,12 +27,6 @@ def seams(monkeypatch):
     return import_module("seams")
 
 
-@pytest.fixture
-def comparison(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    return import_module("comparison")
-
-
 def test_the_window_is_two_minors_with_the_installed_one_and_named_in_one_place(seams):
     found = subprocess.run(
         [sys.executable, str(FOLDER / "seams.py"), "--window"], capture_output=True, text=True, check=True
@@ -180,7 +174,9 @@ def run(*arguments):
         ("skipped", "skipped", "NOT_RUN"),
     ],
 )
-def test_a_pair_of_outcomes(comparison, theirs, ours, where):
+def test_a_pair_of_outcomes(seams, theirs, ours, where):
+    comparison = import_module("comparison")
+
     def outcomes(outcome, **others):
         return others if outcome is None else {**others, "test": comparison.Outcome(outcome, "why")}
 

@@ -6,8 +6,10 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
+from trl_prorl.embedded.making import EmbeddedSettings, new_model
 from trl_prorl.parts import Part
 
 
@@ -51,11 +53,40 @@ def watched(owner, name):
     return seen
 
 
+class MovedEveryGeneration(GRPOTrainer):
+    """The control for B, of TRL's own code alone: its reference becomes the policy before every generation."""
+
+    def _generate_and_score_completions(self, inputs):
+        if self.model.training:
+            policy = dict(self.model.named_parameters())
+            with torch.no_grad():
+                for name, param in policy.items():
+                    if ".default." in name:
+                        policy[name.replace(".default.", ".ref.")].copy_(param)
+        return super()._generate_and_score_completions(inputs)
+
+
 class AtBoundary(Part):
     """Calls a function at every generation boundary, after the parts before it."""
 
     def __init__(self, call):
         self.boundary = call
+
+
+def save_tiny_model(folder, tokenizer, likely=()):
+    """
+    A two-layer Qwen2 with random weights, so large that its distribution is not flat, saved with its tokenizer: the
+    path. It says some tokens more often.
+    """
+    model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.dim() > 1:
+                param.mul_(5.0)
+        model.get_input_embeddings().weight[tokenizer.convert_tokens_to_ids([*likely])] *= 4.0
+    for saved in (model, tokenizer):
+        saved.save_pretrained(folder)
+    return str(folder)
 
 
 TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
@@ -77,6 +108,16 @@ def adapted(path, noise=0.05, dtype="auto", **keys):
             if "lora_" in name:
                 param.add_(torch.randn_like(param) * noise)
     return model.eval()
+
+
+def disturbed(model, size=0.01):
+    """A model whose adapter is changed as by training, from a random state of its own."""
+    source = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if "lora_" in name:
+                param.add_(torch.randn(param.shape, generator=source) * size)
+    return model
 
 
 def loaded(model, adapter, dtype="auto", **keys):

@@ -73,28 +73,6 @@ def test_every_key_has_its_place_on_the_page():
     assert [field.name for _, field in FIELDS if found.count(field.name) != 1] == []
 
 
-def test_a_docstring_in_hugging_face_style_is_read():
-    found = generator.entries(
-        """
-        Args:
-            > The first ones
-
-            one (`int`, *optional*, defaults to `3`):
-                What it
-                is.
-            two, which is no key:
-            three (`str` or `None`), four (`str`, *optional*, defaults to `"a (b)"`):
-                Both.
-
-        Returns:
-            `int`: not a key.
-        """
-    )
-    assert [entry.text for entry in found.values()] == ["What it is.", "Both.", "Both."]
-    assert list(found) == ["one", "three", "four"] and found["four"].default == "a (b)"
-    assert found["one"].default == 3 and found["three"].default is None and found["three"].type == "str or None"
-
-
 def test_every_refused_combination_is_on_the_page():
     page = generator.PAGE.read_text()
     section = page[page.index("## What is refused") : page.index("## Keys of a recipe's task")]

@@ -10,8 +10,9 @@ import torch
 import yaml
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from tiny_run import save_tiny_model
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from eval.run_folder.reading import load_run
 from tasks.base import Task
@@ -141,27 +142,9 @@ def base(tmp_path_factory):
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *CHARACTERS, "t", ">"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        chat_template="{{ messages[0]['content'] }}{% if add_generation_prompt %}>{% endif %}",
-    ).save_pretrained(path)
-    set_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
+    ends = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    template = "{{ messages[0]['content'] }}{% if add_generation_prompt %}>{% endif %}"
+    save_tiny_model(path, PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **ends))
     return path
 
 

@@ -69,18 +69,6 @@ def test_growth_and_reset_at_one_boundary_are_torch_s(engine, grown_and_reset, t
         assert outputs.steps[name].item() == t + 1
 
 
-def test_a_flat_prefix_would_be_wrong_for_b_by_whole_updates(engine, grown_and_reset, tmp_path):
-    """Moments of B moved as `realloc` moves them: 8 of 12 are not those of their place, by half of the largest."""
-    write(grown_and_reset(reset=None, gradients={A: torch.zeros(3, 3), B: torch.ones(4, 3)}), tmp_path)
-    state, given = engine.read_inputs(tmp_path)
-    moments = state.exp_avg[B].copy()
-    engine.update(state, given)
-    flat = np.concatenate([moments.ravel(), np.zeros(4)]).reshape(4, 3)
-    right = np.concatenate([moments, np.zeros((4, 1))], axis=1)
-    assert np.abs(flat - right).max() > 0.5 * np.abs(moments).max() and ((flat != right).sum(), right.size) == (8, 12)
-    np.testing.assert_allclose(state.exp_avg[B][:, 2], 0.1 * engine.clip_factor(given.values["grad_norm"], 1.0))
-
-
 def test_a_parameter_without_a_gradient_stays(engine, hand_made, tmp_path):
     inputs = hand_made()
     del inputs.gradients[B]

@@ -5,9 +5,9 @@ content of their checkpoints.
 
 from pathlib import Path
 
-import torch
+from tiny_run import save_tiny_model
 
-from trl_prorl.embedded.making import END, EmbeddedSettings, byte_tokenizer, new_model
+from trl_prorl.embedded.making import END, byte_tokenizer
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -63,15 +63,5 @@ def command(case: str, model: str, processes: int) -> tuple[str, list[str]]:
 
 
 def make_model(folder: Path) -> str:
-    """A two-layer Qwen2 of random weights that writes digits and ends at lengths of any kind."""
-    tokenizer = byte_tokenizer()
-    model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(5.0)
-        likely = tokenizer.convert_tokens_to_ids([*"0123456789", "Ġ", END])
-        model.get_input_embeddings().weight[likely] *= 4.0
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    """It writes digits and ends at lengths of any kind."""
+    return save_tiny_model(folder, byte_tokenizer(), likely=[*"0123456789", "Ġ", END])

@@ -40,6 +40,7 @@ def test_every_task_is_registered():
     assert set(concrete_tasks(Task)) == known
 
 
+SORTS = "reward=.*exact, distance, inclusion_ordering, nearness, inclusion_lcs"
 PREFIX = "is not a task.*rg:NAME for the families of reasoning-gym"
 
 
@@ -53,6 +54,10 @@ PREFIX = "is not a task.*rg:NAME for the families of reasoning-gym"
         # Options belong to their task.
         ("parity", {"reward": "distance"}, "reward='distance' .*'parity'.*Options: level"),
         ("gsm8k", {"level": 1}, "level=1 .*'gsm8k'.*Options: path"),
+        *(("sorting", {"reward": wrong}, SORTS) for wrong in ("dist", "inclusion_order", "", None, 1, ["distance"])),
+        *(("sums", {"reward": wrong}, "reward=.*exact, steps") for wrong in ("step", "", None, 1, ["steps"])),
+        ("reverse_digits", {"reward": "first"}, "reward='first'"),
+        ("instructions", {"reward": "half"}, "reward='half' must be one of exact, share"),
     ],
 )
 def test_what_is_unknown_is_named_with_the_nearest(name, options, message):

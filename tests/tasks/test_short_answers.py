@@ -1,9 +1,16 @@
-"""Tasks whose question is a few digits and whose answer is a word or a number."""
+"""Tasks whose question is a few digits or brackets, and whose answer is a word, a number or a sum."""
+
+from ast import literal_eval
+from collections import Counter, defaultdict
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tables import pairs
 
 from tasks import get_task
+from tasks.bracket_matching import is_balanced
+from tasks.sums import working
 
 
 # How a question begins, its digits, the answer to them, and how many there are at level n: from a to b n + c - 1.
@@ -57,5 +64,118 @@ def test_ends_pays_the_first_and_the_last_digit(paid, completion):
     task, row = get_task("reverse_digits", reward="ends"), {"answer": "54321"}
     assert task.reward(completion, row) == paid
     assert task.verify(completion, row) is (completion == "54321")
-    with pytest.raises(ValueError, match="reward='first'"):
-        get_task("reverse_digits", reward="first")
+
+
+def reduces_to_nothing(brackets):
+    while (shorter := brackets.replace("()", "").replace("[]", "").replace("{}", "")) != brackets:
+        brackets = shorter
+    return not brackets
+
+
+@settings(deadline=None)
+@given(st.text("()[]{}", max_size=8))
+def test_is_balanced_agrees_with_cancelling_pairs(brackets):
+    assert is_balanced(brackets) == reduces_to_nothing(brackets)
+
+
+@pytest.fixture(scope="module")
+def questions():
+    rows = get_task("bracket_matching", level=3).rows("train", 3000)
+    return [(row["prompt"][0]["content"].removeprefix("balanced, yes or no? "), row["answer"]) for row in rows]
+
+
+def test_lengths_and_answers_of_brackets(questions):
+    for brackets, answer in questions:
+        assert answer == ("yes" if reduces_to_nothing(brackets) else "no")
+        # Counting brackets does not help, nor does a look at the ends.
+        assert brackets[0] in "([{" and brackets[-1] in ")]}"
+        assert [brackets.count(b) for b in "([{"] == [brackets.count(b) for b in ")]}"]
+    assert {len(brackets) for brackets, _ in questions} == {10, 12, 14, 16}
+
+
+@pytest.mark.parametrize("cue", [len, lambda b: b[0], lambda b: b[-1], lambda b: b.count("(")])
+def test_no_surface_cue_gives_the_answer_away(questions, cue):
+    answers = defaultdict(Counter)
+    for brackets, answer in questions:
+        answers[cue(brackets)][answer] += 1
+    for counts in answers.values():
+        if counts.total() >= 200:
+            assert 0.35 < counts["yes"] / counts.total() < 0.65
+    assert sum(counts["yes"] for counts in answers.values()) / len(questions) == pytest.approx(0.5, abs=0.05)
+
+
+def test_verify_brackets():
+    task = get_task("bracket_matching")
+    assert task.verify("yes\n", {"answer": "yes"})
+    for completion in ("no", "yes no", "yesno", "y", ""):
+        assert not task.verify(completion, {"answer": "yes"})
+
+
+ROW = {"prompt": [{"role": "user", "content": "add 17 48 5"}], "working": "17+48=65 65+5=70", "answer": "70"}
+
+
+@pytest.mark.parametrize("level", [1, 3, 8])
+def test_numbers_and_answers(level):
+    counts, digits = set(), set()
+    for row in get_task("sums", level=level).rows("train", 300):
+        verb, *terms = row["prompt"][0]["content"].split(" ")
+        assert verb == "add" and all(term.isdecimal() and not term.startswith("0") for term in terms)
+        assert row["answer"] == str(sum(int(term) for term in terms))
+        counts.add(len(terms))
+        digits.update(len(term) for term in terms)
+    assert counts == set(range(2, level + 2)) and digits == {1, 2}
+
+
+def test_the_working_by_hand():
+    assert working([17, 48, 5]) == "17+48=65 65+5=70"
+    assert working([99, 99, 2, 10]) == "99+99=198 198+2=200 200+10=210"
+    assert get_task("sums").gold(ROW) == "17+48=65 65+5=70 #### 70"
+
+
+def test_answers_of_level_3_are_short():
+    task = get_task("sums")
+    lengths = [len(task.gold(row)) for row in task.rows("train", 500)]
+    assert 10 <= min(lengths) < 14 and 32 < max(lengths) <= 41
+
+
+@pytest.mark.parametrize("reward", ["exact", "steps"])
+@pytest.mark.parametrize(
+    "correct, completion",
+    pairs(
+        """
+        True ≟ 17+48=65 65+5=70 #### 70 ¦ 17+48=65⏎65+5=70⏎#### 70.0 ¦ #### 70 ¦ 17+48=55 55+5=60 #### 70
+        False ≟ 17+48=65 65+5=70 ¦ 17+48=65 65+5=70 70 ¦ 17+48=65 65+5=70 #### 65 ¦ 17+48=65 65+5=70 #### 7
+        17+48=65 65+5=70 #### 70 #### 65 ¦ 17+48=65 65+5=70 #### 65+5 ¦ 17+48=65 65+5=70 ### 70 ¦ #### ¦ ∅
+        """,
+        key=literal_eval,
+    ),
+)
+def test_the_marked_sum_decides(reward, correct, completion):
+    """The working is a way, and not asked for."""
+    task = get_task("sums", reward=reward)
+    assert task.verify(completion, ROW) is correct
+    assert (task.reward(completion, ROW) == 1.0) is correct
+    if reward == "exact":
+        assert task.reward(completion, ROW) == float(correct)
+
+
+@pytest.mark.parametrize(
+    "completion, points",
+    [
+        # Of four points, one for each of the two additions, one for the mark.
+        ("17+48=65 65+5=70 #### 65", 3),
+        ("17+48=65 65+5=71 #### 71", 2),
+        ("17+48=55 55+5=60 #### 60", 1),
+        ("17+48=65 65+5=70", 2),
+        ("17+48=65", 1),
+        ("65+5=70 17+48=65", 0),  # out of place
+        ("48+17=65 65+5=70", 1),
+        ("#### 71 17+48=65 65+5=70", 1),  # after the mark
+        ("17+48=65 #### 65 #### 70", 1),  # two marks that disagree
+        ("17+48=65 17+48=65 17+48=65 #### 1", 2),
+        ("17", 0),
+        ("", 0),
+    ],
+)
+def test_steps_by_hand(completion, points):
+    assert get_task("sums", reward="steps").reward(completion, ROW) == points / 4

@@ -139,9 +139,3 @@ def test_inclusion_lcs(required, completion, included, in_order, of):
     """The mean of the share that occurs, and of the share that is in order."""
     reward = get_task("sorting", reward="inclusion_lcs").reward(completion, {"answer": required})
     assert reward == pytest.approx((included + in_order) / 2 / of, abs=1e-12)
-
-
-@pytest.mark.parametrize("reward", ["dist", "inclusion_order", "", None, 1, ["distance"]])
-def test_unknown_reward(reward):
-    with pytest.raises(ValueError, match="reward=.*exact, distance, inclusion_ordering, nearness, inclusion_lcs"):
-        get_task("sorting", reward=reward)

@@ -101,11 +101,8 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep some rows. A row that keeps its place is not copied; room is given back at the next growth."""
+        """Keep some rows, at most all. One that keeps its place is not copied; room is given back when it grows."""
         count, length = len(indices), self.keys.shape[-2]
-        if count > len(self.keys):
-            self._hold(self.keys[indices], self.values[indices])
-            return
         moved = (indices != torch.arange(count, device=indices.device)).nonzero().squeeze(1)
         for place, room in enumerate(self._room):
             room[moved, :, :length] = room[indices[moved], :, :length]

@@ -1,11 +1,15 @@
-"""Options that are spelled in two ways: every command takes both."""
+"""Command lines: options that are spelled in two ways, and refusals that come before slow libraries are imported."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from eval import boundary, command_lines, compare, report, step_cost, trajectory
 from eval.command import command
+from trl_prorl.commands import COMMANDS
 from trl_prorl.errors import InputError, PushError
 
 
@@ -72,3 +76,98 @@ def test_a_mistake_of_ours_is_no_bad_input():
 
     with pytest.raises(ValueError, match="ours"):
         main()
+
+
+ROOT = Path(__file__).parents[3]
+HEAVY = "torch transformers trl peft datasets evaluate pandas scipy matplotlib"
+# One process for all of them, because nothing heavy may be there after the last one either.
+LOOK = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from trl_prorl.commands import main
+
+heavy, found = set(sys.argv[1].split()), []
+for words in json.loads(sys.argv[2]):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
+    found.append([code, out.getvalue(), err.getvalue(), sorted(heavy & set(sys.modules))])
+print(json.dumps(found))
+"""
+
+
+def look(commands):
+    """Command -> exit code, output, errors, and what of `HEAVY` was imported by it or one before it."""
+    words = json.dumps([command.split() for command in commands])
+    done = subprocess.run([sys.executable, "-c", LOOK, HEAVY, words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(zip(commands, json.loads(done.stdout), strict=True))
+
+
+def test_help():
+    found = look([f"{name} --help" for name in COMMANDS])
+    for name, (code, output, errors, heavy) in zip(COMMANDS, found.values(), strict=True):
+        assert (code, errors, heavy) == (0, "", []) and output.startswith(f"usage: trl-prorl {name} "), (name, output)
+
+
+RECIPE = "tiny/variantA"
+READERS = [f"{name} --run nowhere" for name in ("passk", "drift", "boundary", "trajectory", "push")]
+READERS += ["report --runs nowhere", "compare --runs nowhere nowhere"]
+REFUSED = {
+    **dict.fromkeys(READERS, "run folder 'nowhere' does not exist"),
+    "passk --run nowhere/*": "--runs 'nowhere/*' matches nothing",
+    "passk --run tests": "'tests/config.yaml' is missing",
+    "passk --nope": "arguments are required: --run",
+    "passk --run RUN --n 300": "--n 300: at least 1 sample",
+    "passk --run RUN --others nope": "--others nope: name='nope' is not a task",
+    "drift --run RUN --prompts 1": "--prompts 1 must be at least 2",
+    "report --runs nowhere/*": "--runs 'nowhere/*' matches nothing",
+    "report --runs FOLDER": "no run folder",
+    "preflight": "nothing says what to look at",
+    "tasks show nope": "name='nope' is not a task",
+    "step-cost --nope": "unrecognized arguments: --nope",
+    "reset-cost --nope": "unrecognized arguments: --nope",
+    "gpu-check --parts nope": "invalid choice: 'nope'",
+    f"preflight {RECIPE} --nope 1": "unknown option '--nope'",
+    f"train {RECIPE} --lerning_rate 1": "unknown option '--lerning_rate' (did you mean '--learning_rate'?)",
+    "train FOLDER/KEY.yaml": "KEY.yaml: unknown key 'max_stps' (did you mean 'max_steps'?)",
+    "train FOLDER/TYPE.yaml": "TYPE.yaml: ref_reset_every=[1] is a list, and ref_reset_every takes a whole number",
+}
+RECIPES = {"KEY": "beta: 0.1\nmax_stps: 1\n", "TYPE": "ref_reset_every: [1]\n"}
+
+
+def test_refusals(make_run, make_rows, tmp_path):
+    run = str(make_run("x", "A", make_rows(1)))
+    for name, text in RECIPES.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    found = look([arguments.replace("RUN", run).replace("FOLDER", str(tmp_path)) for arguments in REFUSED])
+    for message, (asked, (code, _, errors, heavy)) in zip(REFUSED.values(), found.items(), strict=True):
+        assert (code, heavy) == (2, []), (asked, errors)
+        assert message in " ".join(errors.split()) and "Traceback" not in errors, (asked, errors)
+
+
+# By the parser, after its imports.
+OF_A_RECIPE = {
+    f"preflight {RECIPE} --task nope": "name='nope' is not a task",
+    f"train {RECIPE} --task nope": "name='nope' is not a task",
+    f"train {RECIPE} --task=sums:0.5,nope:0.5": "takes no level",
+}
+
+
+@pytest.mark.parametrize("arguments", OF_A_RECIPE)
+def test_refusal_of_a_recipe(forks, arguments):
+    status, written = forks.run("-m", "trl_prorl", *arguments.split())
+    assert status == 2 and OF_A_RECIPE[arguments] in written and written.count("\n") == 1, written[-2000:]
+
+
+@pytest.mark.parametrize("name", ["nope", "rgx:chain_sum", ("a", "b")])
+def test_what_is_asked_at_once_is_what_the_registry_says(name):
+    from tasks.registry import check_name, get_task
+
+    with pytest.raises(ValueError) as later:
+        get_task(name)
+    with pytest.raises(ValueError) as at_once:
+        check_name(name)
+    assert str(at_once.value) == str(later.value)

@@ -1,13 +1,21 @@
+"""Sections on held-out evaluations: curves, forgetting, boundaries, and arms against one another."""
+
 import math
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
-from eval.analysis import passk
+from eval import boundary as command_of_boundary
+from eval.analysis import compare, passk
+from eval.analysis.boundary import boundary
 from eval.analysis.frame import Frame
-from eval.pages import drift, runs
+from eval.pages import boundary as page_of_boundary
+from eval.pages import comparison, drift, runs
 from eval.pages import passk as page
+from eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
+from eval.pages.document import Bullets
 
 
 def drawn(panel):
@@ -23,8 +31,12 @@ def point(step, value, **more):
 
 @pytest.fixture
 def arm(read_run):
-    def make(variant="A", seed=0, drift=None, base=None, trained=None, **passk):
-        return read_run(variant, seed, None, 3, base or [2] * 10, trained or [4] * 10, passk, drift=drift)
+    """A run whose prompts have these numbers of 8 samples right."""
+
+    def make(variant="A", seed=0, drift=None, base=None, trained=None, name=None, beta=0.0, **passk):
+        name, config, trained = f"{name or variant}{seed}", {"beta": beta}, trained or [4] * len(base or [2] * 40)
+        base = base or [2] * len(trained)
+        return read_run(variant, seed, name, 3, base, trained, passk, config, drift=drift)
 
     return make
 
@@ -116,3 +128,106 @@ def test_drift(arm):
     ]
     frame = Frame([arm("A", drift={"points": points}), arm("B")])
     assert drift.runs_table(frame).rows == [["A0", "20", "0.2000 [0.1000, 0.4000]", "0.900", "–", "–"]]
+
+
+def test_solved_and_lost_by_hand(arm, read_run):
+    # 8 samples, 40 prompts: 3 go from 0 to 8, 2 from 0 to 1, 1 from 8 to 0; 30 are solved by both, 4 by neither.
+    base = [0] * 5 + [8] + [4] * 30 + [0] * 4
+    trained = [8] * 3 + [1] * 2 + [0] + [4] * 30 + [0] * 4
+    bare = read_run("plain")
+    table = page_of_boundary.runs_table(Frame([arm("A", base=base, trained=trained), bare]))
+    # 1.6e-4 is Fisher's p of 0 against 8 of 8, times at most 40 by Holm; of 0 against 1 it is 1.
+    # McNemar: 5 against 1, 2·(1 + 6)/2⁶ = 0.22. 1 - 0.05^(1/8) = 0.312.
+    assert table.rows == [["A0", "40 × 8", "5 (3)", "1 (1)", "30", "4", "0.22", "0.312"]]
+    assert page_of_boundary.runs_table(Frame([bare])) is None
+
+
+def test_arms_stand_against_plain_control_and_the_best_a(arm):
+    """Each pair once; of two arms of A the one with the higher score."""
+    scores = {"plain": 3, "control": 2, "A": 4, "B": 5}
+    runs = [arm(variant, seed, trained=[score] * 40) for seed in (0, 1) for variant, score in scores.items()]
+    runs += [arm("A", seed, trained=[1] * 40, name="worse", beta=0.5) for seed in (0, 1)]
+    rows, left = compare.against_references(Frame(runs))
+    assert not left and all(row.seeds == 2 for row in rows)
+    assert [(row.first, row.second) for row in rows] == [
+        *((first, "plain") for first in ("control", "A", "B", "A β=0.5")),
+        *((first, "control") for first in ("A", "B", "A β=0.5")),
+        ("B", "A"),
+    ]
+
+
+def test_paired_table_by_hand(arm):
+    runs = [arm("A", trained=[0] * 20 + [8] * 20), arm("B", trained=[8] * 40)]
+    table, _, said = comparison.sections(Frame(runs))[0].blocks
+    (row,) = table.rows
+    assert row[:5] == ["B − A", "1", "1", "1.000", "0.500"] and row[5].startswith("+0.500 [+0.3")
+    assert float(row[7]) == pytest.approx(2 / 2**20, rel=0.1)  # McNemar of 20 against 0
+    assert row[8:] == ["200 %", "–"]  # of one pair
+    assert said.items[0].startswith("B has 200 % of A's held-out pass@1 (too few runs for an interval)")
+
+
+def test_equal_arms_say_what_would_be_found(arm):
+    noisy = [2, 6] * 20
+    frame = Frame([arm("control", trained=noisy), arm("A", trained=noisy[::-1])])
+    difference, found = comparison.sections(frame)[0].blocks[0].rows[0][5:7]
+    assert difference.startswith(("+0.000", "-0.000"))
+    # ±0.5 per prompt, 40 prompts: (1.96 + 0.84) · 0.5 / √40 = 0.221.
+    assert float(found) == pytest.approx(0.221, abs=0.02)
+
+
+def test_other_prompts_are_said_not_compared(arm):
+    ((blocks,),) = [[section.blocks] for section in comparison.sections(Frame([arm("control"), arm("A", split="x")]))]
+    assert [type(block) for block in blocks] == [Bullets]
+    assert "not evaluated on the same prompts" in blocks[0].items[0]
+    assert comparison.sections(Frame([arm("B", 5)])) == []
+
+
+def test_control_of_the_same_seed(read_run):
+    runs = [read_run(variant, seed) for variant, seed in (("control", 0), ("control", 1), ("A", 1), ("A", 2))]
+    of_a, other = Frame(runs).rows[2:]
+    assert (of_a.control.name, other.control.name) == ("control1", "control0")
+    assert (of_a.own_control.name, other.own_control) == ("control1", None)
+    assert Frame(runs[2:]).rows[0].control is None
+
+
+def test_statements_say_what_is_not_known(passk_result):
+    lines = boundary_statements(boundary(passk_result(base=[0, 3, 0, 5, 0], trained=[8, 0, 0, 6, 1])))
+    assert "2 newly solved, 1 lost, 1 solved by both, 1 by neither" in lines[0]
+    assert "Of the 2 newly solved, sampling noise is excluded for 1" in lines[1]
+    assert "#0 0 → 8*, #4 0 → 1." in lines[1]
+    assert "excluded for 0" in lines[2]
+    assert "excludes only rates above 0.312" in lines[3]  # 1 - 0.05^(1/8)
+    assert "not even 2 of 2" in boundary_statements(boundary(passk_result([0, 1], [2, 1], n=2)))[-1]
+
+
+def test_table_has_a_row_per_k(passk_result):
+    table = boundary_table(boundary(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2)))
+    assert [row[0] for row in table.rows] == ["1", "2"]
+    assert table.rows[0][1].startswith("0.250 [")
+    assert table.rows[1][2].startswith("1.000")
+
+
+def test_picture_shows_both_sides(passk_result, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.write_bytes(b"")))
+    result = boundary(passk_result(base=[0, 3, 0, 5, 0, 0], trained=[8, 0, 0, 6, 1, 1]))
+    plot_boundary(result, tmp_path / "unused.png")
+    (curves,) = figures[0].axes
+    assert curves.get_xscale() == "log"
+    drawn = {line.get_label(): list(line.get_ydata()) for line in curves.lines}
+    assert drawn["trained"] == [row.trained.value for row in result.rows]
+    assert drawn["base"] == [row.base.value for row in result.rows]
+    assert len(curves.collections) == 2
+
+
+def test_the_command_of_the_boundary(make_run, make_rows, passk_result, capsys):
+    passk = passk_result([0] * 6 + [4] * 6, [8] * 6 + [4] * 6)
+    folder = make_run("A", "A", make_rows(2), passk=passk)
+    assert command_of_boundary.main(["--run", str(folder)]) == 0
+    assert "6 newly solved, 0 lost" in " ".join(capsys.readouterr().out.split())
+    with Image.open(folder / "boundary.png") as picture:
+        picture.load()
+        assert picture.format == "PNG"
+    bare = make_run("bare", "A", make_rows(2))
+    assert command_of_boundary.main(["--run", str(bare)]) == 2
+    assert f"trl-prorl passk --run {bare}" in capsys.readouterr().err and not list(bare.glob("boundary*"))
