@@ -113,11 +113,11 @@ def rows_of(folder: Path, plan: dict, proxy: float | None = None) -> dict:
         return rows | {"prompts": prompt_rows(plan["samples"], none, none)}
     trained, rows["prompts"] = outcomes(run.passk, "trained")
     base, rows["base_prompts"] = outcomes(run.passk, "base")
-    end, asked = run.drift["points"][-1], json.dumps(run.passk["prompt_ids"])
+    end, ids = run.drift["points"][-1], json.dumps(run.passk["prompt_ids"])
     row |= {**trained, "gold": trained["pass@1"], "proxy": proxy}
     row |= {"drift": end["kl_to_base"], "drift_tokens": end["mean_tokens"]}
     rows["base"] = {f"base_{name}": value for name, value in base.items()} | both
-    rows["base"]["prompts_hash"] = hashlib.sha256(asked.encode()).hexdigest()[:12]
+    rows["base"]["prompts_hash"] = hashlib.sha256(ids.encode()).hexdigest()[:12]
     rows["points"] = point_rows(run, steps) if plan["others"] else []
     return rows
 

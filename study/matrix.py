@@ -173,7 +173,8 @@ class Matrix:
         for block in self.blocks:
             if block.name in names and (blocks or block.default):
                 runs = tuple(run for run in block.runs if run.key.family in families and run.key.arm in arms)
-                found.append(replace(block, runs=runs, references=tuple(x for x in block.references if x in arms)))
+                references = tuple(arm for arm in block.references if arm in arms)
+                found.append(replace(block, runs=runs, references=references))
         return Matrix(tuple(found))
 
 
@@ -195,8 +196,11 @@ def read_matrix(root: Path) -> Matrix:
         content = yaml.load(path.read_text(), UniqueKeys)
         CONTENT(content, "")
         asked = content["blocks"]
-        arms, names = _arms(asked), {name for block in asked.values() for name in block["families"]}
-        families = {name: _family(path.with_name(f"{name}.yaml")) for name in sorted(names)}
+        arms, families = _arms(asked), {}
+        for name in sorted({name for block in asked.values() for name in block["families"]}):
+            recipe = read_recipe(path.with_name(f"{name}.yaml"))
+            table(dict.fromkeys(("task", MODEL), text))(recipe, f"{name}.yaml")
+            families[name] = {key: value for key, value in recipe.items() if key not in OF_THE_RUN[1:]}
         blocks = [_block(name, block, content["evaluation"], families, arms) for name, block in asked.items()]
         matrix = Matrix(tuple(blocks))
         _check_tuning(matrix)
@@ -207,12 +211,6 @@ def read_matrix(root: Path) -> Matrix:
         return matrix
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: {' '.join(str(error).split()).replace('--config ', '', 1)}") from error
-
-
-def _family(path: Path) -> dict[str, Any]:
-    recipe = read_recipe(path)
-    table(dict.fromkeys(("task", MODEL), text))(recipe, path.name)
-    return {key: value for key, value in recipe.items() if key not in OF_THE_RUN[1:]}
 
 
 def _arms(blocks: dict[str, dict]) -> dict[str, dict]:
