@@ -26,8 +26,8 @@ KEPT = (
 )
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__.strip().split("\n")[0])
     parser.add_argument("what", choices=("run", "status", "figures", "drop"))
     for name in ("blocks", "families", "arms"):
@@ -39,12 +39,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.jobs < 1:
         raise InputError(f"JOBS={args.jobs} must be at least 1")
-    return args
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Entry point."""
-    args = parse_args(argv)
     root = args.root.resolve()
     whole = read_matrix(root)
     matrix = whole.selected(args.blocks, args.families, args.arms)

@@ -28,7 +28,6 @@ from trl_prorl.errors import RunError
 from trl_prorl.record.run_files import ELASTIC, RESET
 
 
-CHECKPOINTS = "checkpoint-*"
 KS = ("1", "8")
 
 
@@ -90,57 +89,54 @@ def rows_of(folder: Path, plan: dict, proxy: float | None = None) -> dict:
     every prompt. `plan` is what the runner wrote, `began` in seconds since the epoch; `proxy` the mean reward of the
     samples that `pass@1` counts. Raises `RunError`: the run is not at its end.
     """
-    key, run = RunKey(*plan["key"]), load_run(folder)
-    ended, steps = stopped(folder), int(run.metrics["step"].max())
-    if not ended and (steps != key.steps or run.passk is None or run.drift is None):
-        raise RunError(f"{folder}: {steps} of {key.steps} steps, or not evaluated; run the study again")
+    run, steps = load_run(folder), RunKey(*plan["key"]).steps
+    ended, done = stopped(folder), int(run.metrics["step"].max())
+    if not ended and (done != steps or run.passk is None or run.drift is None):
+        raise RunError(f"{folder}: {done} of {steps} steps, or not evaluated; run the study again")
     base_hash = (run.env.get("base_model") or {}).get("sha256")
     if base_hash is None:
         raise RunError(f"{folder}: env.json has no hash of the base; the study needs an embedded base")
-    asked = {name: plan[name] for name in ("split", "prompts", "samples")}
-    row = {
-        **{"block": plan["block"], "variant": run.variant, "base_hash": base_hash},
-        "base_pass@1": 0.0,  # the base's own row gives it
-        **dict.fromkeys(("pass@1", "pass@8", "greedy", "gold", "proxy"), 0.0),
-        **{"collapsed": int(is_collapsed(run)), "steps_done": len(run.metrics)},
+    both = {name: plan[name] for name in ("split", "prompts", "samples")}
+    both |= {"base_hash": base_hash, "commit": run.env["git_commit"]}
+    row = {"block": plan["block"], "variant": run.variant, "recipe": plan["recipe_hash"], **both}
+    row |= {
+        "collapsed": int(is_collapsed(run)),
+        "steps_done": len(run.metrics),
         "resets": len(run.reset_steps() or []),
-        **{name: int(run.total(name) or 0) for name in ("ref_forward_calls", "tokens_generated")},
-        **{"recipe": plan["recipe_hash"], **asked, "commit": run.env["git_commit"]},
-        "seconds": float(round(time.time() - plan["began"])),
     }
+    row |= {name: int(run.total(name) or 0) for name in ("ref_forward_calls", "tokens_generated")}
+    row |= {"seconds": float(round(time.time() - plan["began"]))}
     rows = {"run": row, "curve": curve_rows(run)}
     if ended:
-        rows["prompts"] = prompt_rows(plan["samples"], [0] * plan["prompts"], [0] * plan["prompts"])
-        return rows
+        none = [0] * plan["prompts"]
+        row |= dict.fromkeys(("pass@1", "pass@8", "greedy", "gold", "proxy"), 0.0)
+        return rows | {"prompts": prompt_rows(plan["samples"], none, none)}
     trained, rows["prompts"] = outcomes(run.passk, "trained")
     base, rows["base_prompts"] = outcomes(run.passk, "base")
-    end = run.drift["points"][-1]
+    end, ids = run.drift["points"][-1], json.dumps(run.passk["prompt_ids"])
     row |= {**trained, "gold": trained["pass@1"], "proxy": proxy}
     row |= {"drift": end["kl_to_base"], "drift_tokens": end["mean_tokens"]}
-    rows["base"] = {
-        **{"base_hash": base_hash, **asked, "commit": run.env["git_commit"]},
-        "prompts_hash": hashlib.sha256(json.dumps(run.passk["prompt_ids"]).encode()).hexdigest()[:12],
-        **{f"base_{name}": value for name, value in base.items()},
-    }
-    rows["points"] = point_rows(run, key.steps) if plan["others"] else []
+    rows["base"] = {f"base_{name}": value for name, value in base.items()} | both
+    rows["base"]["prompts_hash"] = hashlib.sha256(ids.encode()).hexdigest()[:12]
+    rows["points"] = point_rows(run, steps) if plan["others"] else []
     return rows
 
 
 def main() -> int:
     plan = json.loads(Path(sys.argv[1]).read_text())
-    folder = Path(plan["folder"])
-    proxy = None
-    common = ["--run", str(folder), "--split", plan["split"], "--prompts", str(plan["prompts"])]
+    folder, split, prompts, samples = Path(plan["folder"]), plan["split"], plan["prompts"], plan["samples"]
+    checkpoints, proxy = list(folder.glob("checkpoint-*")), None
     if not stopped(folder):
-        along = ["--checkpoints", "all"] if any(folder.glob(CHECKPOINTS)) else []
+        common = ["--run", str(folder), "--split", split, "--prompts", str(prompts)]
+        along = ["--checkpoints", "all"] if checkpoints else []
         along += ["--others", *plan["others"]] if plan["others"] else []
-        failed = passk.main([*common, "--n", str(plan["samples"]), "--k", *KS])
+        failed = passk.main([*common, "--n", str(samples), "--k", *KS])
         failed = failed or drift.main([*common, "--samples", str(plan["drift_samples"]), *along])
         if failed:
             return failed
-        proxy = mean_reward(folder, plan["split"], plan["prompts"], plan["samples"])
+        proxy = mean_reward(folder, split, prompts, samples)
     write_json(Path(plan["rows"]), rows_of(folder, plan, proxy))
-    for checkpoint in folder.glob(CHECKPOINTS):
+    for checkpoint in checkpoints:
         shutil.rmtree(checkpoint)
     return 0
 

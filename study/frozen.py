@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from study.tables import COLUMNS, FOLDER
@@ -44,13 +45,10 @@ def frozen_commit(root: Path, asked: str | None = None) -> str:
 
 def worktree(root: Path, commit: str, place: Path) -> Path:
     """A worktree of a commit, unchanged; one that is there, whole and unchanged, is used again."""
-    if place.exists():
-        try:
-            if git(place, "rev-parse", "HEAD") == commit and not git(place, "status", "--porcelain"):
-                return place
-        except RunError:
-            pass  # one that was cut short
-        shutil.rmtree(place)
+    with suppress(RunError):  # there is none, or it was cut short
+        if git(place, "rev-parse", "HEAD") == commit and not git(place, "status", "--porcelain"):
+            return place
+    shutil.rmtree(place, ignore_errors=True)
     git(root, "worktree", "prune")
     git(root, "worktree", "add", "--detach", "--force", str(place), commit)
     return place

@@ -4,25 +4,26 @@ of the number of bases.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
-from eval.analysis.statistics import Estimate, fieller_interval
+from eval.analysis.statistics import NO_INTERVAL, Estimate, fieller_interval
 
 
 LEVEL, POWER = 0.95, 0.8
 RESAMPLES, SEED = 4000, 0
 DIGITS = 12  # after the point; what is smaller is rounding, which must not be told from 0
 Pair = tuple[int, int]  # base seed, training seed
+Weights = Mapping[str, float]  # of arms in a sum, such as `{"B": 1, "A": -1}`
 
 
-def _weighted(weights: Mapping[str, float], of: Mapping) -> Any:
+def _weighted(weights: Weights, of: pd.Series | pd.DataFrame) -> Any:
     return sum(weight * of[arm] for arm, weight in weights.items())
 
 
@@ -30,47 +31,51 @@ def _weighted(weights: Mapping[str, float], of: Mapping) -> Any:
 class Resampled:
     """
     Means of several arms over the same bases, training seeds and prompts: `means` by arm, over prompts, over the seeds
-    of a base, over bases; `replicates`, the same of each resample, shape (R,), the r-th of every arm being of the same
-    bases, seeds and prompts; `by_base`, the mean on each base, shape (n,); the numbers of bases and pairs.
+    of a base, over bases; `replicates`, the same of each resample, shape (R, arms), a row being of the same bases,
+    seeds and prompts; `by_base`, the mean on each base, shape (n, arms); the number of pairs.
     """
 
-    means: dict[str, float]
-    replicates: dict[str, np.ndarray]
-    by_base: dict[str, np.ndarray]
-    bases: int
+    means: pd.Series
+    replicates: pd.DataFrame
+    by_base: pd.DataFrame
     pairs: int
 
-    def covariance(self, one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    @property
+    def bases(self) -> int:
+        """Their number n."""
+        return len(self.by_base)
+
+    def covariance(self, one: Weights, other: Weights) -> float:
         """Of two weighted sums of arms. Resamples of n values vary too little by the factor (n - 1)/n: put right."""
         if self.bases < 2:
             return math.nan
         sums = [_weighted(each, self.replicates) for each in (one, other)]
         return float(np.cov(*sums, ddof=0)[0, 1]) * self.bases / (self.bases - 1)
 
-    def contrast(self, weights: Mapping[str, float]) -> "Contrast":
-        """A weighted sum of arms, such as `{"B": 1, "A": -1}`."""
+    def contrast(self, weights: Weights) -> "Contrast":
+        """A weighted sum of arms."""
         error = float(np.sqrt(np.maximum(0.0, self.covariance(weights, weights))))
         return Contrast(round(_weighted(weights, self.means), DIGITS), round(error, DIGITS), self.bases - 1)
 
-    def over_bases(self, weights: Mapping[str, float]) -> "Contrast":
+    def over_bases(self, weights: Weights) -> "Contrast":
         """The same sum with the standard error of n values, one for each base: the ordinary paired t-test."""
         values = _weighted(weights, self.by_base)
         error = float(stats.sem(values)) if self.bases > 1 else math.nan
         return Contrast(round(float(np.mean(values)), DIGITS), round(error, DIGITS), self.bases - 1)
 
-    def ratio(self, above: Mapping[str, float], below: Mapping[str, float]) -> Estimate | None:
+    def ratio(self, above: Weights, below: Weights) -> Estimate:
         """
         One weighted sum by another, with the interval of Fieller: every ratio for which the contrast
-        `above - ratio · below` is not told from 0. `None` where `below` is 0 or less.
+        `above - ratio · below` is not told from 0. NaN where `below` is 0 or less.
         """
-        top, bottom = (_weighted(each, self.means) for each in (above, below))
+        top, bottom = (float(_weighted(each, self.means)) for each in (above, below))
         if bottom <= 0:
-            return None
-        low = high = math.nan
-        if self.bases > 1:
-            variances = (self.covariance(*pair) for pair in ((above, above), (below, below), (above, below)))
-            low, high = fieller_interval(top, bottom, *variances, stats.t.ppf((1 + LEVEL) / 2, self.bases - 1) ** 2)
-        return Estimate(top / bottom, low, high)
+            return Estimate(math.nan, *NO_INTERVAL)
+        if self.bases < 2:
+            return Estimate(top / bottom, *NO_INTERVAL)
+        variances = (self.covariance(*pair) for pair in ((above, above), (below, below), (above, below)))
+        squared_t = stats.t.ppf((1 + LEVEL) / 2, self.bases - 1) ** 2
+        return Estimate(top / bottom, *fieller_interval(top, bottom, *variances, squared_t))
 
 
 @dataclass(frozen=True)
@@ -121,11 +126,8 @@ def mean_over(parts: Sequence[Resampled]) -> Resampled:
     first, *others = parts
     if any((one.bases, one.pairs) != (first.bases, first.pairs) for one in others):
         raise ValueError("The parts have different numbers of bases or pairs.")
-
-    def mean(name: str) -> dict:
-        return {arm: sum(getattr(one, name)[arm] for one in parts) / len(parts) for arm in first.means}
-
-    return Resampled(mean("means"), mean("replicates"), mean("by_base"), first.bases, first.pairs)
+    every = zip(*((one.means, one.replicates, one.by_base) for one in parts), strict=True)
+    return Resampled(*(sum(each) / len(parts) for each in every), first.pairs)
 
 
 def heterogeneity(values: np.ndarray) -> float:
@@ -177,23 +179,15 @@ def resample(
     one seed they draw the same pairs, and each its own prompts. Raises `ValueError`: there is no pair that all arms
     have, or their prompts differ in number.
     """
-    pairs = sorted(set.intersection(*(set(runs) for runs in values.values())))
-    if not pairs:
+    runs = pd.DataFrame({arm: pd.Series(of, dtype=object) for arm, of in values.items()}).dropna().sort_index()
+    if runs.empty:
         raise ValueError(f"{', '.join(values)} have no pair of base seed and training seed in common.")
-    arrays = {arm: np.array([runs[pair] for pair in pairs], dtype=float) for arm, runs in values.items()}
-    (count,) = {array.shape[1] for array in arrays.values()}  # a ValueError if they differ
-    sizes = tuple(Counter(base for base, _ in pairs).values())
-    even = np.repeat([1 / (size * len(sizes)) for size in sizes], sizes)
-    weights, prompts = _drawn(sizes, count, resamples, seed, family)
-    ends = np.cumsum(sizes)[:-1]
-    by_base = {arm: np.split(array.mean(axis=1), ends) for arm, array in arrays.items()}
-    return Resampled(
-        means={arm: float(even @ array.mean(axis=1)) for arm, array in arrays.items()},
-        replicates={arm: ((weights @ array) * prompts).sum(axis=1) for arm, array in arrays.items()},
-        by_base={arm: np.array([part.mean() for part in parts]) for arm, parts in by_base.items()},
-        bases=len(sizes),
-        pairs=len(pairs),
-    )
+    arrays = {arm: np.stack(of).astype(float) for arm, of in runs.items()}  # a ValueError if prompts differ in number
+    by_base = runs.map(np.mean).groupby(level=0).mean()
+    sizes = tuple(runs.groupby(level=0).size())
+    weights, prompts = _drawn(sizes, next(iter(arrays.values())).shape[1], resamples, seed, family)
+    replicates = {arm: ((weights @ array) * prompts).sum(axis=1) for arm, array in arrays.items()}
+    return Resampled(by_base.mean(), pd.DataFrame(replicates), by_base, pairs=len(runs))
 
 
 @lru_cache(maxsize=4)

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +18,10 @@ from trl_prorl.record.shapes import Shape, ShapeError, array, flag, integer, opt
 
 MATRIX = Path("recipes", "study", "matrix.yaml")  # below the checkout
 TUNED, OWN = "tuned", "tuned_own"  # values that a block with the split `validation` chooses
-DEFAULTS = {"suffix": "", "split": "test", "default": True, "others": [], "evaluation": {}, "keys": {}}
-DEFAULTS |= {"tuned_on": "", "tuned_by": "pass@1", "tuned_family": ""}
 MODEL = "model_name_or_path"
 # What a run is told by its place in the matrix, so that no arm may say it.
 OF_THE_RUN = (MODEL, "seed", "max_steps", "output_dir", "run_dir")
+OPTIMIZER_KEYS = ("optimizer_reset", "optimizer_reset_alpha")
 BASE_ARM = "base"
 
 
@@ -46,10 +46,10 @@ def _unknown(value: Any, at: str) -> None:
 NAMES = array(_spelt(r"[A-Za-z][\w.\-]*", "a name of letters, digits, '_', '.' and '-'"), least=1)
 NEEDED = {"families": NAMES, "pairs": array(array(integer(0), length=2), least=1), "steps": integer(1)}
 NEEDED |= {"arms": table(rest=optional(_keys))}
-BLOCK = {**NEEDED, "references": array(text), "others": array(text), "evaluation": table(), "keys": _keys}
-BLOCK |= {"default": flag, **dict.fromkeys(("suffix", "tuned_on", "tuned_family"), text)}
-BLOCK |= {"split": _spelt("test|validation", "test or validation")}
-BLOCK |= {"tuned_by": _spelt("pass@1|proxy|gain", "pass@1, proxy or gain")}  # study/tuned.py has the rules
+OPTIONS = {"default": flag, **dict.fromkeys(("suffix", "tuned_on", "tuned_family"), text)}  # fields of a `Block`
+OPTIONS |= {"split": _spelt("test|validation", "test or validation")}
+OPTIONS |= {"tuned_by": _spelt("pass@1|proxy|gain", "pass@1, proxy or gain")}  # study/tuned.py has the rules
+BLOCK = NEEDED | OPTIONS | {"references": array(text), "others": array(text), "evaluation": table(), "keys": _keys}
 CONTENT = table({"evaluation": table(), "blocks": table(rest=table(NEEDED, BLOCK, _unknown))}, rest=_unknown)
 EVALUATION = {"prompts": integer(2), "samples": integer(8), "drift_samples": integer(1)}  # pass@8 needs 8 samples
 
@@ -85,9 +85,9 @@ class Run:
     evaluation: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
-    def waits(self) -> bool:
-        """Whether a value of its recipe has not been chosen yet."""
-        return any(value in (TUNED, OWN) for value in self.recipe.values())
+    def waits(self) -> list[str]:
+        """Keys of its recipe whose values have not been chosen yet."""
+        return [key for key, value in self.recipe.items() if value in (TUNED, OWN)]
 
     @property
     def recipe_hash(self) -> str:
@@ -108,12 +108,13 @@ class Block:
     name: str
     runs: tuple[Run, ...]
     references: tuple[str, ...]
-    suffix: str
-    split: str
-    tuned_on: str
-    tuned_by: str
-    tuned_family: str
-    default: bool
+    steps: int  # of the optimizer, in each of its runs
+    suffix: str = ""
+    split: str = "test"
+    tuned_on: str = ""
+    tuned_by: str = "pass@1"
+    tuned_family: str = ""
+    default: bool = True
 
     @property
     def families(self) -> list[str]:
@@ -126,23 +127,24 @@ class Block:
         return list(dict.fromkeys(run.key.arm for run in self.runs))
 
     @property
-    def steps(self) -> int:
-        """Optimizer steps of its runs."""
-        return max((run.key.steps for run in self.runs), default=0)
-
-    @property
     def rate(self) -> float:
         """The learning rate of its first arm."""
-        return float(self.runs[0].recipe["learning_rate"]) if self.runs else 0.0
+        return float(self.runs[0].recipe["learning_rate"])
 
     @property
     def tunes(self) -> bool:
         """Whether it chooses values for other blocks, and is no part of the results."""
         return self.split == "validation"
 
-    def recipe(self, arm: str) -> dict[str, Any]:
-        """The keys of an arm, in the first family."""
-        return next(run.recipe for run in self.runs if run.key.arm == arm)
+    def kept_partner(self, arm: str) -> str | None:
+        """The arm that differs only in that its resets keep the optimizer; `None` if there is none."""
+        recipes = {run.key.arm: run.recipe for run in reversed(self.runs)}  # in the first family, on the first base
+        kept = [name for name in self.arms if recipes[name].get("optimizer_reset", "keep") == "keep"]
+
+        def others(name: str) -> dict:
+            return {key: value for key, value in recipes[name].items() if key not in OPTIMIZER_KEYS}
+
+        return None if arm in kept else next((name for name in kept if others(name) == others(arm)), None)
 
 
 @dataclass(frozen=True)
@@ -162,124 +164,109 @@ class Matrix:
     def selected(self, blocks: Iterable[str] = (), families: Iterable[str] = (), arms: Iterable[str] = ()) -> "Matrix":
         """
         The part with these blocks, families and arms; of what is not given, all, but for blocks that are no default.
-
-        Raises:
-            InputError: There is none of such a name.
+        Raises `InputError`: there is none of such a name.
         """
-        default = [block.name for block in self.blocks if block.default]
-        chosen = _chosen("BLOCKS", blocks, [block.name for block in self.blocks]) if blocks else default
+        names = _chosen("BLOCKS", blocks, [block.name for block in self.blocks])
         families = _chosen("FAMILIES", families, [name for block in self.blocks for name in block.families])
         arms = _chosen("ARMS", arms, [name for block in self.blocks for name in block.arms])
-
-        def part(block: Block) -> Block:
-            runs = tuple(run for run in block.runs if run.key.family in families and run.key.arm in arms)
-            return replace(block, runs=runs, references=tuple(arm for arm in block.references if arm in arms))
-
-        return Matrix(tuple(part(block) for block in self.blocks if block.name in chosen))
+        found = []
+        for block in self.blocks:
+            if block.name in names and (blocks or block.default):
+                runs = tuple(run for run in block.runs if run.key.family in families and run.key.arm in arms)
+                references = tuple(arm for arm in block.references if arm in arms)
+                found.append(replace(block, runs=runs, references=references))
+        return Matrix(tuple(found))
 
 
 def _chosen(option: str, asked: Iterable[str], there: list[str]) -> list[str]:
-    there = list(dict.fromkeys(there))
     for name in asked:
         if name not in there:
-            raise InputError(f"{option}={name}: there is none{nearest(name, there)}; there is {', '.join(there)}")
+            known = ", ".join(dict.fromkeys(there))
+            raise InputError(f"{option}={name}: there is none{nearest(name, there)}; there is {known}")
     return list(asked) or there
 
 
 def read_matrix(root: Path) -> Matrix:
     """
-    The matrix of a checkout, beside which the families' base recipes lie.
-
-    Raises:
-        InputError: A file is missing, or says what cannot be: named with the key, the value and the cure.
+    The matrix of a checkout, beside which the families' base recipes lie. Raises `InputError`: a file is missing, or
+    says what cannot be: named with the key, the value and the cure.
     """
     path = root / MATRIX
     try:
         content = yaml.load(path.read_text(), UniqueKeys)
         CONTENT(content, "")
-        families, arms, first = {}, {}, {}
-        blocks = tuple(
-            _block(path.parent, name, {**DEFAULTS, **block}, content["evaluation"], families, arms)
-            for name, block in content["blocks"].items()
-        )
-        _check_tuning(blocks)
+        asked = content["blocks"]
+        arms, families = _arms(asked), {}
+        for name in sorted({name for block in asked.values() for name in block["families"]}):
+            recipe = read_recipe(path.with_name(f"{name}.yaml"))
+            table(dict.fromkeys(("task", MODEL), text))(recipe, f"{name}.yaml")
+            families[name] = {key: value for key, value in recipe.items() if key not in OF_THE_RUN[1:]}
+        blocks = [_block(name, block, content["evaluation"], families, arms) for name, block in asked.items()]
+        matrix = Matrix(tuple(blocks))
+        _check_tuning(matrix)
+        first = {run.key: run for run in matrix.runs}
         for run in (run for block in blocks for run in block.runs):
-            same = first.setdefault(run.key, run)
-            if (same.recipe, same.evaluation) != (run.recipe, run.evaluation):
-                raise InputError(
-                    f"{run.key}: two blocks give this run different keys; give one of the blocks a suffix"
-                )
-        return Matrix(blocks)
+            if (first[run.key].recipe, first[run.key].evaluation) != (run.recipe, run.evaluation):
+                raise InputError(f"{run.key}: two blocks give this run different keys; give one of them a suffix")
+        return matrix
     except (OSError, yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path}: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path}: {' '.join(str(error).split()).replace('--config ', '', 1)}") from error
 
 
-def _block(folder: Path, name: str, block: dict, evaluation: dict, families: dict, arms: dict) -> Block:
-    """A block of the file; `families` and `arms`, keys by name, grow with it."""
-    where = f"blocks.{name}"
-    NAMES(list(block["arms"]), f"{where}.arms")
-    for arm, own in block["arms"].items():
-        if own is None and arm not in arms:
-            raise InputError(f"{where}.arms: {arm} has no keys, and no block before defines it: {arm}: {{}}")
-        if own is not None and arms.setdefault(arm, own) != own:
-            raise InputError(f"{where}.arms.{arm}={own} is {arms[arm]} in an earlier block; rename it")
-    for family in block["families"]:
-        families[family] = families.get(family) or _family(folder / f"{family}.yaml")
-    own = {**evaluation, **block["evaluation"]}
+def _arms(blocks: dict[str, dict]) -> dict[str, dict]:
+    """The keys of every arm, which stand in the first block that has it."""
+    arms: dict[str, dict] = {}
+    for name, block in blocks.items():
+        NAMES(list(block["arms"]), f"blocks.{name}.arms")
+        for arm, keys in block["arms"].items():
+            if keys is None and arm not in arms:
+                raise InputError(f"blocks.{name}.arms: {arm} has no keys, and no block before defines it: {arm}: {{}}")
+            if keys is not None and arms.setdefault(arm, keys) != keys:
+                raise InputError(f"blocks.{name}.arms.{arm}={keys} is {arms[arm]} in an earlier block; rename it")
+    return arms
+
+
+def _block(name: str, asked: dict, evaluation: dict, families: dict, arms: dict) -> Block:
+    """A block of the file; `families` and `arms` are keys of recipes by name."""
+    own = evaluation | asked.get("evaluation", {})
     table(EVALUATION, rest=_unknown)(own, "evaluation")
     if own["drift_samples"] > own["samples"]:
         raise InputError(f"evaluation.drift_samples={own['drift_samples']} exceeds samples")
-    own |= {key: block[key] for key in ("split", "others")}
-    suffix, steps = block["suffix"], block["steps"]
-    runs = tuple(
-        _run(RunKey(family, arm + suffix, *pair, steps), {**families[family], **block["keys"], **arms[arm]}, name, own)
-        for pair in block["pairs"]
-        for family in block["families"]
-        for arm in block["arms"]
-    )
-    references = block.get("references") or [arm for arm in ("plain", "A") if arm in block["arms"]]
-    if any(arm not in block["arms"] for arm in references):
-        raise InputError(f"{where}.references={references!r} has to be a list of arms of the block")
-    rest = {key: block[key] for key in ("suffix", "split", "tuned_on", "tuned_by", "tuned_family", "default")}
-    return Block(name, runs, tuple(arm + suffix for arm in references), **rest)
+    references = asked.get("references") or [arm for arm in ("plain", "A") if arm in asked["arms"]]
+    if any(arm not in asked["arms"] for arm in references):
+        raise InputError(f"blocks.{name}.references={references!r} has to be a list of arms of the block")
+    block = Block(name, (), (), asked["steps"], **{key: asked[key] for key in OPTIONS if key in asked})
+    own, runs = own | {"split": block.split, "others": asked.get("others", [])}, []
+    for pair, family, arm in product(asked["pairs"], asked["families"], asked["arms"]):
+        key = RunKey(family, arm + block.suffix, *pair, block.steps)
+        keys = families[family] | asked.get("keys", {}) | arms[arm]
+        recipe = {name: value for name, value in keys.items() if value is not None}  # null unsets
+        kind, _, taught = recipe[MODEL].partition(":")
+        if kind == "embedded":  # `embedded` and `embedded:TAUGHT` have bases by seed
+            recipe[MODEL] = f"embedded:{taught or recipe['task']}:{key.base_seed}"
+        runs.append(Run(key, recipe | {"seed": key.seed, "max_steps": key.steps}, name, own))
+    return replace(block, runs=tuple(runs), references=tuple(arm + block.suffix for arm in references))
 
 
-def _run(key: RunKey, keys: dict, block: str, evaluation: dict) -> Run:
-    recipe = {name: value for name, value in keys.items() if value is not None}  # null unsets
-    kind, _, taught = recipe[MODEL].partition(":")  # `embedded` and `embedded:TAUGHT` have bases by seed
-    model = f"embedded:{taught or recipe['task']}:{key.base_seed}" if kind == "embedded" else recipe[MODEL]
-    return Run(key, {**recipe, MODEL: model, "seed": key.seed, "max_steps": key.steps}, block, evaluation)
-
-
-def _family(path: Path) -> dict[str, Any]:
-    try:
-        recipe = read_recipe(path)
-    except ValueError as error:
-        raise InputError(str(error).replace("--config ", "", 1)) from error
-    table(dict.fromkeys(("task", MODEL), text))(recipe, path.name)
-    return {key: value for key, value in recipe.items() if key not in OF_THE_RUN[1:]}
-
-
-def _check_tuning(blocks: tuple[Block, ...]) -> None:
+def _check_tuning(matrix: Matrix) -> None:
     """Values that are chosen have a block that chooses them, for their families and on bases of its own."""
-    by_name = {block.name: block for block in blocks if block.tunes}
-    for block in blocks:
-        where, tuning = f"blocks.{block.name}", by_name.get(block.tuned_on)
-        keys = sorted({key for run in block.runs for key, value in run.recipe.items() if value in (TUNED, OWN)})
-        if keys and not block.tuned_on:
-            raise InputError(f"{where}: {keys[0]}: {TUNED} needs tuned_on, the block that chooses it")
-        where += f".tuned_on={block.tuned_on!r}"
-        if block.tuned_on and tuning is None:
-            raise InputError(f"{where} has to name a block with split: validation")
-        families = [block.tuned_family] if block.tuned_family else block.families
-        if tuning and (missing := sorted(set(families) - set(tuning.families))):
-            raise InputError(f"{where} does not choose for {', '.join(missing)}")
+    tuning = {block.name: block for block in matrix.blocks if block.tunes}
+    for block in matrix.blocks:
+        keys = sorted({key for run in block.runs for key in run.waits})
+        if not block.tuned_on and keys:
+            raise InputError(f"blocks.{block.name}: {keys[0]}: {TUNED} needs tuned_on, the block that chooses it")
+        if not block.tuned_on:
+            continue
+        at = f"blocks.{block.name}.tuned_on={block.tuned_on!r}"
+        if block.tuned_on not in tuning:
+            raise InputError(f"{at} has to name a block with split: validation")
+        families = {block.tuned_family} if block.tuned_family else set(block.families)
+        if missing := sorted(families - set(tuning[block.tuned_on].families)):
+            raise InputError(f"{at} does not choose for {', '.join(missing)}")
         for key in keys:
-            if not any(run.recipe.get(key) for run in tuning.runs):
-                raise InputError(f"{where}: {key}: {TUNED}: {block.tuned_on} tries no value of {key}")
-    chooses, reported = (
-        {run.key.base for block in blocks if block.tunes is tunes for run in block.runs} for tunes in (True, False)
-    )
-    for base in sorted(chooses & reported):
+            if not any(run.recipe.get(key) for run in tuning[block.tuned_on].runs):
+                raise InputError(f"{at}: {key}: {TUNED}: {block.tuned_on} tries no value of {key}")
+    reported = {run.key.base for block in matrix.blocks if not block.tunes for run in block.runs}
+    for base in sorted(reported & {run.key.base for block in tuning.values() for run in block.runs}):
         said = f"base {base.base_seed} of {base.family} chooses values and is reported"
         raise InputError(f"{said}; give the tuning block other bases")

@@ -1,20 +1,20 @@
 """`make study-figures`: pictures, and the numbers of `docs/study/findings.md`, from the tables alone."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eval.analysis.statistics import Estimate
-from study.differences import ELSE, MANY, MATTERS, SHARES, Difference, compared, differences, over_families, shares
+from eval.pages.curves import DPI
+from study.differences import ELSE, MANY, MATTERS, SHARES, compared, differences, keeps, over_families, shares
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
-from study.pictures import COST_BASE, COST_FILE, COSTS, forest, learning_curves, overview, relative, rounds, save
-from study.scores import CO_PRIMARY, OUTCOMES, Score, outcomes, scores
+from study.pictures import COST_BASE, COST_FILE, forest, learning_curves, overview, relative, rounds, span
+from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, scores, training
 from study.tables import FOLDER, Tables
-from study.training import aggregates, training
 from study.tuned import choices
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
@@ -22,69 +22,54 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 PAGE, OVERVIEW, TEMPLATE = "findings.md", "overview.png", "findings.md.jinja"
-BESIDE = ("greedy", "pass@8")  # of OUTCOMES, beside pass@1
+BESIDE = (OUTCOMES["greedy"], OUTCOMES["pass@8"])  # beside pass@1
 TRAINING = {"family": "", "arm": "", "kl_ref": ".4f", "kl_old": ".4f", "clipped": ".2%", "size of updates": "+.0%"}
 TRAINING |= {"of": "", "gain after clamp": "+.3f", "reconvergence": "g", "KL spikes": ".1f", "entropy spikes": ".1f"}
 TRAINING |= {"tokens/s": ".0f"}
 
 
 def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
-    """
-    Write the pictures and the page.
-
-    Raises:
-        InputError: No run of the selection is in the tables.
-    """
-    folder, written = root / FOLDER, []
-    found = [(block, scores(block, tables), differences(block, tables)) for block in matrix.blocks if not block.tunes]
-    found = [one for one in found if one[1]]
+    """Write the pictures and the page. Raises `InputError`: no run of the selection is in the tables."""
+    folder = root / FOLDER
+    reported = [(block, scores(block, tables)) for block in matrix.blocks if not block.tunes]
+    found = [(block, of_arms, differences(block, tables)) for block, of_arms in reported if len(of_arms)]
     if not found:
         raise InputError(f"{FOLDER}: none of these runs is finished; make study trains them")
-    seconds, main = rounds(root), found[0][0]
-
-    def picture(figure, name: str) -> str | None:
-        if figure is None:
-            return None
-        save(figure, folder / name)
-        written.append(folder / name)
-        return name
-
-    every = [one for _, _, held in found for one in held]
-    whole = picture(overview(matrix, tables, every, seconds, main.name), OVERVIEW)
-    blocks = []
-    for block, of_arms, held in found:
-        figures = {"curves": learning_curves(block, tables), "forest": forest(block, tables, held)}
-        names = {says: picture(figure, f"{block.name}_{says}.png") for says, figure in figures.items()}
-        pictures = [(says, name) for says, name in names.items() if name]
-        blocks.append({"pictures": pictures, **_numbers(block, tables, of_arms, held)})
-    made = choices(matrix, tables)
+    seconds, made = rounds(root), choices(matrix, tables)
+    figures = {OVERVIEW: overview([(block, held) for block, _, held in found], tables, seconds)}
+    for block, _, held in found:
+        figures[f"{block.name}_curves.png"] = learning_curves(block, tables)
+        figures[f"{block.name}_forest.png"] = forest(block, tables, held)
+    figures = {name: figure for name, figure in figures.items() if figure is not None}
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=DPI, metadata={"Software": None})  # bytes depend on the picture alone
     content = {
-        "overview": whole,
-        "blocks": blocks,
+        "drawn": list(figures),
+        "blocks": [_numbers(block, tables, of_arms, held) for block, of_arms, held in found],
         "choices": made,
         "tried": list(dict.fromkeys(value for choice in made for value in choice.scores)),
         "runs": len(tables.runs),
         "hours": tables.runs["seconds"].sum() / 3600,
-        "covered": _covered(main, tables),
-        **_cost(seconds),
+        "covered": _covered(found[0][0], tables),
+        "rounds": len(seconds),
+        "cost": _cost(seconds),
     }
     with replaced(folder / PAGE) as aside:
         aside.write_text(_environment().get_template(TEMPLATE).render(content))
-    return [*written, folder / PAGE]
+    return [folder / name for name in (*figures, PAGE)]
 
 
-def _numbers(block: Block, tables: Tables, of_arms: list[Score], held: list[Difference]) -> dict[str, Any]:
+def _numbers(block: Block, tables: Tables, of_arms: pd.DataFrame, held: pd.DataFrame) -> dict[str, Any]:
     """Everything that the page says of a block, beside its pictures."""
-    beside = [OUTCOMES[name] for name in BESIDE]
-    held = [held, *(differences(block, tables, k) for k in beside)] if held else []
-    pooled = [over_families(block, tables, k) for k in (1, *beside)]
+    every = [held, *(differences(block, tables, k) for k in BESIDE)] if len(held) else []
+    pooled = [over_families(block, tables, k) for k in (1, *BESIDE)]
     return {
-        **{"name": block.name, "references": block.references, "scores": of_arms},
+        **{"name": block.name, "references": block.references, "scores": of_arms.to_dict("records")},
         "training": training(block, tables).to_dict("records"),
-        "differences": list(zip(*held, strict=True)),
-        "pooled": list(zip(*pooled, strict=True)),
+        "differences": list(zip(*(one.to_dict("records") for one in every), strict=True)),
+        "pooled": list(zip(*(one.to_dict("records") for one in pooled), strict=True)),
         "aggregates": list(aggregates(block, tables).itertuples()) if block.references else [],
-        "shares": shares(block, tables),
+        "shares": shares(block, tables).to_dict("records"),
     }
 
 
@@ -97,17 +82,12 @@ def _covered(block: Block, tables: Tables) -> list[str]:
     return [f"{min(each):.1%} to {max(each):.1%}" for each in zip(*found, strict=True)]
 
 
-def _cost(seconds: dict[str, list[float]]) -> dict[str, Any]:
+def _cost(seconds: pd.DataFrame) -> dict[str, dict[str, Estimate]]:
     """The time of a whole step by arm, relative to some arms; nothing where it was not measured."""
-    if COST_BASE not in seconds:
-        return {"cost": {}}
-    arms = [arm for arm in COSTS if arm in seconds]
     against = [arm for arm in (COST_BASE, "C packed", "plain packed") if arm in seconds]
-    return {
-        "cost": {arm: [relative(seconds, arm, other) for other in against] for arm in arms},
-        "cost_heads": ["arm", *(f"of {arm}'s" for arm in against)],
-        "rounds": len(seconds[COST_BASE]),
-    }
+    if COST_BASE not in against:
+        return {}
+    return {arm: {f"of {other}'s": relative(seconds, arm, other) for other in against} for arm in seconds}
 
 
 def _environment() -> Environment:
@@ -116,15 +96,11 @@ def _environment() -> Environment:
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     made.filters |= {"estimate": _estimate, "signed": lambda of: _estimate(of, "+"), "number": _number, "p": _p_value}
-    made.filters |= {"percent": _percent, "span": _span, "cell": _cell, "short": "{:g}".format}
-    made.globals |= {
-        **{"matters": MATTERS, "many": MANY, "co_primary": CO_PRIMARY, "outcomes": list(OUTCOMES), "shares": SHARES},
-        "less_base": [f"{name} less base" for name in OUTCOMES],
-        "at_least": [f"≥ {share:.0%}" for share in SHARES],
-        "ways": TRAINING,
-        "cost_file": COST_FILE,
-        "different_objective": DIFFERENT_OBJECTIVE,
-    }
+    made.filters |= {"percent": _percent, "span": span, "cell": _cell, "short": "{:g}".format, "keeps": keeps}
+    made.globals |= {"matters": MATTERS, "many": MANY, "co_primary": CO_PRIMARY, "outcomes": list(OUTCOMES)}
+    made.globals |= {"ways": TRAINING, "shares": SHARES, "cost_file": COST_FILE}
+    made.globals |= {"less_base": [f"{name} less base" for name in OUTCOMES]}
+    made.globals |= {"at_least": [f"≥ {share:.0%}" for share in SHARES], "different_objective": DIFFERENT_OBJECTIVE}
     return made
 
 
@@ -146,13 +122,8 @@ def _estimate(estimate: Estimate, sign: str = "") -> str:
     return f"{value:{sign}.3f}{ends}".replace("-", "−")
 
 
-def _span(numbers: Sequence[float]) -> str:
-    """`5`, or `11–12` where they differ."""
-    return "–".join(f"{end:g}" for end in sorted({min(numbers), max(numbers)})) if numbers else ""
-
-
-def _percent(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "n/a"
+def _percent(estimate: Estimate) -> str:
     value, low, high = estimate
+    if value != value:
+        return "n/a"
     return f"{value:.0%}" + ("" if low != low else f" [{low:.0%}, {high:.0%}]".replace("inf%", "∞"))

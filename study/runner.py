@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,20 +46,20 @@ PR_SET_PDEATHSIG = 1
 say = partial(print, flush=True)
 
 
-def seconds_left(waiting: Iterable[RunKey], finished: pd.DataFrame, jobs: int) -> float | None:
+def seconds_left(waiting: Iterable[RunKey], finished: pd.DataFrame, jobs: int) -> float:
     """
-    Seconds until these runs are finished, `jobs` at a time; `None` before the first one is. A run takes as long as
-    those of its family and steps; else of its family, by the step; else of all, by the step.
+    Seconds until these runs are finished, `jobs` at a time; NaN before the first one is. A run takes as long as those
+    of its family and steps; else of its family, by the step; else of all, by the step.
     """
     rates = finished["seconds"] / finished.index.get_level_values("steps")
     alike, kin = (rates.groupby(level=names).mean() for names in (["family", "steps"], "family"))
     times = [key.steps * alike.get((key.family, key.steps), kin.get(key.family, rates.mean())) for key in waiting]
-    return None if times and rates.empty else sum(times) / jobs
+    return sum(times) / jobs
 
 
-def clock(seconds: float | None) -> str:
+def clock(seconds: float) -> str:
     """`2 h 05 min`, `7 min`, `under a minute`, or that nothing is known."""
-    if seconds is None:
+    if seconds != seconds:
         return "unknown before the first run is finished"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min" if minutes else "under a minute"
@@ -75,26 +75,23 @@ def progress(matrix: Matrix, tables: Tables, jobs: int) -> str:
 def status(matrix: Matrix, tables: Tables) -> str:
     """A row for each arm of a block: finished of all runs, by family, and how many collapsed."""
     runs = pd.DataFrame([{**run.key._asdict(), "block": block.name} for block in matrix.blocks for run in block.runs])
-    collapsed = tables.runs["collapsed"].reindex(pd.MultiIndex.from_frame(runs[list(RunKey._fields)])).to_numpy()
-    cells = runs.assign(done=pd.notna(collapsed), collapsed=collapsed).groupby(["block", "arm", "family"], sort=False)
-    counts = cells["done"].sum().astype(str) + "/" + cells.size().astype(str)
-    table = counts.unstack("family", fill_value="")[list(dict.fromkeys(runs["family"]))]
-    table["collapsed"] = cells["collapsed"].sum().groupby(level=["block", "arm"]).sum().astype(int)
-    order = dict.fromkeys(zip(runs["block"], runs["arm"], strict=True))
-    return table.reindex(list(order)).to_string()
+    runs = runs.join(tables.runs["collapsed"], on=list(RunKey._fields))  # NaN where it is not finished
+    cells = runs.groupby(["block", "arm", "family"], sort=False)["collapsed"]
+    counts = cells.count().astype(str) + "/" + cells.size().astype(str)
+    table = counts.unstack("family", fill_value="")[runs["family"].unique()]
+    table["collapsed"] = runs.groupby(["block", "arm"])["collapsed"].sum().astype(int)
+    return table.reindex(pd.MultiIndex.from_frame(runs[["block", "arm"]]).unique()).to_string()
 
 
-def check_tables(tables: Tables, matrix: Matrix) -> None:
-    """Refuse, as an `InputError`, a matrix that gives a finished run other keys or another evaluation than it had."""
-    for run in matrix.runs:
-        if run.key not in tables.runs.index or run.waits:
-            continue
-        row, asked = tables.runs.loc[run.key], run.evaluation
+def check_tables(tables: Tables, runs: Iterable[Run]) -> None:
+    """Refuse, as an `InputError`, keys or an evaluation of a finished run other than it had."""
+    for run in (run for run in runs if run.key in tables.runs.index and not run.waits):
+        row, asked, of = tables.runs.loc[run.key], run.evaluation, f"{run.key.family}, {run.key.arm}"
         drop = f"`python -m study drop --families {run.key.family} --arms {run.key.arm}`"
         if row["recipe"] != run.recipe_hash:
             raise InputError(
-                f"{MATRIX}, {run.key.family}, {run.key.arm}: its keys are not those of the runs in the tables (hash "
-                f"{run.recipe_hash}, {row['recipe']} there). Restore them, name the new arm otherwise, or {drop}"
+                f"{MATRIX}, {of}: its keys are not those of the runs in the tables (hash {run.recipe_hash}, "
+                f"{row['recipe']} there). Restore them, name the new arm otherwise, or {drop}"
             )
         if (row["prompts"], row["samples"]) != (asked["prompts"], asked["samples"]):
             raise InputError(
@@ -107,11 +104,11 @@ def check_bases(tables: Tables, runs: list[Run], code: Path) -> set[str]:
     """The models that are not here, whose runs wait; an `InputError` if none is, or one is not that of the tables."""
     bases = {run.key.base: run.recipe[MODEL] for run in runs}
     hashes = {model: base_hash(code, model) for model in bases.values()}
-    for base, model in bases.items():
-        if hashes[model] is not None:
-            check_base(tables.bases, base, hashes[model])
     lacking = {model for model, sha256 in hashes.items() if sha256 is None}
-    if lacking and len(lacking) == len(hashes):
+    for base, model in bases.items():
+        if model not in lacking:
+            check_base(tables.bases, base, hashes[model])
+    if lacking and lacking == hashes.keys():
         raise InputError(
             f"{min(lacking)} does not come with commit {git(code, 'rev-parse', '--short=12', 'HEAD')}. Choose other "
             "pairs in matrix.yaml, or freeze a commit that has it: make study COMMIT=…"
@@ -154,17 +151,11 @@ class Files:
         """Whether training has come to its end, with a model or without."""
         return stopped(self.folder) or (self.folder / "adapter_model.safetensors").exists()
 
-    def failure(self) -> RunError:
-        """The last line that a process of the run wrote."""
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        return RunError(f"{lines[-1].strip() if lines else 'it wrote nothing'} ({self.log})")
 
-
-def make(run: Run, place: Path, code: Path) -> Iterator[subprocess.Popen]:
+def make(run: Run, place: Path, code: Path) -> Iterator[None]:
     """
-    Train and evaluate a run below `place` with the code of a worktree, or go on with it: yields each process that it
-    starts, to be resumed when that has ended. After the last one the run's rows are written. Raises `RunError`: a
-    process failed; with the last line that it wrote.
+    Train and evaluate a run below `place` with the code of a worktree, or go on with it, and write its rows: yields as
+    long as a process of it runs, which is killed when this is closed. Raises `RunError`: a process left nothing.
     """
     files, began, steps = Files(place, run.key), time.time(), run.key.steps
     saving = {"save_strategy": "steps", "save_steps": steps // CHECKPOINTS} if steps >= LONG else {}
@@ -182,21 +173,19 @@ def make(run: Run, place: Path, code: Path) -> Iterator[subprocess.Popen]:
             command += ["--resume_from_checkpoint", "True"]
         elif files.folder.exists():
             shutil.rmtree(files.folder)
-        yield start(command, code, files.log)
-        if not files.trained():
-            raise files.failure()
+        yield from process(command, code, files.log, files.trained)
     if not files.rows.is_file():
         plan = {"folder": str(files.folder), "rows": str(files.rows), "key": list(run.key), "block": run.block}
         plan |= {"recipe_hash": run.recipe_hash, **run.evaluation, "began": began}
         files.plan.write_text(json.dumps(plan))
-        process = start(["-m", "study.evaluate", str(files.plan)], code, files.log)
-        yield process
-        if process.returncode or not files.rows.is_file():
-            raise files.failure()
+        yield from process(["-m", "study.evaluate", str(files.plan)], code, files.log, files.rows.is_file)
 
 
-def start(command: list[str], code: Path, log: Path) -> subprocess.Popen:
-    """A Python process of the frozen code, which yields to other work, and ends if the runner is killed."""
+def process(command: list[str], code: Path, log: Path, made: Callable[[], bool]) -> Iterator[None]:
+    """
+    A Python process of the frozen code, which yields to other work, and ends if the runner is killed or this is
+    closed. Raises `RunError`: it has not `made` what it was to make; with the last line that it wrote.
+    """
 
     def in_child() -> None:
         os.nice(NICE)
@@ -205,10 +194,19 @@ def start(command: list[str], code: Path, log: Path) -> subprocess.Popen:
 
     env = {**os.environ, **ALONE, "PYTHONPATH": str(code)}  # before the installation's own checkout
     with log.open("w") as written:
-        return subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=written, stderr=subprocess.STDOUT, cwd=code,
             env=env, preexec_fn=in_child, start_new_session=True,  # Ctrl-C is the runner's to tell
         )  # fmt: skip
+    try:
+        while child.poll() is None:
+            yield
+    finally:
+        child.kill()
+        child.wait()
+    if not made():
+        line = (log.read_text(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1].strip()
+        raise RunError(f"{line} ({log})")
 
 
 @dataclass
@@ -235,7 +233,7 @@ class Runner:
         with alone(self.root / PLACE):
             self.tables = read_tables(self.root)
             missing = self._missing()
-            check_tables(self.tables, self.matrix)
+            check_tables(self.tables, self.matrix.runs)
             commit = frozen_commit(self.root, self.commit)
             place = self.root / PLACE / commit[:12]
             code = worktree(self.root, commit, place / "code")
@@ -264,19 +262,17 @@ class Runner:
 
     def _train(self, waiting: list[Run], place: Path, code: Path) -> None:
         """Make all of these runs, and add each to the tables as it ends."""
-        running: dict[Run, list] = {}  # its steps, and the process that it waits for
+        running: dict[Run, Iterator[None]] = {}
         homeless: list[Run] = []  # whose base no run has measured yet
         in_a_row = 0
         try:
             while running or waiting and in_a_row < IN_A_ROW:
                 while waiting and len(running) < self.jobs and in_a_row < IN_A_ROW:
                     run = waiting.pop(0)
-                    running[run] = [make(run, place, code), None]
+                    running[run] = make(run, place, code)
                 for run, job in list(running.items()):
-                    if job[1] is not None and job[1].poll() is None:
-                        continue
                     try:
-                        job[1] = next(job[0])
+                        next(job)
                     except StopIteration:
                         del running[run]
                         in_a_row, homeless = 0, self._add([*homeless, run], place)
@@ -287,10 +283,8 @@ class Runner:
                         say(f"{run.key}: failed: {error}")
                 time.sleep(LOOK_EVERY if running else 0)
         finally:
-            for _, process in running.values():
-                if process is not None:
-                    process.kill()
-                    process.wait()
+            for job in running.values():
+                job.close()
         why = f"stopped at numbers that are not finite, and no run has a row for its base in {BASES}: run another arm"
         self.failed |= {run.key: why for run in homeless}
 

@@ -9,6 +9,7 @@ import gzip
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -59,9 +60,7 @@ def frame(rows: pd.DataFrame | Iterable[dict] = (), file: str = RUNS, key: RunKe
     Rows of a table, by run; they need not say which run where `key` does. A base's row goes by
     [`~study.matrix.RunKey.base`].
     """
-    made = (rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))).assign(
-        **(key._asdict() if key else {})
-    )
+    made = pd.DataFrame(rows if isinstance(rows, pd.DataFrame) else list(rows)).assign(**key._asdict() if key else {})
     made = made.reindex(columns=list(COLUMNS[file])).astype(COLUMNS[file])
     return (made.assign(arm=BASE_ARM, seed=0, steps=0) if file == BASES else made).set_index(list(KEY))
 
@@ -74,10 +73,10 @@ class Tables:
     """
 
     runs: pd.DataFrame = field(default_factory=frame)
-    bases: pd.DataFrame = field(default_factory=lambda: frame(file=BASES))
-    curves: pd.DataFrame = field(default_factory=lambda: frame(file=CURVES))
-    prompts: pd.DataFrame = field(default_factory=lambda: frame(file=PROMPTS))
-    points: pd.DataFrame = field(default_factory=lambda: frame(file=POINTS))
+    bases: pd.DataFrame = field(default_factory=partial(frame, file=BASES))
+    curves: pd.DataFrame = field(default_factory=partial(frame, file=CURVES))
+    prompts: pd.DataFrame = field(default_factory=partial(frame, file=PROMPTS))
+    points: pd.DataFrame = field(default_factory=partial(frame, file=POINTS))
 
     def add(self, key: RunKey, rows: dict[str, list[dict]]) -> bool:
         """
@@ -86,35 +85,30 @@ class Tables:
         was added: one that stopped at numbers that are not finite has not measured its base, and waits for one that
         has.
         """
-        base = key.base
-        if "base" in rows:
-            check_base(self.bases, base, rows["base"]["base_hash"], rows["base"]["prompts_hash"])
-            if base not in self.bases.index:
-                self.bases = _with(self.bases, frame([rows["base"]], BASES, base))
-                self.prompts = _with(self.prompts, frame(rows["base_prompts"], PROMPTS, base))
+        base, run = key.base, rows["run"]
+        measured = rows.get("base", {}).get("prompts_hash")
+        check_base(self.bases, base, run["base_hash"], measured)
         if base not in self.bases.index:
-            return False
-        check_base(self.bases, base, rows["run"]["base_hash"])
-        run = {**rows["run"], "base_pass@1": self.bases.loc[base, "base_pass@1"]}
-        self.runs = _with(self.runs, frame([run], RUNS, key))
-        self.curves = _with(self.curves, frame(rows["curve"], CURVES, key))
-        self.prompts = _with(self.prompts, frame(rows["prompts"], PROMPTS, key))
-        self.points = _with(self.points, frame(rows.get("points", []), POINTS, key))
+            if measured is None:
+                return False
+            self._put(BASES, base, [rows["base"]])
+            self._put(PROMPTS, base, rows["base_prompts"])
+        self._put(RUNS, key, [run | {"base_pass@1": self.bases.loc[base, "base_pass@1"]}])
+        for file, name in ((CURVES, "curve"), (PROMPTS, "prompts"), (POINTS, "points")):
+            self._put(file, key, rows.get(name, []))
         return True
+
+    def _put(self, file: str, key: RunKey, rows: list[dict]) -> None:
+        name, more = file.partition(".")[0], frame(rows, file, key)
+        before = getattr(self, name)[lambda rows: ~rows.index.isin([key])]
+        parts = [one for one in (before, more) if len(one)] or [more]  # the types of an empty one would win
+        setattr(self, name, pd.concat(parts).sort_index(kind="stable"))
 
     def without(self, keys: Iterable[RunKey]) -> "Tables":
         """The tables without some runs, and without the bases that then have no run."""
-        runs = self.runs[~self.runs.index.isin(list(keys))]
-        bases = self.bases[self.bases.index.isin({RunKey(*key).base for key in runs.index})]
-        kept = runs.index.append(bases.index)
-        rest = (each[each.index.isin(kept)] for each in (self.curves, self.prompts, self.points))
-        return Tables(runs, bases, *rest)
-
-
-def _with(before: pd.DataFrame, more: pd.DataFrame) -> pd.DataFrame:
-    if before.empty or more.empty:
-        return before if more.empty else more
-    return pd.concat([before[~before.index.isin(more.index)], more]).sort_index(kind="stable")
+        runs = {RunKey(*key) for key in self.runs.index} - set(keys)
+        kept = list(runs | {key.base for key in runs})
+        return Tables(*(one[one.index.isin(kept)] for one in vars(self).values()))
 
 
 def check_base(bases: pd.DataFrame, base: RunKey, base_hash: str, prompts_hash: str | None = None) -> None:

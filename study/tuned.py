@@ -16,9 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-import pandas as pd
-
-from study.matrix import OF_THE_RUN, OWN, TUNED, Block, Matrix, Run
+from study.matrix import OF_THE_RUN, OWN, Block, Matrix, Run
 from study.tables import Tables
 
 
@@ -44,16 +42,15 @@ def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None
     recipe of an arm as `own`: of the runs that have its keys.
     """
 
-    def but(recipe: dict) -> dict:
+    def others(recipe: dict) -> dict:
         return {name: value for name, value in recipe.items() if name not in (key, *OF_THE_RUN)}
 
     runs = [run for run in block.runs if run.key.family == family and run.recipe.get(key)]
-    runs = [run for run in runs if own is None or but(run.recipe) == but(own)]
+    runs = [run for run in runs if own is None or others(run.recipe) == others(own)]
     if not runs or any(run.key not in tables.runs.index for run in runs):
         return None
-    rows = tables.runs.loc[[run.key for run in runs]]
-    values = rows["pass@1"] - rows["base_pass@1"] if block.tuned_by == "gain" else rows[block.tuned_by]
-    scores = pd.Series(values.to_numpy(), [run.recipe[key] for run in runs]).groupby(level=0).mean().round(12)
+    rows = tables.runs.loc[[run.key for run in runs]].assign(gain=lambda rows: rows["pass@1"] - rows["base_pass@1"])
+    scores = rows[block.tuned_by].groupby([run.recipe[key] for run in runs]).mean().round(12)
     if block.tuned_by == "gain":
         chosen = min(scores.index[scores <= STILL], default=scores.index.max())
     else:
@@ -74,7 +71,7 @@ def with_choices(matrix: Matrix, whole: Matrix, tables: Tables) -> Matrix:
 
     def known(block: Block, run: Run) -> Iterator[Run]:
         recipe, family = dict(run.recipe), block.tuned_family or run.key.family
-        for key in [key for key, value in recipe.items() if value in (TUNED, OWN)]:
+        for key in run.waits:
             common, own = (choose(tuning[block.tuned_on], family, key, tables, of) for of in (None, run.recipe))
             if recipe[key] == OWN and own and common and own.value == common.value:
                 return
@@ -82,5 +79,5 @@ def with_choices(matrix: Matrix, whole: Matrix, tables: Tables) -> Matrix:
                 recipe[key] = choice.value
         yield replace(run, recipe=recipe)
 
-    runs = [tuple(new for run in block.runs for new in known(block, run)) for block in matrix.blocks]
-    return Matrix(tuple(replace(block, runs=own) for block, own in zip(matrix.blocks, runs, strict=True)))
+    runs = {block: tuple(new for run in block.runs for new in known(block, run)) for block in matrix.blocks}
+    return Matrix(tuple(replace(block, runs=known_now) for block, known_now in runs.items()))

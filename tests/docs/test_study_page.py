@@ -102,7 +102,7 @@ def test_the_size_of_updates_and_the_study_s_own_cost():
 def test_equivalence_and_power_are_those_of_the_code():
     """The registered interval of A − plain on sums, its p of equivalence, and the powers in the page."""
     (block,) = read_matrix(ROOT).selected(["core"], ["sums"], ["plain", "A"]).blocks
-    (one,) = differences(block, read_tables(ROOT))
+    (one,) = differences(block, read_tables(ROOT)).itertuples()
     value, low, high = one.contrast.estimate
     row = f"{signed(value)} [{signed(low)}, {signed(high)}] | {alone(less('A', 'plain')['sums'])}"
     assert one.verdict == "equivalent" and f"| {row} | {one.contrast.equivalence(0.02):.3f}: **equivalent** |" in PAGE

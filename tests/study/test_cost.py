@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from study.pictures import COST_FILE as FILE
@@ -21,8 +22,10 @@ def content(**arms):
 
 
 def test_rounds_of_the_file(tmp_path):
-    assert rounds(tmp_path) == {}
-    assert rounds(write(tmp_path, content(A=[2, 4.0], B=[1, 3]))) == {"A": [2.0, 4.0], "B": [1.0, 3.0]}
+    """In the order of the picture, without arms that are not in it."""
+    assert rounds(tmp_path).empty
+    arms = {"B packed": [1, 3], "A packed": [2, 4.0], "A": [9, 9]}
+    assert rounds(write(tmp_path, content(**arms))).to_dict("list") == {"A packed": [2.0, 4.0], "B packed": [1.0, 3.0]}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,7 @@ def test_rounds_of_the_file(tmp_path):
         ("{}", "not the arms.json"),
         ("[", "not the arms.json"),
         ('{"results": {"one": {}, "two": {}}}', "one setting"),
-        (content(A=[1.0, 2.0], B=[1.0]), "different numbers of rounds"),
+        (content(A=[1.0, 2.0], B=[1.0]), "must be of the same length"),
     ],
 )
 def test_another_file_is_refused(tmp_path, text, said):
@@ -44,8 +47,8 @@ def test_paired_ratios_and_the_sign_test_s_interval():
     # with a confidence of 1 - 2 · (1 + 9) / 2⁹ = 96.1 %; one further inwards it is 1 - 2 · (1 + 9 + 36) / 2⁹ = 82 %.
     other = [3.0, 1.0, 7.0, 2.0, 5.0, 4.0, 1.0, 9.0, 2.0]
     arm = [place * seconds for place, seconds in zip((5, 1, 9, 3, 2, 8, 4, 7, 6), other, strict=True)]
-    assert relative({"arm": arm, "other": other}, "arm", "other") == (5.0, 2.0, 8.0)
-    six = relative({"arm": arm[:6], "other": other[:6]}, "arm", "other")
-    assert six == (4.0, 1.0, 9.0)  # 1 - 2 / 2⁶ = 96.9 %: nothing can be left out
-    value, low, high = relative({"arm": arm[:5], "other": other[:5]}, "arm", "other")
+    seconds = pd.DataFrame({"arm": arm, "other": other})
+    assert relative(seconds, "arm", "other") == (5.0, 2.0, 8.0)
+    assert relative(seconds[:6], "arm", "other") == (4.0, 1.0, 9.0)  # 1 - 2 / 2⁶ = 96.9 %: nothing can be left out
+    value, low, high = relative(seconds[:5], "arm", "other")
     assert value == 3.0 and low != low and high != high  # 1 - 2 / 2⁵ = 93.75 %: too few

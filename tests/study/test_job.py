@@ -16,7 +16,7 @@ from trl_prorl.errors import InputError, RunError
 def job(study, tmp_path, monkeypatch):
     """A function: the files of the first run, of 600 steps, and its first command, which is not started."""
     (first, *_) = read_matrix(study()).runs
-    monkeypatch.setattr(runner_module, "start", lambda command, code, log: command)
+    monkeypatch.setattr(runner_module, "process", lambda command, *rest: iter([command]))
 
     def begin(steps=600, **keys):
         run = replace(first, key=first.key._replace(steps=steps), recipe={**first.recipe, **keys})

@@ -5,8 +5,8 @@ import pytest
 
 from eval.analysis.resets import reset_responses
 from study.matrix import RunKey, read_matrix
+from study.scores import aggregates, training
 from study.tables import Tables
-from study.training import aggregates, training
 
 
 MATRIX = """

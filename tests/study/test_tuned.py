@@ -168,7 +168,6 @@ def test_a_recipe_is_told_by_the_value_that_was_chosen(study, tuned):
     [
         ("    tuned_on: tuning\n", "", "blocks.core: beta: tuned needs tuned_on, the block that chooses it"),
         ("tuned_on: tuning", "tuned_on: core", "tuned_on='core' has to name a block with split: validation"),
-        ("split: validation", "split: train", "split is 'train'; test or validation is needed"),
         ("[digits, letters]", "[digits]", "tuned_on='tuning' does not choose for letters"),
         ("      B_beta_old2: {beta_old: 2.0}\n", "", "beta_old: tuned: tuning tries no value of beta_old"),
         ("[[1, 1]]", "[[6, 1]]", "base 6 of digits chooses values and is reported"),
