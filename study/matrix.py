@@ -49,6 +49,9 @@ NEEDED |= {"arms": table(rest=optional(_keys))}
 OPTIONS = {"default": flag, **dict.fromkeys(("suffix", "tuned_on", "tuned_family"), text)}  # fields of a `Block`
 OPTIONS |= {"split": _spelt("test|validation", "test or validation")}
 OPTIONS |= {"tuned_by": _spelt("pass@1|proxy|gain", "pass@1, proxy or gain")}  # study/tuned.py has the rules
+TESTS = {"outcomes": array(_spelt("gold|fall|kept", "gold, fall or kept"), least=1)}  # study/registered.py has them
+TESTS |= {"differences": array(array(text, length=2), least=1)}  # an arm, and the one that it is held against
+OPTIONS |= {"registered": table(TESTS, rest=_unknown)}
 BLOCK = NEEDED | OPTIONS | {"references": array(text), "others": array(text), "evaluation": table(), "keys": _keys}
 CONTENT = table({"evaluation": table(), "blocks": table(rest=table(NEEDED, BLOCK, _unknown))}, rest=_unknown)
 EVALUATION = {"prompts": integer(2), "samples": integer(8), "drift_samples": integer(1)}  # pass@8 needs 8 samples
@@ -102,7 +105,7 @@ class Block:
     A block of the matrix. Its arms have the block's suffix; all others are held against its references. Its runs are
     in the order of training: pair by pair, each through all families and arms. Values that are `tuned` come from the
     block `tuned_on`, and there from `tuned_family`, or from each family's own choice if that is empty. A block that is
-    no default is selected by name alone.
+    no default is selected by name alone. `registered` has the `outcomes` and `differences` that a protocol tests.
     """
 
     name: str
@@ -115,6 +118,7 @@ class Block:
     tuned_by: str = "pass@1"
     tuned_family: str = ""
     default: bool = True
+    registered: dict[str, list] = field(default_factory=dict, hash=False)
 
     @property
     def families(self) -> list[str]:
@@ -233,8 +237,10 @@ def _block(name: str, asked: dict, evaluation: dict, families: dict, arms: dict)
     if own["drift_samples"] > own["samples"]:
         raise InputError(f"evaluation.drift_samples={own['drift_samples']} exceeds samples")
     references = asked.get("references") or [arm for arm in ("plain", "A") if arm in asked["arms"]]
-    if any(arm not in asked["arms"] for arm in references):
-        raise InputError(f"blocks.{name}.references={references!r} has to be a list of arms of the block")
+    named = {"references": references, "registered": sum(asked.get("registered", {}).get("differences", []), [])}
+    for key, arms_named in named.items():
+        if any(arm not in asked["arms"] for arm in arms_named):
+            raise InputError(f"blocks.{name}.{key}={arms_named!r} has to be a list of arms of the block")
     block = Block(name, (), (), asked["steps"], **{key: asked[key] for key in OPTIONS if key in asked})
     own, runs = own | {"split": block.split, "others": asked.get("others", [])}, []
     for pair, family, arm in product(asked["pairs"], asked["families"], asked["arms"]):

@@ -10,9 +10,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from eval.analysis.statistics import Estimate
 from eval.pages.curves import DPI
 from study.differences import ELSE, MANY, MATTERS, SHARES, compared, differences, keeps, over_families, shares
+from study.frontier import frontier
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
 from study.pictures import COST_BASE, COST_FILE, forest, learning_curves, overview, relative, rounds, span
+from study.registered import registered
 from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, scores, training
 from study.tables import FOLDER, Tables
 from study.tuned import choices
@@ -40,6 +42,8 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     for block, _, held in found:
         figures[f"{block.name}_curves.png"] = learning_curves(block, tables)
         figures[f"{block.name}_forest.png"] = forest(block, tables, held)
+        if "fall" in block.registered.get("outcomes", ()):
+            figures[f"{block.name}_frontier.png"] = frontier(block, tables)
     figures = {name: figure for name, figure in figures.items() if figure is not None}
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=DPI, metadata={"Software": None})  # bytes depend on the picture alone
@@ -70,6 +74,8 @@ def _numbers(block: Block, tables: Tables, of_arms: pd.DataFrame, held: pd.DataF
         "pooled": list(zip(*(one.to_dict("records") for one in pooled), strict=True)),
         "aggregates": list(aggregates(block, tables).itertuples()) if block.references else [],
         "shares": shares(block, tables).to_dict("records"),
+        "registered": registered(block, tables) if block.registered else [],
+        "tested": block.registered.get("outcomes", []),
     }
 
 

@@ -94,10 +94,10 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
     for family, column in zip(families, axes.T, strict=True):
         found = {arm: rewards(tables, runs[family, arm], together) for arm in look}
         for arm, style in look.items():
-            _draw(column[0], found[arm], bands, label=arm, **style)
+            draw(column[0], found[arm], bands, label=arm, **style)
             if less and arm != reference:
                 paired = (found[arm] - found[reference]).dropna(axis=1, how="all")
-                _draw(column[1], paired, bands, label=arm, **style)
+                draw(column[1], paired, bands, label=arm, **style)
         pairs = counts[family]
         column[0].set_title(f"{family} ({span(pairs)} pair{'s' if max(pairs) > 1 else ''})")
         column[-1].set_xlabel("optimizer step")
@@ -108,10 +108,10 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
         axes[1, 0].set_ylabel(f"less {reference} in the same pair")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     several = bands and max(counts) > 1
-    return _noted(figure, "Bands: 95 % t-intervals over pairs." if several else "Means over pairs.")
+    return noted(figure, "Bands: 95 % t-intervals over pairs." if several else "Means over pairs.")
 
 
-def _draw(axes: Axes, series: pd.DataFrame, bands: bool, **style) -> None:
+def draw(axes: Axes, series: pd.DataFrame, bands: bool, **style) -> None:
     curve = mean_with_band(series)
     axes.plot(curve.index, curve["mean"], **style)
     if bands and series.shape[1] > 1:
@@ -139,7 +139,7 @@ def forest(block: Block, tables: Tables, found: pd.DataFrame) -> Figure | None:
     axes[0, 0].set_ylim(0.3, len(arms) + 0.7)
     for panel in axes[-1]:
         panel.set_xlabel("difference of pass@1, paired", fontsize=8)
-    return _noted(figure, INTERVALS)
+    return noted(figure, INTERVALS)
 
 
 def _shown(block: Block, found: pd.DataFrame) -> tuple[list[str], list[str]]:
@@ -164,7 +164,7 @@ def _rows(axes: Axes, found: pd.DataFrame, arms: list[str], families: list[str],
     axes.set_yticks([len(arms) - place for place in range(len(arms))], arms)
 
 
-def _noted(figure: Figure, said: str) -> Figure:
+def noted(figure: Figure, said: str) -> Figure:
     """With a note below all panels, in two lines, so that narrow pictures hold all of it."""
     figure.supxlabel(f"{said}\n{OBJECTIVE}", fontsize=8, style="italic")
     return figure
@@ -204,7 +204,7 @@ def overview(found: list[tuple[Block, pd.DataFrame]], tables: Tables, seconds: p
         _empty(grid[-1], "not measured")
     for axes in figure.axes:
         axes.tick_params(labelsize=8)
-    return _noted(figure, INTERVALS)
+    return noted(figure, INTERVALS)
 
 
 def _empty(axes: Axes, says: str) -> None:

@@ -1,0 +1,104 @@
+"""
+The second protocol's outcomes and tests: differences between arms, paired, by the t-test over bases, the seeds of a
+base averaged first.
+"""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from eval.analysis.statistics import holm
+from study.differences import compared
+from study.hierarchical import Contrast
+from study.matrix import Block, RunKey
+from study.scores import finished
+from study.tables import Tables
+
+
+SPAN = 20  # steps over which gold and reward of the training batches are averaged
+
+
+def way(tables: Tables, key: RunKey) -> pd.DataFrame:
+    """
+    A run by step: `gold` and `reward` of its batches, means of the last 20 steps; `drift`, KL to the base in nats a
+    token, linear between the checkpoints at which it was measured.
+    """
+    curve = tables.curves.loc[key].set_index("step")
+    measured = curve["drift"].dropna()
+    drift = np.interp(curve.index, [0, *measured.index], [0.0, *measured])
+    return curve[["gold", "reward"]].rolling(SPAN).mean().assign(drift=drift).dropna()
+
+
+def fall(tables: Tables, key: RunKey) -> float:
+    """Gold's highest value of a run less its last. Noise raises it a little, in all arms alike."""
+    gold = way(tables, key)["gold"]
+    return float(gold.max() - gold.iloc[-1])
+
+
+def kept(tables: Tables, key: RunKey) -> float:
+    """Mean gold, at the end, of the tasks that were not trained."""
+    points = tables.points.loc[key]
+    others = points["task"] != points["task"].iloc[0]  # the run's own comes first
+    return float(points.loc[others & (points["step"] == key.steps), "gold"].mean())
+
+
+def _of_each(outcome: Callable[[Tables, RunKey], float]) -> Callable[[Tables, RunKey, RunKey], float]:
+    return lambda tables, key, other: outcome(tables, key) - outcome(tables, other)
+
+
+def at_equal(name: str) -> Callable[[Tables, RunKey, RunKey], float]:
+    """Gold of a run less another's, each when it first reaches the lower of the two runs' highest `name`."""
+
+    def difference(tables: Tables, key: RunKey, other: RunKey) -> float:
+        ways = [way(tables, one) for one in (key, other)]
+        level = min(one[name].max() for one in ways)
+        one, two = (each["gold"][(each[name] >= level).idxmax()] for each in ways)
+        return float(one - two)
+
+    return difference
+
+
+# Of a run less another's of the same pair, by the name that `registered.outcomes` of the matrix has.
+OUTCOMES = {
+    "gold": _of_each(lambda tables, key: float(tables.runs.loc[key, "gold"])),
+    "fall": _of_each(fall),
+    "kept": _of_each(kept),
+    "gold at equal proxy": at_equal("reward"),
+    "gold at equal KL": at_equal("drift"),
+}
+BESIDE = ("gold at equal proxy", "gold at equal KL")  # exploratory, where a reward can be gamed
+
+
+def over_bases(values: pd.Series) -> Contrast:
+    """The mean of values by (base seed, seed), and its error: that of n values, one for each base."""
+    by_base = values.groupby(level=0).mean()
+    return Contrast(float(by_base.mean()), float(by_base.sem()), len(by_base) - 1)
+
+
+def registered(block: Block, tables: Tables) -> list[dict[str, Any]]:
+    """
+    A row for each family and two arms that the block compares: `family`, `arm`, `less`, `pairs`, `contrasts` by
+    outcome, and `adjusted`, p after Holm over the block's registered tests, `None` for what is exploratory.
+    """
+    outcomes = block.registered["outcomes"]
+    names = [*outcomes, *(BESIDE if "fall" in outcomes else ())]
+    pairs = [(arm + block.suffix, less + block.suffix) for arm, less in block.registered["differences"]]
+    runs, rows, tests = finished(block, tables), [], []
+    every = dict.fromkeys([*pairs, *((arm, less) for arm, less, _ in compared(block))])
+    for family, (arm, less) in product(block.families, every):
+        both = runs[family][[arm, less]].dropna()
+        if both.empty:
+            continue
+        row = {"family": family, "arm": arm, "less": less, "pairs": len(both), "contrasts": {}, "adjusted": {}}
+        for name in names:
+            values = {pair: OUTCOMES[name](tables, *keys) for pair, *keys in both.itertuples()}
+            row["contrasts"][name] = over_bases(pd.Series(values))
+            if (arm, less) in pairs and name in outcomes and row["contrasts"][name].freedom > 0:
+                tests.append((row, name))
+        rows.append(row)
+    for (row, name), p in zip(tests, holm([row["contrasts"][name].p_value for row, name in tests]), strict=True):
+        row["adjusted"][name] = float(p)
+    return rows

@@ -1,0 +1,116 @@
+"""The second protocol's outcomes and tests, on curves whose answers are known."""
+
+import pandas as pd
+import pytest
+from scipy import stats
+
+from study.frontier import frontier
+from study.matrix import RunKey, read_matrix
+from study.registered import OUTCOMES, over_bases, registered
+from study.tables import POINTS, Tables, frame
+from trl_prorl.errors import InputError
+
+
+MATRIX = """
+evaluation: {prompts: 4, samples: 8, drift_samples: 2}
+blocks:
+  gamed:
+    families: [reverse_digits]
+    pairs: [[1, 1], [2, 2], [3, 3], [1, 21]]
+    steps: 60
+    suffix: _x
+    references: [plain]
+    registered: {outcomes: [gold, fall], differences: [[control, plain], [B, control]]}
+    arms:
+      plain: {}
+      control: {beta: 1.0}
+      B: {beta_old: 1.0}
+"""
+STEPS = range(1, 61)
+# Gold of the batches rises by 0.01 a step, plain's until step 30, from which on it falls. The control's KL grows half as
+# fast; it is measured at steps 30 and 60.
+CURVES = {
+    "plain": {"gold": [0.01 * min(step, 60 - step) for step in STEPS], "drift": {30: 0.3, 60: 0.6}},
+    "control": {"gold": [0.01 * step for step in STEPS], "drift": {30: 0.15, 60: 0.3}},
+}
+PAIRS = [(1, 1), (2, 2), (3, 3), (1, 21)]
+GOLD = {"plain": (0.25, 0.3, 0.4, 0.35), "control": (0.5, 0.5, 0.7, 0.8)}
+
+
+def key_of(arm, pair):
+    return RunKey("reverse_digits", f"{arm}_x", *pair, 60)
+
+
+@pytest.fixture(scope="module")
+def tables(add):
+    made = Tables()
+    for arm, curve in CURVES.items():
+        for pair, gold in zip(PAIRS, GOLD[arm], strict=True):
+            drift = [curve["drift"].get(step) for step in STEPS]
+            own = {"gold": gold, "pass@1": gold, "variant": arm}
+            add(made, key_of(arm, pair), curve={"gold": curve["gold"], "drift": drift}, **own)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "difference"),
+    [
+        ("gold", 0.25),
+        # Means of 20 steps: plain's best is that of steps 21 to 40, 0.25, its last that of 41 to 60, 0.095.
+        ("fall", -(0.25 - 0.095)),
+        # The rewards are the same, and highest at the last step: 0.505 less 0.095.
+        ("gold at equal proxy", 0.505 - 0.095),
+        # 0.3 nats: at step 30 plain's mean of steps 11 to 30 is 0.205, at step 60 the control's 0.505.
+        ("gold at equal KL", 0.505 - 0.205),
+    ],
+)
+def test_an_outcome_by_hand(tables, name, difference):
+    found = OUTCOMES[name](tables, key_of("control", (1, 1)), key_of("plain", (1, 1)))
+    assert found == pytest.approx(difference)
+
+
+def test_what_is_kept_of_other_tasks(tables):
+    keys = [key_of(arm, (1, 1)) for arm in ("control", "plain")]
+    golds = {"control": (0.9, 0.4, 0.2), "plain": (0.9, 0.1, 0.1)}
+    rows = [
+        frame([{"step": step, "task": task, "gold": gold / (1 if step else 100)}], POINTS, key)
+        for key, arm in zip(keys, golds, strict=True)
+        for step in (0, 60)
+        for task, gold in zip(("reverse_digits", "sorting", "sums"), golds[arm], strict=True)
+    ]
+    with_points = Tables(tables.runs, tables.bases, tables.curves, tables.prompts, pd.concat(rows))
+    assert OUTCOMES["kept"](with_points, *keys) == pytest.approx(0.3 - 0.1)
+
+
+def test_seeds_of_a_base_are_averaged_before_the_t_test():
+    found = over_bases(pd.Series({(1, 1): 0.25, (2, 2): 0.2, (3, 3): 0.3, (1, 21): 0.45}))
+    test = stats.ttest_1samp([0.35, 0.2, 0.3], 0)
+    assert found.estimate == pytest.approx((0.85 / 3, *test.confidence_interval()))
+    assert found.p_value == pytest.approx(test.pvalue)
+
+
+def test_registered_differences_are_adjusted_and_others_are_not(study, tables):
+    (block,) = read_matrix(study(MATRIX)).blocks
+    (row,) = registered(block, tables)  # B has no runs
+    assert (row["arm"], row["less"], row["pairs"]) == ("control_x", "plain_x", 4)
+    assert list(row["contrasts"]) == ["gold", "fall", "gold at equal proxy", "gold at equal KL"]
+    # The falls differ by the same on every base: p is 0. Of two tests the other one is the last, and stays.
+    p_value = row["contrasts"]["gold"].p_value
+    assert row["adjusted"] == {"gold": pytest.approx(p_value), "fall": pytest.approx(0, abs=1e-9)} and p_value > 0.01
+    figure = frontier(block, tables)
+    gold = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
+    assert gold["plain_x"][-1] == pytest.approx(0.095) and gold["control_x"][-1] == pytest.approx(0.505)
+    assert "different objective" in figure.get_supxlabel() and frontier(block, Tables()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("[gold, fall]", "[gold, rise]"), "registered.outcomes.1.*'rise'.*gold, fall or kept"),
+        (("[control, plain]", "[A, plain]"), "registered=.'A', 'plain'.*arms of the block"),
+        (("differences:", "difference:"), "difference"),
+    ],
+)
+def test_what_cannot_be_registered(study, change, said):
+    with pytest.raises(InputError, match=said):
+        read_matrix(study(MATRIX.replace(*change)))
