@@ -144,6 +144,9 @@ class Part:
     def save(self, folder: Path) -> None:
         """Write tensors into a checkpoint that has not got its name yet. Called on the main process."""
 
+    def save_shards(self, folder: Path) -> None:
+        """Write the tensors that every process holds a part of. Called on all of them."""
+
     def before_load(self, folder: Path) -> None:
         """The weights of a checkpoint, or of the best one at the end, are about to be loaded."""
 

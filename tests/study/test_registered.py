@@ -27,8 +27,8 @@ blocks:
       B: {beta_old: 1.0}
 """
 STEPS = range(1, 61)
-# Gold of the batches rises by 0.01 a step, plain's until step 30, from which on it falls. The control's KL grows half as
-# fast; it is measured at steps 30 and 60.
+# Gold of the batches rises by 0.01 a step, plain's until step 30, from which on it falls. The control's KL grows half
+# as fast; it is measured at steps 30 and 60.
 CURVES = {
     "plain": {"gold": [0.01 * min(step, 60 - step) for step in STEPS], "drift": {30: 0.3, 60: 0.6}},
     "control": {"gold": [0.01 * step for step in STEPS], "drift": {30: 0.15, 60: 0.3}},

@@ -235,6 +235,8 @@ class CheckpointMixin:
         folder = checkpoint.aside
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
             save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
+        for part in self.parts.values():
+            part.save_shards(folder)
         is_best = self.state.best_model_checkpoint == str(folder)
         if is_best:  # every process reads it at the end
             self.state.best_model_checkpoint = str(checkpoint.final)

@@ -153,6 +153,10 @@ class Resets(Part):
         if self.reference is not None and self.possible:
             self.reference.save(folder)
 
+    def save_shards(self, folder) -> None:
+        if self.reference is not None and self.possible:
+            self.reference.save_shards(folder)
+
     def load(self, folder, changed: Mapping[str, Any]) -> None:
         if self.reference is None or not self.possible:
             return

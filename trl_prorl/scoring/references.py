@@ -12,6 +12,7 @@ from accelerate.utils import extract_model_from_parallel, is_peft_model
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
 
@@ -19,6 +20,11 @@ from .head import cast_head_to_fp32, decoder_dtype
 
 
 SNAPSHOT_FILE = "reference.safetensors"
+
+
+def shard_file(folder: Path) -> Path:
+    """Where this process has its part of a sharded reference."""
+    return folder / f"reference_shard_{torch.distributed.get_rank()}.safetensors"
 
 
 def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -123,6 +129,9 @@ class Reference:
     def save(self, folder: Path) -> None:
         """Write it into a checkpoint; an adapter is saved by PEFT, with the model."""
 
+    def save_shards(self, folder: Path) -> None:
+        """Write this process's part of it, under FSDP, which saves nothing that is frozen."""
+
     def is_in(self, folder: Path) -> bool:
         """Whether a checkpoint has it."""
         return True
@@ -166,6 +175,27 @@ class AdapterReference(Reference):
             for parts, param in named
             if "default" in parts
         ]
+
+    def _shards(self) -> dict[str, torch.Tensor]:
+        """The parts of its tensors that this process holds, by place; empty without FSDP."""
+        held = enumerate(ref.data for ref, _ in self.pairs())
+        return {str(place): tensor.to_local() for place, tensor in held if isinstance(tensor, DTensor)}
+
+    def save_shards(self, folder: Path) -> None:
+        if shards := self._shards():
+            save_file(shards, shard_file(folder))
+
+    def is_in(self, folder: Path) -> bool:
+        return not self._shards() or shard_file(folder).exists()
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Read this process's part; PEFT loads a whole one. Raises `ValueError`: the checkpoint has none."""
+        if not self.is_in(folder):
+            raise ValueError(f"{shard_file(folder)} is not there: the moved reference of this run cannot be restored.")
+        shards = self._shards()
+        for place, tensor in load_file(shard_file(folder)).items() if shards else ():
+            shards[place].copy_(tensor)
 
     def scores_as(self, model) -> bool:
         layer = next((module for module in self.model.modules() if isinstance(module, BaseTunerLayer)), None)
