@@ -17,7 +17,8 @@ FOLDER = ROOT / "docs" / "study"
 PAGE, FINDINGS = ((ROOT / "docs" / name).read_text() for name in ("study.md", "study/findings.md"))
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
-FIRST = RUNS[~RUNS.block.str.startswith("gamed")]  # the runs of the second protocol are not on this page yet
+SECOND = RUNS.block.str.startswith("gamed")  # the blocks of the second protocol
+FIRST = RUNS[~SECOND]
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
 ONE_LINE = " ".join(PAGE.split())
 
@@ -49,9 +50,26 @@ def test_the_page_is_short_and_every_question_has_a_picture():
 
 
 def test_every_number_of_three_digits_is_in_the_findings():
-    """But for those of the pilot, which the second protocol has."""
-    known = (FINDINGS + (FOLDER / "protocol2.md").read_text()).replace("−", "").replace("+", "")
+    known = FINDINGS.replace("−", "").replace("+", "")
     assert [number for number in re.findall(r"\d+\.\d{3}\b", ONE_LINE) if number not in known] == []
+
+
+@pytest.mark.parametrize("block", ["gamed", "gamed2"])
+def test_what_a_reward_that_can_be_gamed_leaves(block):
+    """Seeds of a base are averaged first; the fall is the highest mean of 20 steps less the last."""
+    outcomes = ["pass@1", "pass@8", "greedy"]
+    arms = RUNS[RUNS.block == block].groupby(["arm", "base_seed"])[[*outcomes, "drift"]].mean()
+    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
+    curves = curves[curves.family == {"gamed": "gamed_sorting", "gamed2": "gamed_reverse"}[block]]
+    smooth = curves.groupby(["arm", "base_seed", "seed"]).gold.rolling(20).mean().groupby(level=[0, 1, 2])
+    pairs = RUNS[RUNS.block == block].set_index(["arm", "base_seed", "seed"])["pass@1"]
+    for arm, other in (("control", "plain"), ("A_K100", "plain"), ("B", "plain"), ("A_K100", "control")):
+        for outcome in (pairs, smooth.max() - smooth.last()):
+            assert alone((outcome[arm] - outcome[other]).dropna().groupby(level=0).mean().loc[1:5]) in PAGE
+    for _, row in arms.groupby(level=0).mean().drop("plain_lr_third", errors="ignore").iterrows():
+        assert ", ".join(f"{row[name]:.3f}" for name in outcomes) + f" | {row['drift']:.2f} |" in PAGE
+    assert f"{SECOND.sum()} runs of a [second one]" in ONE_LINE
+    assert (arms["pass@1"]["control"] > arms["pass@1"]["plain"]).all()
 
 
 @pytest.mark.parametrize("arm", ["A", "B"])
