@@ -177,8 +177,8 @@ class AdapterReference(Reference):
         ]
 
     def _shards(self) -> dict[str, torch.Tensor]:
-        """The parts of its tensors that this process holds, by place; empty without FSDP."""
-        held = enumerate(ref.data for ref, _ in self.pairs())
+        """The parts of its tensors that this process holds, by place; empty without FSDP, and without an adapter."""
+        held = enumerate(ref.data for ref, _ in (self.pairs() if self.name else ()))
         return {str(place): tensor.to_local() for place, tensor in held if isinstance(tensor, DTensor)}
 
     def save_shards(self, folder: Path) -> None:
