@@ -85,7 +85,8 @@ def registered(block: Block, tables: Tables) -> list[dict[str, Any]]:
     """
     outcomes = block.registered["outcomes"]
     names = [*outcomes, *(BESIDE if "fall" in outcomes else ())]
-    pairs = [(arm + block.suffix, less + block.suffix) for arm, less in block.registered["differences"]]
+    pairs = [tuple(arm + block.suffix for arm in pair) for pair in block.registered["differences"]]
+    pairs = [pair for pair in pairs if set(pair) <= set(block.arms)]  # a selection may lack some
     runs, rows, tests = finished(block, tables), [], []
     every = dict.fromkeys([*pairs, *((arm, less) for arm, less, _ in compared(block))])
     for family, (arm, less) in product(block.families, every):

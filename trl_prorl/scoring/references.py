@@ -192,7 +192,7 @@ class AdapterReference(Reference):
     def load(self, folder: Path) -> None:
         """Read this process's part; PEFT loads a whole one. Raises `ValueError`: the checkpoint has none."""
         if not self.is_in(folder):
-            raise ValueError(f"{shard_file(folder)} is not there: the moved reference of this run cannot be restored.")
+            raise ValueError(f"{shard_file(folder)} is missing: resume from a checkpoint of as many processes.")
         shards = self._shards()
         for place, tensor in load_file(shard_file(folder)).items() if shards else ():
             shards[place].copy_(tensor)
