@@ -15,6 +15,7 @@ from study.hierarchical import coverage
 from study.matrix import Block, Matrix
 from study.pictures import COST_BASE, COST_FILE, forest, learning_curves, overview, relative, rounds, span
 from study.registered import registered
+from study.reuse import reuse
 from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, scores, training
 from study.tables import FOLDER, Tables
 from study.tuned import choices
@@ -44,6 +45,8 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
         figures[f"{block.name}_forest.png"] = forest(block, tables, held)
         if "fall" in block.registered.get("outcomes", ()):
             figures[f"{block.name}_frontier.png"] = frontier(block, tables)
+    if often := [block for block, *_ in found if block.name.startswith("reuse")]:
+        figures[f"{often[0].name}_uses.png"] = reuse(often, tables)
     figures = {name: figure for name, figure in figures.items() if figure is not None}
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=DPI, metadata={"Software": None})  # bytes depend on the picture alone

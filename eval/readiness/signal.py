@@ -23,7 +23,7 @@ SOLVED, HOPELESS = 0.9, 0.02
 GROUPS = (4, 8, 16, 32, 64)
 FEW = 4  # prompts of a task or level that say nothing of it
 SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
-GAMED = "watch gold (guard_gap: 0.1), and keep the policy near its base (beta: 0.3; docs/study.md)"
+GAMED = "watch gold (guard_gap: 0.1), and keep the policy near its base ({}; docs/study.md)"
 ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
 NEVER = 0.9  # share of completions cut at which the end token may be at fault
 EXAMPLE_LENGTH = 60  # characters
@@ -152,6 +152,7 @@ def signal_findings(found: Rollouts, max_completion_length: int | None, gold_len
         *pass_findings(found, tells),
         group_finding(found, tells),
         verifier_finding(found),
+        *needed_finding(found),
         *disagreement(found),
         cut_finding(found, max_completion_length, gold_length),
         *unanswered(found),
@@ -241,8 +242,27 @@ def verifier_finding(found: Rollouts) -> Finding:
     what, values = "verifier beside the reward", {"verifier": found.source}
     if found.source != FULL_REWARD:
         return Finding(what, found.source, values=values)
-    change = f"give the reward function an attribute verifier, or pass task=; then {GAMED} if the reward can be gamed"
+    then = GAMED.format("beta: 0.3")
+    change = f"give the reward function an attribute verifier, or pass task=; then {then} if the reward can be gamed"
     return Finding(what, "none", change, LOOK, values)
+
+
+def needed_kl(found: Rollouts) -> float:
+    """
+    The KL to the base, in nats a token, that right answers need. Of all policies that answer a prompt rightly every
+    time, the base conditioned on a right answer is nearest to the base, at −log p (the I-projection of Csiszár, 1975);
+    p is the base's chance of a right answer, here (right + ½) / (G + 1). The mean over prompts, by the mean length.
+    """
+    nats = [-math.log((sum(group) + 0.5) / (found.group_size + 1)) for group in found.groups(found.correct)]
+    return sum(nats) / len(nats) / (sum(found.lengths) / len(found.lengths))
+
+
+def needed_finding(found: Rollouts) -> list[Finding]:
+    """The KL that right answers need, where a verifier says which are right."""
+    if found.source == FULL_REWARD:
+        return []
+    needed = needed_kl(found)
+    return [Finding("KL to the base that right answers need", f"{needed:.2g} nats a token", values={"kl": needed})]
 
 
 def disagreement(found: Rollouts) -> list[Finding]:
@@ -256,7 +276,7 @@ def disagreement(found: Rollouts) -> list[Finding]:
             wrong += min(right) <= max(others)
     if not mixed or found.source == FULL_REWARD:
         return []
-    cure = f"the reward can be gamed: mend it, or {GAMED}"
+    cure = f"the reward can be gamed: mend it, or {GAMED.format(f'beta: 0.3, kl_target: {needed_kl(found):.2g}')}"
     what = "groups that pay a wrong answer like a right one"
     return [judged(what, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
 

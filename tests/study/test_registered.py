@@ -1,4 +1,4 @@
-"""The second protocol's outcomes and tests, on curves whose answers are known."""
+"""The second protocol's outcomes, tests and pictures, on curves whose answers are known."""
 
 import pandas as pd
 import pytest
@@ -7,6 +7,7 @@ from scipy import stats
 from study.frontier import frontier
 from study.matrix import RunKey, read_matrix
 from study.registered import OUTCOMES, over_bases, registered
+from study.reuse import reuse
 from study.tables import POINTS, Tables, frame
 from trl_prorl.errors import InputError
 
@@ -104,6 +105,43 @@ def test_registered_differences_are_adjusted_and_others_are_not(study, tables):
     gold = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
     assert gold["plain_x"][-1] == pytest.approx(0.095) and gold["control_x"][-1] == pytest.approx(0.505)
     assert "different objective" in figure.get_supxlabel() and frontier(block, Tables()) is None
+
+
+REUSE = """
+evaluation: {prompts: 4, samples: 8, drift_samples: 2}
+blocks:
+"""
+for uses in (2, 8):
+    REUSE += f"""
+  reuse{uses}:
+    families: [reverse_digits]
+    pairs: [[1, 1], [2, 2]]
+    steps: {uses}
+    suffix: _mu{uses}
+    keys: {{num_iterations: {uses}}}
+    arms: {{plain: {{}}, plain_noclip: {{loss_mode: unclipped}}, B: {{beta_old: 1.0}}}}
+"""
+
+
+def test_the_picture_of_reuse_has_a_line_for_each_arm_and_a_mark_for_each_pair(study, add):
+    blocks, made = read_matrix(study(REUSE)).blocks, Tables()
+    assert reuse(blocks, made) is None
+    golds = {("plain", 2): (0.2, 0.4), ("plain", 8): (0.6, 0.7)}
+    golds |= {("plain_noclip", 2): (0.3, 0.3), ("plain_noclip", 8): (0.1, 0.0)}
+    for (arm, uses), values in golds.items():
+        for seed, gold in enumerate(values, 1):
+            key = RunKey("reverse_digits", f"{arm}_mu{uses}", seed, seed, uses)
+            add(made, key, variant="plain", **{"gold": gold, "base_pass@1": 0.25})
+    assert reuse(blocks[:1], made) is None  # nothing to see with one number of uses
+    axes = reuse(blocks, made).axes[0]
+    base, *lines = ((line.get_linestyle(), *map(list, line.get_data())) for line in axes.lines)
+    assert base[2] == [0.25, 0.25]
+    means = {"-": [0.3, 0.65], "--": [0.3, 0.05]}
+    assert [line[0] for line in lines] == ["-", "None", "--", "None"]
+    for style, uses, gold in lines[::2]:
+        assert uses == [2, 8] and gold == pytest.approx(means[style])
+    assert sorted(lines[1][2]) == [0.2, 0.4, 0.6, 0.7]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["base", "plain", "plain_noclip"]
 
 
 @pytest.mark.parametrize(

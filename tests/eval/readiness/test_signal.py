@@ -30,7 +30,7 @@ def of(found, what, tells=True, most=12, gold=8):
 
 
 RATE, SILENT, CUT, PAY = "base pass rate (", "groups without signal", "completions cut", "groups that pay"
-VERIFIER = "verifier beside"
+VERIFIER, NEEDED = "verifier beside", "KL to the base"
 NEVER, ALWAYS, MIXED = [0] * 80, [1] * 80, [1, 0, 0, 1] * 5
 ANY = {"source": FULL_REWARD}  # verdicts without a verifier
 UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
@@ -62,6 +62,10 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
         (rollouts(MIXED), PAY, "fine", "0 of 5; "),
         # One wrong answer is paid in full: the reward can be gamed.
         (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "1 of 5; the reward can be gamed"),
+        # Two of four right: p is 2.5 / 5, and ln 2 over five tokens are 0.139 nats. None: ln 10 over five.
+        (rollouts(MIXED), NEEDED, "fine", "0.14 nats a token"),
+        (rollouts(NEVER), NEEDED, "fine", "0.46 nats a token"),
+        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "beta: 0.3, kl_target: 0.14; "),
         (rollouts(MIXED), VERIFIER, "fine", "verify; "),
         (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; give the reward function an attribute verifier"),
         (rollouts([1, 0] * 10, rewards=[math.nan, 0.0, 1.0, math.nan] * 5), PAY, "fine", "0 of 5; "),
