@@ -79,7 +79,8 @@ IN_THE_MIDDLE = (4,)
 LATER = {"A, full, a buffer of several steps", *KILLS}  # something happens after step 7
 
 
-LONG = {"B, full", "elastic, adaptive coefficient, full", "base anchor of B, full", "C, step count"}
+LONG = {"plain", "base anchor", "base anchor of B, full", "B, full", "elastic, adaptive coefficient, full"}
+LONG |= {"C, step count"}
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in LONG)) for case in CASES])

@@ -133,8 +133,11 @@ def test_how_often_the_two_intervals_cover(spread, registered):
     assert spread or by_protocol > alone + 0.02
 
 
-@pytest.mark.parametrize("bases", [3, 5])
-@pytest.mark.parametrize("spread", [0.0, 0.02, 0.1])
+SLOW = [(3, 0.0), (3, 0.02), (5, 0.02), (5, 0.1)]
+OFTEN = [(3, 0.1), (5, 0.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+
+
+@pytest.mark.parametrize("bases, spread", OFTEN)
 def test_an_interval_covers_the_truth_as_often_as_it_says(bases, spread):
     """Bases, prompts and answers drawn anew in each of 400 studies: a difference of 0.05 in truth."""
     generator = np.random.default_rng(bases)

@@ -56,6 +56,7 @@ def test_what_is_read_is_what_was_written(written, tmp_path):
     same(read_tables(root / "elsewhere"), Tables())
 
 
+@pytest.mark.slow
 def test_the_study_s_tables_are_read_and_written_to_the_byte(tmp_path):
     write_tables(tmp_path, read_tables(ROOT))
     assert all((ROOT / FOLDER / name).read_bytes() == content for name, content in bytes_of(tmp_path).items())
