@@ -9,7 +9,8 @@ from doc_pages import LINK, ROOT
 from scipy import stats
 
 from study.differences import differences
-from study.matrix import read_matrix
+from study.matrix import RunKey, read_matrix
+from study.registered import way
 from study.tables import read_tables
 
 
@@ -18,7 +19,7 @@ PAGES = ("study.md", "study/findings.md", "study/details.md")
 PAGE, FINDINGS, DETAILS = ((ROOT / "docs" / name).read_text() for name in PAGES)
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
-SECOND = RUNS.block.str.startswith("gamed")  # the blocks of the second protocol
+SECOND = RUNS.block.str.startswith(("gamed", "reuse"))  # the blocks of the second protocol
 FIRST = RUNS[~SECOND]
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
 ONE_LINE = " ".join(PAGE.split())
@@ -44,7 +45,7 @@ def test_the_page_is_short_and_every_question_has_a_picture():
     first, *sections = PAGE.split("\n## ")
     asked = [section for section in sections if section.partition("\n")[0].endswith("?")]
     without = [part.partition("\n")[0] for part in asked if not re.search(r"!\[[^\]]*\]\(study/", part)]
-    assert "![" in first and without == ["How sure is this?"] and len(asked) == 5
+    assert "![" in first and without == ["How sure is this?"] and len(asked) == 6
     assert PAGE.index("## Answers and advice") < PAGE.index("## Is an anchor needed?")
     pages = {f"study/{name}.md" for name in ("details", "findings", "protocol", "protocol2")}
     assert pages <= {link.partition("#")[0] for link in LINK.findall(PAGE)}
@@ -67,10 +68,39 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
     for arm, other in (("control", "plain"), ("A_K100", "plain"), ("B", "plain"), ("A_K100", "control")):
         for outcome in (pairs, smooth.max() - smooth.last()):
             assert alone((outcome[arm] - outcome[other]).dropna().groupby(level=0).mean().loc[1:5]) in PAGE
-    for _, row in arms.groupby(level=0).mean().drop("plain_lr_third", errors="ignore").iterrows():
+    later = {"gamed": "A_K100_own", "gamed2": "control_target0.3"}[block]
+    assert alone((pairs[later] - pairs["control"]).dropna().groupby(level=0).mean()) in PAGE
+    for _, row in arms.groupby(level=0).filter(lambda of: len(of) == 5).groupby(level=0).mean().iterrows():
         assert ", ".join(f"{row[name]:.3f}" for name in outcomes) + f" | {row['drift']:.2f} |" in PAGE
     assert f"{SECOND.sum()} runs of a [second one]" in ONE_LINE
     assert (arms["pass@1"]["control"] > arms["pass@1"]["plain"]).all()
+
+
+def test_the_kl_that_right_answers_need_and_the_one_at_which_plain_s_gold_turned():
+    """−log of a prompt's pass rate by the mean length, on the bases of the screen; plain's KL at its highest gold."""
+    tables, needed, turned = read_tables(ROOT), [], []
+    for family, of_screen in (("gamed_sorting", "gamed_sorting"), ("gamed_reverse", "reverse_digits")):
+        runs = tables.runs.xs(of_screen, drop_level=False)
+        lengths = runs["drift_tokens"].groupby("base_seed").mean()
+        rows = [tables.prompts.loc[(of_screen, "base", base, 0, 0)] for base in (0, 6)]
+        rates = [(of["correct"] + 0.5) / (of["n"] + 1) for of in rows]
+        needed.append(
+            np.mean([-np.log(rate).mean() / lengths[base] for rate, base in zip(rates, (0, 6), strict=True)])
+        )
+        ways = [way(tables, RunKey(family, "plain", base, base, 600)) for base in range(1, 6)]
+        turned.append(np.mean([one["drift"][one["gold"].idxmax()] for one in ways]))
+    assert "{:.2f} nats a token from the base on sorting, {:.1f} on reversing".format(*needed) in ONE_LINE
+    assert "highest at {:.2f} and {:.2f}".format(*turned) in ONE_LINE
+
+
+def test_b_against_the_clip():
+    runs = RUNS[RUNS.block.str.startswith("reuse")].set_index(["arm", "base_seed"])["pass@1"]
+    arms = ("plain", "plain_noclip", "B_beta_old1", "B_beta_old1_noclip")
+    for uses in (2, 8, 32):
+        cells = " | ".join(f"{runs[f'{arm}_mu{uses}'].mean():.3f}" for arm in arms)
+        assert f"| {uses} | {cells} |" in PAGE
+    for arm in arms[1:]:
+        assert alone(runs[f"{arm}_mu32"] - runs["plain_mu32"]) in PAGE
 
 
 @pytest.mark.parametrize("arm", ["A", "B"])
