@@ -6,22 +6,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "tests" / "trajectories"
-
-
-@pytest.fixture
-def here(tmp_path_factory):
-    """This machine's numbers, and the name under which they would be kept."""
-    folder = tmp_path_factory.mktemp("trajectory")
-    command = [sys.executable, str(ROOT / "scripts" / "trajectory.py"), "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (file,) = folder.iterdir()
-    return file.name, json.loads(file.read_text())
 
 
 def agree(found, kept, tolerance):
@@ -34,12 +22,16 @@ def agree(found, kept, tolerance):
             np.testing.assert_allclose(values, kept[arm][column], atol=tolerance, rtol=0, err_msg=f"{arm}: {column}")
 
 
-def test_the_first_steps_are_those_that_were_kept(here):
+def test_the_first_steps_are_those_that_were_kept(tmp_path):
     """To the bit where instruction set and versions are known, elsewhere within 1e-4; arms differ as recipes do."""
-    name, found = here
-    file = KEPT / name if (KEPT / name).is_file() else sorted(KEPT.iterdir())[-1]
+    command = [sys.executable, str(ROOT / "scripts" / "trajectory.py"), "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (made,) = tmp_path.iterdir()
+    found = json.loads(made.read_text())
+    file = KEPT / made.name if (KEPT / made.name).is_file() else sorted(KEPT.iterdir())[-1]
     kept = json.loads(file.read_text())
-    known = file.name == name and found["made_with"] == kept["made_with"]
+    known = file.name == made.name and found["made_with"] == kept["made_with"]
     agree(found, kept, 0.0 if known else 1e-4)
     assert found["control"]["kl_ref"][:6] == found["variantA"]["kl_ref"][:6]
     assert found["control"]["kl_ref"][6] > 0 == found["variantA"]["kl_ref"][6]  # A's reference is the policy again
