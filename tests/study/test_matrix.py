@@ -139,8 +139,7 @@ def test_the_study_s_blocks():
     added = {"stress_rate": 3 * 2, "tuning_mild": 9 * 2, "mild": 5 * 5, "long5": 7 * 5, "events": 8 * 5, "side": 63}
     second = {"gamed_screen": 10 * 2, "gamed": 10 * 10, "gamed2": 5 * 5, "forget": 5 * 6, "modes": 6 * 5}
     second |= {"clamp_screen": 3 * 2, "clamp": 4 * 5, "clamp_restart": 5, "clamp_repeat": 2}
-    second |= {"pretrained_screen": 9, "pretrained": 4 * 3}
-    second |= dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
+    second |= {"pretrained": 4 * 3} | dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
     assert counts == sizes | added | second
     # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`; plain, control and
     # A of `events`.
@@ -150,7 +149,7 @@ def test_the_study_s_blocks():
     assert core.arms == ["plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step"]
     assert {run.key.arm for run in core.runs if not run.waits} == {"plain"}
     assert {block.name for block in matrix.blocks} - {block.name for block in matrix.selected().blocks} == {
-        *("clamp_restart", "clamp_repeat", "pretrained_screen", "pretrained")
+        *("clamp_restart", "clamp_repeat", "pretrained")
     }
     for tunes, bases in ((True, {0, 6}), (False, {1, 2, 3, 4, 5})):
         blocks = [block for block in matrix.blocks if block.tunes == tunes]
