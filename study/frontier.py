@@ -1,11 +1,11 @@
-"""A block whose reward can be gamed, in one picture: what is paid, what is right, and what is right at equal KL."""
+"""What is paid, what is right, and, in a third panel, what is right at equal KL, or what becomes of all else."""
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from study.matrix import Block
 from study.pictures import draw, noted, styles
-from study.registered import SPAN, way
+from study.registered import SPAN, beside, way
 from study.scores import finished
 from study.tables import Tables
 
@@ -17,7 +17,8 @@ CALM = 100  # steps that the path of gold against the KL takes together
 def frontier(block: Block, tables: Tables) -> Figure | None:
     """
     Proxy, the reward, and gold over steps, and gold against the KL to the base, each path from the left to the dot of
-    the last step; an arm's mean over its pairs. `None` without runs.
+    the last step; in a block with other tasks what became of them against gold, from the base on. An arm's mean over
+    its pairs. `None` without runs.
     """
     look, runs = styles(block, tables), finished(block, tables)
     if not look:
@@ -30,9 +31,13 @@ def frontier(block: Block, tables: Tables) -> Figure | None:
         for axes, (name, title) in zip(over_steps, PANELS.items(), strict=True):
             draw(axes, ways.xs(name, axis=1, level=-1), False, label=arm, **style)
             axes.set(title=title, xlabel="optimizer step")
-        path = ways.T.groupby(level=-1).mean().T.rolling(CALM, min_periods=1).mean()
-        against.plot(path["drift"], path["gold"], **style)
-        against.plot(*path[["drift", "gold"]].iloc[-1], "o", color=style["color"])
-    against.set(title="gold against KL", xlabel="KL to the base, nats a token")
+        if block.runs[0].evaluation["others"]:
+            path = pd.concat(beside(tables, key) for key in keys).groupby(level=0).mean()
+        else:
+            path = ways.T.groupby(level=-1).mean().T.rolling(CALM, min_periods=1).mean()[["drift", "gold"]]
+            path.columns = ["KL to the base, nats a token", "gold against KL"]
+        against.plot(*path.T.to_numpy(), **style)
+        against.plot(*path.iloc[-1], "o", color=style["color"])
+    against.set(xlabel=path.columns[0], title=path.columns[1])
     figure.legend(*over_steps[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return noted(figure, f"Training batches: means of {SPAN} steps over the pairs of an arm.")

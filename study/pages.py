@@ -16,7 +16,7 @@ from study.matrix import Block, Matrix
 from study.pictures import COST_BASE, COST_FILE, forest, learning_curves, overview, relative, rounds, span
 from study.registered import registered
 from study.reuse import reuse
-from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, scores, training
+from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, points, scores, training
 from study.tables import FOLDER, Tables
 from study.tuned import choices
 from trl_prorl.errors import InputError
@@ -43,7 +43,7 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     for block, _, held in found:
         figures[f"{block.name}_curves.png"] = learning_curves(block, tables)
         figures[f"{block.name}_forest.png"] = forest(block, tables, held)
-        if "fall" in block.registered.get("outcomes", ()):
+        if "fall" in block.registered.get("outcomes", ()) or block.runs[0].evaluation["others"]:
             figures[f"{block.name}_frontier.png"] = frontier(block, tables)
     if often := [block for block, *_ in found if block.name.startswith("reuse")]:
         figures[f"{often[0].name}_uses.png"] = reuse(often, tables)
@@ -73,6 +73,7 @@ def _numbers(block: Block, tables: Tables, of_arms: pd.DataFrame, held: pd.DataF
     return {
         **{"name": block.name, "references": block.references, "scores": of_arms.to_dict("records")},
         "training": training(block, tables).to_dict("records"),
+        "points": points(block, tables).to_dict("records"),
         "differences": list(zip(*(one.to_dict("records") for one in every), strict=True)),
         "pooled": list(zip(*(one.to_dict("records") for one in pooled), strict=True)),
         "aggregates": list(aggregates(block, tables).itertuples()) if block.references else [],

@@ -38,11 +38,21 @@ def fall(tables: Tables, key: RunKey) -> float:
     return float(gold.max() - gold.iloc[-1])
 
 
+def beside(tables: Tables, key: RunKey) -> pd.DataFrame:
+    """
+    A run's held-out gold, and beside it the mean gold of the tasks that were not trained, by step from the base on;
+    the perplexity of real text where the base can do none of them.
+    """
+    points = tables.points.loc[key].set_index("step")
+    own = points["task"] == points["task"].iloc[0]  # comes first
+    trained, others = points[own], points.loc[~own, "gold"].groupby(level=0).mean()
+    text = trained["text_perplexity"].rename("perplexity of real text")
+    return pd.concat([trained["gold"], others.rename("gold of other tasks") if others.iloc[0] else text], axis=1)
+
+
 def kept(tables: Tables, key: RunKey) -> float:
     """Mean gold, at the end, of the tasks that were not trained."""
-    points = tables.points.loc[key]
-    others = points["task"] != points["task"].iloc[0]  # the run's own comes first
-    return float(points.loc[others & (points["step"] == key.steps), "gold"].mean())
+    return float(beside(tables, key)["gold of other tasks"].iloc[-1])
 
 
 def _of_each(outcome: Callable[[Tables, RunKey], float]) -> Callable[[Tables, RunKey, RunKey], float]:

@@ -14,7 +14,7 @@ from eval.analysis.stability import ENTROPY_SPIKE, KL_SPIKE, find_spikes, kl_key
 from eval.analysis.statistics import pass_at_k_per_prompt
 from study.hierarchical import resample
 from study.matrix import Block, RunKey
-from study.tables import Tables
+from study.tables import POINT_VALUES, Tables
 from trl_prorl.guards.collapse import end_by_best
 
 
@@ -79,6 +79,15 @@ def scores(block: Block, tables: Tables) -> pd.DataFrame:
         row["apart"] = [later - step for key in keys for step, later in pairwise(reset_steps(tables, key))]
         found.append(row)
     return pd.DataFrame(found)
+
+
+def points(block: Block, tables: Tables) -> pd.DataFrame:
+    """Of the tasks that a block's runs were measured on beside their own: a row for each family, task and arm, means
+    over its runs at the end, and of the bases."""
+    keys = [run.key for run in block.runs]
+    rows = tables.points[tables.points.index.isin(keys) & tables.points["step"].isin([0, block.steps])].reset_index()
+    rows["arm"] = rows["arm"].where(rows["step"] > 0, BASE)
+    return rows.groupby(["family", "task", "arm"], sort=False)[list(POINT_VALUES)].mean().reset_index()
 
 
 def reset_steps(tables: Tables, key: RunKey) -> list[int]:

@@ -12,6 +12,7 @@ import pytest
 
 from eval.command import command
 from trl_prorl.checkpoint.files import newest_complete
+from trl_prorl.demo import Arm, train
 from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_is_kept
 
 
@@ -151,6 +152,14 @@ def test_the_demo(tmp_path):
     line = "".join(lines_of(said))
     assert process.returncode == 130, (process.returncode, said[-3000:])
     assert "arms that came to their end" in line and "goes on from there" in line
+
+
+@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGINT)", "os._exit(130)"])
+def test_an_arm_of_the_demo_that_the_signal_reaches_first(tmp_path, ends):
+    arm = Arm(ROOT / "recipes" / "tiny" / "plain.yaml", tmp_path / "plain", 1, [])
+    arm.command = [sys.executable, "-c", f"import os, signal; signal.signal(2, signal.SIG_DFL); {ends}"]
+    with pytest.raises(KeyboardInterrupt):
+        train([arm], side_by_side=1)
 
 
 @pytest.fixture

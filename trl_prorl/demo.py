@@ -9,6 +9,7 @@ writes in the end beside what the base writes.
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
-from .launch.interrupt import ending_in_one_line
+from .launch.interrupt import INTERRUPTED, ending_in_one_line
 from .launch.recipe_check import read_recipe
 from .launch.shipped_recipes import recipes_folder
 from .record.base_model import identify
@@ -86,6 +87,8 @@ class Arm:
         self.process = subprocess.Popen(self.command, stdout=self.log.open("w"), stderr=subprocess.STDOUT, env=env)
 
     def check(self) -> None:
+        if self.process.returncode in (INTERRUPTED, -signal.SIGINT):  # Ctrl-C reached the arm first
+            raise KeyboardInterrupt
         if self.process.returncode:
             tail = "".join(self.log.read_text().splitlines(keepends=True)[-15:])
             raise SystemExit(f"{self.name} failed with exit code {self.process.returncode}; {self.log} ends:\n{tail}")

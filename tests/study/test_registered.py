@@ -1,13 +1,15 @@
 """The second protocol's outcomes, tests and pictures, on curves whose answers are known."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
 from study.frontier import frontier
 from study.matrix import RunKey, read_matrix
-from study.registered import OUTCOMES, over_bases, registered
+from study.registered import OUTCOMES, beside, over_bases, registered
 from study.reuse import reuse
+from study.scores import points
 from study.tables import POINTS, Tables, frame
 from trl_prorl.errors import InputError
 
@@ -70,7 +72,7 @@ def test_an_outcome_by_hand(tables, name, difference):
     assert found == pytest.approx(difference)
 
 
-def test_what_is_kept_of_other_tasks(tables):
+def test_what_is_kept_of_other_tasks(study, tables):
     keys = [key_of(arm, (1, 1)) for arm in ("control", "plain")]
     golds = {"control": (0.9, 0.4, 0.2), "plain": (0.9, 0.1, 0.1)}
     rows = [
@@ -81,6 +83,30 @@ def test_what_is_kept_of_other_tasks(tables):
     ]
     with_points = Tables(tables.runs, tables.bases, tables.curves, tables.prompts, pd.concat(rows))
     assert OUTCOMES["kept"](with_points, *keys) == pytest.approx(0.3 - 0.1)
+    asked = MATRIX.replace("[[1, 1], [2, 2], [3, 3], [1, 21]]", "[[1, 1]]\n    others: [sorting@3, sums@3]")
+    axes = frontier(read_matrix(study(asked)).blocks[0], with_points).axes[2]
+    assert axes.get_xlabel() == "gold" and axes.get_title() == "gold of other tasks"
+    paths = [np.array(line.get_data()) for line in axes.lines]
+    assert paths[0] == pytest.approx(np.array([[0.009, 0.9], [0.001, 0.1]]))
+    assert paths[3] == pytest.approx(np.array([[0.9], [0.3]]))
+
+
+def test_a_base_that_can_do_no_other_task_is_judged_by_real_text(study, tables):
+    key = key_of("plain", (1, 1))
+    rows = [
+        {"step": step, "task": task, "gold": gold, "text_perplexity": text}
+        for step, gold, text in ((0, 0.2, 9.0), (60, 0.5, 11.0))
+        for task, gold, text in (("instructions", gold, text), ("sums", 0.0, None))
+    ]
+    tables = Tables(tables.runs, tables.bases, tables.curves, tables.prompts, frame(rows, POINTS, key))
+    found = beside(tables, key)
+    assert found.to_dict("list") == {"gold": [0.2, 0.5], "perplexity of real text": [9.0, 11.0]}
+    table = points(read_matrix(study(MATRIX)).blocks[0], tables).set_index(["task", "arm"])
+    assert table["gold"].to_dict() == {
+        **{("instructions", "base"): 0.2, ("instructions", "plain_x"): 0.5},
+        **dict.fromkeys([("sums", "base"), ("sums", "plain_x")], 0.0),
+    }
+    assert table["text_perplexity"].dropna().tolist() == [9.0, 11.0]
 
 
 def test_seeds_of_a_base_are_averaged_before_the_t_test():
