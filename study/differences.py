@@ -3,11 +3,10 @@
 from functools import reduce
 from itertools import permutations, product
 
-import numpy as np
 import pandas as pd
 
 from eval.analysis.statistics import Estimate, holm
-from study.hierarchical import RESAMPLES, Contrast, heterogeneity, mean_over, resample
+from study.hierarchical import RESAMPLES, Contrast, mean_over, resample
 from study.matrix import Block
 from study.scores import BASE, CO_PRIMARY, outcomes
 from study.tables import Tables
@@ -84,8 +83,7 @@ def over_families(block: Block, tables: Tables, k: int = 1) -> pd.DataFrame:
     """
     The mean over families of every difference, each family with the same weight, over the pairs that all have; a
     family with fewer pairs than the others is left out until it has theirs. The pairs are the units, because families
-    share seeds ([`~study.hierarchical.mean_over`]). The p-values are not adjusted; `families_differ` is that of the
-    test that the difference is the same in all.
+    share seeds ([`~study.hierarchical.mean_over`]). The p-values are not adjusted.
     """
     found, values = [], outcomes(block, tables, k)
     for arm, reference, _ in compared(block):
@@ -95,10 +93,7 @@ def over_families(block: Block, tables: Tables, k: int = 1) -> pd.DataFrame:
         if len(most) < 2 or len(pairs) < 2:
             continue
         alike = [both.loc[pairs] for both in most]
-        row = _difference(block, f"mean of {len(most)}", arm, reference, ELSE, alike)
-        by_base = [resample(one, 1).by_base for one in alike]
-        apart = heterogeneity(np.array([one[arm] - one[reference] for one in by_base]))
-        found.append({**row, "families_differ": apart})
+        found.append(_difference(block, f"mean of {len(most)}", arm, reference, ELSE, alike))
     return pd.DataFrame(found)
 
 

@@ -130,19 +130,6 @@ def mean_over(parts: Sequence[Resampled]) -> Resampled:
     return Resampled(*(sum(each) / len(parts) for each in every), first.pairs)
 
 
-def heterogeneity(values: np.ndarray) -> float:
-    """
-    p of the F test that a difference, of shape (families, bases), is the same in all families: two-way analysis of
-    variance without repetition.
-    """
-    families, bases = values.shape
-    apart = values - values.mean(axis=0)  # what belongs to a base is out
-    effect = apart.mean(axis=1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = bases * (effect**2).sum() / (((apart - effect) ** 2).sum() / (bases - 1))
-    return float(stats.f.sf(ratio, families - 1, (families - 1) * (bases - 1)))
-
-
 def coverage(values: np.ndarray, studies: int = 2000, seed: int = SEED) -> tuple[float, float]:
     """
     How often the registered interval and the t-interval over bases cover the truth, in simulated studies whose bases,

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from eval.analysis.statistics import fieller_interval
-from study.hierarchical import Contrast, coverage, heterogeneity, mean_over, resample
+from study.hierarchical import Contrast, coverage, mean_over, resample
 
 
 def same_on_every_prompt(by_pair, prompts=32):
@@ -107,17 +107,6 @@ def test_equivalence_is_two_one_sided_tests(shift, margin):
     found = resample({"A": same_on_every_prompt({(base, base): value for base, value in enumerate(values)})})
     assert found.over_bases({"A": 1}).equivalence(margin) == pytest.approx(expected)
     assert Contrast(shift, 0.0, 4).equivalence(margin) == float(abs(shift) >= margin)
-
-
-def test_whether_families_differ_is_an_f_test():
-    """Two families: the F test is the square of SciPy's paired t-test. Alike in all: never."""
-    values = np.array([[0.02, 0.05, -0.01, 0.03, 0.00], [0.01, 0.00, -0.04, 0.01, -0.03]])
-    assert heterogeneity(values) == pytest.approx(stats.ttest_rel(*values).pvalue)
-    three = np.array([[0.1, 0.2, 0.6], [0.2, 0.4, 0.9], [0.3, 0.2, 1.0]])
-    # By hand: means 0.3, 0.5, 0.5 by family, 0.2, 4/15, 5/6 by base; sums of squares 0.08 and 0.04/0.75.
-    apart = three - three.mean(0) - three.mean(1, keepdims=True) + three.mean()
-    expected = 3 * ((three.mean(1) - three.mean()) ** 2).sum() / 2 / ((apart**2).sum() / 4)
-    assert heterogeneity(three) == pytest.approx(stats.f.sf(expected, 2, 4))
 
 
 @pytest.mark.parametrize("spread, registered", [(0.0, 0.99), (0.1, 0.93)])
