@@ -32,14 +32,14 @@ def verdict(contrast: Contrast, hypothesis: str) -> str:
 
 
 def compared(block: Block) -> list[tuple[str, str, str]]:
-    """Which arm is held against which, and for which hypothesis; each once."""
+    """Which arm is held against which, and for which hypothesis of the first protocol; each once."""
     found = {(arm, kept): H2 for arm in block.arms if (kept := block.kept_partner(arm)) is not None}
     main = {*block.references[1:], f"B{block.suffix}"}  # sweeps of B are exploratory
     for reference, arm in product(block.references, block.arms):
         if arm != reference and (reference, arm) not in found:
             first = reference == block.references[0] and arm in main
             found.setdefault((arm, reference), H0 if first else ELSE)
-    return [(*pair, hypothesis) for pair, hypothesis in found.items()]
+    return [(*pair, ELSE if block.registered else hypothesis) for pair, hypothesis in found.items()]
 
 
 def differences(block: Block, tables: Tables, k: int = 1) -> pd.DataFrame:

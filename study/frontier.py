@@ -29,7 +29,7 @@ def frontier(block: Block, tables: Tables) -> Figure | None:
         keys = runs.xs(arm, axis=1, level=1).stack().dropna()
         ways = pd.concat({place: way(tables, key) for place, key in keys.items()}, axis=1)
         for axes, (name, title) in zip(over_steps, PANELS.items(), strict=True):
-            draw(axes, ways.xs(name, axis=1, level=-1), False, label=arm, **style)
+            draw(axes, ways.xs(name, axis=1, level=-1), False, label=f"{arm}, n = {len(keys)}", **style)
             axes.set(title=title, xlabel="optimizer step")
         if block.runs[0].evaluation["others"]:
             path = pd.concat(beside(tables, key) for key in keys).groupby(level=0).mean()

@@ -50,7 +50,7 @@ OPTIONS = {"default": flag, **dict.fromkeys(("suffix", "tuned_on", "tuned_family
 OPTIONS |= {"split": _spelt("test|validation", "test or validation")}
 OPTIONS |= {"tuned_by": _spelt("pass@1|proxy|gain", "pass@1, proxy or gain")}  # study/tuned.py has the rules
 TESTS = {"outcomes": array(_spelt("gold|fall|kept", "gold, fall or kept"), least=1)}  # study/registered.py has them
-TESTS |= {"differences": array(array(text, length=2), least=1)}  # an arm, and the one that it is held against
+TESTS |= {"differences": array(array(text, length=2))}  # an arm, and the one that it is held against
 OPTIONS |= {"registered": table(TESTS, rest=_unknown)}
 BLOCK = NEEDED | OPTIONS | {"references": array(text), "others": array(text), "evaluation": table(), "keys": _keys}
 CONTENT = table({"evaluation": table(), "blocks": table(rest=table(NEEDED, BLOCK, _unknown))}, rest=_unknown)
@@ -105,7 +105,7 @@ class Block:
     A block of the matrix. Its arms have the block's suffix; all others are held against its references. Its runs are
     in the order of training: pair by pair, each through all families and arms. Values that are `tuned` come from the
     block `tuned_on`, and there from `tuned_family`, or from each family's own choice if that is empty. A block that is
-    no default is selected by name alone. `registered` has the `outcomes` and `differences` that a protocol tests.
+    no default is selected by name alone. `registered` has the `outcomes` and `differences` of the second protocol.
     """
 
     name: str

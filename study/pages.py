@@ -39,7 +39,8 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     if not found:
         raise InputError(f"{FOLDER}: none of these runs is finished; make study trains them")
     seconds, made = rounds(root), choices(matrix, tables)
-    figures = {OVERVIEW: overview([(block, held) for block, _, held in found], tables, seconds)}
+    first = [(block, held) for block, _, held in found if not block.registered]
+    figures = {OVERVIEW: overview(first, tables, seconds)}
     for block, _, held in found:
         figures[f"{block.name}_curves.png"] = learning_curves(block, tables)
         figures[f"{block.name}_forest.png"] = forest(block, tables, held)

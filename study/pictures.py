@@ -177,10 +177,9 @@ def overview(found: list[tuple[Block, pd.DataFrame]], tables: Tables, seconds: p
     of the longest runs. Stability: the same at the largest learning rate. Cost: time of a whole step. `None` where the
     first block has nothing to show.
     """
-    main = found[0][0]
     shown = [(block, held[held["reference"].isin(block.references[:1])]) for block, held in found]
     shown = [(block, held) for block, held in shown if len(held)]
-    if not shown or shown[0][0] is not main:
+    if not shown or shown[0][0] is not (main := found[0][0]):
         return None
     longer = [one for one in shown if one[0].steps > main.steps]
     faster = [one for one in shown if one[0].steps == main.steps and one[0].rate > main.rate]

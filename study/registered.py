@@ -19,6 +19,7 @@ from study.tables import Tables
 
 
 SPAN = 20  # steps over which gold and reward of the training batches are averaged
+ROUNDING = 1e-9  # of such a mean: two equal ones may differ by less
 
 
 def way(tables: Tables, key: RunKey) -> pd.DataFrame:
@@ -65,7 +66,7 @@ def at_equal(name: str) -> Callable[[Tables, RunKey, RunKey], float]:
     def difference(tables: Tables, key: RunKey, other: RunKey) -> float:
         ways = [way(tables, one) for one in (key, other)]
         level = min(one[name].max() for one in ways)
-        one, two = (each["gold"][(each[name] >= level).idxmax()] for each in ways)
+        one, two = (each["gold"][(each[name] >= level - ROUNDING).idxmax()] for each in ways)
         return float(one - two)
 
     return difference

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import Any
 
 from trl_prorl.eval.analysis.statistics import bootstrap_interval
@@ -251,10 +252,12 @@ def needed_kl(found: Rollouts) -> float:
     """
     The KL to the base, in nats a token, that right answers need. Of all policies that answer a prompt rightly every
     time, the base conditioned on a right answer is nearest to the base, at −log p (the I-projection of Csiszár, 1975);
-    p is the base's chance of a right answer, here (right + ½) / (G + 1). The mean over prompts, by the mean length.
+    p is the base's chance of a right answer, here (right + ½) / (G + 1); without a right answer log 2(G + 1) counts,
+    which is too little. The mean over prompts, by the mean length of right answers.
     """
     nats = [-math.log((sum(group) + 0.5) / (found.group_size + 1)) for group in found.groups(found.correct)]
-    return sum(nats) / len(nats) / (sum(found.lengths) / len(found.lengths))
+    right = [length for length, verdict in zip(found.lengths, found.correct, strict=True) if verdict]
+    return mean(nats) / mean(right or found.lengths)
 
 
 def needed_finding(found: Rollouts) -> list[Finding]:
@@ -292,9 +295,9 @@ def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> F
             f"the tokenizer's eos_token, the model's eos_token_id and the chat template; or {raised}"
         )
     level = STOP if cut == 1.0 else LOOK
-    mean = sum(found.lengths) / len(found.lengths)
-    number = f"{percent(cut)} (mean length {mean:.0f} of {most or 'any'})"
-    return judged("completions cut off", number, cut > MOST_CUT, change, level, cut=cut, mean_length=mean, limit=most)
+    values = {"cut": cut, "mean_length": mean(found.lengths), "limit": most}
+    number = f"{percent(cut)} (mean length {values['mean_length']:.0f} of {most or 'any'})"
+    return judged("completions cut off", number, cut > MOST_CUT, change, level, **values)
 
 
 def unanswered(found: Rollouts) -> list[Finding]:

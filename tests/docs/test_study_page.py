@@ -9,8 +9,7 @@ from doc_pages import LINK, ROOT
 from scipy import stats
 
 from study.differences import differences
-from study.matrix import RunKey, read_matrix
-from study.registered import way
+from study.matrix import read_matrix
 from study.tables import read_tables
 
 
@@ -76,10 +75,10 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
     assert (arms["pass@1"]["control"] > arms["pass@1"]["plain"]).all()
 
 
-def test_the_kl_that_right_answers_need_and_the_one_at_which_plain_s_gold_turned():
-    """−log of a prompt's pass rate by the mean length, on the bases of the screen; plain's KL at its highest gold."""
-    tables, needed, turned = read_tables(ROOT), [], []
-    for family, of_screen in (("gamed_sorting", "gamed_sorting"), ("gamed_reverse", "reverse_digits")):
+def test_the_kl_that_right_answers_need():
+    """−log of a prompt's pass rate by the mean length, on the bases of the screen; the coefficients in the end."""
+    tables, needed = read_tables(ROOT), []
+    for of_screen in ("gamed_sorting", "reverse_digits"):
         runs = tables.runs.xs(of_screen, drop_level=False)
         lengths = runs["drift_tokens"].groupby("base_seed").mean()
         rows = [tables.prompts.loc[(of_screen, "base", base, 0, 0)] for base in (0, 6)]
@@ -87,10 +86,12 @@ def test_the_kl_that_right_answers_need_and_the_one_at_which_plain_s_gold_turned
         needed.append(
             np.mean([-np.log(rate).mean() / lengths[base] for rate, base in zip(rates, (0, 6), strict=True)])
         )
-        ways = [way(tables, RunKey(family, "plain", base, base, 600)) for base in range(1, 6)]
-        turned.append(np.mean([one["drift"][one["gold"].idxmax()] for one in ways]))
     assert "{:.2f} nats a token from the base on sorting, {:.1f} on reversing".format(*needed) in ONE_LINE
-    assert "highest at {:.2f} and {:.2f}".format(*turned) in ONE_LINE
+    adaptive = tables.curves.xs(("gamed_reverse", "control_target0.3"))
+    last = adaptive["beta"].groupby("base_seed").last()
+    assert f"β fell to {last.min():.2f} to {last.max():.2f}" in ONE_LINE
+    broad = RUNS[RUNS.block == "gamed2"].groupby("arm")["pass@8"].mean()
+    assert f"{broad['control'] - broad['control_target0.3']:.3f} less of pass@8" in ONE_LINE
 
 
 def test_b_against_the_clip():
@@ -101,6 +102,8 @@ def test_b_against_the_clip():
         assert f"| {uses} | {cells} |" in PAGE
     for arm in arms[1:]:
         assert alone(runs[f"{arm}_mu32"] - runs["plain_mu32"]) in PAGE
+    for uses in (8, 32):
+        assert alone(runs[f"B_beta_old1_noclip_mu{uses}"] - runs[f"plain_noclip_mu{uses}"]) in PAGE
 
 
 @pytest.mark.parametrize("arm", ["A", "B"])

@@ -89,6 +89,8 @@ def test_what_is_held_against_what(block):
     assert {pair for pair, hypothesis in found.items() if hypothesis == H0} == {("A_x", "plain_x"), ("B_x", "plain_x")}
     assert {pair for pair, hypothesis in found.items() if hypothesis == H2} == {("C_hard_x", "A_x")}
     assert found["B_beta_old3_x", "plain_x"] == found["B_x", "A_x"] == found["C_hard_K2_x", "A_x"] == ELSE
+    second = replace(block, registered={"outcomes": ["gold"], "differences": []})
+    assert {hypothesis for *_, hypothesis in compared(second)} == {ELSE}
 
 
 def test_differences(block, tables):

@@ -7,7 +7,7 @@ from scipy import stats
 
 from study.frontier import frontier
 from study.matrix import RunKey, read_matrix
-from study.registered import OUTCOMES, beside, over_bases, registered
+from study.registered import OUTCOMES, at_equal, beside, over_bases, registered
 from study.reuse import reuse
 from study.scores import points
 from study.tables import POINTS, Tables, frame
@@ -72,6 +72,13 @@ def test_an_outcome_by_hand(tables, name, difference):
     assert found == pytest.approx(difference)
 
 
+def test_rounding_does_not_tell_when_a_level_is_reached(monkeypatch):
+    ways = {"one": [0.3, 0.1 + 0.2], "other": [0.0, 0.1 + 0.2]}
+    frames = {name: pd.DataFrame({"reward": rewards, "gold": [0.5, 0.25]}) for name, rewards in ways.items()}
+    monkeypatch.setattr("study.registered.way", lambda tables, key: frames[key])
+    assert at_equal("reward")(None, "one", "other") == 0.25
+
+
 def test_what_is_kept_of_other_tasks(study, tables):
     keys = [key_of(arm, (1, 1)) for arm in ("control", "plain")]
     golds = {"control": (0.9, 0.4, 0.2), "plain": (0.9, 0.1, 0.1)}
@@ -129,7 +136,7 @@ def test_registered_differences_are_adjusted_and_others_are_not(study, tables):
     assert row["adjusted"] == {"gold": pytest.approx(p_value), "fall": pytest.approx(0, abs=1e-9)} and p_value > 0.01
     figure = frontier(block, tables)
     gold = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
-    assert gold["plain_x"][-1] == pytest.approx(0.095) and gold["control_x"][-1] == pytest.approx(0.505)
+    assert gold["plain_x, n = 4"][-1] == pytest.approx(0.095) and gold["control_x, n = 4"][-1] == pytest.approx(0.505)
     assert "different objective" in figure.get_supxlabel() and frontier(block, Tables()) is None
 
 

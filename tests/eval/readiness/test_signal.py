@@ -8,7 +8,7 @@ from eval.readiness.finding import LOOK, STOP, Finding, exit_code
 from eval.readiness.signal import FULL_REWARD, Rollouts, enough, expected_silent, signal_findings, varies
 
 
-def rollouts(correct, rewards=None, cut=None, answered=None, size=4, parts=None, source="verify"):
+def rollouts(correct, rewards=None, cut=None, answered=None, size=4, parts=None, source="verify", lengths=None):
     n = len(correct)
     return Rollouts(
         size,
@@ -16,7 +16,7 @@ def rollouts(correct, rewards=None, cut=None, answered=None, size=4, parts=None,
         [bool(one) for one in correct],
         answered,
         [False] * n if cut is None else cut,
-        [5] * n,
+        lengths or [5] * n,
         [f"text {place}" for place in range(n)],
         parts or [("t", 1)] * (n // size),
         0.02 * n,
@@ -65,6 +65,8 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
         # Two of four right: p is 2.5 / 5, and ln 2 over five tokens are 0.139 nats. None: ln 10 over five.
         (rollouts(MIXED), NEEDED, "fine", "0.14 nats a token"),
         (rollouts(NEVER), NEEDED, "fine", "0.46 nats a token"),
+        # Right answers of two tokens, wrong ones of eight.
+        (rollouts(MIXED, lengths=[2, 8, 8, 2] * 5), NEEDED, "fine", "0.35 nats a token"),
         (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "beta: 0.3, kl_target: 0.14; "),
         (rollouts(MIXED), VERIFIER, "fine", "verify; "),
         (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; give the reward function an attribute verifier"),
