@@ -148,11 +148,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
     )
     parser.add_argument(
-        "--mode",
-        choices=["arms", "growth", "memory"],
-        default="arms",
-        metavar="MODE",
-        help="arms, growth or memory",
+        "--mode", choices=["arms", "growth", "memory"], default="arms", metavar="MODE", help="arms, growth or memory"
     )
     parser.add_argument(
         "--arms",
