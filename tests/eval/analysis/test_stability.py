@@ -77,11 +77,6 @@ def flat(steps=60, value=0.01, **changes):
     ("values", "rule", "count", "largest"),
     [
         (flat(_30=0.4), RULE, 1, 40),
-        # Tenfold.
-        (flat(_30=0.0999), RULE, 0, None),
-        (flat(_30=0.1), RULE, 1, 10),
-        # A multiple of next to nothing is none.
-        (flat(value=1e-6, _30=1e-3), RULE, 0, None),
         (flat(value=1e-6, _30=0.0101), RULE, 1, 10100),
         (flat(_30=np.inf), RULE, 1, np.inf),
         # Tenfold every ten steps; a sawtooth that starts again at 0 every 10 steps; a level that stays.
@@ -92,7 +87,7 @@ def flat(steps=60, value=0.01, **changes):
         (np.array([]), RULE, 0, None),
         (np.full(30, np.nan), RULE, 0, None),
         (np.array([0.01, 5.0, 0.01]), RULE, 0, None),
-        # The report's.
+        # The report's: tenfold; a multiple of next to nothing is none.
         (flat(_30=0.1), KL_SPIKE, 1, 10),
         (flat(_30=0.0999), KL_SPIKE, 0, None),
         (flat(value=1e-6, _30=0.0099), KL_SPIKE, 0, None),
