@@ -191,12 +191,12 @@ HELP = """
 import contextlib, io, json, sys
 from trl_prorl.commands import COMMANDS, main
 
-pages = {}
+pages, heavy = {}, {*sys.argv[1].split()}
 for name in COMMANDS:
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         main([name, "--help"])
     pages[name] = shown.getvalue()
-print(json.dumps([pages, sorted({*sys.argv[1].split()} & {*sys.modules})]))
+print(json.dumps([pages, sorted(heavy & {*sys.modules})]))
 """
 
 
