@@ -109,10 +109,3 @@ def test_show_prints_square_brackets(monkeypatch, capsys):
 
     monkeypatch.setattr(tasks.__main__, "get_task", lambda name: Bold())
     assert run(monkeypatch, capsys, "show", "bold", "-n", "1").count("[bold]") == 2
-
-
-def test_errors_are_one_line(monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, capsys, "show", "parity", "--level", "9")
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == "error: level=9: parity has the levels 1 to 8\n"

@@ -12,16 +12,11 @@ from eval.analysis.statistics import (
     mcnemar,
     paired_bootstrap_difference,
     paired_bootstrap_ratio,
-    pass_at_k_per_prompt,
     prediction_interval,
     prompts_and_seeds,
     ratio_interval,
     t_interval,
 )
-
-
-def test_pass_at_k_by_prompt():
-    np.testing.assert_allclose(pass_at_k_per_prompt([0, 1, 4], n=4, k=2), [0, 1 / 2, 1])
 
 
 def test_bootstrap_interval_is_near_the_normal_one_and_follows_level_and_seed():
