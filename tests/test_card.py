@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 from run_record import write_run
 
-from trl_prorl.hub.card import model_card, read_record, without_secrets
+from trl_prorl.hub.card import model_card, without_secrets
 from trl_prorl.record.base_model import identify
 
 
