@@ -75,6 +75,7 @@ BAD = [
     ("--task gsm8k", ["level=3", "gsm8k", "path"]),
     (f"{OF_GSM8K} /nowhere", ["/nowhere"]),
     ("--optimizer_reset hard --optim sgd", ["optimizer_reset", "SGD", "keep"]),
+    ("--optimizer_reset step --optim adafactor", ["optimizer_reset='step'", "Adafactor", "hard"]),
     (RESUME, ["resume_from_checkpoint=True", "holds no checkpoint"]),
     ("--max_steps many", ["max_steps", "many"]),
     ("--model_name_or_path ./no/such/folder", ["model_name_or_path='./no/such/folder'"]),
@@ -87,6 +88,7 @@ BAD = [
     ("--use_vllm true --compact_generation off", ["use_vllm=True", "pip install"]),
     ("--config no.yaml", ['save_strategy: "no"']),
     ("--output_dir no.yaml", ["output_dir=", "is a file"]),
+    ("--config remote.yaml", ["trust_remote_code=True", "command line"]),
     (f"{OF_GSM8K} empty", ["empty"]),
     (f"{OF_GSM8K} columns", ["question", "columns"]),
     ("--length_reward cosin", ["length_reward='cosin'", "cosine"]),
@@ -101,6 +103,7 @@ BAD = [
 @pytest.mark.parametrize("options, parts", BAD)
 def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, parts):
     (tmp_path / "no.yaml").write_text("save_strategy: no\n")
+    (tmp_path / "remote.yaml").write_text("model_init_kwargs: {trust_remote_code: true}\n")
     for folder, line in (("empty", ""), ("columns", '{"ask": "1+1", "answer": "#### 2"}\n')):
         (tmp_path / folder).mkdir()
         for split in ("train", "test"):
