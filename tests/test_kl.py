@@ -74,6 +74,14 @@ def test_a_sequence_ratio_is_exact_for_no_estimator(estimator):
     assert gradient_bias(estimator, True, "sequence", False) is not None
 
 
+def test_values_by_hand():
+    logps, anchor = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
+    assert torch.allclose(kl_values(logps, anchor, "k1"), torch.tensor([[0.5, -1.0]]))
+    assert torch.allclose(kl_values(logps, anchor, "k2"), torch.tensor([[0.125, 0.5]]))
+    k3 = [math.exp(-0.5) - 1 + 0.5, math.exp(1.0) - 1 - 1.0]
+    assert torch.allclose(kl_values(logps, anchor, "k3"), torch.tensor([k3]))
+
+
 def test_sequence_ratio_is_the_geometric_mean_over_counted_tokens():
     logps, old = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.2, -1.4, -1.0]])
     ratio = importance_ratio(logps, old, torch.tensor([[1, 1, 0]]), "sequence")

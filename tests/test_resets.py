@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +14,11 @@ from run_record import read_events as events
 from run_record import read_rows as metrics
 from run_record import untimed
 from tiny_run import AtBoundary
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, get_scheduler
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
-from trl_prorl.resets.schedule import Rewarmup, restart_schedule, snapshot_schedule
+from trl_prorl.resets.schedule import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 
 
 def steps(trainer):
@@ -413,11 +414,18 @@ def test_several_validation_sets_are_refused_where_one_decides(make_trainer):
     make_trainer(beta=0.1, ref_reset_every=2, **given)  # no validation decides here
 
 
+SCHEDULES = {
+    name: partial(get_scheduler, name, num_warmup_steps=2, num_training_steps=10)
+    for name in ("linear", "cosine", "constant_with_warmup")
+}
+SCHEDULES["recursive"] = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_the_rates_after_a_restart_are_those_of_a_new_schedule(wrapped):
-    """Of one that takes each rate from the one before; one that does not: the runs above."""
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rates_after_a_restart_are_those_of_a_new_schedule(name, wrapped):
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    schedule = SCHEDULES[name](optimizer)
     start = snapshot_schedule(schedule)
     if wrapped:
         optimizer, schedule = Accelerator(cpu=True).prepare(optimizer, schedule)
@@ -436,6 +444,11 @@ def test_the_rates_after_a_restart_are_those_of_a_new_schedule(wrapped):
     assert rates(6) == pytest.approx(first)
     restart_schedule(schedule, start)  # the snapshot is not used up
     assert rates(3) == pytest.approx(first[:3])
+
+
+def test_rewarmup_factor_by_hand():
+    assert [rewarmup_factor(n, 4) for n in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert rewarmup_factor(None, 4) == rewarmup_factor(0, 0) == rewarmup_factor(0, 1) == 1.0
 
 
 def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone():

@@ -163,6 +163,32 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "where"),
+    [
+        ("passed", "passed", "BOTH"),
+        *(("passed", other, "LOST") for other in ("failed", "skipped", None)),
+        *((other, "passed", "GAINED") for other in ("failed", "skipped")),
+        *((other, other, "NEITHER") for other in ("failed", "xfailed")),
+        ("failed", "skipped", "NEITHER"),
+        ("skipped", "skipped", "NOT_RUN"),
+    ],
+)
+def test_a_pair_of_outcomes(seams, theirs, ours, where):
+    comparison = import_module("comparison")
+
+    def outcomes(outcome, **others):
+        return others if outcome is None else {**others, "test": comparison.Outcome(outcome, "why")}
+
+    other = comparison.Outcome("passed")
+    result = comparison.Comparison(outcomes(theirs, other=other), outcomes(ours, other=other))
+    found = {title: set(tests) - {"other"} for title, tests in result.found.items()}
+    assert [title for title, tests in found.items() if tests] == [getattr(comparison, where)]
+    assert result.agrees == (where != "LOST")
+    # Nothing passed is no agreement.
+    assert comparison.Comparison(outcomes(theirs), outcomes(ours)).agrees == (where == "BOTH")
+
+
 @pytest.mark.slow
 def test_a_difference_is_found(tmp_path):
     tests = tmp_path / "trl" / "tests"

@@ -29,14 +29,15 @@ def same(first, second):
         assert torch.equal(ours[name].nan_to_num(7.0), theirs[name].nan_to_num(7.0)), name
 
 
-def outputs_of(inputs):
-    state = {kind: getattr(inputs, kind) for kind in ("parameters", "exp_avg", "exp_avg_sq", "steps", "names")}
-    return UpdateOutputs(**state, update=8, inputs="0" * 64, metrics={"update_norm": 0.1})
-
-
 def test_a_schema_comes_back_as_it_was(hand_made, rows, tmp_path):
     inputs = hand_made(growth={"old_rank": 2, "new_rank": 3}, new_rows={A: torch.rand(1, 3)}, gradients={})
-    inputs.reset, outputs = RESET, outputs_of(inputs)
+    inputs.reset = RESET
+    outputs = UpdateOutputs(
+        **{kind: getattr(inputs, kind) for kind in ("parameters", "exp_avg", "exp_avg_sq", "steps", "names")},
+        update=8,
+        inputs="0" * 64,
+        metrics={"update_norm": 0.1},
+    )
     half = hand_made()
     half.parameters[A], half.parameters[B] = half.parameters[A].bfloat16(), half.parameters[B].half()
     for data in (inputs, rows, outputs, half):
@@ -150,6 +151,7 @@ SIDECARS = [
     (put("values", "reset", value=RESET | {"mode": "half"}), "'half'"),
     (put("values", "update", value=True), "update is True"),
     (put("values", "update", value=0), "update is 0; an integer from 1 is needed"),
+    (put("values", "update", value=-1), "update is -1;"),
     (put("values", "update", value=10**400), "update is 1000"),
     (put("tensors", value=None), "tensors is None"),
     (put("tensors", "…", value={}), "tensors[0] has no 'name'"),
@@ -243,8 +245,11 @@ DEPTHS = (99, 330, 480, 900, 990, 1500, 100_000)  # around the recursion limit: 
 @pytest.fixture
 def exchange(hand_made, rows, tmp_path):
     """A folder for each schema, whole."""
-    inputs, folders = hand_made(reset=RESET), {}
-    for data in (rows, inputs, outputs_of(inputs)):
+    inputs = hand_made(reset={"mode": "soft", "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 3})
+    state = {kind: getattr(inputs, kind) for kind in ("parameters", "exp_avg", "exp_avg_sq", "steps", "names")}
+    outputs = UpdateOutputs(**state, update=8, inputs="0" * 64, metrics={"update_norm": 0.1})
+    folders = {}
+    for data in (rows, inputs, outputs):
         folders[type(data)] = tmp_path / data.schema
         write(data, folders[type(data)])
     return folders

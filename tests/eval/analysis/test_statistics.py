@@ -1,10 +1,11 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import binom
 
-from eval.analysis.passk import draw_sizes
+from eval.analysis.passk import draw_sizes, greedy_side, summarise
 from eval.analysis.statistics import (
     bootstrap_interval,
     fieller_ratio,
@@ -12,11 +13,16 @@ from eval.analysis.statistics import (
     mcnemar,
     paired_bootstrap_difference,
     paired_bootstrap_ratio,
+    pass_at_k_per_prompt,
     prediction_interval,
     prompts_and_seeds,
     ratio_interval,
     t_interval,
 )
+
+
+def test_pass_at_k_by_prompt():
+    np.testing.assert_allclose(pass_at_k_per_prompt([0, 1, 4], n=4, k=2), [0, 1 / 2, 1])
 
 
 def test_bootstrap_interval_is_near_the_normal_one_and_follows_level_and_seed():
@@ -163,7 +169,61 @@ def test_hull_of_prompts_and_seeds():
     assert prompts_and_seeds([], same=True) is None
 
 
+def test_bootstrap_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(300):
+        low, high = bootstrap_interval(rng.random(60) < 0.3, resamples=400, seed=trial)
+        hits += low <= 0.3 <= high
+    # 95 % of 300 is 285; the percentile interval is slightly liberal at 60 prompts, the binomial spread is 4.
+    assert 0.90 <= hits / 300 <= 0.99
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.1])
+def test_agreement_misses_no_more_often_than_it_says(rate):
+    # All of 40 prompts wrong, which happens at this rate: the interval of such a draw must reach it, or that be rare.
+    missed = (1 - rate) ** 40 if bootstrap_interval([0.0] * 40)[1] < rate else 0.0
+    assert missed <= 0.05
+
+
+def test_prediction_interval_holds_a_new_value_as_often_as_it_says():
+    values = np.random.default_rng(0).normal(0.6, 0.02, size=(1500, 7))
+    for level in (0.5, 0.95):
+        held = [low <= row[6] <= high for row in values for _, low, high in [prediction_interval(row[:6], level)]]
+        assert np.mean(held) == pytest.approx(level, abs=0.03)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_fieller_covers_as_often_as_it_says(paired):
+    rng, trials, true = np.random.default_rng(0), 2000, 0.85
+    hits = 0
+    for _ in range(trials):
+        shared = rng.normal(0, 0.05, 4) if paired else np.zeros(4)
+        a = 0.6 + shared + rng.normal(0, 0.03, 4)
+        b = true * (0.6 + shared) + rng.normal(0, 0.05, 4)
+        _, low, high = fieller_ratio(b, a, paired)
+        hits += low <= true <= high
+    # Exact where paired; more than asked for where not, because the fewest degrees of freedom are used. 4 standard
+    # errors.
+    error = 4 * math.sqrt(0.05 * 0.95 / trials)
+    assert 0.95 - error < hits / trials < (0.95 + error if paired else 1.0)
+
+
 @pytest.mark.parametrize(("n", "ks"), [(1, [1]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
 def test_sizes_of_a_draw(n, ks):
     assert draw_sizes(n) == ks
     assert n != 12 or draw_sizes(n, evaluated=(1, 3, 32)) == [1, 2, 3, 4, 8, 12]
+
+
+def test_pass_at_k_is_that_of_the_metric_of_evaluate(monkeypatch):
+    asked = []
+
+    class Metric:
+        def compute(self, predictions, **others):
+            asked.append((predictions, others))
+            return {"pass@1": 0.125}
+
+    monkeypatch.setattr("eval.analysis.statistics.metric", lambda name: Metric())
+    assert summarise([[True, False], [False, False]], [1])["pass@1"] == 0.125
+    assert asked == [([[True, False], [False, False]], {"k": [1]})]
+    assert greedy_side(pd.DataFrame({"correct": [True, False, False, False]}))["accuracy"] == 0.25
