@@ -417,3 +417,12 @@ def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(make_traine
     monkeypatch.setattr(ProRLConfig if key == "world_size" else args, key, value)
     with pytest.raises(ValueError, match="processes, DeepSpeed, FSDP and torch_compile hold on to.*one plain process"):
         Plan.of(None, "/no/model/is/loaded", lambda **kwargs: [], args, (), lora())
+
+
+def test_the_merged_copy_is_the_grown_policy(run):
+    trainer = run(**GROWS, compact_generation="on", num_iterations=2, max_steps=4)
+    copied = trainer.parts["generation"].copy
+    copied.refresh()
+    policy = logits(trainer.model)
+    assert (logits(copied.model) - policy).abs().max() < 1e-4
+    assert trainer.model.peft_config["default"].r == 6

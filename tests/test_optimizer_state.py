@@ -314,3 +314,17 @@ def test_first_update_of_adafactor_by_hand(mode, alpha):
     second = (1 - share) * v + share * 2.0**2
     rate = min(LR, 1 / (t + 1) ** 0.5) * param.detach().square().mean().sqrt().item()
     assert -update_after(param, optimizer, 2.0) == pytest.approx(rate * 2.0 / second**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("make", [TORCH_ADAFACTOR, WITH_FIRST])
+def test_adafactor_replaces_a_second_moment_whose_step_count_is_cleared(make):
+    """The reason for its refusal: the moments are those of a hard reset after the next update."""
+    param, found = torch.nn.Parameter(torch.ones(2, 3)), []
+    optimizer = make([param])
+    for mode in ("step", "hard"):
+        update_after(param, optimizer, 3.0)
+        reset_optimizer(optimizer, mode)
+        param.grad = torch.arange(1.0, 7.0).view(2, 3)
+        optimizer.step()
+        found.append({k: v.clone() for k, v in optimizer.state[param].items() if k in SECOND})
+    assert found[0] and all(torch.equal(found[0][key], found[1][key]) for key in found[0])
