@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 from run_record import write_run
 
-from trl_prorl.hub.card import model_card, read_record, without_secrets
+from trl_prorl.hub.card import model_card, without_secrets
 from trl_prorl.record.base_model import identify
 
 
@@ -191,13 +191,6 @@ def test_how_a_run_is_trained_again(folder):
     assert "--push_to_hub false" in model_card(folder(config={"push_to_hub": True})).text
     card = model_card(folder(config={"task": None, "task_level": None}))
     assert "script of its own" in card.text and "python recipes/" not in card.text
-
-
-def test_a_damaged_record_is_refused(folder):
-    run = folder()
-    (run / "passk.json").write_text("{")
-    with pytest.raises(ValueError, match="passk.json"):
-        read_record(run)
 
 
 def test_the_lines_that_load_the_model_find_it(make_trainer, tmp_path):

@@ -104,16 +104,6 @@ def test_a_sum_without_carries(a, b, total):
     assert embedded.add_without_carry(a, b) == embedded.add_without_carry(b, a) == total
 
 
-def test_settings_of_another_task_and_seed():
-    assert settings_of() == EmbeddedSettings() and EmbeddedSettings().stored == "float32"
-    assert settings_of(seed=3) == EmbeddedSettings(seed=3, stored="bfloat16")
-    for task in embedded.FAMILIES:
-        assert settings_of(task, seed=2).task == task
-        assert settings_of(task).stored == ("float32" if task == "reverse_digits" else "bfloat16")
-    with pytest.raises(ValueError, match="--task parity: .* reverse_digits, sorting, sums, three_tasks. Give one"):
-        settings_of("parity")
-
-
 SMALL = EmbeddedSettings(hidden_size=16, layers=1, heads=2, intermediate_size=16, rows=64, steps=3, batch_size=8)
 
 

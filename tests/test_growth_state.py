@@ -1,7 +1,8 @@
 """What becomes of an optimizer's state when a factor grows: by hand, and with real optimizers."""
 
-import importlib.util
 from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
 
 import bitsandbytes
 import pytest
@@ -145,9 +146,7 @@ def test_optimizers_that_are_not_understood_are_refused():
 def test_the_other_ways_of_the_measurement():
     """`docs/examples/rank_growth/measure.py` compares the migration with these."""
     path = Path(__file__).parents[1] / "docs" / "examples" / "rank_growth" / "measure.py"
-    spec = importlib.util.spec_from_file_location("measure_growth", path)
-    measure = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(measure)
+    measure = SimpleNamespace(**run_path(str(path)))
     state = {"step": torch.tensor(7.0), "exp_avg": FOUR, "exp_avg_sq": FOUR**2}
     moments = {"exp_avg": (2, 3), "exp_avg_sq": (2, 3)}
     for way, shapes in ((measure.cleared, moments | {"step": ()}), (measure.without_moments, moments)):

@@ -12,7 +12,7 @@ from trl import GRPOConfig, ScriptArguments
 from trl_prorl import ProRLConfig
 from trl_prorl.checkpoint.identity import check_change
 from trl_prorl.descriptor import Effect, Key, applies, declared, free, needs, one_of, whole
-from trl_prorl.keys import FREE_KEYS, KEYS, TASK_KEYS, TRIGGER_KEYS, ProlongedKeys
+from trl_prorl.keys import FREE_KEYS, KEYS, TASK_KEYS, TRIGGER_KEYS
 from trl_prorl.objective import advantages, kl
 from trl_prorl.resets import treatments, triggers
 from trl_prorl.train import TaskArguments
@@ -124,13 +124,6 @@ def test_no_part_has_a_silent_default(parts):
         Key(*parts)
 
 
-def test_a_right_descriptor_knows_its_field():
-    nullable = ("a", Annotated[int | None, GOOD], dataclasses.field(default=None))
-    keys = declared(dataclasses.make_dataclass("Good", [nullable, ("b", Annotated[int, GOOD], 0)]))
-    assert keys["a"] == dataclasses.replace(GOOD, default=None, nullable=True)
-    assert keys["b"] == dataclasses.replace(GOOD, default=0, nullable=False)
-
-
 def test_the_choices_are_the_objects_that_there_are():
     assert KEYS["optimizer_reset"].choices == (*treatments.TREATMENTS, *treatments.SCALE_FORMS)
     assert KEYS["kl_estimator"].choices == kl.ESTIMATORS
@@ -163,9 +156,3 @@ def test_which_changes_of_a_key_a_resume_refuses(tmp_path, key):
     assert refused_change(key, other, default, tmp_path, beta=0.0) == (key in OFF)
     another = next(f"ref_reset_{name}" for name in LAST if f"ref_reset_{name}" != key)
     assert refused_change(key, other, default, tmp_path, beta=0.3, **{another: 3}) == (key in OFF)
-
-
-def test_help_and_introspection_show_every_key():
-    shown = ProRLConfig.__doc__
-    assert shown == ProlongedKeys.__doc__ and "Parameters that control the anchors" in shown
-    assert list(inspect.signature(ProRLConfig).parameters)[0] == "output_dir"

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
-from hypothesis import strategies as st
 from run_record import read_rows as rows
 from test_packing import MOE, build
 from tiny_run import constant, vowels, watched
@@ -46,16 +44,6 @@ def test_whole_groups_are_shuffled_over_the_micro_batches(make_trainer):
     assert len(made) == 2 and len(fed) == 8 and all(len(set(micro_batch)) == 1 for micro_batch in fed)
     orders = [[row for micro_batch in fed[at : at + 4] for row in micro_batch] for at in (0, 4)]
     assert [sorted(order) for order in orders] == [sorted(batch) for batch in made] and orders != made
-
-
-@given(groups=st.integers(1, 6), size=st.integers(1, 5), parts=st.integers(1, 3), seed=st.integers(0, 99))
-def test_groups_are_moved_as_wholes(groups, size, parts, seed):
-    permutation = torch.randperm(groups * size, generator=torch.Generator().manual_seed(seed))
-    order = whole_groups(permutation, size)
-    assert sorted(order.tolist()) == list(range(groups * size))
-    assert all(len({row // size for row in part.tolist()}) == 1 for part in order.split(size))
-    firsts = list(dict.fromkeys((permutation // size).tolist()))
-    assert [part[0].item() // size for part in order.split(size)] == firsts
 
 
 def test_a_process_s_part_of_a_group_stays_together():

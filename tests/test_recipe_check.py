@@ -82,11 +82,6 @@ def test_what_is_wrong_is_said_with_its_file(recipe, base, arm, message):
     assert "\n" not in str(caught.value).split(" is not YAML")[0]
 
 
-def test_a_missing_recipe_is_named_once(tmp_path):
-    with pytest.raises(ValueError, match=r"^--config \S*none.yaml: there is no such file\.$"):
-        read_recipe(tmp_path / "none.yaml")
-
-
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )

@@ -18,7 +18,6 @@ from eval.pages.arms import lead
 from eval.pages.curves import colour_of
 from eval.pages.runs import learning_table
 from eval.run_folder.reading import load_run
-from eval.run_folder.run import sort_runs
 from trl_prorl import ProRLConfig
 from trl_prorl.hub.card import model_card
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, without_reset
@@ -73,15 +72,6 @@ def test_report_and_card_know_it(name, tmp_path):
     assert f"recipes/{entry.launcher} --config" in card.text
     assert (DIFFERENT_OBJECTIVE in card.text) is entry.different_objective is (name == "B")
     assert "same objective" not in card.text
-
-
-def test_runs_stand_in_the_order_of_the_entries(tmp_path):
-    folders = [
-        write_run(tmp_path / name, {"task": "parity"}, [{"step": 1}], env={"variant": name})
-        for name in reversed([*VARIANTS, "own"])
-    ]
-    runs = [load_run(folder) for folder in folders]
-    assert [run.variant for run in sort_runs(runs)] == [*VARIANTS, "own"]
 
 
 @pytest.mark.parametrize(

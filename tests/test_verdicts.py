@@ -153,12 +153,6 @@ def test_several_validation_sets_have_each_its_own(run):
     assert [(e["step_requested"], e["value"]) for e in read(trainer, "events.jsonl")] == [(2, 0.0)]
 
 
-def test_an_evaluation_of_something_else_by_hand(make_trainer):
-    trainer = make_trainer(reward=judged([1, 0, 0, 0]), per_device_eval_batch_size=4)
-    measured = passes(trainer.evaluate(say(1), metric_key_prefix="test"))
-    assert measured == {"test_pass@1": 0.25, "test_pass@2": pytest.approx(0.5), "test_pass@4": 1.0}
-
-
 def test_a_run_with_verdicts_trains_as_trl_does(run, largest_difference):
     """Every key at its default: to judge completions changes neither the training nor the other metrics."""
     given = {"trainer_kwargs": {"eval_dataset": say(2)}, "max_steps": 3, **EVALUATED}

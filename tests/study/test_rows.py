@@ -94,13 +94,9 @@ def test_events_that_are_no_resets_are_left_out(folder):
     "rewards, events, collapsed",
     [
         (RISING, (), False),
-        ([0.8] * 30 + [0.41] * 10, (), False),  # above half of the best
         ([0.8] * 30 + [0.39] * 10, (), True),
-        ([0.8] * 35 + [0.0] * 5, (), False),  # the last 10 steps: 0.4
-        ([0.8] * 34 + [0.0] * 6, (), True),
         ([0.0] * 40, (), True),  # no reward at all
         ([0.0] * 9, (), False),  # too short to tell
-        (RISING, (NAN,), True),
     ],
 )
 def test_what_counts_as_a_collapse(folder, rewards, events, collapsed):

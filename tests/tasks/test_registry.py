@@ -13,12 +13,6 @@ from tasks.generated import GeneratedTask
 from tasks.registry import PREFIXES, task_class
 
 
-def test_task_names():
-    assert {"bracket_matching", "digit_checksum", "gsm8k", "parity", "reverse_digits", "sorting"} <= set(task_names())
-    assert {"code", "constrained", "instructions", "math", "mixture", "stem"} <= set(task_names())
-    assert task_names() == sorted(task_names())
-
-
 @pytest.mark.parametrize("name", task_names())
 def test_every_entry_is_a_task_of_that_name(name):
     assert issubclass(task_class(name), Task)
@@ -63,10 +57,6 @@ PREFIX = "is not a task.*rg:NAME for the families of reasoning-gym"
 def test_what_is_unknown_is_named_with_the_nearest(name, options, message):
     with pytest.raises(ValueError, match=message):
         get_task(name, **options)
-
-
-def test_options_arrive():
-    assert get_task("parity", level=2).level == 2
 
 
 def test_the_error_names_the_cure(monkeypatch):
@@ -119,10 +109,3 @@ def test_show_prints_square_brackets(monkeypatch, capsys):
 
     monkeypatch.setattr(tasks.__main__, "get_task", lambda name: Bold())
     assert run(monkeypatch, capsys, "show", "bold", "-n", "1").count("[bold]") == 2
-
-
-def test_errors_are_one_line(monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, capsys, "show", "parity", "--level", "9")
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == "error: level=9: parity has the levels 1 to 8\n"

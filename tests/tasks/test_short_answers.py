@@ -40,11 +40,12 @@ def test_lengths_and_answers(name, level):
 
 
 # Every task's right answer, and then what is wrong.
-RIGHT = {"reverse_digits": "54321", "digit_checksum": "5", "parity": "odd"}
+RIGHT = {"reverse_digits": "54321", "digit_checksum": "5", "parity": "odd", "bracket_matching": "yes"}
 WRONG = pairs(
     """
     reverse_digits ≟ 12345 ¦ 54321 54321 ¦ 054321 ¦ 5 4 3 2 1 ¦ 54321. ¦ ∅
     digit_checksum ≟ 15 ¦ 05 ¦ 5.0 ¦ ٥ ¦ 0123456789 ¦ ∅ ¦ parity ≟ even ¦ Odd or even ¦ odd even ¦ o ¦ ∅
+    bracket_matching ≟ no ¦ yes no ¦ yesno ¦ y ¦ ∅
     """
 )
 
@@ -102,13 +103,6 @@ def test_no_surface_cue_gives_the_answer_away(questions, cue):
         if counts.total() >= 200:
             assert 0.35 < counts["yes"] / counts.total() < 0.65
     assert sum(counts["yes"] for counts in answers.values()) / len(questions) == pytest.approx(0.5, abs=0.05)
-
-
-def test_verify_brackets():
-    task = get_task("bracket_matching")
-    assert task.verify("yes\n", {"answer": "yes"})
-    for completion in ("no", "yes no", "yesno", "y", ""):
-        assert not task.verify(completion, {"answer": "yes"})
 
 
 ROW = {"prompt": [{"role": "user", "content": "add 17 48 5"}], "working": "17+48=65 65+5=70", "answer": "70"}

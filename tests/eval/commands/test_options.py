@@ -9,7 +9,6 @@ import pytest
 
 from eval import boundary, command_lines, compare, report, step_cost, trajectory
 from eval.command import command
-from trl_prorl.commands import COMMANDS
 from trl_prorl.errors import InputError, PushError
 
 
@@ -104,12 +103,6 @@ def look(commands):
     done = subprocess.run([sys.executable, "-c", LOOK, HEAVY, words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(zip(commands, json.loads(done.stdout), strict=True))
-
-
-def test_help():
-    found = look([f"{name} --help" for name in COMMANDS])
-    for name, (code, output, errors, heavy) in zip(COMMANDS, found.values(), strict=True):
-        assert (code, errors, heavy) == (0, "", []) and output.startswith(f"usage: trl-prorl {name} "), (name, output)
 
 
 RECIPE = "tiny/variantA"

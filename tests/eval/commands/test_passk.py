@@ -348,12 +348,6 @@ def test_nothing_is_drawn_for_any_run_if_one_is_refused(evaluate, run_dir, task,
     assert len(task.seen) == seen and not (first / "samples").exists()
 
 
-def test_what_was_decoded_greedily_says_so(evaluate, capsys):
-    evaluate("--greedy", n=1)
-    assert evaluate()[0] == 2
-    assert "temperature 0.0 (asked: 0.7)" in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_other_weights_are_not_mixed(evaluate, run_dir, capsys):
     evaluate(*ALL)
     path = run_dir / "adapter_model.safetensors"

@@ -1,7 +1,6 @@
 import pytest
 from matplotlib.figure import Figure
 
-from eval.analysis.configurations import why_not_paired
 from eval.analysis.frame import Frame
 from eval.pages import arms, reproduce
 from eval.pages import comparison as verdict
@@ -148,18 +147,3 @@ def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
     ]
     (line,) = said(a, b, {**a, "ref_compute": "naive_epoch"})
     assert "`ref_compute` (cached and naive_epoch;" in line
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "why"),
-    [
-        ({}, {"config": {"task_seed": 1}}, ""),  # other prompts
-        # The same contents.
-        ({"prompt_ids": ["x"] * 40}, {"prompt_ids": ["x"] * 40, "config": {"task_seed": 5}}, None),
-        ({"prompt_ids": ["x"] * 40}, {"prompt_ids": ["y"] * 40}, ""),
-        ({"prompt_ids": ["x"] * 40}, {}, "the other is older"),
-    ],
-)
-def test_what_decides_whether_prompts_are_the_same(arm, a, b, why):
-    found = why_not_paired(arm("A", [4] * 40, **a), arm("B", [4] * 40, **b))
-    assert found is None if why is None else why in found

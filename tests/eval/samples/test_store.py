@@ -43,12 +43,6 @@ def test_a_stop_in_the_middle_of_a_merge_counts_nothing_twice(tmp_path):
     assert [path.name for path in store.folder.glob("*.parquet")] == ["samples.parquet"]
 
 
-def test_another_setting_is_another_store(tmp_path):
-    SampleStore(tmp_path, "base", {"temperature": 1.0}).add([record("a", 0)])
-    assert SampleStore(tmp_path, "base", {"temperature": 0.5}).frame().empty
-    assert len(SampleStore(tmp_path, "base", {"temperature": 1.0}).frame()) == 1
-
-
 def test_a_neighbour_s_samples_are_taken_over(tmp_path):
     theirs, ours = tmp_path / "A" / "samples", tmp_path / "B" / "samples"
     SampleStore(theirs, "base", {"seed": 0}).add([record("a", 0)])
