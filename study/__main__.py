@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> None:
         raise InputError(f"JOBS={args.jobs} must be at least 1")
     root = args.root.resolve()
     whole = read_matrix(root)
-    matrix = whole.selected(args.blocks, args.families, args.arms)
+    drawn = [block.name for block in whole.blocks] if args.what == "figures" else []  # whatever is in the tables
+    matrix = whole.selected(args.blocks or drawn, args.families, args.arms)
     if args.what == "run":
         return Runner(root, whole, matrix, args.jobs, args.commit, not args.no_commit).run()
     tables = read_tables(root)

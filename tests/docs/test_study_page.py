@@ -18,7 +18,7 @@ PAGES = ("study.md", "study/findings.md", "study/details.md")
 PAGE, FINDINGS, DETAILS = ((ROOT / "docs" / name).read_text() for name in PAGES)
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
-SECOND = RUNS.block.str.startswith(("gamed", "reuse"))  # the blocks of the second protocol
+SECOND = RUNS.block.str.startswith(("gamed", "reuse", "pretrained"))  # the blocks of the second protocol
 FIRST = RUNS[~SECOND]
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
 ONE_LINE = " ".join(PAGE.split())
@@ -46,7 +46,7 @@ def test_the_page_is_short_and_every_question_has_a_picture():
     without = [part.partition("\n")[0] for part in asked if not re.search(r"!\[[^\]]*\]\(study/", part)]
     assert "![" in first and without == ["How sure is this?"] and len(asked) == 6
     assert PAGE.index("## Answers and advice") < PAGE.index("## Is an anchor needed?")
-    pages = {f"study/{name}.md" for name in ("details", "findings", "protocol", "protocol2")}
+    pages = {f"study/{name}.md" for name in ("details", "findings", "protocol", "protocol2", "smollm2")}
     assert pages <= {link.partition("#")[0] for link in LINK.findall(PAGE)}
 
 
@@ -104,6 +104,34 @@ def test_b_against_the_clip():
         assert alone(runs[f"{arm}_mu32"] - runs["plain_mu32"]) in PAGE
     for uses in (8, 32):
         assert alone(runs[f"B_beta_old1_noclip_mu{uses}"] - runs[f"plain_noclip_mu{uses}"]) in PAGE
+
+
+def test_the_pretrained_model():
+    """Reward and score of all samples, the rest of those that measure drift, whose first task is the run's own."""
+    page, points = (FOLDER / "smollm2.md").read_text(), pd.read_csv(FOLDER / "points.csv.gz").set_index("arm")
+    points = points[points.family == "smollm2"]
+    runs = RUNS[RUNS.block == "pretrained"].set_index("arm")
+    assert set(runs.index) == {"plain", "control", "A", "B"} and not runs.collapsed.any()
+
+    def row(reward, scores, measured):
+        (_, own), (_, other) = measured.iterrows()
+        rest = [own.kl_to_base, other.kl_to_base, own.mean_tokens, own.distinct_2, own.compression_ratio]
+        cells = [f"{value:{spec}}" for value, spec in zip(rest, (".2f", ".2f", ".1f", ".2f", ".2f"), strict=True)]
+        scores = ", ".join(f"{score:.3f}" for score in scores)
+        return f"| {reward:.2f} | {scores} | {' | '.join(cells)} | {own.text_perplexity:.1f} |"
+
+    base, outcomes = BASES[BASES.family == "smollm2"].iloc[0], ("pass@1", "pass@8", "greedy")
+    at_base = points[points.step == 0].head(2)
+    assert f"| **base** {row(at_base.reward.iloc[0], base[[f'base_{name}' for name in outcomes]], at_base)}" in page
+    rights = pd.read_csv(FOLDER / "prompts.csv.gz").query("family == 'smollm2'")
+    rights = rights.pivot_table(index="prompt", columns="arm", values="correct") / 8
+    for one, other in re.findall(r"(\w+) − (\w+) [+−]", " ".join(page.split())):
+        assert f"{one} − {other} {alone(rights[one] - rights[other])}" in " ".join(page.split())
+    for arm, of in runs.iterrows():
+        assert row(of.proxy, of[list(outcomes)], points.loc[arm][points.loc[arm].step == 160]) in page
+        scores = ", ".join(f"{of[name]:.3f}" for name in outcomes)
+        text = points.loc[arm].text_perplexity.iloc[-2]
+        assert f"| {of.proxy:.2f} | {scores} | {of.drift:.2f} | {text:.1f} |" in PAGE
 
 
 @pytest.mark.parametrize("arm", ["A", "B"])
