@@ -49,7 +49,8 @@ NEEDED |= {"arms": table(rest=optional(_keys))}
 OPTIONS = {"default": flag, **dict.fromkeys(("suffix", "tuned_on", "tuned_family"), text)}  # fields of a `Block`
 OPTIONS |= {"split": _spelt("test|validation", "test or validation")}
 OPTIONS |= {"tuned_by": _spelt("pass@1|proxy|gain", "pass@1, proxy or gain")}  # study/tuned.py has the rules
-TESTS = {"outcomes": array(_spelt("gold|fall|kept", "gold, fall or kept"), least=1)}  # study/registered.py has them
+OUTCOME = _spelt("gold|fall|kept|kept at equal gold", "gold, fall, kept or kept at equal gold")
+TESTS = {"outcomes": array(OUTCOME, least=1)}  # study/registered.py has them
 TESTS |= {"differences": array(array(text, length=2))}  # an arm, and the one that it is held against
 OPTIONS |= {"registered": table(TESTS, rest=_unknown)}
 BLOCK = NEEDED | OPTIONS | {"references": array(text), "others": array(text), "evaluation": table(), "keys": _keys}

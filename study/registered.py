@@ -56,6 +56,19 @@ def kept(tables: Tables, key: RunKey) -> float:
     return float(beside(tables, key)["gold of other tasks"].iloc[-1])
 
 
+def kept_at_equal_gold(tables: Tables, key: RunKey) -> float:
+    """
+    Mean gold of the tasks that were not trained, at the checkpoint after which the run's own gold is nearest to the
+    lowest final one of all arms of its pair.
+    """
+    family, _, *pair = key
+    arms = tables.points.loc[family].index.unique()
+    runs = [beside(tables, RunKey(family, *one)) for one in arms if list(one[1:]) == pair]
+    lowest = min(run["gold"].iloc[-1] for run in runs)
+    trained = beside(tables, key).iloc[1:]  # without the base
+    return float(trained["gold of other tasks"].iloc[(trained["gold"] - lowest).abs().argmin()])
+
+
 def _of_each(outcome: Callable[[Tables, RunKey], float]) -> Callable[[Tables, RunKey, RunKey], float]:
     return lambda tables, key, other: outcome(tables, key) - outcome(tables, other)
 
@@ -77,6 +90,7 @@ OUTCOMES = {
     "gold": _of_each(lambda tables, key: float(tables.runs.loc[key, "gold"])),
     "fall": _of_each(fall),
     "kept": _of_each(kept),
+    "kept at equal gold": _of_each(kept_at_equal_gold),
     "gold at equal proxy": at_equal("reward"),
     "gold at equal KL": at_equal("drift"),
 }

@@ -1,5 +1,7 @@
 """The second protocol's outcomes, tests and pictures, on curves whose answers are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -90,6 +92,15 @@ def test_what_is_kept_of_other_tasks(study, tables):
     ]
     with_points = Tables(tables.runs, tables.bases, tables.curves, tables.prompts, pd.concat(rows))
     assert OUTCOMES["kept"](with_points, *keys) == pytest.approx(0.3 - 0.1)
+    # The lowest end is plain's 0.9, to which B's 0.95 of step 30 is nearer than its 1.0 of step 60; its base is none.
+    rows += [
+        frame([{"step": step, "task": task, "gold": gold}], POINTS, key_of("B", (1, 1)))
+        for step, golds in ((0, (0.9, 0.9, 0.9)), (30, (0.95, 0.5, 0.3)), (60, (1.0, 0.1, 0.1)))
+        for task, gold in zip(("reverse_digits", "sorting", "sums"), golds, strict=True)
+    ]
+    with_b = replace(with_points, points=pd.concat(rows))
+    at_equal_gold = OUTCOMES["kept at equal gold"](with_b, key_of("B", (1, 1)), keys[1])
+    assert at_equal_gold == pytest.approx(0.4 - 0.1)
     asked = MATRIX.replace("[[1, 1], [2, 2], [3, 3], [1, 21]]", "[[1, 1]]\n    others: [sorting@3, sums@3]")
     axes = frontier(read_matrix(study(asked)).blocks[0], with_points).axes[2]
     assert axes.get_xlabel() == "gold" and axes.get_title() == "gold of other tasks"
@@ -180,7 +191,7 @@ def test_the_picture_of_reuse_has_a_line_for_each_arm_and_a_mark_for_each_pair(s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("[gold, fall]", "[gold, rise]"), "registered.outcomes.1.*'rise'.*gold, fall or kept"),
+        (("[gold, fall]", "[gold, rise]"), "registered.outcomes.1.*'rise'.*gold, fall, kept or kept at equal gold"),
         (("[control, plain]", "[A, plain]"), "registered=.'A', 'plain'.*arms of the block"),
         (("differences:", "difference:"), "difference"),
     ],
