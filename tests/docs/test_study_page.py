@@ -18,7 +18,7 @@ PAGES = ("study.md", "study/findings.md", "study/details.md")
 PAGE, FINDINGS, DETAILS = ((ROOT / "docs" / name).read_text() for name in PAGES)
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
-SECOND = RUNS.block.str.startswith(("gamed", "reuse", "pretrained"))  # the blocks of the second protocol
+SECOND = RUNS.block.str.startswith(("gamed", "reuse", "pretrained", "forget"))  # the blocks of the second protocol
 FIRST = RUNS[~SECOND]
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
 ONE_LINE = " ".join(PAGE.split())
@@ -65,8 +65,8 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
     smooth = curves.groupby(["arm", "base_seed", "seed"]).gold.rolling(20).mean().groupby(level=[0, 1, 2])
     pairs = RUNS[RUNS.block == block].set_index(["arm", "base_seed", "seed"])["pass@1"]
     for arm, other in (("control", "plain"), ("A_K100", "plain"), ("B", "plain"), ("A_K100", "control")):
-        for outcome in (pairs, smooth.max() - smooth.last()):
-            assert alone((outcome[arm] - outcome[other]).dropna().groupby(level=0).mean().loc[1:5]) in PAGE
+        for outcome, told in ((pairs, PAGE), (smooth.max() - smooth.last(), DETAILS)):
+            assert alone((outcome[arm] - outcome[other]).dropna().groupby(level=0).mean().loc[1:5]) in told
     later = {"gamed": "A_K100_own", "gamed2": "control_target0.3"}[block]
     assert alone((pairs[later] - pairs["control"]).dropna().groupby(level=0).mean()) in PAGE
     for _, row in arms.groupby(level=0).filter(lambda of: len(of) == 5).groupby(level=0).mean().iterrows():
@@ -132,6 +132,26 @@ def test_the_pretrained_model():
         scores = ", ".join(f"{of[name]:.3f}" for name in outcomes)
         text = points.loc[arm].text_perplexity.iloc[-2]
         assert f"| {of.proxy:.2f} | {scores} | {of.drift:.2f} | {text:.1f} |" in PAGE
+
+
+def test_what_is_kept_beside_the_task():
+    """Mean gold of sorting and sums, at the end and where reversing is nearest to the lowest end of all arms."""
+    points = pd.read_csv(FOLDER / "points.csv.gz").query("family == 'forget'")
+    keys = ["arm", "base_seed", "seed", "step"]
+    own = points[points.task == "reverse_digits"].set_index(keys).gold
+    kept = points[points.task != "reverse_digits"].groupby(keys).gold.mean()
+    ends, at_base = kept.xs(600, level="step"), kept.xs(0, level="step")
+    lowest = own.xs(600, level="step").groupby(level=[1, 2]).min()
+    away = (own[own.index.get_level_values("step") > 0] - lowest).abs()
+    at_equal = kept[away.groupby(level=[0, 1, 2]).idxmin()].droplevel("step")
+    pairs = [("control", "plain"), ("A", "plain"), ("B", "plain"), ("A_base_anchor", "A")]
+    for outcome, told in ((ends, ONE_LINE), (at_equal, DETAILS)):
+        for arm, other in pairs:
+            assert alone((outcome[arm] - outcome[other]).groupby(level=0).mean()) in told
+    runs = RUNS[RUNS.block == "forget"].groupby("arm")[["pass@1", "drift"]].mean()
+    for arm, of in runs.iterrows():
+        assert f"| {of['pass@1']:.3f} | {of.drift:.2f} | {ends[arm].mean():.2f} |" in PAGE
+    assert f"{BASES[BASES.family == 'forget']['base_pass@1'].mean():.3f} | | {at_base.mean():.2f} |" in PAGE
 
 
 @pytest.mark.parametrize("arm", ["A", "B"])
