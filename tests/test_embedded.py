@@ -192,6 +192,7 @@ def test_the_demos_base_is_what_its_command_makes(tmp_path):
 ROOT = Path(__file__).parent.parent
 TASKS = ("reverse_digits", "sorting", "sums")
 NAMES = [f"embedded:{task}:{seed}" for task in TASKS for seed in range(7)]
+NAMES += [f"embedded:three_tasks:{seed}" for seed in (1, 2, 3)]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES = sorted([*PAGES, *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*/README.md")])
+PAGES.remove(ROOT / "docs" / "study" / "smollm2_card.md")  # as `trl-prorl push` wrote it
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
