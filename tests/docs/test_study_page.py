@@ -67,8 +67,8 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
     for arm, other in (("control", "plain"), ("A_K100", "plain"), ("B", "plain"), ("A_K100", "control")):
         for outcome, told in ((pairs, PAGE), (smooth.max() - smooth.last(), DETAILS)):
             assert alone((outcome[arm] - outcome[other]).dropna().groupby(level=0).mean().loc[1:5]) in told
-    later = {"gamed": "A_K100_own", "gamed2": "control_target0.3"}[block]
-    assert alone((pairs[later] - pairs["control"]).dropna().groupby(level=0).mean()) in PAGE
+    for later in {"gamed": ("A_K100_own", "A", "A_K300"), "gamed2": ("control_target0.3",)}[block]:
+        assert alone((pairs[later] - pairs["control"]).dropna().groupby(level=0).mean()) in ONE_LINE
     for _, row in arms.groupby(level=0).filter(lambda of: len(of) == 5).groupby(level=0).mean().iterrows():
         assert ", ".join(f"{row[name]:.3f}" for name in outcomes) + f" | {row['drift']:.2f} |" in PAGE
     assert f"{SECOND.sum()} runs of a [second one]" in ONE_LINE
