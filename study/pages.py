@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eval.analysis.statistics import Estimate
 from eval.pages.curves import DPI
+from study.clamp import clamp, summary
 from study.differences import ELSE, MANY, MATTERS, SHARES, compared, differences, keeps, over_families, shares
 from study.frontier import frontier
 from study.hierarchical import coverage
@@ -46,6 +47,8 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
         figures[f"{block.name}_forest.png"] = forest(block, tables, held)
         if "fall" in block.registered.get("outcomes", ()) or block.runs[0].evaluation["others"]:
             figures[f"{block.name}_frontier.png"] = frontier(block, tables)
+        if block.name.startswith("clamp"):
+            figures[f"{block.name}_release.png"] = clamp(block, tables)
     if often := [block for block, *_ in found if block.name.startswith("reuse")]:
         figures[f"{often[0].name}_uses.png"] = reuse(often, tables)
     figures = {name: figure for name, figure in figures.items() if figure is not None}
@@ -80,6 +83,7 @@ def _numbers(block: Block, tables: Tables, of_arms: pd.DataFrame, held: pd.DataF
         "aggregates": list(aggregates(block, tables).itertuples()) if block.references else [],
         "shares": shares(block, tables).to_dict("records"),
         "registered": registered(block, tables) if block.registered else [],
+        "released": summary(block, tables).to_dict("records") if block.name.startswith("clamp") else [],
         "tested": block.registered.get("outcomes", []),
     }
 
