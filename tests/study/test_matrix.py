@@ -137,7 +137,7 @@ def test_the_study_s_blocks():
     counts = {block.name: len({run.key for run in block.runs}) for block in matrix.blocks}
     sizes = {"tuning": 9 * 3 * 2, "tuning_stress": 9 * 2, "core": 8 * 3 * 5, "stress": 5 * 5, "long": 7 * 2 * 3}
     added = {"stress_rate": 3 * 2, "tuning_mild": 9 * 2, "mild": 5 * 5, "long5": 7 * 5, "events": 8 * 5, "side": 63}
-    second = {"gamed_screen": 10 * 2, "gamed": 10 * 10, "gamed2": 5 * 5, "forget": 5 * 6, "modes": 6 * 5}
+    second = {"gamed_screen": 10 * 2, "gamed": 10 * 10, "gamed2": 5 * 5, "forget": 5 * 6, "modes": 8 * 5}
     second |= {"clamp_screen": 3 * 2, "clamp": 4 * 5, "clamp_restart": 5, "clamp_repeat": 2}
     second |= {"pretrained": 4 * 3} | dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
     assert counts == sizes | added | second
