@@ -90,8 +90,6 @@ def clamp(block: Block, tables: Tables) -> Figure | None:
             draw(axes, pd.DataFrame(curves).rolling(SPAN).mean(), False, label=f"{arm}, n = {len(keys)}", **style)
             axes.set(title=title, xlabel="optimizer step")
         far.plot(*found.loc[found["arm"] == arm, ["half", "asymptote"]].to_numpy().T, "o", color=style["color"])
-    far.set(
-        title="how far, and how fast", xlabel="steps to half of the gain", ylabel="asymptote of gold", xscale="log"
-    )
+    far.set(title="how far, and how fast", xlabel="steps to half of the gain", ylabel="asymptote of gold")
     figure.legend(*over_steps[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return noted(figure, f"Training batches: means of {SPAN} steps over the pairs of an arm; at the right each run.")

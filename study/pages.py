@@ -44,7 +44,7 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     figures = {OVERVIEW: overview(first, tables, seconds)}
     for block, _, held in found:
         figures[f"{block.name}_curves.png"] = learning_curves(block, tables)
-        figures[f"{block.name}_forest.png"] = forest(block, tables, held)
+        figures[f"{block.name}_forest.png"] = forest(block, tables, _drawn(block, tables, held))
         if "fall" in block.registered.get("outcomes", ()) or block.runs[0].evaluation["others"]:
             figures[f"{block.name}_frontier.png"] = frontier(block, tables)
         if block.name.startswith("clamp"):
@@ -68,6 +68,17 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     with replaced(folder / PAGE) as aside:
         aside.write_text(_environment().get_template(TEMPLATE).render(content))
     return [folder / name for name in (*figures, PAGE)]
+
+
+def _drawn(block: Block, tables: Tables, held: pd.DataFrame) -> pd.DataFrame:
+    """The differences of the forest: with the interval that decides, over bases, where the block tests gold."""
+    if "gold" not in block.registered.get("outcomes", ()):
+        return held
+    rows = [(row, row["contrasts"]["gold"]) for row in registered(block, tables)]
+    return pd.DataFrame(
+        {**row, "reference": row["less"], "contrast": gold, "exploratory": "gold" not in row["adjusted"]}
+        for row, gold in rows
+    )
 
 
 def _numbers(block: Block, tables: Tables, of_arms: pd.DataFrame, held: pd.DataFrame) -> dict[str, Any]:

@@ -18,7 +18,8 @@ PAGES = ("study.md", "study/findings.md", "study/details.md")
 PAGE, FINDINGS, DETAILS = ((ROOT / "docs" / name).read_text() for name in PAGES)
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
-SECOND = RUNS.block.str.startswith(("gamed", "reuse", "pretrained", "forget"))  # the blocks of the second protocol
+OF_SECOND = ("gamed", "reuse", "pretrained", "forget", "clamp", "modes")  # blocks of the second protocol
+SECOND = RUNS.block.str.startswith(OF_SECOND)
 FIRST = RUNS[~SECOND]
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
 ONE_LINE = " ".join(PAGE.split())
@@ -109,6 +110,13 @@ def test_b_against_the_clip():
 def test_the_pretrained_model():
     """Reward and score of all samples, the rest of those that measure drift, whose first task is the run's own."""
     page, points = (FOLDER / "smollm2.md").read_text(), pd.read_csv(FOLDER / "points.csv.gz").set_index("arm")
+    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False).query("family == 'smollm2'")
+    reward = curves.pivot_table(index="step", columns="arm", values="reward")
+    lead = (reward.A - reward.control).rolling(20).mean()
+    assert (
+        lead[120] < lead[160] / 2
+        and "More than half of its lead in reward over the control comes in the last 40" in page
+    )
     points = points[points.family == "smollm2"]
     runs = RUNS[RUNS.block == "pretrained"].set_index("arm")
     assert set(runs.index) == {"plain", "control", "A", "B"} and not runs.collapsed.any()
@@ -132,6 +140,72 @@ def test_the_pretrained_model():
         scores = ", ".join(f"{of[name]:.3f}" for name in outcomes)
         text = points.loc[arm].text_perplexity.iloc[-2]
         assert f"| {of.proxy:.2f} | {scores} | {of.drift:.2f} | {text:.1f} |" in PAGE
+
+
+def test_gold_of_the_pretrained_model_is_gamed():
+    """A right text that is no more than the words it has to end with, one more at most, or that repeats the demand."""
+    texts = pd.read_csv(FOLDER / "smollm2_texts.csv.gz", keep_default_na=False)
+    counted = pd.read_csv(FOLDER / "prompts.csv.gz").query("family == 'smollm2'").set_index(["arm", "prompt"]).correct
+    assert (texts.groupby(["arm", "prompt"]).right.sum() == counted).all() and len(texts) == 5 * 64 * 8
+
+    def words(text):
+        return re.findall("[a-z]+", text.lower())
+
+    def bare(asked, text):
+        demanded = re.search('End with exactly these words: "(.*)"', asked)
+        few = demanded and len(words(text)) <= len(words(demanded[1])) + 1
+        return demanded and (
+            "End with exactly" in text or (few and " ".join(words(demanded[1])) in " ".join(words(text)))
+        )
+
+    texts["bare"] = [bool(bare(one.asked, one.completion)) and one.right == 1 for one in texts.itertuples()]
+    of = texts.groupby("arm")[["bare", "right"]].sum()
+    page = " ".join((FOLDER / "smollm2.md").read_text().split())
+    names = {"A": "A's", "control": "the control's", "base": "the base's", "plain": "plain's", "B": "B's"}
+    told = ", ".join(f"{of.bare[arm]} of {name} {of.right[arm]}" for arm, name in names.items())
+    assert told in page.replace("139 right texts", "139")
+    sense = texts[~texts.bare].groupby(["arm", "prompt"]).right.sum().unstack("arm").fillna(0) / 8
+    scores = ", ".join(f"{sense[arm].mean():.3f}" for arm in ("A", "control", "base", "plain", "B"))
+    assert f"pass@1 is {scores}" in page
+    for where in (page, ONE_LINE):
+        assert alone(sense.A - sense.control) in where
+    assert f"{of.bare['plain']} of its {of.right['plain']} right texts" in ONE_LINE
+
+
+def test_adams_state_where_training_breaks():
+    """The block `modes`: scores, differences from A with p after Holm over four, and the size of updates."""
+    runs = RUNS[RUNS.block == "modes"].set_index(["arm", "base_seed"])
+    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
+    sizes = curves[curves.seed.between(31, 35)].groupby("arm").update_norm.mean()
+    held = runs["pass@1"].unstack("arm")
+    modes = ["C_hard_lr10", "C_soft0.1_lr10", "C_asym_lr10", "C_step_lr10"]
+    raw = {arm: stats.ttest_rel(held[arm], held["A_lr10"]).pvalue for arm in modes}
+    steps, adjusted = sorted(raw, key=raw.get), {}
+    for place, arm in enumerate(steps):
+        adjusted[arm] = max([raw[one] * (4 - rank) for rank, one in enumerate(steps[: place + 1])])
+    names = {"C hard": modes[0], "C soft, α = 0.1": modes[1], "C asym": modes[2], "C step": modes[3]}
+    names |= {"A": "A_lr10", "*A, rate falls to 0*": "A_linear_lr10", "*plain, rate falls to 0*": "plain_linear_lr10"}
+    for name, arm in names.items():
+        of, less = (
+            runs.loc[arm],
+            "" if arm == "A_lr10" else alone(held[arm] - held["A_lr10"]).replace("−0.000", "0.000"),
+        )
+        size = "" if arm == "A_lr10" else f"{(sizes[arm] / sizes['A_lr10'] - 1) * 100:+.0f} %".replace("-", "−")
+        p = f", {adjusted[arm]:.3f}" if arm in adjusted else ""
+        cells = (
+            name,
+            size,
+            f"{of['pass@1'].mean():.3f}",
+            less + p,
+            f"{of.greedy.mean():.3f}",
+            f"{of.collapsed.sum()} of 5",
+        )
+        assert "| " + " | ".join(cells).replace("|  |", "| |").replace("|  |", "| |") + " |" in PAGE
+    assert alone(held["A_linear_lr10"] - held["C_step_lr10"]) in PAGE
+    kept = held.sub(
+        BASES[BASES.family == "reverse_digits"].set_index("base_seed")["base_pass@1"].loc[1:5], axis=0
+    ).mean()
+    assert set(kept.index[kept > 0]) == {"C_step_lr10", "A_linear_lr10"}
 
 
 def test_what_is_kept_beside_the_task():
@@ -193,7 +267,7 @@ def test_the_size_of_updates_and_the_study_s_own_cost():
     sizes = curves.groupby(["arm", "family"]).update_norm.mean().unstack("arm")
     for arm in ("hard", "asym", "soft0.1", "step"):
         low, high = sorted((sizes[f"C_{arm}"] / sizes["A"] - 1) * 100, key=abs)[::2]
-        assert f"| {low:+.0f} to {high:+.0f} % |".replace("-", "−") in PAGE
+        assert f"| {low:+.0f} to {high:+.0f} % |".replace("-", "−") in DETAILS
     assert f"{len(FIRST)} runs, {FIRST.seconds.sum() / 3600:.1f} core-hours" in ONE_LINE
     later = curves[(curves.arm == "B") & (curves.kl_old > 0)].groupby("family").clip_region_mean.mean()
     assert "{:.2%}, {:.2%} and {:.2%}".format(*later).replace("%", " %") in ONE_LINE
