@@ -15,7 +15,7 @@ from study.frontier import frontier
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
 from study.pictures import COST_BASE, COST_FILE, forest, learning_curves, overview, relative, rounds, span
-from study.registered import registered
+from study.registered import gold_differences, registered
 from study.reuse import reuse
 from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, points, scores, training
 from study.tables import FOLDER, Tables
@@ -44,7 +44,9 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     figures = {OVERVIEW: overview(first, tables, seconds)}
     for block, _, held in found:
         figures[f"{block.name}_curves.png"] = learning_curves(block, tables)
-        figures[f"{block.name}_forest.png"] = forest(block, tables, _drawn(block, tables, held))
+        by_bases = "gold" in block.registered.get("outcomes", ())  # whose interval decides in the second protocol
+        shown = gold_differences(block, tables) if by_bases else held
+        figures[f"{block.name}_forest.png"] = forest(block, tables, shown)
         if "fall" in block.registered.get("outcomes", ()) or block.runs[0].evaluation["others"]:
             figures[f"{block.name}_frontier.png"] = frontier(block, tables)
         if block.name.startswith("clamp"):
@@ -68,17 +70,6 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     with replaced(folder / PAGE) as aside:
         aside.write_text(_environment().get_template(TEMPLATE).render(content))
     return [folder / name for name in (*figures, PAGE)]
-
-
-def _drawn(block: Block, tables: Tables, held: pd.DataFrame) -> pd.DataFrame:
-    """The differences of the forest: with the interval that decides, over bases, where the block tests gold."""
-    if "gold" not in block.registered.get("outcomes", ()):
-        return held
-    rows = [(row, row["contrasts"]["gold"]) for row in registered(block, tables)]
-    return pd.DataFrame(
-        {**row, "reference": row["less"], "contrast": gold, "exploratory": "gold" not in row["adjusted"]}
-        for row, gold in rows
-    )
 
 
 def _numbers(block: Block, tables: Tables, of_arms: pd.DataFrame, held: pd.DataFrame) -> dict[str, Any]:

@@ -128,3 +128,12 @@ def registered(block: Block, tables: Tables) -> list[dict[str, Any]]:
     for (row, name), p in zip(tests, holm([row["contrasts"][name].p_value for row, name in tests]), strict=True):
         row["adjusted"][name] = float(p)
     return rows
+
+
+def gold_differences(block: Block, tables: Tables) -> pd.DataFrame:
+    """`registered`'s contrasts of gold with the columns that `pictures.forest` reads of `differences`."""
+    rows = [(row, row["contrasts"]["gold"]) for row in registered(block, tables)]
+    return pd.DataFrame(
+        {**row, "reference": row["less"], "contrast": gold, "exploratory": "gold" not in row["adjusted"]}
+        for row, gold in rows
+    )

@@ -9,7 +9,8 @@ from scipy import stats
 
 from study.frontier import frontier
 from study.matrix import RunKey, read_matrix
-from study.registered import OUTCOMES, at_equal, beside, over_bases, registered
+from study.pictures import forest
+from study.registered import OUTCOMES, at_equal, beside, gold_differences, over_bases, registered
 from study.reuse import reuse
 from study.scores import points
 from study.tables import POINTS, Tables, frame
@@ -165,6 +166,16 @@ for uses in (2, 8):
     keys: {{num_iterations: {uses}}}
     arms: {{plain: {{}}, plain_noclip: {{loss_mode: unclipped}}, B: {{beta_old: 1.0}}}}
 """
+
+
+def test_the_forest_shows_the_interval_that_decides(study, tables):
+    """Plain's pairs have 0.25, 0.2, 0.3 less on bases 1 to 3, and 0.45 with a second seed of base 1."""
+    (block,) = read_matrix(study(MATRIX)).blocks
+    (panel,) = forest(block, tables, gold_differences(block, tables)).axes
+    point, interval = panel.lines[1:]
+    half = stats.t.ppf(0.975, 2) * stats.sem([0.35, 0.2, 0.3])
+    assert point.get_xdata() == pytest.approx([0.85 / 3]) and point.get_markerfacecolor() == point.get_color()
+    assert list(interval.get_xdata()) == pytest.approx([0.85 / 3 - half, 0.85 / 3 + half])
 
 
 def test_the_picture_of_reuse_has_a_line_for_each_arm_and_a_mark_for_each_pair(study, add):
