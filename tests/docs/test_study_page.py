@@ -40,12 +40,20 @@ def alone(values):
     return f"{signed(np.mean(values))} [{signed(low)}, {signed(high)}]"
 
 
+def holm(p_values):
+    """Adjusted p: the k-th smallest of n by n − k + 1, none below a smaller one's."""
+    order = np.argsort(p_values)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.maximum.accumulate([p_values[i] * (len(order) - k) for k, i in enumerate(order)])
+    return np.minimum(adjusted, 1)
+
+
 def test_the_page_is_short_and_every_question_has_a_picture():
     assert len(PAGE.split()) <= 2500
     first, *sections = PAGE.split("\n## ")
     asked = [section for section in sections if section.partition("\n")[0].endswith("?")]
     without = [part.partition("\n")[0] for part in asked if not re.search(r"!\[[^\]]*\]\(study/", part)]
-    assert "![" in first and without == ["How sure is this?"] and len(asked) == 6
+    assert "![" in first and without == ["How sure is this?"] and len(asked) == 7
     assert PAGE.index("## Answers and advice") < PAGE.index("## Is an anchor needed?")
     pages = {f"study/{name}.md" for name in ("details", "findings", "protocol", "protocol2", "smollm2")}
     assert pages <= {link.partition("#")[0] for link in LINK.findall(PAGE)}
@@ -180,9 +188,7 @@ def test_adams_state_where_training_breaks():
     held = runs["pass@1"].unstack("arm")
     modes = ["C_hard_lr10", "C_soft0.1_lr10", "C_asym_lr10", "C_step_lr10"]
     raw = {arm: stats.ttest_rel(held[arm], held["A_lr10"]).pvalue for arm in modes}
-    steps, adjusted = sorted(raw, key=raw.get), {}
-    for place, arm in enumerate(steps):
-        adjusted[arm] = max([raw[one] * (4 - rank) for rank, one in enumerate(steps[: place + 1])])
+    adjusted = dict(zip(modes, holm([raw[arm] for arm in modes]), strict=True))
     names = {"C hard": modes[0], "C soft, α = 0.1": modes[1], "C asym": modes[2], "C step": modes[3]}
     names |= {"A": "A_lr10", "*A, rate falls to 0*": "A_linear_lr10", "*plain, rate falls to 0*": "plain_linear_lr10"}
     for name, arm in names.items():
@@ -206,6 +212,31 @@ def test_adams_state_where_training_breaks():
         BASES[BASES.family == "reverse_digits"].set_index("base_seed")["base_pass@1"].loc[1:5], axis=0
     ).mean()
     assert set(kept.index[kept > 0]) == {"C_step_lr10", "A_linear_lr10"}
+
+
+def test_what_frees_a_clamped_policy():
+    """The block `clamp`: scores, entropy of the last 20 steps, and four registered differences with p after Holm."""
+    runs = RUNS[RUNS.block == "clamp"].set_index(["arm", "base_seed"])
+    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False).query(
+        "family == 'reverse_level8' and steps == 3000"
+    )
+    entropy = curves[curves.step > 2980].groupby("arm").entropy.mean()
+    outcomes = ["pass@1", "pass@8", "greedy"]
+    base = BASES[(BASES.family == "reverse_level8") & BASES.base_seed.between(1, 5)]
+    scores = ", ".join(f"{base['base_' + name].mean():.3f}" for name in outcomes)
+    assert f"| **base** | {scores} |" in PAGE
+    for name, arm in {"plain": "plain", "control": "control", "A": "A_K200", "C hard": "C_hard_K200"}.items():
+        of = runs.loc[arm].mean(numeric_only=True)
+        scores = ", ".join(f"{of[one]:.3f}" for one in outcomes)
+        assert f"| {name} | {scores} | {of.drift:.2f} | {entropy[arm]:.2f} |" in PAGE
+    held = runs["pass@1"].unstack("arm")
+    pairs = [("A_K200", "control"), ("C_hard_K200", "control"), ("A_K200", "plain"), ("C_hard_K200", "A_K200")]
+    adjusted = holm([stats.ttest_rel(held[arm], held[other]).pvalue for arm, other in pairs])
+    for (arm, other), p in zip(pairs, adjusted, strict=True):
+        told = "< 0.001" if p < 0.001 else f"{p:.3f}"
+        assert f"{alone(held[arm] - held[other])}, {told}" in ONE_LINE
+    gains = held.mean() - base["base_pass@1"].mean()
+    assert round(gains["plain"] / gains["A_K200"]) == 5 and (held["A_K200"] > held["control"]).all()
 
 
 def test_what_is_kept_beside_the_task():
@@ -246,9 +277,9 @@ def test_bases_and_arms_in_all_three_outcomes():
     rows = {"**base**": bases} | {arm: arms.loc[arm] for arm in ("plain", "control", "A")}
     for name, table in rows.items():
         cells = [", ".join(f"{value:.3f}" for value in table.loc[family]) for family in FAMILIES]
-        assert f"| {name} | {' | '.join(cells)} |" in PAGE
+        assert f"| {name} | {' | '.join(cells)} |" in DETAILS
     mild = RUNS[RUNS.block == "mild"].groupby("arm").greedy.mean() - bases.loc["reverse_digits", "base_greedy"]
-    assert f"{-mild['A_lr7']:.3f} *below*" in PAGE and f"the control {-mild['control_lr7']:.3f}" in PAGE
+    assert f"(A by {-mild['A_lr7']:.3f}, the control by {-mild['control_lr7']:.3f})" in DETAILS
 
 
 def test_all_cells_in_one_number():
