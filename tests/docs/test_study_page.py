@@ -76,12 +76,35 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
     for arm, other in (("control", "plain"), ("A_K100", "plain"), ("B", "plain"), ("A_K100", "control")):
         for outcome, told in ((pairs, PAGE), (smooth.max() - smooth.last(), DETAILS)):
             assert alone((outcome[arm] - outcome[other]).dropna().groupby(level=0).mean().loc[1:5]) in told
-    for later in {"gamed": ("A_K100_own", "A", "A_K300"), "gamed2": ("control_target0.3",)}[block]:
+    of_sorting = ("A_K100_own", "A", "A_K300", "control_target0.14")
+    for later in {"gamed": of_sorting, "gamed2": ("control_target0.3",)}[block]:
         assert alone((pairs[later] - pairs["control"]).dropna().groupby(level=0).mean()) in ONE_LINE
     for _, row in arms.groupby(level=0).filter(lambda of: len(of) == 5).groupby(level=0).mean().iterrows():
         assert ", ".join(f"{row[name]:.3f}" for name in outcomes) + f" | {row['drift']:.2f} |" in PAGE
-    assert f"{SECOND.sum()} runs of a [second one]" in ONE_LINE
+    hours = RUNS[SECOND].seconds.sum() / 3600
+    assert f"{SECOND.sum()} runs, {hours:.1f} core-hours, of a [second one]" in ONE_LINE
     assert (arms["pass@1"]["control"] > arms["pass@1"]["plain"]).all()
+
+
+def test_a_third_of_the_rate_and_pass8_where_sorting_is_gamed():
+    """At equal reward: gold where the mean of 20 steps first reaches the lower of the pair's two highest values."""
+    runs = RUNS[RUNS.block == "gamed"].set_index(["arm", "base_seed", "seed"])
+    gain = runs["pass@1"]["plain_lr_third"] - runs["pass@1"]["plain"]
+    broad = runs["pass@8"]["A_K100"] - runs["pass@8"]["control"]
+    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
+    curves = curves[(curves.family == "gamed_sorting") & curves.base_seed.between(1, 5)]
+    curves = curves[curves.arm.isin(["plain", "plain_lr_third"])]
+    means = (
+        curves.set_index(["base_seed", "seed", "arm"]).groupby(level=[0, 1, 2])[["reward", "gold"]].rolling(20).mean()
+    )
+    at_equal = {}
+    for run, pair in means.dropna().groupby(level=[0, 1]):
+        third, plain = (pair.xs(arm, level=5) for arm in ("plain_lr_third", "plain"))
+        level = min(third.reward.max(), plain.reward.max())
+        golds = [one.gold[one.reward.to_numpy() >= level].iloc[0] for one in (third, plain)]
+        at_equal[run] = golds[0] - golds[1]
+    for values in (gain, broad, pd.Series(at_equal)):
+        assert alone(values.groupby(level=0).mean().loc[1:5]) in ONE_LINE
 
 
 def test_the_kl_that_right_answers_need():
