@@ -18,6 +18,8 @@ PAGES = ("study.md", "study/findings.md", "study/details.md")
 PAGE, FINDINGS, DETAILS = ((ROOT / "docs" / name).read_text() for name in PAGES)
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
+CURVES = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
+OUTCOMES = ["pass@1", "pass@8", "greedy"]
 OF_SECOND = ("gamed", "reuse", "pretrained", "forget", "clamp", "modes")  # blocks of the second protocol
 SECOND = RUNS.block.str.startswith(OF_SECOND)
 FIRST = RUNS[~SECOND]
@@ -67,10 +69,8 @@ def test_every_number_of_three_digits_is_in_the_findings():
 @pytest.mark.parametrize("block", ["gamed", "gamed2"])
 def test_what_a_reward_that_can_be_gamed_leaves(block):
     """Seeds of a base are averaged first; the fall is the highest mean of 20 steps less the last."""
-    outcomes = ["pass@1", "pass@8", "greedy"]
-    arms = RUNS[RUNS.block == block].groupby(["arm", "base_seed"])[[*outcomes, "drift"]].mean()
-    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
-    curves = curves[curves.family == {"gamed": "gamed_sorting", "gamed2": "gamed_reverse"}[block]]
+    arms = RUNS[RUNS.block == block].groupby(["arm", "base_seed"])[[*OUTCOMES, "drift"]].mean()
+    curves = CURVES[CURVES.family == {"gamed": "gamed_sorting", "gamed2": "gamed_reverse"}[block]]
     smooth = curves.groupby(["arm", "base_seed", "seed"]).gold.rolling(20).mean().groupby(level=[0, 1, 2])
     pairs = RUNS[RUNS.block == block].set_index(["arm", "base_seed", "seed"])["pass@1"]
     for arm, other in (("control", "plain"), ("A_K100", "plain"), ("B", "plain"), ("A_K100", "control")):
@@ -80,7 +80,7 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
     for later in {"gamed": of_sorting, "gamed2": ("control_target0.3",)}[block]:
         assert alone((pairs[later] - pairs["control"]).dropna().groupby(level=0).mean()) in ONE_LINE
     for _, row in arms.groupby(level=0).filter(lambda of: len(of) == 5).groupby(level=0).mean().iterrows():
-        assert ", ".join(f"{row[name]:.3f}" for name in outcomes) + f" | {row['drift']:.2f} |" in PAGE
+        assert ", ".join(f"{row[name]:.3f}" for name in OUTCOMES) + f" | {row['drift']:.2f} |" in PAGE
     hours = RUNS[SECOND].seconds.sum() / 3600
     assert f"{SECOND.sum()} runs, {hours:.1f} core-hours, of a [second one]" in ONE_LINE
     assert (arms["pass@1"]["control"] > arms["pass@1"]["plain"]).all()
@@ -88,11 +88,9 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
 
 def test_a_third_of_the_rate_and_pass8_where_sorting_is_gamed():
     """At equal reward: gold where the mean of 20 steps first reaches the lower of the pair's two highest values."""
-    runs = RUNS[RUNS.block == "gamed"].set_index(["arm", "base_seed", "seed"])
-    gain = runs["pass@1"]["plain_lr_third"] - runs["pass@1"]["plain"]
-    broad = runs["pass@8"]["A_K100"] - runs["pass@8"]["control"]
-    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
-    curves = curves[(curves.family == "gamed_sorting") & curves.base_seed.between(1, 5)]
+    runs = RUNS[RUNS.block == "gamed"].set_index(["arm", "base_seed", "seed"])[["pass@1", "pass@8"]]
+    gain, broad = runs.loc["plain_lr_third"] - runs.loc["plain"], runs.loc["A_K100"] - runs.loc["control"]
+    curves = CURVES[(CURVES.family == "gamed_sorting") & CURVES.base_seed.between(1, 5)]
     curves = curves[curves.arm.isin(["plain", "plain_lr_third"])]
     means = (
         curves.set_index(["base_seed", "seed", "arm"]).groupby(level=[0, 1, 2])[["reward", "gold"]].rolling(20).mean()
@@ -103,7 +101,7 @@ def test_a_third_of_the_rate_and_pass8_where_sorting_is_gamed():
         level = min(third.reward.max(), plain.reward.max())
         golds = [one.gold[one.reward.to_numpy() >= level].iloc[0] for one in (third, plain)]
         at_equal[run] = golds[0] - golds[1]
-    for values in (gain, broad, pd.Series(at_equal)):
+    for values in (gain["pass@1"], broad["pass@8"], pd.Series(at_equal)):
         assert alone(values.groupby(level=0).mean().loc[1:5]) in ONE_LINE
 
 
@@ -113,11 +111,9 @@ def test_the_kl_that_right_answers_need():
     for of_screen in ("gamed_sorting", "reverse_digits"):
         runs = tables.runs.xs(of_screen, drop_level=False)
         lengths = runs["drift_tokens"].groupby("base_seed").mean()
-        rows = [tables.prompts.loc[(of_screen, "base", base, 0, 0)] for base in (0, 6)]
-        rates = [(of["correct"] + 0.5) / (of["n"] + 1) for of in rows]
-        needed.append(
-            np.mean([-np.log(rate).mean() / lengths[base] for rate, base in zip(rates, (0, 6), strict=True)])
-        )
+        rows = {base: tables.prompts.loc[(of_screen, "base", base, 0, 0)] for base in (0, 6)}
+        rates = {base: (of["correct"] + 0.5) / (of["n"] + 1) for base, of in rows.items()}
+        needed.append(np.mean([-np.log(rates[base]).mean() / lengths[base] for base in (0, 6)]))
     assert "{:.2f} nats a token from the base on sorting, {:.1f} on reversing".format(*needed) in ONE_LINE
     adaptive = tables.curves.xs(("gamed_reverse", "control_target0.3"))
     last = adaptive["beta"].groupby("base_seed").last()
@@ -141,13 +137,10 @@ def test_b_against_the_clip():
 def test_the_pretrained_model():
     """Reward and score of all samples, the rest of those that measure drift, whose first task is the run's own."""
     page, points = (FOLDER / "smollm2.md").read_text(), pd.read_csv(FOLDER / "points.csv.gz").set_index("arm")
-    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False).query("family == 'smollm2'")
-    reward = curves.pivot_table(index="step", columns="arm", values="reward")
+    reward = CURVES.query("family == 'smollm2'").pivot_table(index="step", columns="arm", values="reward")
     lead = (reward.A - reward.control).rolling(20).mean()
-    assert (
-        lead[120] < lead[160] / 2
-        and "More than half of its lead in reward over the control comes in the last 40" in page
-    )
+    assert lead[120] < lead[160] / 2
+    assert "More than half of its lead in reward over the control comes in the last 40" in page
     points = points[points.family == "smollm2"]
     runs = RUNS[RUNS.block == "pretrained"].set_index("arm")
     assert set(runs.index) == {"plain", "control", "A", "B"} and not runs.collapsed.any()
@@ -159,16 +152,16 @@ def test_the_pretrained_model():
         scores = ", ".join(f"{score:.3f}" for score in scores)
         return f"| {reward:.2f} | {scores} | {' | '.join(cells)} | {own.text_perplexity:.1f} |"
 
-    base, outcomes = BASES[BASES.family == "smollm2"].iloc[0], ("pass@1", "pass@8", "greedy")
+    base = BASES[BASES.family == "smollm2"].iloc[0]
     at_base = points[points.step == 0].head(2)
-    assert f"| **base** {row(at_base.reward.iloc[0], base[[f'base_{name}' for name in outcomes]], at_base)}" in page
+    assert f"| **base** {row(at_base.reward.iloc[0], base[[f'base_{name}' for name in OUTCOMES]], at_base)}" in page
     rights = pd.read_csv(FOLDER / "prompts.csv.gz").query("family == 'smollm2'")
     rights = rights.pivot_table(index="prompt", columns="arm", values="correct") / 8
     for one, other in re.findall(r"(\w+) − (\w+) [+−]", " ".join(page.split())):
         assert f"{one} − {other} {alone(rights[one] - rights[other])}" in " ".join(page.split())
     for arm, of in runs.iterrows():
-        assert row(of.proxy, of[list(outcomes)], points.loc[arm][points.loc[arm].step == 160]) in page
-        scores = ", ".join(f"{of[name]:.3f}" for name in outcomes)
+        assert row(of.proxy, of[OUTCOMES], points.loc[arm][points.loc[arm].step == 160]) in page
+        scores = ", ".join(f"{of[name]:.3f}" for name in OUTCOMES)
         text = points.loc[arm].text_perplexity.iloc[-2]
         assert f"| {of.proxy:.2f} | {scores} | {of.drift:.2f} | {text:.1f} |" in PAGE
 
@@ -206,8 +199,7 @@ def test_gold_of_the_pretrained_model_is_gamed():
 def test_adams_state_where_training_breaks():
     """The block `modes`: scores, differences from A with p after Holm over four, and the size of updates."""
     runs = RUNS[RUNS.block == "modes"].set_index(["arm", "base_seed"])
-    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
-    sizes = curves[curves.seed.between(31, 35)].groupby("arm").update_norm.mean()
+    sizes = CURVES[CURVES.seed.between(31, 35)].groupby("arm").update_norm.mean()
     held = runs["pass@1"].unstack("arm")
     modes = ["C_hard_lr10", "C_soft0.1_lr10", "C_asym_lr10", "C_step_lr10"]
     raw = {arm: stats.ttest_rel(held[arm], held["A_lr10"]).pvalue for arm in modes}
@@ -215,42 +207,29 @@ def test_adams_state_where_training_breaks():
     names = {"C hard": modes[0], "C soft, α = 0.1": modes[1], "C asym": modes[2], "C step": modes[3]}
     names |= {"A": "A_lr10", "*A, rate falls to 0*": "A_linear_lr10", "*plain, rate falls to 0*": "plain_linear_lr10"}
     for name, arm in names.items():
-        of, less = (
-            runs.loc[arm],
-            "" if arm == "A_lr10" else alone(held[arm] - held["A_lr10"]).replace("−0.000", "0.000"),
-        )
+        of, less = runs.loc[arm], "" if arm == "A_lr10" else alone(held[arm] - held["A_lr10"])
         size = "" if arm == "A_lr10" else f"{(sizes[arm] / sizes['A_lr10'] - 1) * 100:+.0f} %".replace("-", "−")
         p = f", {adjusted[arm]:.3f}" if arm in adjusted else ""
-        cells = (
-            name,
-            size,
-            f"{of['pass@1'].mean():.3f}",
-            less + p,
-            f"{of.greedy.mean():.3f}",
-            f"{of.collapsed.sum()} of 5",
-        )
+        cells = [name, size, f"{of['pass@1'].mean():.3f}", less + p, f"{of.greedy.mean():.3f}"]
+        cells.append(f"{of.collapsed.sum()} of 5")
         assert "| " + " | ".join(cells).replace("|  |", "| |").replace("|  |", "| |") + " |" in PAGE
     assert alone(held["A_linear_lr10"] - held["C_step_lr10"]) in PAGE
-    kept = held.sub(
-        BASES[BASES.family == "reverse_digits"].set_index("base_seed")["base_pass@1"].loc[1:5], axis=0
-    ).mean()
+    base = BASES[BASES.family == "reverse_digits"].set_index("base_seed")["base_pass@1"].loc[1:5]
+    kept = held.sub(base, axis=0).mean()
     assert set(kept.index[kept > 0]) == {"C_step_lr10", "A_linear_lr10"}
 
 
 def test_what_frees_a_clamped_policy():
     """The block `clamp`: scores, entropy of the last 20 steps, and four registered differences with p after Holm."""
     runs = RUNS[RUNS.block == "clamp"].set_index(["arm", "base_seed"])
-    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False).query(
-        "family == 'reverse_level8' and steps == 3000"
-    )
+    curves = CURVES.query("family == 'reverse_level8' and steps == 3000")
     entropy = curves[curves.step > 2980].groupby("arm").entropy.mean()
-    outcomes = ["pass@1", "pass@8", "greedy"]
     base = BASES[(BASES.family == "reverse_level8") & BASES.base_seed.between(1, 5)]
-    scores = ", ".join(f"{base['base_' + name].mean():.3f}" for name in outcomes)
+    scores = ", ".join(f"{base['base_' + name].mean():.3f}" for name in OUTCOMES)
     assert f"| **base** | {scores} |" in PAGE
     for name, arm in {"plain": "plain", "control": "control", "A": "A_K200", "C hard": "C_hard_K200"}.items():
         of = runs.loc[arm].mean(numeric_only=True)
-        scores = ", ".join(f"{of[one]:.3f}" for one in outcomes)
+        scores = ", ".join(f"{of[one]:.3f}" for one in OUTCOMES)
         assert f"| {name} | {scores} | {of.drift:.2f} | {entropy[arm]:.2f} |" in PAGE
     held = runs["pass@1"].unstack("arm")
     pairs = [("A_K200", "control"), ("C_hard_K200", "control"), ("A_K200", "plain"), ("C_hard_K200", "A_K200")]
@@ -294,9 +273,8 @@ def test_differences_from_plain(arm):
 
 
 def test_bases_and_arms_in_all_three_outcomes():
-    outcomes = ["base_pass@1", "base_pass@8", "base_greedy"]
-    bases = BASES[BASES.base_seed.between(1, 5)].groupby("family")[outcomes].mean()
-    arms = CORE.groupby(["arm", "family"])[["pass@1", "pass@8", "greedy"]].mean()
+    bases = BASES[BASES.base_seed.between(1, 5)].groupby("family")[["base_" + name for name in OUTCOMES]].mean()
+    arms = CORE.groupby(["arm", "family"])[OUTCOMES].mean()
     rows = {"**base**": bases} | {arm: arms.loc[arm] for arm in ("plain", "control", "A")}
     for name, table in rows.items():
         cells = [", ".join(f"{value:.3f}" for value in table.loc[family]) for family in FAMILIES]
@@ -316,8 +294,7 @@ def test_all_cells_in_one_number():
 
 
 def test_the_size_of_updates_and_the_study_s_own_cost():
-    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
-    curves = curves[(curves.steps == 240) & curves.base_seed.between(1, 5)]
+    curves = CURVES[(CURVES.steps == 240) & CURVES.base_seed.between(1, 5)]
     sizes = curves.groupby(["arm", "family"]).update_norm.mean().unstack("arm")
     for arm in ("hard", "asym", "soft0.1", "step"):
         low, high = sorted((sizes[f"C_{arm}"] / sizes["A"] - 1) * 100, key=abs)[::2]
