@@ -32,8 +32,8 @@ def parse_problem(row: Mapping, source: str) -> Problem:
     )
 
 
-def make_problem(question: str, solution: str, tests: list[str], entry_point: str, setup: str, shown: str) -> Problem:
-    prompt = f"{question.strip()}\n{shown}{INSTRUCTION}"
+def make_problem(question: str, solution: str, tests: list[str], entry_point: str, setup: str, cases: str) -> Problem:
+    prompt = f"{question.strip()}\n{cases}{INSTRUCTION}"
     return Problem(question, solution, {"tests": tests, "entry_point": entry_point, "setup": setup}, prompt)
 
 

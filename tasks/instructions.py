@@ -60,15 +60,15 @@ class Instructions(GeneratedTask):
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
         slots = sorted({constraint.slot for constraint in CONSTRAINTS.values()})
-        kinds = [
+        asked = [
             rng.choice([kind for kind, constraint in CONSTRAINTS.items() if constraint.slot == slot])
             for slot in rng.sample(slots, 1 + self.level // 2)
         ]
         # The text comes first and its constraints are derived from it, so that they can be met together.
         topic = rng.choice(TOPICS) if self._known else None
-        answer, known = compose(rng, kinds, rng.randint(8, 8 + 4 * self.level), topic and topic.split()[-1])
-        constraints = [{"kind": kind, **known[kind]} for kind in kinds]
-        wishes = "\n".join(f"- {describe(kind, known[kind])}" for kind in kinds)
+        answer, known = compose(rng, asked, rng.randint(8, 8 + 4 * self.level), topic and topic.split()[-1])
+        constraints = [{"kind": kind, **known[kind]} for kind in asked]
+        wishes = "\n".join(f"- {describe(kind, known[kind])}" for kind in asked)
         prompt = f"Write a short text about {topic or rng.choice(TOPICS)}.\n{wishes}"
         return prompt, answer, {"constraints": json.dumps(constraints), **({"topic": topic} if topic else {})}
 
@@ -86,34 +86,34 @@ class Instructions(GeneratedTask):
         return sum(met) / len(met) if self._reward == "share" else float(all(met))
 
 
-def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None) -> tuple[str, dict[str, dict]]:
+def compose(rng: Random, asked: list[str], length: int, noun: str | None = None) -> tuple[str, dict[str, dict]]:
     """
-    A text of about `length` words, one of which is `noun`, that meets constraints of these kinds, and their parameters
+    A text of about `length` words, one of which is `noun`, that meets the constraints `asked`, and their parameters
     by kind. It makes no sense; it shows that the constraints do not contradict one another.
     """
     chosen = rng.choices(WORDS, k=length)
     if noun:
         chosen[rng.randrange(length)] = noun
     pieces = rng.randint(2, max(2, length // 4))
-    known: dict[str, dict] = {kind: {} for kind in kinds}
-    if "placeholders" in kinds:
+    known: dict[str, dict] = {kind: {} for kind in asked}
+    if "placeholders" in asked:
         count = rng.randint(2, 3)
         known["placeholders"] = {"n": count}
         for position in rng.sample(range(1, length - 2), count):
             chosen[position] = f"[{chosen[position]}]"
-    if "word_times" in kinds:
+    if "word_times" in asked:
         repeated = rng.choice([word for word in WORDS if word not in chosen and f"[{word}]" not in chosen])
         count = rng.randint(1, 3)
         known["word_times"] = {"word": repeated, "n": count}
         for position in rng.sample([i for i, word in enumerate(chosen) if word in WORDS and word != noun], count):
             chosen[position] = repeated
-    text = lay_out(chosen, kinds, pieces)
-    if "bullets" in kinds or "paragraphs" in kinds or "sentences" in kinds:
-        layout = next(kind for kind in ("bullets", "paragraphs", "sentences") if kind in kinds)
+    text = lay_out(chosen, asked, pieces)
+    if "bullets" in asked or "paragraphs" in asked or "sentences" in asked:
+        layout = next(kind for kind in ("bullets", "paragraphs", "sentences") if kind in asked)
         known[layout] = {"n": pieces}
-    if "upper" in kinds:
+    if "upper" in asked:
         text = text.upper()
-    elif "lower" not in kinds:
+    elif "lower" not in asked:
         text = text[:1].upper() + text[1:]
     found = words(text)
     count = len(found)
@@ -130,18 +130,18 @@ def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None)
     return text, known
 
 
-def lay_out(chosen: list[str], kinds: list[str], pieces: int) -> str:
+def lay_out(chosen: list[str], asked: list[str], pieces: int) -> str:
     """The words as a text; bullet points, paragraphs or sentences come in `pieces` parts."""
     size = len(chosen) // pieces
     parts = [chosen[i * size : (i + 1) * size if i < pieces - 1 else None] for i in range(pieces)]
     lines = [" ".join(part) for part in parts]
-    if "bullets" in kinds:
+    if "bullets" in asked:
         return "\n".join(f"- {line}" for line in lines)
-    if "paragraphs" in kinds:
+    if "paragraphs" in asked:
         return "\n***\n".join(lines)
-    if "sentences" in kinds:
+    if "sentences" in asked:
         return " ".join(f"{line}." for line in lines)
-    if "title" in kinds:
+    if "title" in asked:
         return f"<<{lines[0]}>>\n{' '.join(lines[1:])}"
     return " ".join(lines) + "."
 

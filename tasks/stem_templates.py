@@ -79,7 +79,7 @@ TEMPLATES = {
 }
 
 
-def shown(value: float, unit: str) -> str:
+def written(value: float, unit: str) -> str:
     """A quantity with four significant digits."""
     return f"{float(f'{value:.4g}'):.10g} {unit}"
 
@@ -102,7 +102,7 @@ def sample_question(rng: Random, level: int, num_choices: int) -> tuple[str, lis
     questions: dict[str, dict[str, int]] = {}
     while len(questions) < num_choices:
         values = varied(rng, formula, base)
-        questions.setdefault(shown(formula.answer(**values), formula.unit), values)
+        questions.setdefault(written(formula.answer(**values), formula.unit), values)
     choices = list(questions)
     rng.shuffle(choices)
     place = rng.randrange(num_choices)

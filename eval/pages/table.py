@@ -96,8 +96,8 @@ class Table:
         if narrow:
             table.show_edge = table.pad_edge = False
         for place, name in enumerate(self.header):
-            layout = {"overflow": "fold"} if place == 0 else {"no_wrap": True}
-            table.add_column(escape(visible(name)), **({"justify": "right", **layout} if narrow else {}))
+            layout = {"overflow": "fold"} if place == 0 else {"no_wrap": narrow}  # two long names differ at their ends
+            table.add_column(escape(visible(name)), justify="right" if narrow else "left", **layout)
         for row in self.rows:
             cells = [text.split("\n") if narrow else [text] for text in row]
             table.add_row(*("\n".join(escape(visible(line)) for line in lines) for lines in cells))

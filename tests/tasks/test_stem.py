@@ -7,7 +7,7 @@ from tables import pairs
 
 from tasks import get_task
 from tasks.stem import extract_letter
-from tasks.stem_templates import TEMPLATES, sample_question, shown
+from tasks.stem_templates import TEMPLATES, sample_question, written
 
 
 CHOICES = ["12 m/s", "3 m/s", "1/3 m/s", "Both A and B"]
@@ -57,7 +57,7 @@ BY_HAND = [
 @pytest.mark.parametrize("text, values, answer", BY_HAND)
 def test_formulas(text, values, answer):
     formula = next(formula for question, formula in TEMPLATES.items() if text in question)
-    assert shown(formula.answer(**values), formula.unit) == answer
+    assert written(formula.answer(**values), formula.unit) == answer
 
 
 def test_every_formula_is_here():

@@ -60,9 +60,9 @@ class Record:
     def resets(self) -> list[dict[str, Any]]:
         return self.events_of(*RESETS)
 
-    def events_of(self, *kinds: str) -> list[dict[str, Any]]:
-        """The events of some kinds."""
-        return [event for event in self.events or [] if event.get("event") in kinds]
+    def events_of(self, *names: str) -> list[dict[str, Any]]:
+        """The events of these names."""
+        return [event for event in self.events or [] if event.get("event") in names]
 
     @property
     def evaluated(self) -> bool:

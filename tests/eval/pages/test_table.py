@@ -47,13 +47,13 @@ def test_a_column_is_shown_where_it_belongs():
 
 
 def test_narrow_is_for_80_columns():
-    table = Table("t", ["what", "value"], [["a name,\nsecond line", "0.5"]])
+    table = Table("t", ["what", "value"], [["a name,\nsecond line", "0.5"], ["long " * 30 + "Ω", "0.5"]])
     shown = []
     for narrow in (False, True):
         out = io.StringIO()
         Console(file=out, width=80).print(table.to_rich(narrow=narrow))
         shown.append(out.getvalue())
-    assert "┃ what " in shown[0] and "a name, second line" in shown[0]
+    assert "┃ what " in shown[0] and "a name, second line" in shown[0] and all("Ω" in one for one in shown)
     assert not any(line.startswith(("┃", "│", "┏")) for line in shown[1].splitlines())
     assert "    a name, │   0.5" in shown[1] and "second line │" in shown[1]
 
