@@ -47,7 +47,7 @@ def test_a_column_is_shown_where_it_belongs():
 
 
 def test_narrow_is_for_80_columns():
-    table = Table("t", ["what", "value"], [["a name,\nsecond line", "0.5"], ["long " * 30 + "Ω", "0.5"]])
+    table = Table("t", ["what", "value"], [["a name,\nsecond line", "0.5"], ["x" * 100 + "Ω", "0.5"]])
     shown = []
     for narrow in (False, True):
         out = io.StringIO()
