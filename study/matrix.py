@@ -132,11 +132,6 @@ class Block:
         return list(dict.fromkeys(run.key.arm for run in self.runs))
 
     @property
-    def rate(self) -> float:
-        """The learning rate of its first arm."""
-        return float(self.runs[0].recipe["learning_rate"])
-
-    @property
     def tunes(self) -> bool:
         """Whether it chooses values for other blocks, and is no part of the results."""
         return self.split == "validation"

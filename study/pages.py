@@ -10,11 +10,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from eval.analysis.statistics import Estimate
 from eval.pages.curves import DPI
 from study.clamp import clamp, summary
+from study.cost import COST_FILE, relatives, rounds
 from study.differences import ELSE, MANY, MATTERS, SHARES, compared, differences, keeps, over_families, shares
 from study.frontier import frontier
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
-from study.pictures import COST_BASE, COST_FILE, forest, learning_curves, overview, relative, rounds, span
+from study.pictures import forest, learning_curves, span
 from study.registered import gold_differences, registered
 from study.reuse import reuse
 from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, points, scores, training
@@ -25,7 +26,7 @@ from trl_prorl.files import replaced
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
-PAGE, OVERVIEW, TEMPLATE = "findings.md", "overview.png", "findings.md.jinja"
+PAGE, TEMPLATE = "findings.md", "findings.md.jinja"
 BESIDE = (OUTCOMES["greedy"], OUTCOMES["pass@8"])  # beside pass@1
 TRAINING = {"family": "", "arm": "", "kl_ref": ".4f", "kl_old": ".4f", "clipped": ".2%", "size of updates": "+.0%"}
 TRAINING |= {"of": "", "gain after clamp": "+.3f", "reconvergence": "g", "KL spikes": ".1f", "entropy spikes": ".1f"}
@@ -40,8 +41,7 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     if not found:
         raise InputError(f"{FOLDER}: none of these runs is finished; make study trains them")
     seconds, made = rounds(root), choices(matrix, tables)
-    first = [(block, held) for block, _, held in found if not block.registered]
-    figures = {OVERVIEW: overview(first, tables, seconds)}
+    figures = {}
     for block, _, held in found:
         figures[f"{block.name}_curves.png"] = learning_curves(block, tables)
         by_bases = "gold" in block.registered.get("outcomes", ())  # whose interval decides in the second protocol
@@ -65,7 +65,7 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
         "hours": tables.runs["seconds"].sum() / 3600,
         "covered": _covered(found[0][0], tables),
         "rounds": len(seconds),
-        "cost": _cost(seconds),
+        "cost": relatives(seconds),
     }
     with replaced(folder / PAGE) as aside:
         aside.write_text(_environment().get_template(TEMPLATE).render(content))
@@ -97,14 +97,6 @@ def _covered(block: Block, tables: Tables) -> list[str]:
     both = [values[family][pair].dropna() for pair in arms for family in block.families]
     found = [coverage(np.stack(one.iloc[:, 0] - one.iloc[:, 1])) for one in both if len(one) > 1]
     return [f"{min(each):.1%} to {max(each):.1%}" for each in zip(*found, strict=True)]
-
-
-def _cost(seconds: pd.DataFrame) -> dict[str, dict[str, Estimate]]:
-    """The time of a whole step by arm, relative to some arms; nothing where it was not measured."""
-    against = [arm for arm in (COST_BASE, "C packed", "plain packed") if arm in seconds]
-    if COST_BASE not in against:
-        return {}
-    return {arm: {f"of {other}'s": relative(seconds, arm, other) for other in against} for arm in seconds}
 
 
 def _environment() -> Environment:

@@ -6,12 +6,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.matrix import Block
-from study.pictures import GREY, MARKS, noted
+from study.pictures import GREY, noted
 from study.tables import Tables
 from trl_prorl.variants import VARIANTS
 
 
 USES = "num_iterations"  # of a batch
+MARKS = ("o", "s", "^", "D")  # by arm
 OF_A_RUN = ["arm", "variant", "clip", "uses"]
 
 

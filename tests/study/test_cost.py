@@ -5,8 +5,8 @@ import json
 import pandas as pd
 import pytest
 
-from study.pictures import COST_FILE as FILE
-from study.pictures import relative, rounds
+from study.cost import COST_FILE as FILE
+from study.cost import relative, relatives, rounds
 from study.tables import FOLDER
 from trl_prorl.errors import InputError
 
@@ -22,7 +22,7 @@ def content(**arms):
 
 
 def test_rounds_of_the_file(tmp_path):
-    """In the order of the picture, without arms that are not in it."""
+    """In the order of the table, without arms that are not in it."""
     assert rounds(tmp_path).empty
     arms = {"B packed": [1, 3], "A packed": [2, 4.0], "A": [9, 9]}
     assert rounds(write(tmp_path, content(**arms))).to_dict("list") == {"A packed": [2.0, 4.0], "B packed": [1.0, 3.0]}
@@ -52,3 +52,9 @@ def test_paired_ratios_and_the_sign_test_s_interval():
     assert relative(seconds[:6], "arm", "other") == (4.0, 1.0, 9.0)  # 1 - 2 / 2⁶ = 96.9 %: nothing can be left out
     value, low, high = relative(seconds[:5], "arm", "other")
     assert value == 3.0 and low != low and high != high  # 1 - 2 / 2⁵ = 93.75 %: too few
+
+
+def test_the_table_is_relative_to_a_where_a_was_measured():
+    seconds = pd.DataFrame({"A packed": 2.0, "B packed": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]})
+    assert relatives(seconds)["B packed"] == {"of A packed's": (0.625, 0.5, 0.75)}
+    assert relatives(seconds[["B packed"]]) == relatives(pd.DataFrame()) == {}

@@ -242,7 +242,7 @@ def test_pictures_are_the_same_bytes_from_the_same_tables(study, tables):
     (root / "docs" / "study").mkdir(parents=True)
     first = {path.name: path.read_bytes() for path in write_pages(root, matrix, tables)}
     assert first == {path.name: path.read_bytes() for path in write_pages(root, matrix, tables)}
-    assert set(first) == {"overview.png", "core_curves.png", "core_forest.png", "findings.md"}
+    assert set(first) == {"core_curves.png", "core_forest.png", "findings.md"}
     page = first["findings.md"].decode()
     assert "+0.125 [+0.125, +0.125]" in page and "B_x" in page
     assert "Co-primary, by the [protocol]" in page and "Exploratory" not in page
@@ -261,6 +261,10 @@ def test_curves_and_forest(block, tables):
     found = differences(block, tables)
     picture = forest(block, tables, found)
     assert len(picture.axes) == 2 and len({panel.get_xlim() for panel in picture.axes}) == 1
+    marks = [line for panel in picture.axes for line in panel.lines if line.get_marker() == "o"]
+    drawn = sorted((float(mark.get_xdata()[0]), mark.get_markerfacecolor() != "white") for mark in marks)
+    assert drawn == sorted((one.contrast.value, not one.exploratory) for one in found.itertuples())
+    assert {filled for _, filled in drawn} == {True, False}
     assert all("B optimises a different objective" in one.get_supxlabel() for one in (figure, picture))
     assert "95 % t-intervals" in figure.get_supxlabel() and len(figure.axes[0].collections) == 5  # bands of five arms
     assert learning_curves(block, Tables()) is None and forest(block, tables, found[:0]) is None
