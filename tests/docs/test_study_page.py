@@ -23,6 +23,7 @@ OUTCOMES = ["pass@1", "pass@8", "greedy"]
 OF_SECOND = ("gamed", "reuse", "pretrained", "forget", "clamp", "modes")  # blocks of the second protocol
 SECOND = RUNS.block.str.startswith(OF_SECOND)
 FIRST = RUNS[~SECOND]
+SMOLLM2 = RUNS[RUNS.block == "pretrained"].groupby("seed").filter(lambda of: len(of) == 4)  # seeds with all arms
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
 ONE_LINE = " ".join(PAGE.split())
 
@@ -135,42 +136,41 @@ def test_b_against_the_clip():
 
 
 def test_the_pretrained_model():
-    """Reward and score of all samples, the rest of those that measure drift, whose first task is the run's own."""
-    page, points = (FOLDER / "smollm2.md").read_text(), pd.read_csv(FOLDER / "points.csv.gz").set_index("arm")
-    reward = CURVES.query("family == 'smollm2'").pivot_table(index="step", columns="arm", values="reward")
-    lead = (reward.A - reward.control).rolling(20).mean()
-    assert lead[120] < lead[160] / 2
-    assert "More than half of its lead in reward over the control comes in the last 40" in page
-    points = points[points.family == "smollm2"]
-    runs = RUNS[RUNS.block == "pretrained"].set_index("arm")
-    assert set(runs.index) == {"plain", "control", "A", "B"} and not runs.collapsed.any()
+    """Reward and score of all samples, the rest of those that measure drift; means over training seeds."""
+    page = (FOLDER / "smollm2.md").read_text()
+    points = pd.read_csv(FOLDER / "points.csv.gz").query("family == 'smollm2'")
+    points = points[points.seed.isin(SMOLLM2.seed)]
+    runs = SMOLLM2.groupby("arm").mean(numeric_only=True)
+    assert set(runs.index) == {"plain", "control", "A", "B"} and not SMOLLM2.collapsed.any()
 
     def row(reward, scores, measured):
-        (_, own), (_, other) = measured.iterrows()
+        (_, own), (_, other) = measured.groupby("task").mean(numeric_only=True).iterrows()  # the run's own comes first
         rest = [own.kl_to_base, other.kl_to_base, own.mean_tokens, own.distinct_2, own.compression_ratio]
         cells = [f"{value:{spec}}" for value, spec in zip(rest, (".2f", ".2f", ".1f", ".2f", ".2f"), strict=True)]
         scores = ", ".join(f"{score:.3f}" for score in scores)
         return f"| {reward:.2f} | {scores} | {' | '.join(cells)} | {own.text_perplexity:.1f} |"
 
-    base = BASES[BASES.family == "smollm2"].iloc[0]
-    at_base = points[points.step == 0].head(2)
-    assert f"| **base** {row(at_base.reward.iloc[0], base[[f'base_{name}' for name in OUTCOMES]], at_base)}" in page
+    at_base, own = points[points.step == 0], points[points.task == "instructions"].set_index(["step", "arm"])
+    scores = BASES[BASES.family == "smollm2"].iloc[0][[f"base_{name}" for name in OUTCOMES]]
+    assert f"| **base** {row(own.reward[0].mean(), scores, at_base)}" in page
     rights = pd.read_csv(FOLDER / "prompts.csv.gz").query("family == 'smollm2'")
+    rights = rights[rights.seed.isin([0, *SMOLLM2.seed])]
     rights = rights.pivot_table(index="prompt", columns="arm", values="correct") / 8
     for one, other in re.findall(r"(\w+) − (\w+) [+−]", " ".join(page.split())):
         assert f"{one} − {other} {alone(rights[one] - rights[other])}" in " ".join(page.split())
     for arm, of in runs.iterrows():
-        assert row(of.proxy, of[OUTCOMES], points.loc[arm][points.loc[arm].step == 160]) in page
+        assert row(of.proxy, of[OUTCOMES], points[(points.arm == arm) & (points.step == 160)]) in page
         scores = ", ".join(f"{of[name]:.3f}" for name in OUTCOMES)
-        text = points.loc[arm].text_perplexity.iloc[-2]
-        assert f"| {of.proxy:.2f} | {scores} | {of.drift:.2f} | {text:.1f} |" in PAGE
+        assert f"| {of.proxy:.2f} | {scores} | {of.drift:.2f} | {own.text_perplexity[160][arm].mean():.1f} |" in PAGE
 
 
 def test_gold_of_the_pretrained_model_is_gamed():
     """A right text that is no more than the words it has to end with, one more at most, or that repeats the demand."""
     texts = pd.read_csv(FOLDER / "smollm2_texts.csv.gz", keep_default_na=False)
-    counted = pd.read_csv(FOLDER / "prompts.csv.gz").query("family == 'smollm2'").set_index(["arm", "prompt"]).correct
-    assert (texts.groupby(["arm", "prompt"]).right.sum() == counted).all() and len(texts) == 5 * 64 * 8
+    counted = pd.read_csv(FOLDER / "prompts.csv.gz").query("family == 'smollm2'")
+    counted = counted[counted.seed.isin(SMOLLM2.seed)].set_index(["arm", "seed", "prompt"]).correct.sort_index()
+    assert (texts[texts.arm != "base"].groupby(["arm", "seed", "prompt"]).right.sum() == counted).all()
+    assert len(texts) == (len(SMOLLM2) + 1) * 64 * 8
 
     def words(text):
         return re.findall("[a-z]+", text.lower())
@@ -178,19 +178,22 @@ def test_gold_of_the_pretrained_model_is_gamed():
     def bare(asked, text):
         demanded = re.search('End with exactly these words: "(.*)"', asked)
         few = demanded and len(words(text)) <= len(words(demanded[1])) + 1
-        return demanded and (
-            "End with exactly" in text or (few and " ".join(words(demanded[1])) in " ".join(words(text)))
-        )
+        ends = few and " ".join(words(demanded[1])) in " ".join(words(text))
+        return demanded and ("End with exactly" in text or ends)
 
     texts["bare"] = [bool(bare(one.asked, one.completion)) and one.right == 1 for one in texts.itertuples()]
+    texts["sense"] = texts.right * ~texts.bare
     of = texts.groupby("arm")[["bare", "right"]].sum()
     page = " ".join((FOLDER / "smollm2.md").read_text().split())
     names = {"A": "A's", "control": "the control's", "base": "the base's", "plain": "plain's", "B": "B's"}
     told = ", ".join(f"{of.bare[arm]} of {name} {of.right[arm]}" for arm, name in names.items())
-    assert told in page.replace("139 right texts", "139")
-    sense = texts[~texts.bare].groupby(["arm", "prompt"]).right.sum().unstack("arm").fillna(0) / 8
-    scores = ", ".join(f"{sense[arm].mean():.3f}" for arm in ("A", "control", "base", "plain", "B"))
+    assert told in page.replace(f"{of.right['A']} right texts", f"{of.right['A']}")
+    sense = texts.groupby(["arm", "prompt"]).sense.mean().unstack("arm")
+    scores = ", ".join(f"{sense[arm].mean():.3f}" for arm in names)
     assert f"pass@1 is {scores}" in page
+    by_seed = texts.groupby(["arm", "seed"])[["right", "sense"]].mean()
+    for arm in names.keys() - {"base"}:
+        assert " | ".join(f"{right:.3f} ({left:.3f})" for right, left in by_seed.loc[arm].to_numpy()) + " |" in page
     for where in (page, ONE_LINE):
         assert alone(sense.A - sense.control) in where
     assert f"{of.bare['plain']} of its {of.right['plain']} right texts" in ONE_LINE
