@@ -165,7 +165,7 @@ def test_the_pretrained_model():
 
 
 def test_gold_of_the_pretrained_model_is_gamed():
-    """A right text that is no more than the words it has to end with, one more at most, or that repeats the demand."""
+    """A right text of two words, or the words it has to end with and at most one more, or that repeats the demand."""
     texts = pd.read_csv(FOLDER / "smollm2_texts.csv.gz", keep_default_na=False)
     counted = pd.read_csv(FOLDER / "prompts.csv.gz").query("family == 'smollm2'")
     counted = counted[counted.seed.isin(SMOLLM2.seed)].set_index(["arm", "seed", "prompt"]).correct.sort_index()
@@ -179,7 +179,7 @@ def test_gold_of_the_pretrained_model_is_gamed():
         demanded = re.search('End with exactly these words: "(.*)"', asked)
         few = demanded and len(words(text)) <= len(words(demanded[1])) + 1
         ends = few and " ".join(words(demanded[1])) in " ".join(words(text))
-        return demanded and ("End with exactly" in text or ends)
+        return len(words(text)) <= 2 or demanded and ("End with exactly" in text or ends)
 
     texts["bare"] = [bool(bare(one.asked, one.completion)) and one.right == 1 for one in texts.itertuples()]
     texts["sense"] = texts.right * ~texts.bare
