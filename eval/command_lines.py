@@ -113,7 +113,7 @@ def drift(argv=None) -> argparse.Namespace:
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4, help="samples per prompt")
     args = parser.parse_args(argv)
-    _at_least(args, prompts=2, samples=1, batch_size=1)
+    _at_least(args, prompts=2, samples=1, batch_size=1, max_new_tokens=1)
     if args.temperature is not None and args.temperature <= 0:
         raise InputError(f"--temperature {args.temperature:g} must be above 0: drift is measured on samples")
     return _with_runs(args)

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import track
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.language import compression_ratio, distinct, perplexity, real_text, token_drift
+from trl_prorl.eval.analysis import language
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import drift
-from trl_prorl.eval.pages.drift import model_drift, plot_drift, points_tables
+from trl_prorl.eval.pages.drift import plot_drift, points_tables
 from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_outs
 from trl_prorl.eval.samples.models import Point, checkpoint_points, load_point
@@ -35,9 +35,9 @@ TEXT_TOKENS = 4096  # of the real text: 17 s of one core for 135 M parameters in
 def point_of(own: HeldOut, others: dict[str, HeldOut], point: Point, base_model, samples: int) -> dict:
     """An entry of `drift.json`: one model on the run's own task, on others by name, and on real text."""
     model = (base_model if point.folder is None else load_point(point, own.config)).eval()
-    text = own.tokenizer(real_text(8 * TEXT_TOKENS), add_special_tokens=False).input_ids[:TEXT_TOKENS]
+    text = own.tokenizer(language.real_text(8 * TEXT_TOKENS), add_special_tokens=False).input_ids[:TEXT_TOKENS]
     entry = {"step": point.step, **drift_of(own, point, model, base_model, samples)}
-    entry["text_perplexity"] = perplexity(model, text)
+    entry["text_perplexity"] = language.perplexity(model, text)
     if others:
         entry["others"] = {name: drift_of(other, point, model, base_model, samples) for name, other in others.items()}
     return entry
@@ -63,27 +63,25 @@ def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -
         # The logits of the last question token and of every answer token but the last: they chose the answers.
         both = [
             one(
-                input_ids=padded["input_ids"],
-                attention_mask=padded["attention_mask"],
-                logits_to_keep=answer_width + 1,
+                input_ids=padded["input_ids"], attention_mask=padded["attention_mask"], logits_to_keep=answer_width + 1
             ).logits[:, :-1]
             for one in dict.fromkeys((model, base_model))  # base against itself is one forward
         ]
-        sums = np.zeros(5)
+        sums = np.zeros(len(language.TokenDrift._fields) + 1)
         for row, ids in enumerate(answers):  # row by row, because a vocabulary is wide
-            parts = token_drift(*(logits[row, : len(ids)] for logits in (both[0], both[-1])), temperature)
+            parts = language.token_drift(*(logits[row, : len(ids)] for logits in (both[0], both[-1])), temperature)
             sums += [*(float(part.sum()) for part in parts), len(ids)]
         totals.append(sums)
     sums = np.stack(totals)
     texts, ids = list(drawn["completion"]), [list(ids) for ids in drawn["ids"]]
     rewards = held_out.task.reward_many(texts, [row for row in held_out.rows for _ in range(samples)])
     return {
-        **model_drift(sums),
-        "mean_tokens": sums[:, 4].sum() / len(texts),
+        **language.model_drift(sums),
+        "mean_tokens": sums[:, -1].sum() / len(texts),
         "reward": sum(rewards) / len(rewards),
         "gold": float(drawn["correct"].mean()),
-        **{f"distinct_{n}": distinct(ids, n) for n in (1, 2, 3)},
-        "compression_ratio": compression_ratio(texts),
+        **{f"distinct_{n}": language.distinct(ids, n) for n in (1, 2, 3)},
+        "compression_ratio": language.compression_ratio(texts),
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_pat
     model = adapted(tiny_model, 0.0, dtype, **kind).to(dtype)
     begun, rank = logits(model), kind.get("r", 4)
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    part = Restart(model, seed=7)
+    part = Restart(model, SimpleNamespace(seed=7))
     for count in (1, 2):
         disturbed(model)
         before = logits(model)
@@ -70,7 +71,7 @@ def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_pat
 def test_new_factors_follow_from_the_run_s_seed_and_the_count_alone(tiny_model):
     def drawn(seed, count):
         model = adapted(tiny_model, 0.0)
-        part = Restart(model, seed)
+        part = Restart(model, SimpleNamespace(seed=seed))
         for _ in range(count):
             part.apply()
         return torch.cat([factor.linear.weight.flatten() for factor in factors_of(model) if factor.side == "A"])
@@ -83,7 +84,7 @@ def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
     """Each product is a small part of a rounding step of the weights. In place, all of them would be lost."""
     model = adapted(tiny_model, 0.0, torch.bfloat16)
     layer = factors_of(model)[0].layer
-    weight, part = layer.get_base_layer().weight, Restart(model, seed=1)
+    weight, part = layer.get_base_layer().weight, Restart(model, SimpleNamespace(seed=1))
     exact, in_place = weight.double(), weight.detach().clone()
     for _ in range(200):
         disturbed(model, 1e-3)

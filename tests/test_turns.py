@@ -166,8 +166,7 @@ def guesses(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "keys, references",
-    [({"beta_old": 1.0}, 0), ({"beta": 0.5, "ref_reset_every": 2}, 2), ({"beta_base": 0.2}, 2)],
+    "keys, references", [({"beta_old": 1.0}, 0), ({"beta": 0.5, "ref_reset_every": 2}, 2), ({"beta_base": 0.2}, 2)]
 )
 def test_packed_games_train_as_padded_ones(made, tokenizer, weights, largest_difference, keys, references):
     trainers = []

@@ -90,7 +90,7 @@ def asked_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
         found["growth"] = Growth(args, policy, copies, timer)
     if args.adapter_restart == "merge":
         check_growing_model(policy, "adapter_restart")
-        found["restart"] = trainer.resets.restart = Restart(policy, args.seed)
+        found["restart"] = trainer.resets.restart = Restart(policy, args)
     if args.rollback:
         found["rollback"] = trainer.rollback = Rollback(
             args.rollback, args.rollback_rate, trainer.run_dir, Path(args.output_dir)

@@ -4,7 +4,7 @@ A part of a run: one idea that remembers something from step to step, and owns h
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ class MicroBatch:
         entropies (`torch.Tensor` of shape `(B, T)`): The policy's.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows that were computed; `None` means all.
         penalty (`torch.Tensor`, *optional*): A scalar: what of the anchors entered the loss.
-        clipped (`float`, *optional*): Share of tokens in the region that the ratio's clip flattens.
+        of_trl (`Mapping[str, float]`): TRL's newest metrics, those of this loss among them.
         sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Of the model that was sampled, where it is not
             the policy to the last bit and this is the first pass.
     """
@@ -37,7 +37,7 @@ class MicroBatch:
     entropies: "torch.Tensor"
     rows: "torch.Tensor | None" = None
     penalty: "torch.Tensor | None" = None
-    clipped: float | None = None
+    of_trl: Mapping[str, float] = field(default_factory=dict)
     sampler_logps: "torch.Tensor | None" = None
 
 

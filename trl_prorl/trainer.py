@@ -193,11 +193,11 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             base_acts = self.base is not None and self._generations % self.args.base_anchor_every == 0
             for name in self.scorer.missing(batch, base_acts):
                 batch[logps_key(name)] = self._score(name, batch, self.args.per_device_train_batch_size)
-        process, size, logged = self.accelerator.process_index, self.num_generations, self._logs["advantages"]
+        process, logged = self.accelerator.process_index, self._logs["advantages"]
         taken_off = self.anchors.in_reward(batch)
         taken_off = self.accelerator.gather(taken_off) if taken_off is not None else None
-        set_advantages(batch["advantages"], outcome, self.reward_weights, size, process, self.args, logged, taken_off)
-        batch |= outcome.rows(process, len(batch["advantages"]), size)
+        set_advantages(batch["advantages"], outcome, self.reward_weights, process, self.args, logged, taken_off)
+        batch |= outcome.rows(process, len(batch["advantages"]))
         self._generations += 1
         measured = {name: self._metrics["train"][theirs][-1] for name, theirs in OF_TRL.items()} | outcome.measured
         tokens = int(self.accelerator.gather(outcome.tokens).sum())
@@ -244,7 +244,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         seconds = time.perf_counter() - began
         correct = self.verdicts.judge(inputs, prompts, completions)
-        outcome = Outcome.of(rewards, inputs, completions, completion_ids_list, correct, seconds)
+        size = self.num_generations if self.model.training else self.num_generations_eval
+        outcome = Outcome.of(rewards, size, inputs, completions, completion_ids_list, correct, seconds)
         if self.model.training:
             inputs.outcome = outcome
         else:
@@ -291,9 +292,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             logps = scored.logps.detach()
             if args.old_logps_source == "first_pass":
                 inputs.setdefault(logps_key("old"), logps)  # the buffer hands out the same dict in the next inner pass
-            clipped = (self._metrics["train"].get("clip_ratio/region_mean") or [None])[-1]
+            of_trl = {name: values[-1] for name, values in self._metrics["train"].items() if values}
             entered = penalty.loss if penalty is not None else None
-            found = MicroBatch(inputs, loss, logps, scored.entropies, scored.rows, entered, clipped, sampler_logps)
+            found = MicroBatch(inputs, loss, logps, scored.entropies, scored.rows, entered, of_trl, sampler_logps)
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
                     part.micro_batch(found)

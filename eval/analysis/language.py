@@ -4,14 +4,17 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+
+from trl_prorl.eval.analysis.statistics import ratio_interval
 
 
 class TokenDrift(NamedTuple):
-    """Tensors of one shape, a value per token, in nats but for `agreement` (0 or 1)."""
+    """Tensors of one shape, a value per token, in nats but for `token_agreement` (0 or 1)."""
 
-    kl: torch.Tensor
-    agreement: torch.Tensor
+    kl_to_base: torch.Tensor
+    token_agreement: torch.Tensor
     entropy: torch.Tensor
     base_entropy: torch.Tensor
 
@@ -34,11 +37,23 @@ def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: fl
         return torch.where(possible, probabilities * values, 0.0).sum(-1)
 
     return TokenDrift(
-        kl=expected(logps - base_logps, probabilities, possible),
-        agreement=(logits.argmax(-1) == base_logits.argmax(-1)).float(),
+        kl_to_base=expected(logps - base_logps, probabilities, possible),
+        token_agreement=(logits.argmax(-1) == base_logits.argmax(-1)).float(),
         entropy=-expected(logps, probabilities, possible),
         base_entropy=-expected(base_logps, base_probabilities, base_possible),
     )
+
+
+def model_drift(sums: np.ndarray) -> dict[str, float]:
+    """
+    Means over the tokens of all samples, with a 95 % bootstrap interval of the KL over prompts, from a row per prompt,
+    shape (P, M + 1): sums over its tokens of the M measures of [`TokenDrift`], and the number of tokens.
+    """
+    tokens = sums[:, -1]
+    means = dict(zip(TokenDrift._fields, sums[:, :-1].sum(0) / tokens.sum(), strict=True))
+    # What base says of the samples: the mean over what could have been sampled, not over what was.
+    base_logp = -(means["kl_to_base"] + means["entropy"])
+    return {**means, "interval": list(ratio_interval(sums[:, 0], tokens)), "base_logp": base_logp}
 
 
 def distinct(sequences: Sequence[Sequence[int]], n: int) -> float | None:

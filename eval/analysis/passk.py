@@ -64,11 +64,7 @@ def as_plain(level):
 def greedy_side(samples: pd.DataFrame) -> dict:
     """Accuracy of greedy decoding with its interval over prompts, and the verdict of every prompt."""
     correct = [int(one) for one in samples["correct"]]
-    return {
-        "accuracy": sum(correct) / len(correct),
-        "interval": list(bootstrap_interval(correct)),
-        "correct": correct,
-    }
+    return {"accuracy": sum(correct) / len(correct), "interval": list(bootstrap_interval(correct)), "correct": correct}
 
 
 def summary_score(summary: dict, k: int) -> Estimate | None:

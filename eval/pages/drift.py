@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.analysis.statistics import Estimate, ratio_interval
+from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import Run
@@ -20,24 +19,6 @@ PANELS = {
     "entropy": ("Entropy at own samples", "nats per token"),
     "mean_tokens": ("Length of samples", "tokens"),
 }
-
-
-def model_drift(sums: np.ndarray) -> dict[str, float]:
-    """
-    Means over the tokens of all samples, with a 95 % bootstrap interval of the KL over prompts, from a row per prompt,
-    shape (P, 5): sums over its tokens of the four measures of [`~eval.analysis.language.TokenDrift`] in their order,
-    and the number of tokens.
-    """
-    kl, agreement, entropy, base_entropy = sums[:, :4].sum(0) / sums[:, 4].sum()
-    return {
-        "kl_to_base": kl,
-        "interval": list(ratio_interval(sums[:, 0], sums[:, 4])),
-        "token_agreement": agreement,
-        "entropy": entropy,
-        "base_entropy": base_entropy,
-        # What base says of the samples: the mean over what could have been sampled, not over what was.
-        "base_logp": -(kl + entropy),
-    }
 
 
 def drift_points(run: Run) -> list[dict]:

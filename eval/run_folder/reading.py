@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from trl_prorl.eval.run_folder.run import Run
 
 
-if TYPE_CHECKING:
-    from trl_prorl.eval.run_folder.run import Run
-
-
 logger = logging.getLogger(__name__)
 PASSK_FILE, DRIFT_FILE = "passk.json", "drift.json"
 EVALUATIONS = {PASSK_FILE: run_files.passk, DRIFT_FILE: run_files.DRIFT}

@@ -196,6 +196,9 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
         ("env.json", None, "env.json' is missing"),
         ("metrics.jsonl", b"", "records no step"),
         ("drift.json", b'{"points": [{}]}', "drift.json': points[0] has no 'step'"),
+        # A measure that no page knows yet, of any k.
+        ("drift.json", b'{"points": [{"step": 0, "kl_to_base": 0, "tv": "x"}]}', "points[0].tv is 'x'; a finite"),
+        ("passk.json", json.dumps(PASSK | {"base": SIDE | {"maj@1": 2}}).encode(), "base.maj@1 is 2; a number from 0"),
     ],
 )
 def test_what_is_said(folders, readers, file, content, said):

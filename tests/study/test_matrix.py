@@ -96,11 +96,7 @@ def test_a_selection(study):
         ("    suffix", "    sufix", r"blocks.stress has no key 'sufix' \(did you mean 'suffix'\?\)"),
         ("[[1, 7], [2, 8]]", "[[1, 7, 2]]", r"blocks.core.pairs\[0\] is 'of length 3'; a list of 2 is needed"),
         ("plain: {}", "plain:", "core.arms: plain has no keys, and no block before defines it"),
-        (
-            "plain: {}",
-            "plain: {seed: 3}",
-            "core.arms.plain is a dict; a mapping .* without model_name_or_path",
-        ),
+        ("plain: {}", "plain: {seed: 3}", "core.arms.plain is a dict; a mapping .* without model_name_or_path"),
         ("plain: {}", "pl/ain: {}", r"core.arms\[0\] is 'pl/ain'; a name of letters"),
         ("suffix: _lr10", "split: train", "blocks.stress.split is 'train'; test or validation is needed"),
         ("      A:\n      B", "      A: {beta: 2.0}\n      B", r"again.arms.A=\{'beta': 2.0\} is .* in an earlier"),

@@ -25,12 +25,7 @@ def mixture():
 
 @pytest.mark.parametrize(
     "weights, n, counts",
-    [
-        ([1, 1], 4, [2, 2]),
-        ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
-        ([2, 1], 4, [3, 1]),
-        ([1, 1000], 3, [0, 3]),
-    ],
+    [([1, 1], 4, [2, 2]), ([0.5, 0.3, 0.2], 10, [5, 3, 2]), ([2, 1], 4, [3, 1]), ([1, 1000], 3, [0, 3])],
 )
 def test_shares(weights, n, counts):
     places = shares(weights, n)

@@ -29,15 +29,15 @@ class Restart(Part):
 
     Args:
         policy ([`~peft.PeftModel`]): With a new LoRA adapter that [`check_growing_model`] accepts.
-        seed (`int`): Of the run; it decides the new factors A.
+        args ([`~trl_prorl.ProRLConfig`]): Its `seed` decides the new factors A.
 
     Attributes:
         merged (`list[dict[str, torch.Tensor]]`): The factors of the adapters that were merged, by their names, in
             the order of the restarts, on the host: A of shape `(r, in)`, B of `(out, r)`.
     """
 
-    def __init__(self, policy: PeftModel, seed: int):
-        self.policy, self.seed, self.rank = policy, seed, policy.peft_config["default"].r
+    def __init__(self, policy: PeftModel, args):
+        self.policy, self.args, self.rank = policy, args, policy.peft_config["default"].r
         self.merged: list[dict[str, torch.Tensor]] = []
         self._original: dict[str, torch.Tensor] = {}  # W₀ and the sum, once there is one
         self._sum: dict[str, torch.Tensor] = {}
@@ -52,7 +52,7 @@ class Restart(Part):
         """Merge the adapter, and begin another one. Returns facts for the event."""
         factors = factors_of(self.policy)
         self._merge({factor.name: factor.linear.weight.detach().to("cpu", copy=True) for factor in factors})
-        source = random_state(self.seed, len(self.merged), "adapter restart")
+        source = random_state(self.args.seed, len(self.merged), "adapter restart")
         init = self.policy.peft_config["default"].init_lora_weights
         for factor in factors:
             weight = factor.linear.weight

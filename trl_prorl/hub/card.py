@@ -38,14 +38,19 @@ class Record:
         config (`dict`), env (`dict`): `config.yaml`, without secrets, and `env.json`.
         events (`list[dict]` or `None`): `events.jsonl`.
         passk (`dict` or `None`): `passk.json`.
-        steps (`int` or `None`): Optimizer steps done, by `metrics.jsonl`.
+        metrics (`list[dict]`): `metrics.jsonl`.
     """
 
     config: dict[str, Any]
     env: dict[str, Any]
     events: list[dict[str, Any]] | None
     passk: dict[str, Any] | None
-    steps: int | None
+    metrics: list[dict[str, Any]]
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps done."""
+        return self.metrics[-1]["step"] if self.metrics else None
 
     @property
     def variant(self) -> str:
@@ -78,7 +83,6 @@ def read_record(run_dir: str | os.PathLike) -> Record:
     """
     folder = Path(run_dir)
     config, events = folder / CONFIG_FILE, folder / EVENTS_FILE
-    rows = run_files.read_jsonl(folder / METRICS_FILE, run_files.METRICS)
     env = read_if_there(folder / ENV_FILE, run_files.ENV) or {}
     passk = read_if_there(folder / PASSK_FILE, run_files.passk)
     if passk is not None and other_run(passk, env.get(RUN_ID)):
@@ -88,7 +92,7 @@ def read_record(run_dir: str | os.PathLike) -> Record:
         env=env,
         events=run_files.read_jsonl(events, run_files.EVENTS) if events.is_file() else None,
         passk=passk,
-        steps=rows[-1]["step"] if rows else None,
+        metrics=run_files.read_jsonl(folder / METRICS_FILE, run_files.METRICS),
     )
 
 

@@ -21,6 +21,7 @@ from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_F
 # What the record says of a generation batch, and TRL's names for it.
 OF_TRL = {name: name for name in ("reward", "reward_std", "frac_reward_zero_std")}
 OF_TRL |= {"completion_length": "completions/mean_length"}
+OF_TRLS_LOSS = {"clip_region_mean": "clip_ratio/region_mean"}  # of a micro-batch
 # The keys of a row that the trainer's own log shows, under `prorl/`.
 LOGGED = ("gold", "kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
 SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
@@ -127,8 +128,9 @@ class Recorder(Part):
         # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
         kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0) if self.args.drop_zero_rows else mask
         meter.add_mean("entropy", micro_batch.entropies, mask)
-        if micro_batch.clipped is not None:
-            meter.add_average("clip_region_mean", micro_batch.clipped)
+        for name, theirs in OF_TRLS_LOSS.items():
+            if theirs in micro_batch.of_trl:
+                meter.add_average(name, micro_batch.of_trl[theirs])
         for anchor in self.anchors:
             if (anchor_logps := batch.get(anchor.logps)) is not None:
                 meter.add_mean(anchor.record, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)

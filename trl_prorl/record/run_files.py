@@ -128,12 +128,13 @@ def _both_sides(content: Any, at: str, every_k: bool) -> None:
 def _summary(value: Any, at: str, ks: list[int], every_k: bool) -> None:
     """pass@k with its interval, for every k or for those present; mean length, and the share of samples cut."""
     given = [k for k in ks if every_k or f"pass@{k}" in value]
-    needed = {f"pass@{k}": SHARE for k in given} | {f"interval@{k}": INTERVAL for k in given}
-    table(needed, {"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
+    of_k = {name: INTERVAL if "interval@" in name else SHARE for name in value if "@" in name}
+    of_k |= {name: shape for k in given for name, shape in ((f"pass@{k}", SHARE), (f"interval@{k}", INTERVAL))}
+    table(of_k, {"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
 
 
-DRIFT_VALUES = dict.fromkeys(("token_agreement", "entropy", "base_entropy", "mean_tokens"), optional(finite()))
-POINT = table({"step": optional(STEP), "kl_to_base": finite()}, {**DRIFT_VALUES, "interval": optional(INTERVAL)})
+OF_POINT = {"interval": optional(INTERVAL), "others": optional(table())}
+POINT = table({"step": optional(STEP), "kl_to_base": finite()}, OF_POINT, rest=optional(finite()))
 DRIFT = table({"points": array(POINT)}, {"run_id": text})
 
 

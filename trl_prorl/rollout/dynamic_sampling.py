@@ -186,7 +186,7 @@ class DynamicSampling(Part):
         names = ("groups_replaced", "groups_generated_again", "groups_undecided")
         measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
-        outcome = Outcome(self.accelerator.gather(rewards), tokens, first.tasks, first.interrupted, rounds)
+        outcome = Outcome(self.accelerator.gather(rewards), size, tokens, first.tasks, first.interrupted, rounds)
         outcome.measured = first.measured | measured
         return batch, outcome
 

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 @dataclass
 class Outcome:
     """
-    The results of sampling beside the batch itself. N completions of all processes, F reward functions.
+    The results of sampling beside the batch itself. N completions of all processes, G of each prompt, F reward
+    functions.
 
     Attributes:
         rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        group_size (`int`): G.
         tokens (`torch.Tensor`): Tokens of this process's completions, truncated ones included; the trainer takes off
             those that no model sampled.
         tasks (`list[str | None]`), interrupted (`list[bool]`): The task of each completion, and whether it was
@@ -38,6 +40,7 @@ class Outcome:
     """
 
     rewards: torch.Tensor
+    group_size: int
     tokens: torch.Tensor
     tasks: list[str | None]
     interrupted: list[bool]
@@ -52,6 +55,7 @@ class Outcome:
     def of(
         cls,
         rewards: torch.Tensor,
+        group_size: int,
         examples: list[dict],
         completions: list,
         completion_ids: list[list[int]],
@@ -69,7 +73,7 @@ class Outcome:
         tasks = gather_object([name if isinstance(name, str) else None for name in tasks])
         interrupted = gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)])
         own = {"completions": completions, "ids": completion_ids, "seconds": seconds}
-        outcome = cls(rewards, tokens, tasks, interrupted, [rewards], list(correct), **own)
+        outcome = cls(rewards, group_size, tokens, tasks, interrupted, [rewards], list(correct), **own)
         outcome.measured = outcome.measurements()
         return outcome
 
@@ -91,18 +95,18 @@ class Outcome:
             values["interrupted_fraction"] = sum(self.interrupted) / len(self.interrupted)
         return values
 
-    def rows(self, process: int, count: int, group_size: int) -> dict[str, torch.Tensor]:
+    def rows(self, process: int, count: int) -> dict[str, torch.Tensor]:
         """
         What a batch holds of one process's rows, so that it stays with them when they are shuffled: `rewards` of shape
         `(count, F)`, and `group` of shape `(count,)`, the number of each row's group among those of all processes.
         """
-        numbers = torch.arange(len(self.rewards), device=self.rewards.device) // group_size
+        numbers = torch.arange(len(self.rewards), device=self.rewards.device) // self.group_size
         return {name: own_part(rows, process, count) for name, rows in (("rewards", self.rewards), ("group", numbers))}
 
-    def unbounded(self, group_size: int) -> torch.Tensor:
+    def unbounded(self) -> torch.Tensor:
         """The rows of groups with an infinite reward, bools of shape `(N,)`."""
-        groups = self.rewards.isinf().any(dim=1).view(-1, group_size).any(dim=1)
-        return groups.repeat_interleave(group_size)
+        groups = self.rewards.isinf().any(dim=1).view(-1, self.group_size).any(dim=1)
+        return groups.repeat_interleave(self.group_size)
 
 
 class Rows(list):
@@ -183,7 +187,6 @@ def set_advantages(
     advantages: torch.Tensor,
     outcome: Outcome,
     weights: torch.Tensor,
-    group_size: int,
     process: int,
     args: "ProRLConfig",
     logged: deque,
@@ -196,12 +199,12 @@ def set_advantages(
         advantages (`torch.Tensor` of shape `(B,)`): Of this process, changed in place.
         outcome ([`~trl_prorl.rollout.outcome.Outcome`]): Rewards of all processes.
         weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
-        group_size (`int`), process (`int`): Completions of a prompt, G, and the index of this process.
+        process (`int`): The index of this process.
         args ([`~trl_prorl.ProRLConfig`]): `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.
         penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, to be taken off the rewards.
         logged (`collections.deque`): The advantages in TRL's table of completions, the newest last, replaced too.
     """
-    count, estimator = len(advantages), args.advantage_estimator
+    count, group_size, estimator = len(advantages), outcome.group_size, args.advantage_estimator
     if estimator is not None:
         batch = weighted_sum(outcome.rewards, weights)
         batch = batch if penalties is None else batch - penalties
@@ -219,4 +222,4 @@ def set_advantages(
         groups = torch.stack([all_equal(column.view(-1, group_size)) for column in columns]).all(dim=0)
         advantages[own_part(groups.repeat_interleave(group_size), process, count)] = 0.0
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
-    advantages[own_part(outcome.unbounded(group_size), process, count)] = math.nan
+    advantages[own_part(outcome.unbounded(), process, count)] = math.nan

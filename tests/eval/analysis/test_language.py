@@ -78,14 +78,14 @@ def test_token_drift_by_hand():
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]))
     base = torch.log(torch.tensor([[0.25, 0.25, 0.5], [0.25, 0.25, 0.5]]))
     found = token_drift(logits, base)
-    assert found.kl.tolist() == pytest.approx([0.25 * math.log(2), 0.0], abs=1e-7)
-    assert found.agreement.tolist() == [0.0, 1.0]
+    assert found.kl_to_base.tolist() == pytest.approx([0.25 * math.log(2), 0.0], abs=1e-7)
+    assert found.token_agreement.tolist() == [0.0, 1.0]
     assert found.entropy.tolist() == pytest.approx([1.5 * math.log(2)] * 2)
     assert found.base_entropy.tolist() == pytest.approx([1.5 * math.log(2)] * 2)
     # At temperature ½ probabilities are squared and normalised: (2/3, 1/6, 1/6).
     cold = token_drift(logits[:1], base[:1], temperature=0.5)
     assert cold.entropy.item() == pytest.approx(-(2 / 3 * math.log(2 / 3) + 2 / 6 * math.log(1 / 6)))
-    assert cold.kl.item() == pytest.approx(0.5 * math.log(4))
+    assert cold.kl_to_base.item() == pytest.approx(0.5 * math.log(4))
 
 
 def test_tokens_that_neither_model_can_say_are_no_nan():
@@ -94,5 +94,5 @@ def test_tokens_that_neither_model_can_say_are_no_nan():
     policy = torch.tensor([[0.0, 0.0, nothing]])
     base = torch.tensor([[0.0, math.log(3.0), nothing]])
     found = token_drift(policy, base)
-    assert found.kl.item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-5)
+    assert found.kl_to_base.item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-5)
     assert found.entropy.item() == pytest.approx(math.log(2)) and found.base_entropy.isfinite().all()

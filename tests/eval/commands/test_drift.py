@@ -83,6 +83,7 @@ def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch, capsys
     ("arguments", "said"),
     [
         ("--samples 0", "at least 1"),
+        ("--max-new-tokens 0", "at least 1"),
         ("--temperature 0", "above 0"),
         ("--checkpoints 5", "no such checkpoint"),
         ("--others @2", "write NAME"),
