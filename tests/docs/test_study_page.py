@@ -125,11 +125,12 @@ def test_the_kl_that_right_answers_need():
 
 def test_b_against_the_clip():
     runs = RUNS[RUNS.block.str.startswith("reuse")].set_index(["arm", "base_seed"])["pass@1"]
-    arms = ("plain", "plain_noclip", "B_beta_old1", "B_beta_old1_noclip")
-    for uses in (2, 8, 32):
-        cells = " | ".join(f"{runs[f'{arm}_mu{uses}'].mean():.3f}" for arm in arms)
-        assert f"| {uses} | {cells} |" in PAGE
-    for arm in arms[1:]:
+    for arm in ("plain", "control_beta0.3", "B_beta_old1", "B_beta_old0.3"):
+        both = ((f"{arm}_mu{uses}", f"{arm}_noclip_mu{uses}") for uses in (2, 8, 32))
+        cells = " | ".join(f"{runs[clip].mean():.3f}, {runs[without].mean():.3f}" for clip, without in both)
+        assert f" | {cells} |" in PAGE
+    assert alone(runs["control_beta0.3_noclip_mu32"] - runs["plain_noclip_mu32"]) in ONE_LINE
+    for arm in ("plain_noclip", "B_beta_old1", "B_beta_old1_noclip"):
         assert alone(runs[f"{arm}_mu32"] - runs["plain_mu32"]) in PAGE
     for uses in (8, 32):
         assert alone(runs[f"B_beta_old1_noclip_mu{uses}"] - runs[f"plain_noclip_mu{uses}"]) in PAGE
