@@ -117,7 +117,7 @@ def parse_problem(row: Mapping, source: str) -> Problem:
     number = parse_number(final) if marker else None
     if number is None:
         raise ValueError(f"{source}: 'answer' must end in '#### ' and a number, like '#### 42'")
-    return Problem(question, plain(number), {}, f"{question}\n{INSTRUCTION}")
+    return Problem(question, plain(number), {}, prompt=question)
 
 
 @lru_cache(maxsize=8)
@@ -178,18 +178,27 @@ class GSM8K(MarkedNumber):
         path (`str`, *optional*, defaults to `"openai/gsm8k"`): name on the Hub (configuration `main`), or a local
             folder with `train.jsonl` and `test.jsonl`, whose lines are objects with `question` and `answer`, the
             answer ending in `#### 42`.
+        instruction (`str`, *optional*): what a prompt says below its question; by default "Reason step by step and end
+            with `#### ` and the number." A short one for short completions may say "in a few short lines".
 
-    Raises `ValueError`: if the path is neither, or if the folder misses a file.
+    Raises `ValueError`: if the path is neither, if the folder misses a file, or if the instruction is no text.
     """
 
     name = "gsm8k"
     level = 1
 
-    def __init__(self, path: str = "openai/gsm8k"):
+    def __init__(self, path: str = "openai/gsm8k", instruction: str = INSTRUCTION):
         self.path = check_path(path)
+        if not isinstance(instruction, str) or not instruction.strip():
+            raise ValueError(f"instruction={instruction!r} must be a text: it stands below each question")
+        self.instruction = instruction
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
-        return loaded_rows(self.name, self.path, load_from(self.path), split, n, seed)
+        splits = {name: self._with_instruction(problems) for name, problems in load_from(self.path).items()}
+        return loaded_rows(self.name, self.path, splits, split, n, seed)
+
+    def _with_instruction(self, problems: list[Problem]) -> list[Problem]:
+        return [problem._replace(prompt=f"{problem.question}\n{self.instruction}") for problem in problems]
 
     def gold(self, row: Mapping) -> str:
         return f"#### {row['answer']}"

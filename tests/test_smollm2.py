@@ -55,7 +55,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: specs.get(name, "there"))
     monkeypatch.setattr(smollm2, "SHA256", shipped.file_sha256(gguf))
 
-    def model(folder, gguf_file, dtype):
+    def model(folder, gguf_file, dtype, quantization_config):
         assert Path(folder, gguf_file) == gguf
         loaded = load_model(STAND_IN, dtype=dtype)
         loaded.config.quantization_config = {"quant_method": "gguf"}

@@ -26,6 +26,7 @@ from trl.import_utils import is_vllm_available
 from .checkpoint.files import find_checkpoint, newest_complete
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .config import ProRLConfig
+from .embedded.gguf_base import is_gguf
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
 from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
@@ -217,12 +218,12 @@ def check_base(model: str | None, task: str) -> None:
 
 def find_model(name: str | None) -> str:
     """
-    The model to load: a local folder, a Hub name, or the folder of an embedded model. Raises `ValueError`: it is none
-    of them, or an embedded model's files are not the ones that were shipped.
+    The model to load: a local folder, a Hub name, the folder of an embedded model, or that of a GGUF file's model.
+    Raises `ValueError`: it is none of them, or an embedded model's files are not the ones that were shipped.
     """
     if name is None:
-        raise ValueError(f"model_name_or_path is missing: a Hub name, a local folder, or {EMBEDDED!r}.")
-    if is_embedded(name):
+        raise ValueError(f"model_name_or_path is missing: a Hub name, a local folder, a GGUF file, or {EMBEDDED!r}.")
+    if is_embedded(name) or is_gguf(name):
         return embedded_model(name)
     if Path(name).is_dir():
         if Path(name, "adapter_config.json").exists():

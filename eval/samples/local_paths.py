@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from trl_prorl.embedded.gguf_base import gguf_model, gguf_sha256, is_gguf
 from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
@@ -64,6 +65,8 @@ def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
 
     if name and is_embedded(name):
         return _embedded(run_dir, name, env)
+    if name and is_gguf(name):
+        return _gguf(run_dir, name, env)
     if not name or is_model(Path(name), name):
         return name
     # A name on the Hub stays one: a run folder of that name is no base model.
@@ -97,6 +100,22 @@ def _embedded(run_dir: Path, name: str, env: dict) -> str:
             f"version of trl-prorl have {now[:12]}…; install the version that '{run_dir / 'env.json'}' names"
         )
     return found
+
+
+def _gguf(run_dir: Path, name: str, env: dict) -> str:
+    """The folder of a GGUF file's model, if the file is the one that the run began from."""
+    then = (env.get("base_model") or {}).get("sha256")
+    found = _find(run_dir, name, lambda path, name: path.is_file() and then in (None, gguf_sha256(str(path))))
+    if found is None:
+        which = f" with SHA-256 {then[:12]}…" if then else ""
+        raise InputError(
+            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and no such file{which} is here, beside "
+            "the run or above it; start where the run was trained, or write there where its base model is now"
+        )
+    try:
+        return gguf_model(found)
+    except ValueError as error:
+        raise InputError(f"'{run_dir / 'config.yaml'}': {error}") from error
 
 
 def _was_local(name: str, env: dict) -> bool:

@@ -213,3 +213,17 @@ def test_every_way_to_write_a_number(value):
         assert task.verify(f"#### {text}", row)
         assert task.verify(f"\\boxed{{{text}}}", row)
         assert not task.verify(f"#### {text}", {"answer": str(value + 1)})
+
+
+def test_an_instruction_of_ones_own_stands_below_the_same_questions(tmp_path, write):
+    folder = write(tmp_path)
+    usual = get_task("gsm8k", path=folder).rows("validation", None)
+    short = get_task("gsm8k", path=folder, instruction="End with #### and the number.").rows("validation", None)
+    assert questions(short) == questions(usual) and short["answer"] == usual["answer"]
+    assert {row["prompt"][0]["content"].split("\n", 1)[1] for row in short} == {"End with #### and the number."}
+
+
+@pytest.mark.parametrize("instruction", ["", " ", 3, None])
+def test_an_instruction_is_a_text(tmp_path, write, instruction):
+    with pytest.raises(ValueError, match="^instruction="):
+        get_task("gsm8k", path=write(tmp_path), instruction=instruction)

@@ -5,14 +5,15 @@ starts from the same weights.
 They are named `embedded:TASK:SEED`, by the task and the seed of their warm start. `embedded:TASK` is the one of seed
 0, and `embedded` the demo's, `embedded:reverse_digits:0`, whatever the task of the run. How one is made is in
 [`~trl_prorl.embedded.making`]. `smollm2` is a pretrained model that [`~trl_prorl.embedded.smollm2`] has put into the
-user's cache.
+user's cache. The path of a GGUF file stands for the model that [`~trl_prorl.embedded.gguf_base`] makes of it.
 """
 
-import hashlib
 import re
 from pathlib import Path
 
 from huggingface_hub.constants import HF_HOME
+
+from .gguf_base import MADE_WITH, file_sha256, gguf_model, gguf_sha256, is_gguf
 
 
 EMBEDDED = "embedded"  # the `model_name_or_path` that stands for the demo's
@@ -22,7 +23,6 @@ SMOLLM2 = "smollm2"
 SMOLLM2_FOLDER = Path(HF_HOME, "trl_prorl", SMOLLM2)
 WEIGHTS = "model.safetensors"
 HASHES = "SHA256SUMS"  # as `sha256sum --check` reads it
-MADE_WITH = "made_with.json"
 
 NAME = re.compile(r"embedded:(?P<task>\w+):(?P<seed>\d+)")
 WITHOUT_SEED = re.compile(r"embedded:\w+")
@@ -50,14 +50,16 @@ def full_name(name: str) -> str | None:
 
 def embedded_model(name: str = EMBEDDED) -> str:
     """
-    Folder of an embedded model, its files checked.
+    Folder of an embedded model, its files checked; or of the model that a GGUF file is converted into.
 
     Args:
         name (`str`, *optional*, defaults to `"embedded"`):
-            `embedded`, `embedded:TASK`, `embedded:TASK:SEED` or `smollm2`.
+            `embedded`, `embedded:TASK`, `embedded:TASK:SEED`, `smollm2`, or the path of a GGUF file.
 
     Raises `ValueError`: there is no such model, or its files are not those that were shipped.
     """
+    if is_gguf(name):
+        return gguf_model(name)
     folder = _folder(name)
     if folder is None and name == SMOLLM2:
         raise ValueError(
@@ -87,8 +89,12 @@ def shipped() -> list[str]:
 def weights_sha256(name: str) -> str | None:
     """
     SHA-256 of the weights of an embedded model, or of a folder that `python -m trl_prorl.embedded` made, as 64
-    hexadecimal digits; `None` for any other model, and for one that is not here.
+    hexadecimal digits; of a base out of a GGUF file, that file's. `None` for any other model, and for one that is not
+    here.
     """
+    of_gguf_file = gguf_sha256(name)
+    if of_gguf_file is not None:
+        return of_gguf_file
     folder = _folder(name) or Path(name)
     there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS).is_file()
     return file_sha256(folder / WEIGHTS) if there else None
@@ -104,10 +110,6 @@ def write_hashes(folder: Path) -> None:
     """Write down the SHA-256 of every file in a folder."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != HASHES)
     (folder / HASHES).write_text("".join(f"{file_sha256(path)}  {path.name}\n" for path in files))
-
-
-def file_sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _folder(name: str) -> Path | None:

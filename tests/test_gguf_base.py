@@ -1,0 +1,255 @@
+"""A GGUF file as a base: the weights that were written into it come out, and what cannot be a base is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf.quants import dequantize, quantize
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from eval.samples.local_paths import with_local_paths
+from trl_prorl import embedded_model
+from trl_prorl.embedded import gguf_base
+from trl_prorl.errors import InputError
+from trl_prorl.hub.card import model_card
+from trl_prorl.record.base_model import identify
+from trl_prorl.train import find_model
+
+
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}<|im_end|>{% endfor %}"
+TOKENS = [*(chr(code) for code in range(33, 127)), "Ġ", "Ċ", "Ġa", "bc", "<|endoftext|>", "<|im_end|>"]
+PADDING = TOKENS.index("<|endoftext|>")
+END = TOKENS.index("<|im_end|>")
+NORMAL_TOKEN = 1
+CONTROL_TOKEN = 3
+
+# Tensors of a layer, in llama.cpp's names and in transformers'.
+LAYER_TENSORS = {
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_v.bias": "self_attn.v_proj.bias",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+    "attn_norm.weight": "input_layernorm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+}
+
+
+@pytest.fixture(scope="module")
+def original():
+    """A Qwen2 of two layers whose widths are multiples of 32, the block of Q8_0."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(TOKENS),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    model = Qwen2ForCausalLM(config).eval()
+    for name, param in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(param)
+    return model
+
+
+def write_gguf(file: Path, model: Qwen2ForCausalLM, quantised: bool = False, architecture="qwen2", parts=1) -> Path:
+    config = model.config
+    writer = GGUFWriter(file, architecture)
+    writer.add_name("A tiny model")
+    writer.add_file_type(LlamaFileType.ALL_F32)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([NORMAL_TOKEN] * PADDING + [CONTROL_TOKEN] * 2)
+    writer.add_token_merges(["Ġ a", "b c"])
+    writer.add_eos_token_id(END)
+    writer.add_pad_token_id(PADDING)
+    writer.add_bos_token_id(PADDING)
+    writer.add_chat_template(CHAT_TEMPLATE)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
+    weights = model.state_dict()
+    names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+    names["output.weight"] = "lm_head.weight"
+    for layer in range(config.num_hidden_layers):
+        for theirs, ours in LAYER_TENSORS.items():
+            names[f"blk.{layer}.{theirs}"] = f"model.layers.{layer}.{ours}"
+    for theirs, ours in names.items():
+        values = weights[ours].numpy()
+        if quantised and values.ndim == 2:
+            blocks = quantize(values, GGMLQuantizationType.Q8_0)
+            writer.add_tensor(theirs, blocks, raw_dtype=GGMLQuantizationType.Q8_0)
+        else:
+            writer.add_tensor(theirs, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "home" / "trl_prorl" / "gguf"
+    monkeypatch.setattr(gguf_base, "CACHE", folder)
+    return folder
+
+
+@pytest.fixture
+def file(tmp_path, original):
+    return write_gguf(tmp_path / "tiny.gguf", original)
+
+
+def test_the_weights_are_those_of_the_file_rounded_to_bf16(cache, file, original):
+    folder = find_model(str(file))
+    assert Path(folder).parent == cache
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    assert type(model) is Qwen2ForCausalLM
+    assert not hasattr(model.config, "quantization_config")
+    exact = original.state_dict()
+    assert model.state_dict().keys() == exact.keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, exact[name].bfloat16()), name
+    tokens = torch.arange(20)[None]
+    expected = Qwen2ForCausalLM(original.config)
+    expected.load_state_dict({name: value.bfloat16().float() for name, value in exact.items()})
+    with torch.no_grad():
+        torch.testing.assert_close(model.float()(tokens).logits, expected(tokens).logits)
+
+
+def test_quantised_weights_are_those_that_the_readers_own_package_makes_of_them(cache, tmp_path, original):
+    folder = embedded_model(str(write_gguf(tmp_path / "q8.gguf", original, quantised=True)))
+    found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
+    for name, value in original.state_dict().items():
+        if value.dim() == 2:
+            blocks = quantize(value.numpy(), GGMLQuantizationType.Q8_0)
+            value = torch.from_numpy(dequantize(blocks, GGMLQuantizationType.Q8_0))
+        assert torch.equal(found[name], value.bfloat16()), name
+
+
+def test_the_tokenizer_comes_along_and_a_padding_token_ends_a_text_too(cache, file):
+    folder = find_model(str(file))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token == "<|endoftext|>"
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "a b"}], tokenize=False)
+    assert chat == "a b<|im_end|>"
+    generation = json.loads(Path(folder, "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [END, PADDING]
+
+
+def test_it_is_converted_once_and_again_when_the_file_changes(cache, file, original, monkeypatch, capsys):
+    first = find_model(str(file))
+    assert "converted once into" in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf_base, "convert", lambda *args: pytest.fail("converted twice"))
+        assert find_model(str(file)) == first
+    with torch.no_grad():
+        changed = Qwen2ForCausalLM(original.config)
+    assert find_model(str(write_gguf(file, changed))) != first
+
+
+def test_a_conversion_that_was_cut_short_is_made_again(cache, file):
+    folder = Path(find_model(str(file)))
+    (folder / gguf_base.MADE_WITH).unlink()
+    (folder / "model.safetensors").write_bytes(b"half")
+    assert find_model(str(file)) == str(folder)
+    AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_record_and_card_name_the_file_and_its_hash(cache, file, tmp_path):
+    folder = find_model(str(file))
+    sha256 = gguf_base.file_sha256(file)
+    assert identify(str(file)).sha256 == identify(folder).sha256 == sha256
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"model_name_or_path: {file}\n")
+    card = model_card(run, adapter=True).text
+    assert "`tiny.gguf`, a GGUF file, converted to bf16" in card
+    assert f"SHA-256 of the file: `{sha256}`" in card
+    assert f'from_pretrained(embedded_model("{file}"))' in card
+
+
+def test_an_evaluation_finds_the_file_above_the_run_and_refuses_another(cache, file, tmp_path, original):
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    config = {"model_name_or_path": "tiny.gguf"}
+    noted = {"base_model": {"name": "tiny.gguf", "sha256": gguf_base.file_sha256(file)}}
+    (run / "env.json").write_text(json.dumps(noted))
+    assert with_local_paths(run, config)["model_name_or_path"] == find_model(str(file))
+    write_gguf(file, Qwen2ForCausalLM(original.config))
+    with pytest.raises(InputError, match="no such file with SHA-256"):
+        with_local_paths(run, config)
+
+
+def test_a_missing_file_is_one_line(cache, tmp_path):
+    with pytest.raises(InputError, match=r"no\.gguf' is missing"):
+        find_model(str(tmp_path / "no.gguf"))
+
+
+@pytest.mark.parametrize("keep", [0, 3, 40, 2000, 60_000])
+def test_a_damaged_file_is_one_line(cache, file, keep):
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(InputError, match="is damaged, or no GGUF file") as refused:
+        find_model(str(file))
+    assert "\n" not in str(refused.value)
+    assert list(cache.glob("tiny-*[!k]")) == []
+
+
+def test_a_file_without_a_tensor_is_one_line(cache, tmp_path, original, monkeypatch):
+    monkeypatch.setitem(LAYER_TENSORS, "attn_q.weight", "self_attn.k_proj.weight")  # of another shape
+    with pytest.raises(InputError, match="cannot be converted") as refused:
+        find_model(str(write_gguf(tmp_path / "odd.gguf", original)))
+    assert "\n" not in str(refused.value)
+
+
+def test_another_architecture_is_refused_before_anything_is_converted(cache, tmp_path, original):
+    file = write_gguf(tmp_path / "other.gguf", original, architecture="gemma3")
+    with pytest.raises(InputError, match="architecture 'gemma3'; those that can be a base are llama and qwen2"):
+        find_model(str(file))
+
+
+def test_one_part_of_several_is_refused(cache, tmp_path, original):
+    with pytest.raises(InputError, match="one of 3 files: llama.cpp's `llama-gguf-split --merge`"):
+        find_model(str(write_gguf(tmp_path / "part.gguf", original, parts=3)))
+
+
+def test_memory_and_disk_are_looked_at_first(cache, file, monkeypatch):
+    import psutil
+
+    free = type("Memory", (), {"available": 100_000})
+    with monkeypatch.context() as patched:
+        patched.setattr(psutil, "virtual_memory", lambda: free)
+        with pytest.raises(InputError, match="GiB of memory to be converted"):
+            find_model(str(file))
+    disk = type("Disk", (), {"free": 10})
+    monkeypatch.setattr(gguf_base.shutil, "disk_usage", lambda folder: disk)
+    with pytest.raises(InputError, match="make room, or set HF_HOME"):
+        find_model(str(file))
+
+
+def test_without_its_reader_one_line_says_how(cache, file, monkeypatch):
+    monkeypatch.setattr(gguf_base.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install 'gguf>=0.10'"):
+        find_model(str(file))
