@@ -35,7 +35,9 @@ def marks(file):
 
 def small(recipe):
     """Options that make a recipe small; a reset that comes by the clock comes within its steps."""
-    options = SMALL | (STAND_IN if recipe.get("model_name_or_path") == "smollm2" else {})
+    model = recipe.get("model_name_or_path", "")
+    is_elsewhere = model == "smollm2" or model.endswith(".gguf")  # a user installs the one, and brings the other
+    options = SMALL | (STAND_IN if is_elsewhere else {})
     options |= {key: 2 for key in ("ref_reset_every", *OTHER_CLOCKS) if recipe.get(key, 0) > 2}
     if recipe.get("task") == "mixture":
         options["train_rows"] = 8  # both tasks have some
