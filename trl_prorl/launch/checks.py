@@ -13,8 +13,8 @@ from ..rollout.verdicts import draw_sizes, verifier_of
 
 def check_trackers(names: Iterable[str]) -> None:
     """
-    Refuse a tracker of `report_to` whose package is not installed. Raises `ValueError`: naming the tracker; a name that
-    transformers does not know is left to transformers.
+    Refuse a tracker of `report_to` whose package is not installed; a name that transformers does not know is left to
+    it. Raises `ValueError`: naming the tracker.
     """
     installed = get_available_reporting_integrations()
     for name in names:
