@@ -16,7 +16,7 @@ from study.frontier import frontier
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
 from study.pictures import forest, learning_curves, span
-from study.registered import gold_differences, registered
+from study.registered import gold_differences, paid_and_right, registered
 from study.reuse import reuse
 from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, points, scores, training
 from study.tables import FOLDER, Tables
@@ -85,6 +85,7 @@ def _numbers(block: Block, tables: Tables, of_arms: pd.DataFrame, held: pd.DataF
         "aggregates": list(aggregates(block, tables).itertuples()) if block.references else [],
         "shares": shares(block, tables).to_dict("records"),
         "registered": registered(block, tables) if block.registered else [],
+        "paid": paid_and_right(block, tables) if "fall" in block.registered.get("outcomes", ()) else [],
         "released": summary(block, tables).to_dict("records") if block.name.startswith("clamp") else [],
         "tested": block.registered.get("outcomes", []),
     }

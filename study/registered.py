@@ -85,6 +85,26 @@ def at_equal(name: str) -> Callable[[Tables, RunKey, RunKey], float]:
     return difference
 
 
+def above_best(tables: Tables, key: RunKey, other: RunKey) -> float:
+    """
+    A run's gold after its last step less the highest gold of another's training batches: what is left of their
+    difference if the other had stopped at its best step. Gold itself chooses that step, and noise raises its mean of
+    20 steps, so a stop by anything else leaves more.
+    """
+    end = tables.runs.loc[key, "gold"]
+    best = way(tables, other)["gold"].max()
+    return float(end - best)
+
+
+def right_of_paid(tables: Tables, key: RunKey) -> float:
+    """
+    The share of right answers among those that the base was paid for, where the reward is 0 or 1: of a run's first
+    batch, which its base samples.
+    """
+    first = tables.curves.loc[key].set_index("step").loc[1]
+    return float(first["gold"] / first["reward"])
+
+
 # Of a run less another's of the same pair, by the name that `registered.outcomes` of the matrix has.
 OUTCOMES = {
     "gold": _of_each(lambda tables, key: float(tables.runs.loc[key, "gold"])),
@@ -93,8 +113,11 @@ OUTCOMES = {
     "kept at equal gold": _of_each(kept_at_equal_gold),
     "gold at equal proxy": at_equal("reward"),
     "gold at equal KL": at_equal("drift"),
+    "gold above the other's best": above_best,
 }
-BESIDE = ("gold at equal proxy", "gold at equal KL")  # exploratory, where a reward can be gamed
+# Exploratory, where a reward can be gamed.
+BESIDE = ("gold at equal proxy", "gold at equal KL", "gold above the other's best")
+ALL_OR_NOTHING = ("gamed_reverse",)  # families of such a reward that is 0 or 1
 
 
 def over_bases(values: pd.Series) -> Contrast:
@@ -127,6 +150,25 @@ def registered(block: Block, tables: Tables) -> list[dict[str, Any]]:
         rows.append(row)
     for (row, name), p in zip(tests, holm([row["contrasts"][name].p_value for row, name in tests]), strict=True):
         row["adjusted"][name] = float(p)
+    return rows
+
+
+def paid_and_right(block: Block, tables: Tables) -> list[dict[str, Any]]:
+    """
+    For each family whose reward is 0 or 1: the mean over bases of `right_of_paid`, `share`, and of gold at the end of
+    the control, `control`. Exploratory.
+    """
+    control = "control" + block.suffix
+    rows = []
+    for family in block.families:
+        if family not in ALL_OR_NOTHING or control not in block.arms:
+            continue
+        keys = finished(block, tables)[family][control].dropna()
+        shares = keys.map(lambda key: right_of_paid(tables, key))
+        golds = keys.map(lambda key: tables.runs.loc[key, "gold"])
+        share = shares.groupby(level=0).mean().mean()
+        gold = golds.groupby(level=0).mean().mean()
+        rows.append({"family": family, "share": float(share), "control": float(gold)})
     return rows
 
 

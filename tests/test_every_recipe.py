@@ -20,7 +20,6 @@ FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml", "kimi_k1.5.yaml", "dapo.yaml
 # Of `trl-prorl smollm2`: the list of words is needed, a small model stands in for the large one.
 NEEDS_WORDS = pytest.mark.skipif(find_spec("spellchecker") is None, reason="needs pyspellchecker")
 STAND_IN = {"model_name_or_path": "embedded", "log_completions": "false"}
-NEEDS_CUDA = ("qlora_8bit.yaml",)
 SMALL = {"bf16": "false", "use_cpu": "true", "dtype": "float32", "gradient_checkpointing": "false", "max_steps": 3}
 SMALL |= {"train_rows": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4}
 SMALL |= {"max_completion_length": 4, "disable_tqdm": "true", "report_to": "none"}
@@ -48,11 +47,8 @@ def small(recipe):
     return [word for key, value in options.items() for word in (f"--{key}", str(value))]
 
 
-RUN = [file for file in FILES if file.name not in NEEDS_CUDA]
-
-
 @pytest.mark.parametrize(
-    "file", [pytest.param(file, id=str(file.relative_to(RECIPES)), marks=marks(file)) for file in RUN]
+    "file", [pytest.param(file, id=str(file.relative_to(RECIPES)), marks=marks(file)) for file in FILES]
 )
 def test_it_runs(forks, tmp_path, file):
     recipe = read_recipe(file)

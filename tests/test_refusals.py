@@ -5,9 +5,10 @@ import re
 import warnings
 
 import pytest
+from datasets import Dataset
 from trl.trainer.base_config import _BaseConfig
 
-from trl_prorl import ProRLConfig
+from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.keys import A_RESET, KEYS, TASK_KEYS, TRIGGER_KEYS
 from trl_prorl.launch.command_line import launcher_keys
 from trl_prorl.refusals import CHECKED, REFUSALS
@@ -243,6 +244,15 @@ def test_biased_gradients_warn_for_each_anchor_and_say_what_is_exact(keys, warne
     messages = [str(w.message) for w in caught if "penalty is biased" in str(w.message)]
     assert [message.split()[4] for message in messages] == warned
     assert all("kl_estimator: k3, use_bias_correction_kl: true" in message for message in messages)
+
+
+def test_a_tracker_that_is_not_installed_is_refused_in_a_script_before_a_model_is_loaded(monkeypatch):
+    """transformers finds it missing when the model is there; `mlflow` stands for any tracker without its package."""
+    monkeypatch.setattr("trl_prorl.launch.checks.get_available_reporting_integrations", lambda: ["tensorboard"])
+    args = config(report_to=["tensorboard", "mlflow"])
+    rows = Dataset.from_list([{"prompt": "1 2 3"}] * 8)
+    with pytest.raises(ValueError, match="report_to='mlflow' needs a package that is not installed"):
+        ProRLTrainer("no/such/model", lambda completions, **columns: [0.0], args, train_dataset=rows)
 
 
 @pytest.mark.parametrize(

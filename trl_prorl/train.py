@@ -17,8 +17,6 @@ import sys
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
-from transformers.integrations import get_available_reporting_integrations
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
@@ -29,7 +27,7 @@ from .config import ProRLConfig
 from .embedded.gguf_base import is_gguf
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
-from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
+from .launch.checks import check_prompts_fit, check_rows, check_trackers, prompt_lengths
 from .launch.command_line import first_look, parsed, refuse
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
@@ -134,12 +132,7 @@ def check_packages(args: ProRLConfig) -> None:
         raise ValueError(
             "use_vllm=True needs vLLM, which is not installed: pip install trl[vllm], or set use_vllm: false."
         )
-    there = get_available_reporting_integrations()
-    for name in args.report_to:
-        if name in INTEGRATION_TO_CALLBACK and name not in there:
-            raise ValueError(
-                f"report_to={name!r} needs a package that is not installed. Install it, or set report_to: none."
-            )
+    check_trackers(args.report_to)
 
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:

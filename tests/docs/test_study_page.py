@@ -87,6 +87,43 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
     assert (arms["pass@1"]["control"] > arms["pass@1"]["plain"]).all()
 
 
+@pytest.mark.parametrize("block, family", [("gamed", "gamed_sorting"), ("gamed2", "gamed_reverse")])
+def test_stopping_plain_early_leaves_most_of_the_controls_lead(block, family):
+    """Held-out gold of the control less plain's best mean of 20 training batches; seeds of a base averaged."""
+    ends = RUNS[(RUNS.block == block) & (RUNS.arm == "control")].set_index(["base_seed", "seed"])["pass@1"]
+    plain = CURVES[(CURVES.family == family) & (CURVES.arm == "plain") & CURVES.base_seed.between(1, 5)]
+    best = plain.groupby(["base_seed", "seed"]).gold.apply(lambda gold: gold.rolling(20).mean().max())
+    assert alone((ends - best).groupby(level=0).mean()) in ONE_LINE
+
+
+def test_greedy_decoding_beside_samples():
+    """Of the control less plain with exact rewards, and of A's less its bases' where reversing is gamed."""
+    sampled, greedy = (less("control", "plain", column).mean(axis=1) for column in ("pass@1", "greedy"))
+    assert f"{alone(sampled)} of pass@1 and {alone(greedy)} of greedy" in ONE_LINE
+    scores = RUNS[RUNS.block == "gamed2"].set_index(["arm", "base_seed"]).greedy
+    base = BASES[BASES.family == "gamed_reverse"].set_index("base_seed").base_greedy
+    assert f"the base's, {alone((scores['A_K100'] - base).dropna())}, and" in ONE_LINE
+    assert f"the control's, {alone(scores['A_K100'] - scores['control'])} (exploratory)" in ONE_LINE
+
+
+def test_what_a_kl_to_the_base_can_give():
+    """The share of right answers among those paid for in the first batch, which the base samples."""
+    first = CURVES[(CURVES.family == "gamed_reverse") & (CURVES.arm == "control") & (CURVES.step == 1)]
+    paid = first.reward * 128
+    assert paid.to_numpy() == pytest.approx(paid.round().to_numpy(), abs=1e-3)  # each of 128 answers by 0 or 1
+    ends = RUNS[(RUNS.block == "gamed2") & (RUNS.arm == "control")]["pass@1"]
+    told = f"{(first.gold / first.reward).mean():.3f} are right; the control ends at {ends.mean():.3f}"
+    assert told in ONE_LINE and "gamed_sorting that the bases are paid for" not in FINDINGS
+
+
+def test_the_lenient_rules_of_the_second_protocol():
+    """K = 300, one reset in 600 steps, lies above the control, where P3 and P4 put it below."""
+    runs = RUNS[RUNS.block == "gamed"].groupby("arm")[["pass@1", "resets"]].mean()
+    assert runs["resets"]["A_K300"] == 1 and "K = 300 (one reset in 600 steps)" in ONE_LINE
+    assert runs["pass@1"]["A_K300"] > runs["pass@1"]["control"] > runs["pass@1"]["A"]
+    assert "K = 300 lies above the control, against the order of both" in ONE_LINE
+
+
 def test_a_third_of_the_rate_and_pass8_where_sorting_is_gamed():
     """At equal reward: gold where the mean of 20 steps first reaches the lower of the pair's two highest values."""
     runs = RUNS[RUNS.block == "gamed"].set_index(["arm", "base_seed", "seed"])[["pass@1", "pass@8"]]
@@ -195,8 +232,12 @@ def test_gold_of_the_pretrained_model_is_gamed():
     by_seed = texts.groupby(["arm", "seed"])[["right", "sense"]].mean()
     for arm in names.keys() - {"base"}:
         assert " | ".join(f"{right:.3f} ({left:.3f})" for right, left in by_seed.loc[arm].to_numpy()) + " |" in page
+    rights = texts.groupby(["arm", "prompt"]).right.mean().unstack("arm")
     for where in (page, ONE_LINE):
         assert alone(sense.A - sense.control) in where
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for where in (page, ONE_LINE, readme):  # the registered outcome beside the later one
+        assert alone(rights.control - rights.plain) in where and alone(sense.control - sense.plain) in where
     assert f"{of.bare['plain']} of its {of.right['plain']} right texts" in ONE_LINE
 
 
@@ -241,6 +282,10 @@ def test_what_frees_a_clamped_policy():
     for (arm, other), p in zip(pairs, adjusted, strict=True):
         told = "< 0.001" if p < 0.001 else f"{p:.3f}"
         assert f"{alone(held[arm] - held[other])}, {told}" in ONE_LINE
+    screen = RUNS[RUNS.block == "clamp_screen"].groupby("arm")[["pass@1", "base_pass@1"]].mean()
+    gained = screen["pass@1"] - screen["base_pass@1"]
+    assert f"β = 1 less β = 10 {signed(gained['control_beta1'] - gained['control_beta10'])} in 600" in ONE_LINE
+    assert f"β = 3 missed by {gained['control_beta3'] - 0.02:.4f}" in ONE_LINE and gained["control_beta10"] < 0.02
     gains = held.mean() - base["base_pass@1"].mean()
     assert round(gains["plain"] / gains["A_K200"]) == 5 and (held["A_K200"] > held["control"]).all()
 

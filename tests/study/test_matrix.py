@@ -1,5 +1,6 @@
 """`recipes/study/matrix.yaml`: from blocks to runs, in their order, and what is wrong in one line."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from trl import ModelConfig
 from study.matrix import OWN, TUNED, RunKey, read_matrix
 from trl_prorl import ProRLConfig
 from trl_prorl.errors import InputError
+from trl_prorl.keys import KEYS
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.resets.treatments import TREATMENTS
 from trl_prorl.train import TaskArguments
@@ -150,6 +152,24 @@ def test_the_study_s_blocks():
     for tunes, bases in ((True, {0, 6}), (False, {1, 2, 3, 4, 5})):
         blocks = [block for block in matrix.blocks if block.tunes == tunes]
         assert {run.key.base_seed for block in blocks for run in block.runs} == bases
+
+
+def test_the_frozen_commit_has_every_key_and_base_of_the_matrix():
+    """What `make study` trains in a fresh clone is trained by the code of that commit."""
+    commit = (ROOT / "docs" / "study" / "frozen_at").read_text().strip()
+
+    def printed(*arguments):
+        asked = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+
+    if not printed("cat-file", "-t", commit):
+        pytest.skip("the checkout has no such commit")
+    declared = printed("show", f"{commit}:trl_prorl/keys.py")
+    bases = printed("ls-tree", "--name-only", f"{commit}:trl_prorl/embedded/models").split()
+    for run in read_matrix(ROOT).runs:
+        assert [key for key in run.recipe if key in KEYS and f"    {key}: " not in declared] == [], run.key
+        kind, _, name = run.recipe["model_name_or_path"].partition(":")
+        assert kind != "embedded" or name.replace(":", "-") in bases
 
 
 def test_every_arm_is_a_recipe_that_the_launcher_takes(tmp_path):

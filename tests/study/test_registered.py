@@ -10,7 +10,16 @@ from scipy import stats
 from study.frontier import frontier
 from study.matrix import RunKey, read_matrix
 from study.pictures import forest
-from study.registered import OUTCOMES, at_equal, beside, gold_differences, over_bases, registered
+from study.registered import (
+    BESIDE,
+    OUTCOMES,
+    at_equal,
+    beside,
+    gold_differences,
+    over_bases,
+    paid_and_right,
+    registered,
+)
 from study.reuse import reuse
 from study.scores import points
 from study.tables import POINTS, Tables, frame
@@ -68,6 +77,8 @@ def tables(add):
         ("gold at equal proxy", 0.505 - 0.095),
         # 0.3 nats: at step 30 plain's mean of steps 11 to 30 is 0.205, at step 60 the control's 0.505.
         ("gold at equal KL", 0.505 - 0.205),
+        # Held-out gold at the end, not that of the last batches, less plain's best mean, of steps 21 to 40.
+        ("gold above the other's best", 0.5 - 0.25),
     ],
 )
 def test_an_outcome_by_hand(tables, name, difference):
@@ -142,7 +153,7 @@ def test_registered_differences_are_adjusted_and_others_are_not(study, tables):
     (block,) = matrix.blocks
     (row,) = registered(block, tables)
     assert (row["arm"], row["less"], row["pairs"]) == ("control_x", "plain_x", 4)
-    assert list(row["contrasts"]) == ["gold", "fall", "gold at equal proxy", "gold at equal KL"]
+    assert list(row["contrasts"]) == ["gold", "fall", *BESIDE]
     # The falls differ by the same on every base: p is 0. Of two tests the other one is the last, and stays.
     p_value = row["contrasts"]["gold"].p_value
     assert row["adjusted"] == {"gold": pytest.approx(p_value), "fall": pytest.approx(0, abs=1e-9)} and p_value > 0.01
@@ -150,6 +161,20 @@ def test_registered_differences_are_adjusted_and_others_are_not(study, tables):
     gold = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
     assert gold["plain_x, n = 4"][-1] == pytest.approx(0.095) and gold["control_x, n = 4"][-1] == pytest.approx(0.505)
     assert "different objective" in figure.get_supxlabel() and frontier(block, Tables()) is None
+
+
+def test_the_share_of_right_answers_among_paid_ones(study, add):
+    """Of the first batch; the seeds of a base are averaged first. A reward of parts has no such share."""
+    made = Tables()
+    asked = MATRIX.replace("[reverse_digits]", "[gamed_reverse, gamed_sorting]").replace("suffix: _x", 'suffix: ""')
+    firsts = {(1, 1): (0.5, 0.2), (1, 21): (0.5, 0.3), (2, 2): (0.25, 0.25)}  # reward, gold
+    for family in ("gamed_reverse", "gamed_sorting"):
+        for pair, (reward, gold) in firsts.items():
+            curve = {"reward": [reward] + [1.0] * 59, "gold": [gold] + [0.0] * 59}
+            add(made, RunKey(family, "control", *pair, 60), curve=curve, variant="control", gold=0.1 * pair[0])
+    (block,) = read_matrix(study(asked, ("gamed_reverse", "gamed_sorting"))).blocks
+    (row,) = paid_and_right(block, made)
+    assert row == {"family": "gamed_reverse", "share": pytest.approx(0.75), "control": pytest.approx(0.15)}
 
 
 REUSE = """

@@ -1,12 +1,27 @@
-"""Is there something to train on, and does it fit? Asked before a model is loaded."""
+"""Is there something to train on, does it fit, and is what it needs installed? Asked before a model is loaded."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from datasets import Dataset
+from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl.trainer.utils import is_async_callable
 
 from ..rollout.verdicts import draw_sizes, verifier_of
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """
+    Refuse a tracker of `report_to` whose package is not installed; a name that transformers does not know is left to
+    it. Raises `ValueError`: naming the tracker.
+    """
+    installed = get_available_reporting_integrations()
+    for name in names:
+        if name in INTEGRATION_TO_CALLBACK and name not in installed:
+            raise ValueError(
+                f"report_to={name!r} needs a package that is not installed. Install it, or set report_to: none."
+            )
 
 
 def check_columns(rows: Any) -> None:
