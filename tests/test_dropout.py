@@ -70,10 +70,29 @@ def test_a_culprit_without_a_name_is_found_too():
         check_randomness(model)
 
 
-def test_sums_in_no_fixed_order_are_not_dropout():
-    model, calls = small("qwen2"), iter(range(100))
-    model.model.norm.register_forward_hook(lambda module, args, output: output * (1 + 1e-6 * (next(calls) % 3)))
+@pytest.mark.parametrize("draws, forwards", [(False, 1), (True, 3)])
+def test_sums_in_no_fixed_order_are_not_dropout(draws, forwards):
+    """A forward that draws no random number needs no second one."""
+    model = small("qwen2")
+    calls = []
+
+    def sum_in_another_order(module, args, output):
+        calls.append(module)
+        if draws:
+            torch.rand(())
+        return output * (1 + 1e-6 * (len(calls) % 3))
+
+    model.model.norm.register_forward_hook(sum_in_another_order)
     check_randomness(model)
+    assert len(calls) == forwards
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()).item()])
+def test_what_is_random_by_any_generator_is_found(draw):
+    model = small("qwen2")
+    model.model.norm.register_forward_hook(lambda module, args, output: output * (1 + 0.01 * draw()))
+    with pytest.raises(ValueError, match="different logits under two seeds"):
+        check_randomness(model)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "seed_oss"])

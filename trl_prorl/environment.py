@@ -11,6 +11,8 @@ from typing import Any
 
 PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
 CPUINFO = Path("/proc/cpuinfo")
+# Instructions by which a CPU of Intel's or AMD's multiplies in bf16, or reads it.
+BF16_FLAGS = frozenset(["amx_bf16", "avx512_bf16", "avx_ne_convert"])
 VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "OMP_", "PYTORCH_", "TRL_", "WORLD_SIZE")
 
 
@@ -24,6 +26,19 @@ def main() -> None:
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)]
     print(f"- trl-prorl version: {versions().get('trl-prorl')}, commit {git_commit()}")
     print(f"- CPU: {os.cpu_count()} cores, flags {' '.join(sorted(flags))}\n- Variables: {' '.join(variables)}")
+
+
+def cpu_computes_bf16() -> bool | None:
+    """
+    Whether this CPU has instructions for bf16. `None` where that is not known: the kernel lists a CPU's flags on
+    Linux, and those of ARM say nothing of torch's kernels.
+    """
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    for line in lines:
+        name, _, flags = line.partition(":")
+        if name.strip() == "flags":
+            return not BF16_FLAGS.isdisjoint(flags.split())
+    return None
 
 
 def installed(package: str) -> str | None:

@@ -10,6 +10,7 @@ from accelerate.utils import gather_object
 
 from ..rollout.compact_probe import probe as probe_generation
 from ..rollout.generation import as_generated, why_not_compact
+from ..scoring.first_layers import tried_on_first_layers
 from ..scoring.packing import packed_logps, why_not
 from ..scoring.packing_probe import probe as probe_packing
 from .checks import check_prompts_fit
@@ -125,7 +126,9 @@ def _packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tenso
             logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
             return None
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-        return _agreed(probe_packing(policy, vocabulary(policy), partial(padded, policy), packed, dtype))
+
+        trial = partial(probe_packing, policy, vocabulary(policy), partial(padded, policy), packed, dtype)
+        return _agreed(tried_on_first_layers(policy, trial))
 
     found = chosen(trainer, "pack_groups", objections, lambda: why_not(policy), probed)
     untried = "; its numbers were not tried, because the weights are sharded"
@@ -146,7 +149,8 @@ def _generation(trainer, policy: torch.nn.Module) -> str:
         return why_not_compact(config if own is None else as_generated(config, own))
 
     def probed() -> str | None:
-        return _agreed(probe_generation(policy, vocabulary(policy)))
+        trial = partial(probe_generation, policy, vocabulary(policy))
+        return _agreed(tried_on_first_layers(policy, trial))
 
     return chosen(trainer, "compact_generation", objections, settings, probed)
 

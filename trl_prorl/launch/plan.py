@@ -32,6 +32,7 @@ from ..scoring.dropout import check_dropout_config
 from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
 from .checks import check_columns, check_in_one_place, check_pass_at_k, check_rows, check_trackers
+from .precision import tell_of_emulated_bf16
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Plan:
             raise TypeError(f"args is a {type(args).__name__}; ProRLTrainer needs a ProRLConfig.")
         _check_kernel(args)
         check_trackers(args.report_to)
+        tell_of_emulated_bf16(args, model)
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         if given.get("environment_factory") is None:  # an environment brings its own prompts

@@ -21,6 +21,7 @@ from ..keys import TASK_KEYS, TaskKeys
 from ..rollout.length_rewards import cosine_length_reward, target_length_reward
 from ..rollout.thinking import interrupted_rollout
 from ..rollout.turns import transcript
+from .precision import chosen_precision
 from .recipe_check import check_config_option, check_options, check_recipe
 
 
@@ -129,7 +130,7 @@ class RecipeParser(TrlParser):
         self.set_defaults_with_config(**{action.dest: argparse.SUPPRESS for action in self._actions})
         if "--config" in args:
             place = args.index("--config")
-            recipe = check_recipe(args[place + 1], self.hints())
+            recipe = chosen_precision(check_recipe(args[place + 1], self.hints()))
             os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
             self.set_defaults_with_config(**recipe)  # as TrlParser does, which knows no base
             args = args[:place] + args[place + 2 :]

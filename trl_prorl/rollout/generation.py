@@ -5,6 +5,7 @@ copy of it.
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
 from ..parts import Part, fired
+from ..scoring.first_layers import tried_on_first_layers
 from .compact import compact_sample, distinct, padded_left, until_end
 from .merged_copy import MergedCopy, why_not_merged
 
@@ -61,7 +63,7 @@ class CompactGeneration(Part):
     may_join = True  # "auto" may find possible here what was not where the run began
 
     def __init__(self, policy: torch.nn.Module, temperature: float, autocasts: bool = False):
-        reason = why_not_merged(policy)
+        reason = tried_on_first_layers(policy, partial(why_not_merged, policy))
         self.merged = "on" if reason is None else f"off: {reason}"
         self._mergeable = policy if reason is None else None
         self.measures = False

@@ -1,0 +1,184 @@
+"""Trials by the first layers: which ones stay, what they must still find, and that nothing of the model changes."""
+
+from functools import partial
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from trl_prorl.scoring.first_layers import first_layers, tried_on_first_layers
+
+
+LAYERS = 6
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"vocab_size": 300, "head_dim": 8, "num_hidden_layers": LAYERS, "pad_token_id": 0, "eos_token_id": 2}
+
+
+def decoder(kind="qwen2", **keys):
+    """A model with six layers and random weights, larger than at initialisation, so that attention matters."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **keys}))
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.dim() > 1:
+                param.mul_(5.0)
+    return model
+
+
+def kept(model):
+    """How many of the layers stay."""
+    with first_layers(model) as left_out:
+        return LAYERS - left_out
+
+
+def leaks_from_other_tokens(module, args, output):
+    """A hook by which every token reads the whole row, so that a packed row gives other values than a padded one."""
+    return output + output.mean(dim=1, keepdim=True)
+
+
+def reads_the_number_of_rows(module, args, output):
+    """A hook by which a completion depends on those that are sampled beside it."""
+    return output * len(output)
+
+
+def replace_forward(layer):
+    usual = layer.forward
+    layer.forward = lambda *args, **keys: usual(*args, **keys)
+
+
+def set_attribute(layer):
+    layer.self_attn.scaling = 0.5
+
+
+def replace_class(layer):
+    class Other(type(layer.mlp)):
+        pass
+
+    layer.mlp.__class__ = Other
+
+
+CHANGES = {
+    "hook": lambda layer: layer.mlp.register_forward_hook(leaks_from_other_tokens),
+    "hook before": lambda layer: layer.mlp.register_forward_pre_hook(lambda module, args: None),
+    "forward": replace_forward,
+    "setting": set_attribute,
+    "class": replace_class,
+    "dtype": lambda layer: layer.mlp.to(torch.bfloat16),
+    "device": lambda layer: layer.mlp.to("meta"),
+    "training": lambda layer: layer.mlp.up_proj.weight.requires_grad_(False),
+    "no bias": lambda layer: setattr(layer.self_attn.q_proj, "bias", None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("place", [1, 3, 5])
+def test_the_first_layers_reach_to_the_last_of_another_kind(change, place):
+    model = decoder()
+    assert kept(model) == 2
+    change(model.model.layers[place])
+    # The next layer is one of the usual ones, and was there before.
+    assert kept(model) == place + 1
+
+
+def test_kinds_of_attention_that_only_the_configuration_names_count():
+    types = ["full_attention"] * LAYERS
+    types[4] = "sliding_attention"
+    model = decoder(layer_types=types, use_sliding_window=True, sliding_window=8)
+    for layer in model.model.layers:  # as in architectures that keep it in the configuration alone
+        layer.self_attn.layer_type = layer.self_attn.sliding_window = None
+    assert kept(model) == 5
+
+
+def test_adapters_of_some_layers_count():
+    config = LoraConfig(r=4, target_modules=["q_proj"], layers_to_transform=[0, 1, 2, 3])
+    assert kept(get_peft_model(decoder(), config)) == 5
+    assert kept(get_peft_model(decoder(), LoraConfig(r=4, target_modules=["q_proj"]))) == 2
+    ranks = LoraConfig(r=4, target_modules=["q_proj"], rank_pattern={"layers.3.self_attn.q_proj": 8})
+    assert kept(get_peft_model(decoder(), ranks)) == 4
+
+
+@pytest.mark.parametrize("kind, number", [("llama", 2), ("qwen3", 2), ("olmo3", 4), ("gpt2", 2)])
+def test_families(kind, number):
+    assert kept(decoder(kind)) == number
+
+
+def test_a_model_whose_layers_are_not_found_keeps_all():
+    model = decoder()
+    model.another_list = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(LAYERS))
+    assert kept(model) == LAYERS
+    model.another_list = None
+    model.config.num_hidden_layers = 7
+    assert kept(model) == LAYERS
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_whole_afterwards(fails):
+    model = get_peft_model(decoder(), LoraConfig(r=4, target_modules=["q_proj"]))
+    before = [(name, id(module)) for name, module in model.named_modules()]
+    ids = torch.arange(12)[None]
+    logits = model(ids).logits
+    try:
+        with first_layers(model):
+            assert not torch.equal(model(ids).logits, logits)
+            if fails:
+                raise KeyError
+    except KeyError:
+        assert fails
+    assert [(name, id(module)) for name, module in model.named_modules()] == before
+    assert torch.equal(model(ids).logits, logits)
+
+
+def test_a_complaint_about_the_first_layers_alone_does_not_count():
+    model = decoder()
+    lengths = []
+
+    def complain_if(wrong):
+        lengths.append(len(model.model.layers))
+        return "it is wrong." if len(model.model.layers) in wrong else None
+
+    assert tried_on_first_layers(model, partial(complain_if, (2,))) is None and lengths == [2, 6]
+    lengths.clear()
+    assert tried_on_first_layers(model, partial(complain_if, (2, 6))) == "it is wrong." and lengths == [2, 6]
+    lengths.clear()
+    assert tried_on_first_layers(model, partial(complain_if, ())) is None and lengths == [2]
+
+
+def of_tokenizer(tiny_model):
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    return decoder(vocab_size=len(tokens), pad_token_id=tokens.pad_token_id)
+
+
+def test_making_a_trainer_computes_the_later_layers_once(make_trainer, tiny_model):
+    model = of_tokenizer(tiny_model)
+    numbers = [0] * LAYERS
+
+    def count(layer, args, output):
+        numbers[layer.self_attn.layer_idx] += 1
+
+    for layer in model.model.layers:
+        layer.register_forward_hook(count)
+    made = make_trainer(model=model, fast=True)
+    assert made.acceleration.packing == made.acceleration.generation == made.compact.merged == "on"
+    # Once to see whether a forward draws random numbers; the trials take some twenty forwards.
+    assert numbers[2:] == [1, 1, 1, 1] and numbers[0] == numbers[1] > 15
+
+
+def test_a_late_layer_that_cannot_be_packed_is_found(make_trainer, tiny_model):
+    model = of_tokenizer(tiny_model)
+    model.model.layers[4].mlp.register_forward_hook(leaks_from_other_tokens)
+    assert "in packed rows differ" in make_trainer(model=model, pack_groups="auto").acceleration.packing
+
+
+def test_a_late_layer_that_cannot_be_sampled_compactly_is_found(make_trainer, tiny_model):
+    model = of_tokenizer(tiny_model)
+    model.model.layers[4].mlp.register_forward_hook(reads_the_number_of_rows)
+    made = make_trainer(model=model, compact_generation="auto")
+    assert made.acceleration.generation.startswith("off: greedy tokens")
+
+
+def test_a_late_layer_that_cannot_be_merged_is_found(make_trainer, tiny_model):
+    model = of_tokenizer(tiny_model)
+    replace_forward(model.model.layers[4].self_attn)
+    made = make_trainer(model=model, compact_generation="on")
+    assert made.compact.merged.endswith("the forward of model.layers.4.self_attn is replaced)")
