@@ -1,7 +1,7 @@
 """The `pass_at_k` metric: `evaluate.load("<path>/eval/metrics/pass_at_k")`, offline.
 
-`evaluate` copies this file into a cache of its own, and checks the imports that it finds, one a line. So the estimate is
-imported from the installed package, by its absolute name: [`trl_prorl.pass_at_k.pass_at_k`].
+`evaluate` copies this file into a cache of its own, and checks the imports that it finds, one a line. So the estimate
+is imported from the installed package, by its absolute name: [`trl_prorl.pass_at_k.pass_at_k`].
 """
 
 from collections.abc import Iterable
