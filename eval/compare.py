@@ -16,7 +16,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.compare import GREEDY, all_pairs, common_sizes, compare, has_greedy, pair_notes
 from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.comparison import arms_table, comparison_statements, objective_notes
+from trl_prorl.eval.pages.comparison import comparison_statements, objective_notes, terminal_tables
 from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.run_folder.reading import load_run, load_runs, write_json
@@ -42,7 +42,7 @@ def main(argv=None) -> None:
         notes = left + objective_notes(runs)
     notes += step_time_notes(Timing(runs))
     console = Console()
-    console.print(arms_table(found).to_rich())
+    console.print(*terminal_tables(found), sep="\n")
     print_bullets(console, notes)
     if args.json is not None:
         rows = [{"outcome": each.outcome, **dataclasses.asdict(each), "detectable": each.detectable} for each in found]

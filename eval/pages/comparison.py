@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+from rich.table import Table as RichTable
+
 from trl_prorl.eval.analysis.compare import (
     SHARES,
     Comparison,
@@ -62,15 +64,19 @@ def _p_cell(row: Comparison) -> str:
     return "n/a" if math.isnan(row.adjusted) else f"{row.adjusted:.2g}"
 
 
-ARM_COLUMNS = [
+PAIR = [
     Column("arms", lambda row: f"{row.first} − {row.second}"),
     Column("outcome", lambda row: row.outcome),
-    Column("seeds in common", lambda row: str(row.seeds)),
+]
+DIFFERENCE = [
     Column("first", lambda row: f"{row.first_value:.3f}"),
     Column("second", lambda row: f"{row.second_value:.3f}"),
     Column("difference [95 %]", lambda row: interval_cell(row.difference, "+.3f")),
-    Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
     Column("p (Holm)", _p_cell),
+]
+BEYOND = [
+    Column("seeds in common", lambda row: str(row.seeds)),
+    Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
     Column("first / second [95 %]", _share_cell),
     Column(
         "step time, first / second [95 %]",
@@ -78,19 +84,28 @@ ARM_COLUMNS = [
         applies=lambda rows: any(row.step_time is not None for row in rows),
     ),
 ]
+OF_DIFFERENCES = [
+    "The outcome is pass@k of the trained models, or the accuracy of their greedy decoding, mean over seeds. Runs are "
+    "paired by seed where both arms have it, and by prompt. The interval covers prompts and, of several runs, seeds.",
+    "p: exact McNemar for greedy decoding of one run on each side, and for pass@k of k samples; else a t-test over "
+    "prompts and, of several runs, the larger of that and of one over seeds. Holm over the pairs of an outcome.",
+]
+OF_RATIOS = [
+    "Ratios have an interval over runs where there are several. What else a machine did during a step is not recorded."
+]
 
 
-def arms_table(comparisons: list[Comparison], title: str = "Arms, pair by pair") -> Table:
-    """A row per outcome and pair of arms."""
-    notes = [
-        "Every number of a row but the step time is of its outcome: pass@k of the trained models, or the accuracy of "
-        "their greedy decoding, mean over seeds. Runs are paired by seed where both arms have it, and by prompt. The "
-        "interval covers prompts and, of several runs, seeds.",
-        "p: exact McNemar for greedy decoding of one run on each side, and for pass@k of k samples; else a t-test "
-        "over prompts and, of several runs, the larger of that and of one over seeds. Holm over the pairs of an "
-        "outcome. Ratios have an interval over runs where there are several.",
-    ]
-    return table_of(title, ARM_COLUMNS, comparisons, notes)
+def arms_table(comparisons: list[Comparison], title: str) -> Table:
+    """A row per outcome and pair of arms, for the page."""
+    columns = [*PAIR, *DIFFERENCE, *BEYOND]
+    return table_of(title, columns, comparisons, [*OF_DIFFERENCES, *OF_RATIOS])
+
+
+def terminal_tables(comparisons: list[Comparison]) -> list[RichTable]:
+    """The same for a terminal of 80 columns: differences, then what goes with them."""
+    differences = table_of("Arms, pair by pair", [*PAIR, *DIFFERENCE], comparisons, OF_DIFFERENCES)
+    beyond = table_of("The same pairs: power and ratios", [*PAIR, *BEYOND], comparisons, OF_RATIOS)
+    return [differences.to_rich(narrow=True), beyond.to_rich()]
 
 
 def comparison_statements(comparisons: list[Comparison]) -> list[str]:
