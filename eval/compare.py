@@ -13,9 +13,11 @@ import sys
 from rich.console import Console
 
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.analysis.compare import all_pairs, common_sizes, compare, pair_notes
+from trl_prorl.eval.analysis.compare import GREEDY, all_pairs, common_sizes, compare, has_greedy, pair_notes
+from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.comparison import arms_table, comparison_statements, objective_notes
+from trl_prorl.eval.pages.comparison import comparison_statements, objective_notes, terminal_tables
+from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.run_folder.reading import load_run, load_runs, write_json
 
@@ -25,21 +27,25 @@ def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.compare(argv)
     if len(args.runs) == 2:
-        a, b = (load_run(folder) for folder in args.runs)
-        if a.name == b.name:
-            a, b = (load_run(folder, name=str(folder)) for folder in args.runs)
-        found = [compare(a, b, k) for k in args.k or common_sizes(a, b)]
-        notes = comparison_statements(found) + pair_notes(a, b)
+        runs = [load_run(folder) for folder in args.runs]
+        if runs[0].name == runs[1].name:
+            runs = [load_run(folder, name=str(folder)) for folder in args.runs]
+        outcomes = list(args.k or common_sizes(*runs))
+        if all(has_greedy(run) for run in runs):
+            outcomes.append(GREEDY)
+        found = [compare(*runs, k) for k in outcomes]
+        notes = comparison_statements(found) + pair_notes(*runs)
     else:
         runs = load_runs(args.runs)
         sizes = args.k or sorted(set.intersection(*(set(common_sizes(runs[0], run)) for run in runs)))
         found, left = all_pairs(runs, sizes)
         notes = left + objective_notes(runs)
+    notes += step_time_notes(Timing(runs))
     console = Console()
-    console.print(arms_table(found).to_rich())
+    console.print(*terminal_tables(found), sep="\n")
     print_bullets(console, notes)
     if args.json is not None:
-        rows = [dataclasses.asdict(each) | {"detectable": each.detectable} for each in found]
+        rows = [{"outcome": each.outcome, **dataclasses.asdict(each), "detectable": each.detectable} for each in found]
         write_json(args.json, {"comparisons": rows, "notes": notes})
 
 

@@ -3,9 +3,10 @@ How far a run has moved from base: `trl-prorl drift --run runs/demo/variantA --c
 
 On held-out prompts, at every token of the policy's own samples: the KL divergence from the policy to base, exact over
 the whole vocabulary; the share of places where both would say the same greedily; both entropies. Of the samples:
-length, reward and the share that is correct, distinct-n, compression ratio, log-probability under base. Of real text:
-perplexity. `--others TASK` measures the same, but for the last, on prompts that were not trained (forgetting). Writes
-`drift.json` and `drift.png` into the run folder. Samples are kept and shared with `eval.passk`.
+length, reward and the share that is correct, distinct-n, compression ratio, log-probability under base. Of English
+text: perplexity, if the vocabulary has English words. `--others TASK` measures the same, but for the last, on prompts
+that were not trained (forgetting). Writes `drift.json` and `drift.png` into the run folder. Samples are kept and
+shared with `eval.passk`.
 """
 
 import sys
@@ -35,9 +36,11 @@ TEXT_TOKENS = 4096  # of the real text: 17 s of one core for 135 M parameters in
 def point_of(own: HeldOut, others: dict[str, HeldOut], point: Point, base_model, samples: int) -> dict:
     """An entry of `drift.json`: one model on the run's own task, on others by name, and on real text."""
     model = (base_model if point.folder is None else load_point(point, own.config)).eval()
-    text = own.tokenizer(language.real_text(8 * TEXT_TOKENS), add_special_tokens=False).input_ids[:TEXT_TOKENS]
     entry = {"step": point.step, **drift_of(own, point, model, base_model, samples)}
-    entry["text_perplexity"] = language.perplexity(model, text)
+    text = language.real_text(8 * TEXT_TOKENS)
+    if language.knows_words_of(own.tokenizer, text):
+        ids = own.tokenizer(text, add_special_tokens=False).input_ids[:TEXT_TOKENS]
+        entry["text_perplexity"] = language.perplexity(model, ids)
     if others:
         entry["others"] = {name: drift_of(other, point, model, base_model, samples) for name, other in others.items()}
     return entry

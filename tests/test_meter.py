@@ -25,6 +25,7 @@ CPU = torch.device("cpu")
 def clock(monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(meter_module.time, "time", lambda: 1_000_000.0 + clock.now)
     return clock
 
 
@@ -68,7 +69,7 @@ def test_row_of_a_step(clock, processes):
     names += ["tokens_processed_ref", "tokens_processed_policy", "tokens_per_second", "positions_per_second"]
     assert [row[name] for name in names] == [processes * one for one in (1, 1, 0, 2, 10, 20, 2.0, 5.0)]
     assert (row["time_ref"], row["time_update"], row["time_step"]) == (3.0, 1.0, 4.0)
-    assert row["ref_time_fraction"] == 0.75
+    assert row["ref_time_fraction"] == 0.75 and row["time_ended"] == 1_000_000.0 + clock.now
     assert "kl_old" not in row and "peak_memory_gib" not in row  # not measured
 
 

@@ -1,17 +1,15 @@
 """Who is ahead: two runs, or arms over their seeds, on the same prompts; the best arm, and the success rule."""
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
-from scipy import stats
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.configurations import seed_count, why_not_paired
-from trl_prorl.eval.analysis.frame import Arm, Frame, mean_step_seconds
+from trl_prorl.eval.analysis.frame import Arm, Frame, Row
 from trl_prorl.eval.analysis.passk import per_prompt
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
@@ -20,41 +18,48 @@ from trl_prorl.eval.analysis.statistics import (
     holm,
     mcnemar,
     paired_bootstrap_ratio,
+    paired_p_value,
     prompts_and_seeds,
     t_interval,
 )
 from trl_prorl.eval.run_folder.run import Run, require_passk
+from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
 COMPARED = ("plain", "control", "A")  # variants that every arm of their ground is compared with
 SHARES = (0.8, 0.9)  # of A's score, that B is to keep at a lower step cost
+GREEDY = None  # in place of a k: the outcome is greedy decoding, right or wrong
+SAME_SCORE = 1e-12  # scores that differ by rounding alone are equal
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """
-    pass@k of two sides, runs or arms, on the same prompts, over the seeds that both have.
+    One outcome, pass@k or greedy accuracy, of two sides, runs or arms, on the same prompts, over the seeds that both
+    have.
 
     Attributes:
         first, second (`str`): Names of the runs or arms.
-        k (`int`): Size of the draw.
+        k (`int` or `None`): Size of the draw; `None` of greedy decoding.
         difference ([`Estimate`]): First less second: of one pair of runs a paired bootstrap over prompts, of several
             its hull with the t-interval over seeds.
         seeds (`int`): Pairs of runs.
-        first_value, second_value (`float`): pass@k of each, mean over the runs.
-        p_value (`float`): Of one pair exact McNemar, else the larger of t-tests over seeds and over prompts.
+        first_value, second_value (`float`): The outcome of each, mean over the runs.
+        p_value (`float`): That the difference is 0. Of one pair of runs whose every prompt is right or wrong exact
+            McNemar; else a t-test over prompts and, of several pairs, the larger of that and of the one over seeds.
+            NaN where a t-test has too few prompts.
         share ([`Estimate`] or `None`): First over second: the hull of Fieller's interval over runs and a bootstrap
             over prompts, 0 to infinity with one pair; `None` where the second scored nothing.
         step_time ([`Estimate`] or `None`): Ratio of mean step times, with the t-interval of log ratios over runs, 0 to
-            infinity with one pair; `None` where not measured.
-        adjusted (`float`): p after Holm over the comparisons of a k.
+            infinity with one pair; `None` where not measured, or where a run trained beside another one.
+        adjusted (`float`): p after Holm over the comparisons of an outcome.
     """
 
     first: str
     second: str
-    k: int
+    k: int | None
     difference: Estimate
     seeds: int
     first_value: float
@@ -63,6 +68,16 @@ class Comparison:
     share: Estimate | None
     step_time: Estimate | None
     adjusted: float
+
+    @property
+    def outcome(self) -> str:
+        """What was measured, in a word: `pass@8`, `greedy`."""
+        return "greedy" if self.k is GREEDY else f"pass@{self.k}"
+
+    @property
+    def apart(self) -> bool:
+        """Whether the two sides are told apart: by the interval, and by the test."""
+        return self.difference.apart and self.p_value <= 0.05
 
     @property
     def detectable(self) -> float:
@@ -85,20 +100,33 @@ def _at_least(estimate: Estimate | None, threshold: float) -> str:
     return MET if estimate.low >= threshold else NOT_MET if estimate.high < threshold else UNDECIDED
 
 
-def compare(a: Run, b: Run, k: int = 1) -> Comparison:
+def compare(a: Run, b: Run, k: int | None = 1) -> Comparison:
     """
-    The trained model of `a` less that of `b`, paired by prompt, for draws of `k`.
+    The trained model of `a` less that of `b`, paired by prompt, for draws of `k`, or by greedy decoding.
 
     Raises:
-        InputError: If the runs cannot be paired or `k` exceeds the samples.
+        InputError: If the runs cannot be paired, `k` exceeds the samples, or greedy decoding was not measured.
     """
-    return _compare(a.name, b.name, [(a, b)], k)
+    first, second = Frame([a, b]).rows
+    return _compare(a.name, b.name, [(first, second)], k)
 
 
-def _right_or_wrong(a: Run, b: Run) -> list:
-    """By prompt whether each was right: by greedy decoding where both have it, else in any of the samples."""
-    greedy = [(run.passk.get("greedy") or {}).get("trained", {}).get("correct") for run in (a, b)]
-    return greedy if all(greedy) else [np.array(run.passk["trained"]["correct"]) > 0 for run in (a, b)]
+def has_greedy(run: Run) -> bool:
+    """Whether greedy decoding was measured, prompt by prompt."""
+    return _greedy_verdicts(run) is not None
+
+
+def _greedy_verdicts(run: Run) -> list[int] | None:
+    """Of each prompt whether the trained model's greedy completion is right; `None` if that was not measured."""
+    greedy = (run.passk or {}).get("greedy") or {}
+    return (greedy.get("trained") or {}).get("correct")
+
+
+def _outcome_per_prompt(run: Run, k: int | None) -> np.ndarray:
+    """pass@k, or greedy accuracy, of the trained model at each prompt, shape (P,)."""
+    if k is GREEDY:
+        return np.array(_greedy_verdicts(run), dtype=float)
+    return per_prompt(run.passk, "trained", k)
 
 
 def pair_notes(a: Run, b: Run) -> list[str]:
@@ -112,6 +140,9 @@ def pair_notes(a: Run, b: Run) -> list[str]:
     steps = [int(run.passk.get("step") or run.metrics["step"].max()) for run in (a, b)]
     if steps[0] != steps[1]:
         notes.append(f"The runs were trained for {steps[0]} and {steps[1]} steps; nothing is matched by steps.")
+    lacking = [run for run in (a, b) if not has_greedy(run)]
+    if len(lacking) == 1:
+        notes.append(f"Greedy decoding is not compared: `{lacking[0].name}` was evaluated without it.")
     alone = "One run each: the intervals are over prompts and say nothing of the variation between training seeds."
     return [*notes, alone]
 
@@ -121,7 +152,7 @@ def common_sizes(a: Run, b: Run) -> list[int]:
     return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
 
 
-def compare_arms(first: Arm, second: Arm, k: int = 1, level: float = 0.95) -> Comparison:
+def compare_arms(first: Arm, second: Arm, k: int | None = 1, level: float = 0.95) -> Comparison:
     """
     Two arms by their evaluated runs, paired by seed and by prompt; `level` is the coverage of the difference's
     interval.
@@ -129,80 +160,97 @@ def compare_arms(first: Arm, second: Arm, k: int = 1, level: float = 0.95) -> Co
     Raises:
         InputError: They share no seed, or runs cannot be paired.
     """
-    sides = [{run.repetition: run for run in arm.evaluated or arm.runs} for arm in (first, second)]
-    pairs = [(sides[0][seed], sides[1][seed]) for seed in sorted(set(sides[0]) & set(sides[1]), key=str)]
-    if not pairs and len(sides[0]) == len(sides[1]) == 1:
-        pairs = [(*sides[0].values(), *sides[1].values())]
+    by_seed = []
+    for arm in (first, second):
+        evaluated = [row for row in arm.rows if row.run.passk]
+        by_seed.append({row.run.repetition: row for row in evaluated or arm.rows})
+    firsts, seconds = by_seed
+    pairs = [(firsts[seed], seconds[seed]) for seed in sorted(set(firsts) & set(seconds), key=str)]
+    if not pairs and len(firsts) == len(seconds) == 1:
+        pairs = [(*firsts.values(), *seconds.values())]
     if not pairs:
         raise InputError("they have no seed in common; train both with the same seeds, or compare two runs alone")
     return _compare(first.label, second.label, pairs, k, level)
 
 
-def _compare(first: str, second: str, pairs: list[tuple[Run, Run]], k: int, level: float = 0.95) -> Comparison:
-    for a, b in pairs:
-        if why := why_not_paired(a, b) or why_not_paired(pairs[0][0], a):
-            raise InputError(why)
-        if not 1 <= k <= a.passk["n"]:
-            raise InputError(f"--k {k} must lie between 1 and the {a.passk['n']} samples of passk.json")
-    values = [np.array([per_prompt(run.passk, "trained", k) for run in side]) for side in zip(*pairs, strict=True)]
-    means = [side.mean(axis=1) for side in values]
-    differences = values[0] - values[1]
-    p_value = _p_value(pairs, differences)
+def _compare(first: str, second: str, pairs: list[tuple[Row, Row]], k: int | None, level: float = 0.95) -> Comparison:
+    _check_pairs(pairs, k)
+    firsts = np.array([_outcome_per_prompt(a.run, k) for a, _ in pairs])
+    seconds = np.array([_outcome_per_prompt(b.run, k) for _, b in pairs])
+    samples = pairs[0][0].run.passk["n"]
+    if len(pairs) == 1 and (k is GREEDY or k == samples):  # a prompt is right or wrong
+        p_value = mcnemar(firsts[0], seconds[0]).p_value
+    else:
+        p_value = paired_p_value(firsts - seconds)
     return Comparison(
         first=first,
         second=second,
         k=k,
-        difference=prompts_and_seeds(list(differences), True, -1.0, level),
+        difference=prompts_and_seeds(list(firsts - seconds), True, -1.0, level),
         seeds=len(pairs),
-        first_value=float(means[0].mean()),
-        second_value=float(means[1].mean()),
+        first_value=float(firsts.mean()),
+        second_value=float(seconds.mean()),
         p_value=p_value,
-        share=_share(values, means),
+        share=_share(firsts, seconds),
         step_time=_step_time(pairs),
         adjusted=p_value,
     )
 
 
-def _p_value(pairs: list[tuple[Run, Run]], differences: np.ndarray) -> float:
-    if len(pairs) == 1:
-        return mcnemar(*_right_or_wrong(*pairs[0])).p_value
-    with np.errstate(invalid="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # where nothing differs
-        p_values = [stats.ttest_1samp(differences.mean(axis=axis), 0.0).pvalue for axis in (0, 1)]
-    return float(np.max(np.nan_to_num(p_values, nan=1.0)))
+def _check_pairs(pairs: list[tuple[Row, Row]], k: int | None) -> None:
+    """Refuse runs that cannot be paired, and an outcome that they lack."""
+    for a, b in pairs:
+        why = why_not_paired(a.run, b.run) or why_not_paired(pairs[0][0].run, a.run)
+        if why:
+            raise InputError(why)
+        for run in (a.run, b.run):
+            if k is GREEDY and not has_greedy(run):
+                how = evaluation_of(run.config, run.env, run.path)
+                raise InputError(f"'{run.name}' has no greedy decoding in passk.json; {how} adds it")
+        if k is not GREEDY and not 1 <= k <= a.run.passk["n"]:
+            raise InputError(f"--k {k} must lie between 1 and the {a.run.passk['n']} samples of passk.json")
 
 
-def _share(values: list[np.ndarray], means: list[np.ndarray]) -> Estimate | None:
-    if not means[1].mean() > 0:
+def _share(firsts: np.ndarray, seconds: np.ndarray) -> Estimate | None:
+    """Ratio of the means of an outcome, shape (S, P) each; `None` where the second side scored nothing."""
+    if not seconds.mean() > 0:
         return None
-    over_runs = fieller_ratio(*means, paired=True)
-    over_prompts = paired_bootstrap_ratio(*(side.mean(axis=0) for side in values))
-    ends = np.minimum(over_runs.low, over_prompts.low), np.maximum(over_runs.high, over_prompts.high)
-    return Estimate(over_runs.value, *map(float, ends))
+    over_runs = fieller_ratio(firsts.mean(axis=1), seconds.mean(axis=1), paired=True)
+    over_prompts = paired_bootstrap_ratio(firsts.mean(axis=0), seconds.mean(axis=0))
+    low = np.minimum(over_runs.low, over_prompts.low)
+    high = np.maximum(over_runs.high, over_prompts.high)
+    return Estimate(over_runs.value, float(low), float(high))
 
 
-def _step_time(pairs: list[tuple[Run, Run]]) -> Estimate | None:
-    seconds = [(a, b) for a, b in ((mean_step_seconds(a), mean_step_seconds(b)) for a, b in pairs) if a and b]
+def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
+    """Ratio of mean step times over the pairs of which both runs have one."""
+    seconds = [(first.seconds, second.seconds) for first, second in pairs if first.seconds and second.seconds]
     if not seconds:
         return None
-    b, a = np.array(seconds).T
-    if len(b) == 1:
-        return Estimate(float(b[0] / a[0]), 0.0, math.inf)
-    _, low, high = t_interval(np.log(b / a))
-    return Estimate(float(b.mean() / a.mean()), math.exp(low), math.exp(high))
+    firsts, seconds = np.array(seconds).T
+    if len(firsts) == 1:
+        return Estimate(float(firsts[0] / seconds[0]), 0.0, math.inf)
+    _, low, high = t_interval(np.log(firsts / seconds))
+    return Estimate(float(firsts.mean() / seconds.mean()), math.exp(low), math.exp(high))
 
 
 def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:
-    """These pairs of arms at every k, by k, with Holm over the pairs of a k; and what was left out and why."""
+    """
+    These pairs of arms at every k, and by greedy decoding where any run has it, outcome by outcome, with Holm over the
+    pairs of an outcome; and what was left out and why.
+    """
+    outcomes: list[int | None] = list(ks)
+    if any(has_greedy(run) for pair in pairs for arm in pair for run in arm.evaluated):
+        outcomes.append(GREEDY)
     rows, left = [], []
-    for k in ks:
+    for k in outcomes:
         found = []
         for first, second in pairs:
             try:
                 found.append(compare_arms(first, second, k))
             except InputError as error:
                 left.append(f"{first.label} and {second.label} were not compared: {str(error).rstrip('.')}.")
-        adjusted = holm([each.p_value for each in found]) if found else []
+        adjusted = holm([each.p_value for each in found])
         rows += [replace(each, adjusted=float(p)) for each, p in zip(found, adjusted, strict=True)]
     return rows, list(dict.fromkeys(left))
 
@@ -230,7 +278,8 @@ class Verdict:
 
     Attributes:
         title (`str`): The ground, "" if there is one.
-        best ([`Arm`]): The arm with the highest held-out pass@1.
+        best ([`Arm`]): The arm with the highest held-out pass@1, of several that share it the first.
+        tied (`list[str]`): Labels of the others that share it.
         arms (`int`): Evaluated arms of its ground.
         seeds (`int`): Fewest seeds of an arm that is compared.
         level (`float`): Coverage of the intervals: 95 % for one comparison, corrected for several (Bonferroni).
@@ -240,6 +289,7 @@ class Verdict:
 
     title: str
     best: Arm
+    tied: list[str]
     arms: int
     seeds: int
     level: float
@@ -260,6 +310,7 @@ def verdicts(frame: Frame) -> list[Verdict]:
         if not ranked:
             continue
         best, *others = ranked
+        tied = [arm.label for arm in others if score_of(best) - score_of(arm) <= SAME_SCORE]
         references = [arm for arm in others if arm.variant in ("control", "plain")] or others[:1]
         # The best was chosen among all, so each arm could have been compared with each reference.
         level = 1 - 0.05 / max(1, len(others) * len(references))
@@ -271,14 +322,14 @@ def verdicts(frame: Frame) -> list[Verdict]:
             except InputError:
                 differences[arm.label] = None
         seeds = min(seed_count(arm.evaluated) for arm in (best, *references))
-        found.append(Verdict(title, best, len(ranked), seeds, level, differences))
+        found.append(Verdict(title, best, tied, len(ranked), seeds, level, differences))
     return found
 
 
 def against_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
     """
-    Every evaluated arm at k = 1 against plain, the control and A of its ground, of several of a variant the one with
-    the highest held-out pass@1; and which pairs were left out and why.
+    Every evaluated arm at k = 1, and by greedy decoding, against plain, the control and A of its ground, of several of
+    a variant the one with the highest held-out pass@1; and which pairs were left out and why.
     """
     pairs = {}
     for arms in frame.grounds.values():

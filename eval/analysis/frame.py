@@ -18,6 +18,7 @@ from trl_prorl.eval.analysis.configurations import (
 )
 from trl_prorl.eval.analysis.passk import SIDES, gain, largest_k, per_prompt, score
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
+from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.run_folder.run import GROUND, MODEL, Run
 from trl_prorl.variants import VARIANTS
 
@@ -43,10 +44,13 @@ def reference_share(run: Run) -> float | None:
     return None if reference is None or not step else reference / step
 
 
-def stage_seconds(run: Run, stage: str) -> float | None:
-    """Mean seconds a step of one stage (`rollout`, `old`, `ref`, `update`); `None` if it was not timed."""
-    seconds, steps = run.stage_total(stage), run.measured("time_step")
-    return None if seconds is None or steps is None else seconds / len(steps)
+def stage_seconds(row: "Row", stage: str) -> float | None:
+    """Mean seconds a step of one stage (`rollout`, `old`, `ref`, `update`); `None` where the run has no step time."""
+    seconds = row.run.stage_total(stage)
+    steps = row.run.measured("time_step")
+    if not row.timed or seconds is None or steps is None:
+        return None
+    return seconds / len(steps)
 
 
 def peak_memory(run: Run) -> float | None:
@@ -60,24 +64,29 @@ class Row:
     A run among those of a report, with the numbers that several tables show; `None` where one was not measured.
 
     Step times are compared with those of the nearest `control`; `own_control` is that of its ground and seeds alone.
+    They count as not measured where the run trained beside another one of the report.
     """
 
-    def __init__(self, run: Run, runs: list[Run]):
+    def __init__(self, run: Run, runs: list[Run], timing: Timing):
         self.run = run
         self.base, self.trained = (score(run, side, 1) for side in SIDES)
         self.gain = gain(run.passk, 1) if run.passk else None
         resets = run.reset_steps()
         self.resets = None if resets is None else len(resets)
         self.steps = int(run.metrics["step"].max())
-        self.seconds = mean_step_seconds(run)
+        self.timed = timing.alone(run)
+        self.seconds = mean_step_seconds(run) if self.timed else None
+        self.throughput = throughput(run) if self.timed else None
         self.reference_calls = run.total("ref_forward_calls")
         self.reference_share = reference_share(run)
         controls = (other for other in runs if other.variant == "control")
         self.control = max(controls, key=self._agreement, default=None)
         same = self.control and self._agreement(self.control)[:2] == (True, True)
         self.own_control = self.control if same else None
-        of_control = mean_step_seconds(self.control) if self.control else None
-        self.over_control = self.seconds / of_control if self.seconds and of_control else None
+        self.over_control = None
+        if self.seconds and self.control and timing.alone(self.control):
+            of_control = mean_step_seconds(self.control)
+            self.over_control = self.seconds / of_control if of_control else None
 
     def _agreement(self, control: Run) -> tuple[bool, bool, bool]:
         """Of ground, of seeds of base and training, of `beta`; the first that agrees most is the nearest."""
@@ -160,7 +169,9 @@ class Frame:
     """
 
     def __init__(self, runs: list[Run]):
-        self.runs, self.rows = runs, [Row(run, runs) for run in runs]
+        self.runs = runs
+        self.timing = Timing(runs)
+        self.rows = [Row(run, runs, self.timing) for run in runs]
         of, groups, counts = {id(row.run): row for row in self.rows}, repetitions(runs), Counter()
         self.arms = []
         for label, group in zip(configuration_labels(groups), groups, strict=True):

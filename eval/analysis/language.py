@@ -1,6 +1,7 @@
 """A model's language, from its tokens and logits: distance from base, variety of texts, perplexity of real ones."""
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -76,6 +77,31 @@ def real_text(size: int) -> str:
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))[:size]
+
+
+ENCODED_LETTERS = 0.99  # of a text, that a vocabulary must be able to give back
+TOKEN_LENGTH = 2.0  # characters of the text to a token; a token of a vocabulary with English words has 3 to 5
+
+
+def knows_words_of(tokenizer, text: str) -> bool:
+    """
+    Whether a vocabulary has words of a language, or parts of them, to judge by a text in it.
+
+    It has none where letters of the text are lost, as unknown tokens, or where a token is hardly longer than a
+    character, as with a vocabulary of bytes or digits.
+    """
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    if not ids:
+        return False
+    letters = _letters(text)
+    given_back = letters & _letters(tokenizer.decode(ids, skip_special_tokens=True))
+    all_encoded = given_back.total() >= ENCODED_LETTERS * letters.total()
+    return all_encoded and len(text) / len(ids) >= TOKEN_LENGTH
+
+
+def _letters(text: str) -> Counter[str]:
+    """How often a text has each letter, upper or lower."""
+    return Counter(character.casefold() for character in text if character.isalpha())
 
 
 @torch.no_grad()

@@ -295,14 +295,46 @@ def mcnemar(a, b) -> McNemar:
     return McNemar(first_only, second_only, p_value)
 
 
+def paired_p_value(differences) -> float:
+    """
+    The two-sided p-value that a mean difference is 0, from one value per run and prompt, shape (S, P), each from -1 to
+    1: of Student's t-test over prompts, the runs averaged; of several runs, the larger of that and of the t-test over
+    runs.
+
+    It belongs to the interval of [`prompts_and_seeds`]: NaN with fewer than 20 prompts, and where all prompts agree,
+    which leaves a t-test no spread, by the same rule of three.
+    """
+    differences = np.asarray(differences, dtype=float)
+    over_prompts = differences.mean(axis=0)
+    prompts = len(over_prompts)
+    if prompts < MIN_PROMPTS:
+        return math.nan
+    if np.allclose(over_prompts, over_prompts[0], rtol=0, atol=1e-12):
+        # The level at which the interval ends at 0: the share unseen, 1 - p^(1/P), is then d / (1 + d).
+        p_value = (1 + abs(float(over_prompts[0]))) ** -prompts
+    else:
+        p_value = float(stats.ttest_1samp(over_prompts, 0.0).pvalue)
+    if len(differences) > 1:
+        p_value = max(p_value, _p_value_over_runs(differences.mean(axis=1)))
+    return p_value
+
+
+def _p_value_over_runs(differences: np.ndarray) -> float:
+    """Student's t-test over runs; 1 where no run differs, 0 where all differ by the same."""
+    if np.allclose(differences, differences[0], rtol=0, atol=1e-12):
+        return 1.0 if abs(float(differences[0])) < 1e-12 else 0.0
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+
+
 def holm(p_values) -> np.ndarray:
     """
     p-values, shape (M,), adjusted for their number (Holm 1979): rejecting those up to x keeps the chance of any error
-    below x.
+    below x. NaN, where nothing was tested, stays NaN and does not count.
     """
     p_values = np.asarray(p_values, dtype=float)
-    order = np.argsort(p_values)
-    stepped = np.maximum.accumulate(p_values[order] * np.arange(len(p_values), 0, -1))
-    adjusted = np.empty_like(p_values)
+    tested = np.flatnonzero(~np.isnan(p_values))
+    order = tested[np.argsort(p_values[tested])]
+    stepped = np.maximum.accumulate(p_values[order] * np.arange(len(order), 0, -1))
+    adjusted = np.full_like(p_values, np.nan)
     adjusted[order] = np.minimum(stepped, 1.0)
     return adjusted

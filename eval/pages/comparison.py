@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+from rich.table import Table as RichTable
+
 from trl_prorl.eval.analysis.compare import (
     SHARES,
     Comparison,
@@ -15,6 +17,7 @@ from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, Estimate
 from trl_prorl.eval.pages.curves import OTHER_COLOUR, Panel, colour_of
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
 from trl_prorl.eval.pages.reproduce import passk_command
+from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
     NOT_MEASURED,
     POWER,
@@ -57,61 +60,94 @@ def _time_cell(row: Comparison) -> str:
     return _ratio_cell(row.step_time, "{:.2f}".format)
 
 
-ARM_COLUMNS = [
+def _p_cell(row: Comparison) -> str:
+    return "n/a" if math.isnan(row.adjusted) else f"{row.adjusted:.2g}"
+
+
+PAIR = [
     Column("arms", lambda row: f"{row.first} − {row.second}"),
-    Column("k", lambda row: str(row.k)),
-    Column("seeds in common", lambda row: str(row.seeds)),
+    Column("outcome", lambda row: row.outcome),
+]
+DIFFERENCE = [
     Column("first", lambda row: f"{row.first_value:.3f}"),
     Column("second", lambda row: f"{row.second_value:.3f}"),
     Column("difference [95 %]", lambda row: interval_cell(row.difference, "+.3f")),
+    Column("p (Holm)", _p_cell),
+]
+BEYOND = [
+    Column("seeds in common", lambda row: str(row.seeds)),
     Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
-    Column("p (Holm)", lambda row: f"{row.adjusted:.2g}"),
     Column("first / second [95 %]", _share_cell),
-    Column("step time, first / second [95 %]", _time_cell),
+    Column(
+        "step time, first / second [95 %]",
+        _time_cell,
+        applies=lambda rows: any(row.step_time is not None for row in rows),
+    ),
+]
+OF_DIFFERENCES = [
+    "The outcome is pass@k of the trained models, or the accuracy of their greedy decoding, mean over seeds. Runs are "
+    "paired by seed where both arms have it, and by prompt. The interval covers prompts and, of several runs, seeds.",
+    "p: exact McNemar for greedy decoding of one run on each side, and for pass@k of k samples; else a t-test over "
+    "prompts and, of several runs, the larger of that and of one over seeds. Holm over the pairs of an outcome.",
+]
+OF_RATIOS = [
+    "Ratios have an interval over runs where there are several. What else a machine did during a step is not recorded."
 ]
 
 
-def arms_table(comparisons: list[Comparison], title: str = "Arms, pair by pair") -> Table:
-    """A row per pair of arms and k."""
-    notes = [
-        "pass@k of trained models, mean over seeds; runs are paired by seed where both arms have it, and by prompt. "
-        "The interval covers prompts and, of several runs, seeds. p: exact McNemar of one run on each side, else the "
-        "larger of t-tests over seeds and over prompts; Holm over the pairs of a k. Ratios have an interval over runs "
-        "where there are several."
-    ]
-    return table_of(title, ARM_COLUMNS, comparisons, notes)
+def arms_table(comparisons: list[Comparison], title: str) -> Table:
+    """A row per outcome and pair of arms, for the page."""
+    columns = [*PAIR, *DIFFERENCE, *BEYOND]
+    return table_of(title, columns, comparisons, [*OF_DIFFERENCES, *OF_RATIOS])
+
+
+def terminal_tables(comparisons: list[Comparison]) -> list[RichTable]:
+    """The same for a terminal of 80 columns: differences, then what goes with them."""
+    differences = table_of("Arms, pair by pair", [*PAIR, *DIFFERENCE], comparisons, OF_DIFFERENCES)
+    beyond = table_of("The same pairs: power and ratios", [*PAIR, *BEYOND], comparisons, OF_RATIOS)
+    return [differences.to_rich(narrow=True), beyond.to_rich()]
 
 
 def comparison_statements(comparisons: list[Comparison]) -> list[str]:
     """What the differences of two runs say."""
     lines = []
     for each in comparisons:
-        if each.difference.apart:
+        if each.apart:
             body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
         elif math.isnan(each.difference.low):
             body = NO_INTERVAL_NOTE
         else:
             body = f"no difference found; detectable difference ({POWER}): {each.detectable:.3f}."
         difference = interval_cell(each.difference, "+.3f")
-        lines.append(f"pass@{each.k}: `{each.first}` less `{each.second}` {difference}: {body}")
+        lines.append(f"{each.outcome}: `{each.first}` less `{each.second}` {difference}: {body}")
     return lines
 
 
 def verdict_statement(verdict: Verdict) -> str:
     """Two sentences: is the best arm told apart, and by how much is it ahead?"""
-    sides = verdict.best.sides
-    unclear = " or ".join(
-        name for name, difference in verdict.differences.items() if difference is None or not difference.apart
-    )
-    heading = f"{verdict.best.label} is highest in held-out pass@1, {sides['trained'].value:.3f}"
-    heading += f" (base {sides['base'].value:.3f})" + (f", but not told apart from {unclear}" if unclear else "")
-    ahead = [
-        f"{interval_cell(difference, '+.3f')} over {name}"
-        if difference
-        else f"not compared with {name}, because the runs share no prompts or no seeds"
+    best = verdict.best
+    trained, base = best.sides["trained"].value, best.sides["base"].value
+    if verdict.tied:
+        names = f"{', '.join([best.label, *verdict.tied[:-1]])} and {verdict.tied[-1]}"
+        heading = f"{names} share the highest held-out pass@1, {trained:.3f} (base {base:.3f})"
+    else:
+        heading = f"{best.label} is highest in held-out pass@1, {trained:.3f} (base {base:.3f})"
+    unclear = [
+        name
         for name, difference in verdict.differences.items()
+        if name not in verdict.tied and (difference is None or not difference.apart)
     ]
-    return f"**{f'{verdict.title}: ' if verdict.title else ''}{heading}.** It is {'; '.join(ahead)}."
+    if unclear:
+        heading += f", but not told apart from {' or '.join(unclear)}"
+    ahead = []
+    for name, difference in verdict.differences.items():
+        if difference:
+            ahead.append(f"{interval_cell(difference, '+.3f')} over {name}")
+        else:
+            ahead.append(f"not compared with {name}, because the runs share no prompts or no seeds")
+    where = f"{verdict.title}: " if verdict.title else ""
+    subject = best.label if verdict.tied else "It"
+    return f"**{where}{heading}.** {subject} is {'; '.join(ahead)}."
 
 
 def _interval_note(verdict: Verdict) -> str:
@@ -177,9 +213,12 @@ def success_statements(rows: list[Comparison]) -> list[str]:
             score, cost, rule = row.rule(share)
             rules.append(f"at least {100 * share:.0f} % at a lower step cost **{rule}** (score {score}, cost {cost})")
         few = " (too few runs for an interval)" if _unbounded(row.share) else ""
+        time = f"its mean step takes {_time_cell(row)} times as long"
+        if row.step_time is None:
+            time = "their step times cannot be compared"
         lines.append(
-            f"{row.first} has {_share_cell(row)} of {row.second}'s held-out pass@1{few}, and its mean step takes "
-            f"{_time_cell(row)} times as long: {', '.join(rules)}."
+            f"{row.first} has {_share_cell(row)} of {row.second}'s held-out pass@1{few}, and {time}: "
+            f"{', '.join(rules)}."
         )
     return lines
 
@@ -188,9 +227,16 @@ def sections(frame: Frame) -> list[Section]:
     rows, left = against_references(frame)
     if not rows and not left:
         return []
-    variants = {arm.label: arm.variant for arm in frame.arms}
-    rule = success_statements([row for row in rows if (variants[row.first], variants[row.second]) == ("B", "A")])
-    said = Text("The success rule: B keeps 80 to 90 % of A's held-out score at a lower step cost.")
     title = "Arms against plain, control and A"
-    blocks = [arms_table(rows, title)] if rows else []
-    return [Section(title, [*blocks, *([said, Bullets(rule)] if rule else []), *([Bullets(left)] if left else [])])]
+    blocks = []
+    if rows:
+        blocks.append(arms_table(rows, title))
+    variants = {arm.label: arm.variant for arm in frame.arms}
+    of_rule = [row for row in rows if (variants[row.first], variants[row.second]) == ("B", "A") and row.k == 1]
+    if of_rule:
+        blocks.append(Text("The success rule: B keeps 80 to 90 % of A's held-out score at a lower step cost."))
+        blocks.append(Bullets(success_statements(of_rule)))
+    notes = [*left, *step_time_notes(frame.timing)]
+    if notes:
+        blocks.append(Bullets(notes))
+    return [Section(title, blocks)]

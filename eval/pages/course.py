@@ -65,7 +65,7 @@ def stages_panel(frame: Frame) -> Panel:
     def draw(axes):
         left = np.zeros(len(frame.arms))
         for stage, (colour, label) in STAGES.items():
-            seconds = (arm.values(lambda row, stage=stage: stage_seconds(row.run, stage)) for arm in frame.arms)
+            seconds = (arm.values(lambda row, stage=stage: stage_seconds(row, stage)) for arm in frame.arms)
             means = np.array([sum(values) / len(values) if values else 0.0 for values in seconds])
             axes.barh(range(len(left)), means, left=left, color=colour, label=label)
             left += means

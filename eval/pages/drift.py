@@ -21,6 +21,9 @@ PANELS = {
 }
 
 
+NO_ENGLISH = "Without the perplexity of English text: the model's vocabulary has no English words."
+
+
 def drift_points(run: Run) -> list[dict]:
     """The points of a run whose step is known."""
     return [point for point in (run.drift or {}).get("points", []) if point["step"] is not None]
@@ -64,7 +67,11 @@ LANGUAGE_COLUMNS = [
     Column("log p, base", lambda point: cell(point["base_logp"], ".3f")),
     Column("distinct-2", lambda point: cell(point["distinct_2"], ".3f")),
     Column("compression", lambda point: cell(point["compression_ratio"], ".2f")),
-    Column("perplexity, real text", lambda point: cell(point.get("text_perplexity"), ".2f")),
+    Column(
+        "perplexity, real text",
+        lambda point: cell(point.get("text_perplexity"), ".2f"),
+        applies=lambda points: any(point.get("text_perplexity") is not None for point in points),
+    ),
 ]
 RUN_COLUMNS = [
     Column("arm", lambda row: row[0]),
@@ -78,15 +85,16 @@ RUN_COLUMNS = [
 
 def points_tables(run_dir: Path, result: dict) -> list[Table]:
     """A row per model of one run: on its own task, and on each other one."""
-    points, where = result["points"], f"Drift of {run_dir}"
-    parts = {where: points}
+    points = result["points"]
+    title = f"Drift of {run_dir}"
+    without_text = all(point.get("text_perplexity") is None for point in points)
+    notes = [NO_ENGLISH] if without_text else []
+    tables = [table_of(title, POINT_COLUMNS, points), table_of(title, LANGUAGE_COLUMNS, points, notes)]
     for name in points[0].get("others", {}):
-        parts[f"{where} on {name}"] = [{"step": point["step"], **point["others"][name]} for point in points]
-    return [
-        table_of(title, columns, rows)
-        for title, rows in parts.items()
-        for columns in (POINT_COLUMNS, LANGUAGE_COLUMNS)
-    ]
+        of_other = [{"step": point["step"], **point["others"][name]} for point in points]
+        for columns in (POINT_COLUMNS, LANGUAGE_COLUMNS):
+            tables.append(table_of(f"{title} on {name}", columns, of_other))
+    return tables
 
 
 def runs_table(frame: Frame) -> Table | None:

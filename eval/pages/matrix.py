@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trl_prorl.eval.analysis.compare import verdicts
-from trl_prorl.eval.analysis.frame import Arm, Frame, peak_memory, throughput
+from trl_prorl.eval.analysis.frame import Arm, Frame, peak_memory
 from trl_prorl.eval.analysis.stability import (
     COLLAPSE_SHARE,
     ENTROPY_SPIKE,
@@ -53,7 +53,7 @@ COLUMNS = [
         "variant",
         lambda arm: arm.label,
         "**variant**: with the settings that set it apart where there are several of that variant and task; ★ is the "
-        "highest held-out pass@1 of its task, base, length and learning rate.",
+        "highest held-out pass@1 of its task, base, length and learning rate, unless two arms share it.",
     ),
     Column(
         "seeds",
@@ -111,7 +111,7 @@ COLUMNS = [
     ),
     Column(
         "tokens / s",
-        lambda arm: mean_cell(arm.values(lambda row: throughput(row.run)), ",.0f"),
+        lambda arm: mean_cell(arm.values(lambda row: row.throughput), ",.0f"),
         "**tokens / s**: completion tokens in the loss, in every pass, over the steps' seconds; mean over seeds.",
         COST,
     ),
@@ -134,12 +134,15 @@ COLUMNS = [
         COST,
     ),
 ]
-DASH = f"{NOT_MEASURED} means not measured, or not defined: a control's ratio without a control."
+DASH = (
+    f"{NOT_MEASURED} means not measured, or not defined: a control's ratio without a control, the step time of a run "
+    "beside which another one trained."
+)
 
 
 def result_matrix(frame: Frame) -> Table:
     """Performance, stability and cost of every arm."""
-    best = {verdict.best.label for verdict in verdicts(frame) if verdict.arms > 1}
+    best = {verdict.best.label for verdict in verdicts(frame) if verdict.arms > 1 and not verdict.tied}
     table = table_of("Result matrix", COLUMNS, frame.arms, definitions=[DASH])
     return replace(table, rows=[[f"{row[0]} ★" if row[0] in best else row[0], *row[1:]] for row in table.rows])
 

@@ -176,16 +176,16 @@ def _row(name: str, result: dict, k: int) -> tuple[str, list[Estimate], Estimate
 
 
 def result_table(run_dir: Path, result: dict) -> Table:
-    """Base against trained, a row per k, with 95 % bootstrap intervals over prompts."""
+    """Base against trained, a row per k and one of greedy decoding, with 95 % bootstrap intervals over prompts."""
     title = (
         f"pass@k of {run_dir}: {result['task']}, {result['split']} split, {result['prompts']} prompts, n = "
         f"{result['n']}, temperature {result['temperature']:g}"
     )
-    rows = [_row(str(k), result, k) for k in result["k"]]
+    rows = [_row(f"pass@{k}", result, k) for k in result["k"]]
     if greedy := result.get("greedy"):
         sides = [Estimate(greedy[side]["accuracy"], *greedy[side]["interval"]) for side in SIDES]
         rows.append(("greedy", sides, Estimate(*greedy["gain"])))
-    return _side_by_side("k", title, rows)
+    return _side_by_side("outcome", title, rows)
 
 
 def parts_table(result: dict) -> Table | None:

@@ -7,6 +7,7 @@ from trl_prorl.eval.analysis.passk import SIDES, score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean
 from trl_prorl.eval.pages.course import stages_panel
 from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
     NOT_MEASURED,
     Column,
@@ -102,7 +103,8 @@ def overview_table(frame: Frame) -> Table:
     """Held-out pass@1 and cost, a row per run."""
     notes = [
         "Ref calls: scoring calls of the reference over the run; ref %: their share of the time; seconds a step are "
-        f"means, validation during training included. {NOT_MEASURED} means not measured."
+        f"means, validation during training included. {NOT_MEASURED} means not measured.",
+        *step_time_notes(frame.timing),
     ]
     return table_of("Held-out pass@1 [95 % over prompts] and cost", OVERVIEW, frame.rows, notes)
 
@@ -123,5 +125,11 @@ def learned(frame: Frame) -> list[Section]:
 
 
 def costs(frame: Frame) -> list[Section]:
-    picture = Picture("ref_cost.png", "Mean time of a step by stage", "Means over runs.", [stages_panel(frame)])
-    return [Section("What it cost", [overview_table(frame), picture])]
+    blocks = [overview_table(frame)]
+    timed = [row for row in frame.rows if row.timed]
+    if timed:
+        text = "Means over runs."
+        if len(timed) < len(frame.rows):
+            text += " An arm has no bar where none of its runs trained alone."
+        blocks.append(Picture("ref_cost.png", "Mean time of a step by stage", text, [stages_panel(frame)]))
+    return [Section("What it cost", blocks)]

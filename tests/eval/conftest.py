@@ -1,6 +1,7 @@
 """Synthetic run folders, as a training run would have left them."""
 
 import functools
+import itertools
 import shutil
 
 import numpy as np
@@ -98,14 +99,18 @@ def read_run(make_run, make_rows):
     """
     A function: a run that is written and read. `read_run("A", 1, reward=0.5)` has seed 1, the name `A1` and four rows
     with that reward. With `trained`, correct ones of 8 samples by prompt, it is evaluated, and `base` are those of the
-    base model; `passk` is what else the evaluation says.
+    base model; `passk` is what else the evaluation says. Timed runs train one after the other, a day each.
     """
+    days = itertools.count(1)
 
     def make(variant, seed=0, name=None, steps=4, base=None, trained=None, passk=None, config=None, env=None, **keys):
         files = {key: keys.pop(key) for key in ("events", "drift") if key in keys}
         if trained is not None:
             files["passk"] = build_passk_result(base or [1] * len(trained), trained, **(passk or {}))
         files |= {"config": config, "env": {"seed": seed, **(env or {})}}
+        day = next(days)
+        if "time_step" in keys:
+            keys.setdefault("time_ended", lambda step: 86_400.0 * day + 100.0 * step)
         return load_run(make_run(name or f"{variant}{seed}", variant, make_rows(steps, **keys), **files))
 
     return make

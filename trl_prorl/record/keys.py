@@ -92,6 +92,7 @@ METRICS = {
     "time_eval": RecordKey(SECONDS, "validation after the step, and before the first one; not part of `time_step`"),
     "time_load": RecordKey(SECONDS, "to read a checkpoint; not part of `time_step`", "the first step after a resume"),
     "time_meter": RecordKey(SECONDS, "the bookkeeping itself"),
+    "time_ended": RecordKey("s since 1970", "when the step ended; it shows which runs trained at the same time"),
     "ref_time_fraction": RecordKey("share", "`time_ref` by `time_step`"),
     "peak_memory_gib": RecordKey("GiB", "most memory allocated in the step", GPU),
     "gpu_utilization": RecordKey("%", "of the time that the GPU computed, mean over readings", "a GPU with NVML"),

@@ -222,6 +222,7 @@ class Meter:
         spent = self.timer.seconds
         row |= {f"time_{stage}": spent[stage] for stage in ("rollout", "old", "ref", "base", "update", "reset")}
         row |= {"time_step": seconds, "time_meter": self.timer.overhead + spent["meter"]}
+        row["time_ended"] = time.time()
         row["ref_time_fraction"] = spent["ref"] / seconds
         row["tokens_per_second"] = in_loss / seconds
         row["positions_per_second"] = row["tokens_processed_policy"] / seconds

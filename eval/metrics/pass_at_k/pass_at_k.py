@@ -1,7 +1,7 @@
 """The `pass_at_k` metric: `evaluate.load("<path>/eval/metrics/pass_at_k")`, offline.
 
-`evaluate` copies this single file elsewhere and reads its import lines, so it stands alone: one import a line, nothing
-of ours. The estimate is that of `trl_prorl.pass_at_k`, computed in another way; a test compares the two.
+`evaluate` copies this file into a cache of its own, and checks the imports that it finds, one a line. So the estimate
+is imported from the installed package, by its absolute name: [`trl_prorl.pass_at_k.pass_at_k`].
 """
 
 from collections.abc import Iterable
@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import datasets
 import evaluate
 import numpy as np
+
+from trl_prorl.pass_at_k import pass_at_k
 
 
 _DESCRIPTION = """
@@ -35,38 +37,9 @@ Example:
 """
 
 
-def pass_at_k(n: int, c: int, k: int) -> float:
-    r"""
-    Unbiased estimate of pass@k for one prompt, \\( 1 - \binom{n-c}{k} / \binom{n}{k} \\).
-
-    Computed as the product \\( 1 - \prod_{i=n-c+1}^{n} (1 - k/i) \\), in which no binomial overflows
-    ([Chen et al. 2021](https://huggingface.co/papers/2107.03374), section 2.1).
-
-    Args:
-        n (`int`): Samples drawn for the prompt.
-        c (`int`): Correct ones among them, from 0 to `n`.
-        k (`int`): Size of the draw, from 1 to `n`.
-
-    Returns:
-        `float`: The estimate, in [0, 1].
-
-    Raises:
-        ValueError: If `k` is not in [1, n] or `c` not in [0, n].
-    """
-    if k < 1:
-        raise ValueError(f"k={k} must be at least 1.")
-    if k > n:
-        raise ValueError(f"k={k} exceeds n={n} samples of a prompt; draw more samples or lower k.")
-    if not 0 <= c <= n:
-        raise ValueError(f"c={c} correct samples must lie between 0 and n={n}.")
-    if n - c < k:  # every draw of k contains a correct sample
-        return 1.0
-    return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
-
-
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class PassAtK(evaluate.Metric):
-    """Mean of [`pass_at_k`] over the prompts."""
+    """The mean of [`pass_at_k`] over the prompts."""
 
     def _info(self):
         return evaluate.MetricInfo(

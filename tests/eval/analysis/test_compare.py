@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from eval import compare as command
-from eval.analysis.compare import MET, NOT_MET, UNDECIDED, all_pairs, compare, compare_arms, pair_notes
+from eval.analysis.compare import GREEDY, MET, NOT_MET, UNDECIDED, all_pairs, compare, compare_arms, pair_notes
 from eval.analysis.frame import Frame
 from eval.analysis.statistics import Estimate
 from eval.pages.comparison import comparison_statements, success_statements
@@ -29,8 +29,9 @@ def test_by_hand(evaluated):
     result = compare(evaluated("a", [8, 4, 0, 2, 1, 5] * 4), evaluated("b", [4, 4, 0, 0, 2, 1] * 4), k=1)
     assert (result.first_value, result.second_value) == (pytest.approx(20 / 48), pytest.approx(11 / 48))
     assert result.difference.value == pytest.approx(9 / 48) and result.seeds == 1
-    # Solved at all: of six a prompts 0, 1, 3, 4, 5, b 0, 1, 4, 5: one pair differs, 4 of 24, 2 / 2^4.
-    assert result.p_value == result.adjusted == pytest.approx(1 / 8)
+    # In eighths 4, 0, 0, 2, -1, 4, four times: mean 3/2, variance (148 - 24 · 9/4) / 23 = 94/23.
+    t = 1.5 / math.sqrt(94 / 23 / 24)
+    assert result.p_value == result.adjusted == pytest.approx(2 * stats.t.sf(t, 23))
     # (1.95996 + 0.84162) / 1.95996
     assert result.detectable == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
 
@@ -51,16 +52,64 @@ def test_pass_at_8_is_solved_at_all(evaluated):
     assert result.difference.value == pytest.approx(2 / 4)
 
 
-def test_greedy_decoding_is_preferred_where_both_have_it(evaluated):
-    def greedy(correct):
-        return {"greedy": {"base": {"correct": [0] * 8}, "trained": {"correct": correct}}}
+def greedy(correct):
+    """Greedy decoding in a `passk.json`: the verdicts of the trained model."""
+    sides = {"base": [0] * len(correct), "trained": correct}
+    summaries = {side: {"accuracy": np.mean(right), "correct": right} for side, right in sides.items()}
+    return {"greedy": {**summaries, "gain": [0.0, 0.0, 0.0]}}
 
-    counts = [4] * 8
-    a = evaluated("a", counts, **greedy([1] * 7 + [0]))
-    b = evaluated("b", counts, **greedy([1, 0, 0, 0, 0, 0, 0, 1]))
-    # 6 for a, 1 for b: 2 (C(7,6) + C(7,7)) / 2^7
-    assert compare(a, b, k=1).p_value == pytest.approx(1 / 8)
-    assert compare(a, evaluated("c", counts), k=1).p_value == 1.0  # any of 8 samples right, at all prompts of both
+
+def test_every_outcome_has_its_own_test(evaluated):
+    """a solves one sample more at every other prompt; greedily it is right 6 times alone, and b 6 times alone."""
+    a = evaluated("a", [4, 5] * 20, **greedy([1] * 6 + [0] * 34))
+    b = evaluated("b", [4, 4] * 20, **greedy([0] * 34 + [1] * 6))
+    sampled, decoded = compare(a, b, k=1), compare(a, b, k=GREEDY)
+    assert (sampled.outcome, decoded.outcome) == ("pass@1", "greedy")
+    # Of 40 prompts 20 differ by 1/8: mean 1/16, standard error 1/16/sqrt(39).
+    assert sampled.difference.value == 1 / 16 and sampled.p_value == pytest.approx(2 * stats.t.sf(math.sqrt(39), 39))
+    assert (decoded.first_value, decoded.second_value, decoded.difference.value) == (0.15, 0.15, 0.0)
+    assert decoded.p_value == 1.0 and decoded.difference.low < 0 < decoded.difference.high
+    assert sampled.apart and not decoded.apart
+
+
+def test_greedy_decoding_of_one_pair_by_hand(evaluated):
+    a = evaluated("a", [4] * 8, **greedy([1] * 7 + [0]))
+    b = evaluated("b", [4] * 8, **greedy([1, 0, 0, 0, 0, 0, 0, 1]))
+    # 6 for a, 1 for b: 2 (C(7,6) + C(7,7)) / 2^7, however few prompts there are.
+    found = compare(a, b, k=GREEDY)
+    assert found.p_value == pytest.approx(1 / 8) and found.difference.value == 5 / 8
+    assert math.isnan(compare(a, b, k=1).p_value)
+
+
+def test_greedy_decoding_over_seeds_is_a_test_over_seeds(evaluated, read_run):
+    right = {"A": ([1] * 30 + [0] * 10, [1] * 20 + [0] * 20), "B": ([1] * 10 + [0] * 30, [0] * 40)}
+    runs = [
+        read_run(variant, seed, steps=4, base=[0] * 40, trained=[4] * 40, passk=greedy(correct))
+        for variant, seeds in right.items()
+        for seed, correct in enumerate(seeds)
+    ]
+    rows, left = all_pairs(runs, [1])
+    assert [row.outcome for row in rows] == ["pass@1", "greedy"] and not left
+    # Both seeds differ by 1/2, so the prompts decide.
+    averaged = np.mean([np.subtract(a, b) for a, b in zip(*right.values(), strict=True)], axis=0)
+    assert rows[1].difference.value == 0.5
+    assert rows[1].p_value == pytest.approx(stats.ttest_1samp(averaged, 0.0).pvalue)
+
+
+def test_of_k_samples_pass_at_k_is_right_or_wrong(evaluated):
+    # 9 prompts that only a solves, one that only b solves: 2 (C(10,9) + C(10,10)) / 2^10
+    a, b = evaluated("a", [1] * 9 + [0] * 11), evaluated("b", [0] * 9 + [8] + [0] * 10)
+    assert compare(a, b, k=8).p_value == pytest.approx(22 / 1024)
+
+
+def test_without_greedy_decoding_on_one_side_it_is_not_compared(evaluated, capsys):
+    a, b = evaluated("a", [4] * 20, **greedy([1] * 20)), evaluated("b", [4] * 20)
+    with pytest.raises(InputError, match="'b' has no greedy decoding in passk.json; `trl-prorl passk --run .* adds"):
+        compare(a, b, k=GREEDY)
+    assert command.main(["--runs", str(a.path), str(b.path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Greedy decoding is not compared: `b` was evaluated without it." in printed
+    assert "greedy: `a` less `b`" not in printed
 
 
 def test_prompt_ids_decide_where_both_have_them(evaluated):
@@ -181,6 +230,23 @@ def test_one_pair_decides_nothing(found):
     (line,) = success_statements([row])
     assert "B has 88 % of A's held-out pass@1 (too few runs for an interval), and its mean step takes 0.50" in line
     assert "at least 80 % at a lower step cost **undecided** (score undecided, cost undecided)" in line
+
+
+def test_runs_beside_each_other_decide_nothing_of_the_cost(read_run):
+    """Steps of 2 s: B began 1 s after A. C trained alone, and is the only one with a step time."""
+    runs = [
+        read_run(variant, steps=4, trained=[8] * 40, time_step=2.0, time_ended=lambda step, at=at: at + 2.0 * step)
+        for variant, at in (("A", 100.0), ("B", 101.0), ("C", 200.0))
+    ]
+    a, b, c = Frame(runs).arms
+    row = compare_arms(b, a)
+    assert row.step_time is None and compare_arms(c, a).step_time is None and row.rule(0.8)[1] == UNDECIDED
+    assert (
+        "pass@1 (too few runs for an interval), and their step times cannot be compared: "
+        in (success_statements([row])[0])
+    )
+    # Less the one that trained beside it, as a user would compare two runs.
+    assert compare(runs[0], runs[2]).step_time.value == 1.0 and compare(*runs[:2]).step_time is None
 
 
 def test_too_few_prompts_have_no_interval(found):

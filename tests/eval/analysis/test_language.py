@@ -5,9 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from eval.analysis.language import compression_ratio, distinct, perplexity, real_text, token_drift
+from eval.analysis.language import (
+    compression_ratio,
+    distinct,
+    knows_words_of,
+    perplexity,
+    real_text,
+    token_drift,
+)
 from trl_prorl.embedded.shipped import embedded_model
 
 
@@ -35,6 +43,44 @@ def test_what_repeats_itself_compresses():
 def test_real_text_is_english_and_long_enough():
     text = real_text(40_000)
     assert len(text) == 40_000 and text.startswith('The "assert" statement') and " expression " in text
+
+
+@pytest.fixture(scope="module")
+def of_english():
+    """A function: a tokenizer with byte-level BPE or whole words, of so many tokens, made from English text."""
+
+    def make(kind, size):
+        tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.WordLevel(unk_token="<unk>"))
+        if kind == "bpe":
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = decoders.ByteLevel()
+            alphabet = pre_tokenizers.ByteLevel.alphabet()
+            trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+        else:
+            tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+            trainer = trainers.WordLevelTrainer(vocab_size=size, special_tokens=["<unk>"], show_progress=False)
+        tokenizer.train_from_iterator([real_text(20_000)], trainer)
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>" if kind == "words" else None)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "english"),
+    [
+        ("bpe", 1000, True),
+        ("bpe", 256, False),  # bytes alone
+        ("words", 100_000, True),
+        ("words", 50, False),  # most words are unknown
+    ],
+)
+def test_whether_a_vocabulary_has_english_words(of_english, kind, size, english):
+    assert knows_words_of(of_english(kind, size), real_text(10_000)) is english
+
+
+def test_a_model_of_digits_has_no_english_words():
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model())
+    assert not knows_words_of(tokenizer, real_text(10_000)) and not knows_words_of(tokenizer, "")
 
 
 class Uniform(torch.nn.Module):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, t, ttest_1samp
 
 from eval.analysis.passk import draw_sizes, greedy_side, summarise
 from eval.analysis.statistics import (
@@ -13,6 +13,7 @@ from eval.analysis.statistics import (
     mcnemar,
     paired_bootstrap_difference,
     paired_bootstrap_ratio,
+    paired_p_value,
     pass_at_k_per_prompt,
     prediction_interval,
     prompts_and_seeds,
@@ -123,6 +124,53 @@ def test_holm_by_hand():
     # Smallest first: 0.01 * 4, 0.02 * 3, 0.022 * 2 raised to the one before it, 0.5 * 1.
     np.testing.assert_allclose(holm([0.022, 0.01, 0.5, 0.02]), [0.06, 0.04, 0.5, 0.06])
     np.testing.assert_allclose(holm([0.9, 0.8]), [1.0, 1.0])
+    # What was not tested does not count.
+    np.testing.assert_allclose(holm([math.nan, 0.02, 0.04]), [math.nan, 0.04, 0.04])
+
+
+def test_the_p_value_of_a_paired_difference_by_hand():
+    # 1 and 0, 20 times each: mean 1/2, variance 10/39, standard error 1/sqrt(156).
+    values = [1.0, 0.0] * 20
+    assert paired_p_value([values]) == pytest.approx(2 * t.sf(0.5 * math.sqrt(156), 39))
+    assert paired_p_value([[-value for value in values]]) == paired_p_value([values])
+    # Two runs whose prompts agree on 1/2, and whose means, 1/4 and 3/4, do not: t = 2 with one degree of freedom.
+    runs = [[0.5 * value for value in values], [1 - 0.5 * value for value in values]]
+    assert paired_p_value(runs) == pytest.approx(ttest_1samp([0.25, 0.75], 0.0).pvalue)
+    assert math.isnan(paired_p_value([values[:19]]))  # as few prompts have no interval
+
+
+def test_no_difference_at_any_prompt_is_no_evidence():
+    assert paired_p_value(np.zeros((1, 30))) == paired_p_value(np.zeros((2, 30))) == 1.0
+
+
+@pytest.mark.parametrize("prompts", [20, 64])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_where_all_prompts_agree_the_p_value_is_the_level_of_the_interval(prompts, sign):
+    """The rule of three: with the least difference whose interval leaves out 0, p is 0.05."""
+    least = 0.05 ** (-1 / prompts) - 1
+    for factor, apart in ((1.001, True), (0.999, False)):
+        values = np.full(prompts, sign * factor * least)
+        assert paired_bootstrap_difference(values, np.zeros(prompts)).apart is apart
+        assert (paired_p_value([values]) < 0.05) is apart
+        assert paired_p_value([values]) == pytest.approx(0.05, rel=0.01)
+
+
+def test_the_p_value_and_the_interval_of_a_row_agree():
+    """300 pairs of runs: an interval leaves out 0 where p is below 0.05, but for a few on the line between the two."""
+    rng = np.random.default_rng(0)
+    disagreeing, apart = [], 0
+    for prompts in (20, 48, 256):
+        for _ in range(100):
+            solved = rng.uniform(0.1, 0.9, prompts)
+            moved = np.clip(solved + rng.normal(0, 0.1) + rng.normal(0, 0.1, prompts), 0, 1)
+            difference = (rng.binomial(8, solved) - rng.binomial(8, moved)) / 8
+            p_value = paired_p_value([difference])
+            found = paired_bootstrap_difference(difference, np.zeros(prompts)).apart
+            apart += found
+            if found != (p_value < 0.05):
+                disagreeing.append(p_value)
+    assert 50 < apart < 250 and len(disagreeing) < 10
+    assert all(0.03 < p_value < 0.08 for p_value in disagreeing)
 
 
 def test_fieller_by_hand():

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from eval import drift
 from eval.analysis.frame import Frame
+from eval.analysis.language import real_text
 from eval.pages.drift import drift_series, runs_table
 from eval.samples.held_out import HeldOut
 from eval.samples.models import load_tokenizer
@@ -55,10 +57,27 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints, capsys):
     ]
     assert last["reward"] == pytest.approx(sum(rewards) / 12)
     assert last["distinct_1"] == len({number for ids in samples["ids"] for number in ids}) / tokens
-    first = result["points"][0]["text_perplexity"]
-    assert first > 1 and first != last["text_perplexity"] and "others" not in last
+    assert "text_perplexity" not in last and "others" not in last  # the vocabulary has 18 characters
     assert (run_dir / "drift.png").stat().st_size > 1000
-    assert "Drift of" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Drift of" in shown and "the model's vocabulary has no English words" in shown
+
+
+def test_the_perplexity_of_english_is_that_of_the_model(run_dir, base, task, monkeypatch, capsys):
+    """Where the vocabulary has English: of the first tokens of the text, by base and by the trained model."""
+    monkeypatch.setattr("eval.analysis.language.knows_words_of", lambda tokenizer, text: True)
+    monkeypatch.setattr("eval.drift.TEXT_TOKENS", 20)
+    assert drift.main(["--run", str(run_dir), "--prompts", "2", "--samples", "2"]) == 0
+    points = json.loads((run_dir / "drift.json").read_text())["points"]
+    ids = load_tokenizer(run_dir)(real_text(160)).input_ids[:20]
+    plain = AutoModelForCausalLM.from_pretrained(base).eval()
+    trained = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run_dir).eval()
+    for point, model in ((points[0], plain), (points[-1], trained)):
+        with torch.no_grad():
+            logps = torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1], -1)
+        surprise = -sum(float(logps[place, token]) for place, token in enumerate(ids[1:])) / 19
+        assert point["text_perplexity"] == pytest.approx(math.exp(surprise), rel=1e-4)
+    assert "has no English words" not in capsys.readouterr().out
 
 
 def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch, capsys):

@@ -10,9 +10,11 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE
 def demo(make_run, make_rows, passk_result):
     """Three arms, of which the plain one was neither evaluated nor timed."""
     events = [{"event": "reset", "step_requested": 9, "step_applied": 10}]
-    rows = make_rows(20, reward=0.5, kl_ref=0.01, kl_old=1e-5, ref_forward_calls=2, time_ref=0.1, time_step=1.0)
+    cost = {"ref_forward_calls": 2, "time_ref": 0.1, "time_step": 1.0, "time_ended": lambda step: 100.0 + step}
+    rows = make_rows(20, reward=0.5, kl_ref=0.01, kl_old=1e-5, **cost)
     make_run("A", "A", rows, events=events, passk=passk_result([1] * 8, [6] * 8), config={"beta": 0.04})
-    rows = make_rows(20, reward=0.5, kl_old=1e-5, ref_forward_calls=0, time_step=1.0)
+    cost = {"ref_forward_calls": 0, "time_step": 1.0, "time_ended": lambda step: 200.0 + step}
+    rows = make_rows(20, reward=0.5, kl_old=1e-5, **cost)
     make_run("B", "B", rows, passk=passk_result([1] * 8, [6] * 8), config={"beta_old": 0.04})
     return make_run("plain", "plain", make_rows(20, reward=0.25)).parent
 
@@ -30,16 +32,33 @@ def test_report_from_a_quoted_glob(demo, capsys):
     plain = next(line for line in lines if line.startswith("| plain | plain"))
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
     assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
-    assert "**A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B.**" in text
+    said = "A and B share the highest held-out pass@1, 0.750 (base 0.125), but not told apart from base."
+    assert f"**{said}**" in text and "No step time" not in text
     assert f"Run `trl-prorl passk --run {demo / 'plain'}`" in text
     assert text.count("n/a: fewer than 20 prompts give no interval") == 1
     assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == HEADINGS
     out = capsys.readouterr().out
     assert "Held-out pass@1" in out
-    said = "- A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B."
-    assert said in " ".join(out.split())
+    assert f"- {said}" in " ".join(out.split())
     assert f"Wrote {demo / 'report.html'}" in out
     assert not list(demo.glob(".*.part"))
+
+
+def test_arms_that_trained_at_the_same_time_have_no_step_time(demo, make_run, make_rows, capsys):
+    """Neither in a table nor in a picture; the one that trained alone keeps its own."""
+    keys = {"reward": 0.5, "time_step": 1.0, "tokens_per_second": 777.0, "time_update": 1.0}
+    for name, began in (("C", 1000.0), ("control", 1000.5)):
+        make_run(name, name, make_rows(20, **keys, time_ended=lambda step, began=began: began + step))
+    runs = [str(demo / name) for name in ("A", "C", "control")]
+    assert report.main(["--runs", *runs]) == 0
+    text = (demo / "report.md").read_text()
+    (note,) = {line for line in text.splitlines() if line.startswith("No step time")}
+    assert note.startswith("No step time is shown for `control` and `C`: these runs trained at the same time")
+    assert "777" not in text and "![Mean time of a step by stage](ref_cost.png)" in text
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "No step time is shown for `control` and `C`" in shown
+    assert report.main(["--runs", *runs[1:]]) == 0
+    assert "ref_cost.png" not in (demo / "report.md").read_text()
 
 
 HEADINGS = ["Verdict", "Result matrix", "Curves", "Arms against plain, control and A", "What was learned"]

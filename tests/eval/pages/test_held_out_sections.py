@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from scipy import stats
 
 from eval import boundary as command_of_boundary
 from eval.analysis import compare, passk
@@ -160,16 +161,18 @@ def test_paired_table_by_hand(arm):
     runs = [arm("A", trained=[0] * 20 + [8] * 20), arm("B", trained=[8] * 40)]
     table, _, said = comparison.sections(Frame(runs))[0].blocks
     (row,) = table.rows
-    assert row[:5] == ["B − A", "1", "1", "1.000", "0.500"] and row[5].startswith("+0.500 [+0.3")
-    assert float(row[7]) == pytest.approx(2 / 2**20, rel=0.1)  # McNemar of 20 against 0
-    assert row[8:] == ["200 %", "–"]  # of one pair
+    assert row[:4] == ["B − A", "pass@1", "1.000", "0.500"] and row[4].startswith("+0.500 [+0.3")
+    # 20 differences of 1 and 20 of 0: their standard error is 1/sqrt(156).
+    assert float(row[5]) == pytest.approx(2 * stats.t.sf(0.5 * math.sqrt(156), 39), rel=0.1)
+    assert (row[6], *row[8:]) == ("1", "200 %")  # of one pair, of which neither was timed
     assert said.items[0].startswith("B has 200 % of A's held-out pass@1 (too few runs for an interval)")
 
 
 def test_equal_arms_say_what_would_be_found(arm):
     noisy = [2, 6] * 20
     frame = Frame([arm("control", trained=noisy), arm("A", trained=noisy[::-1])])
-    difference, found = comparison.sections(frame)[0].blocks[0].rows[0][5:7]
+    row = comparison.sections(frame)[0].blocks[0].rows[0]
+    difference, found = row[4], row[7]
     assert difference.startswith(("+0.000", "-0.000"))
     # ±0.5 per prompt, 40 prompts: (1.96 + 0.84) · 0.5 / √40 = 0.221.
     assert float(found) == pytest.approx(0.221, abs=0.02)

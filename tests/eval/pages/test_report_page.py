@@ -72,6 +72,8 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
         row |= {"ref_forward_calls": 0 if of_b else 1, "time_ref": 0.0 if of_b else 0.1}
         for seed in (0, 1):
             row["reward"] = lambda step, seed=seed: 0.2 + 0.01 * step + 0.02 * seed
+            began = 1000.0 * len(list(root.glob("*_seed*")))  # one run after the other
+            row["time_ended"] = lambda step, began=began: began + 2 * step
             rows = make_rows(60, **row, time_step=1.0 - 0.1 * of_b + 0.01 * seed)
             counts = {"base": [1, 3] * 8, "trained": [solved, solved + 1] * 8}
             events = [{"event": "reset", "step_applied": step} for step in resets.get(variant, ())]

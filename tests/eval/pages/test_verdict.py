@@ -2,7 +2,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from eval.analysis.frame import Frame
-from eval.pages import arms, reproduce
+from eval.pages import arms, matrix, reproduce
 from eval.pages import comparison as verdict
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
@@ -41,7 +41,7 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
     [
         ({"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10}, "0.594 (base 0.125), but not told apart from control. "),
         ({"control": [4] * 40, "plain": [5, 4] * 20, "A": [5, 5, 4] * 13 + [5]}, "apart from plain. It is"),
-        ({"control": [1, 2] * 20, "A": [1, 1, 2, 2] * 10}, "but not told apart from A. It is"),  # the second best
+        ({"B": [1, 2] * 20, "A": [1, 1, 2, 1] * 10}, "but not told apart from A. It is"),  # the second best
         ({"A": [4] * 40}, "A is highest in held-out pass@1, 0.500 (base 0.125). It is +0.375 ["),
         ({"A": [1] * 40}, "A is highest in held-out pass@1, 0.125 (base 0.125), but not told apart from base. It is"),
         ({"control": [2] * 8, "A": [3] * 8}, "0.375 (base 0.125), but not told apart from base or"),
@@ -50,6 +50,22 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
 def test_what_is_not_told_apart_is_said(arm, trained, found):
     runs = [arm(variant, solved, base=[1] * len(solved)) for variant, solved in trained.items()]
     assert found in said(runs)
+
+
+def test_at_an_exact_tie_nobody_has_the_star(arm):
+    """A and C solve as many samples at other prompts, in means over seeds that round differently."""
+    scores = {"control": ([1] * 40, [1] * 40), "A": ([7, 1] * 20, [0, 3] * 20), "C": ([3, 1] * 20, [4, 3] * 20)}
+    runs = [
+        arm(variant, counts, name=f"{variant}{seed}", seed=seed)
+        for variant, seeds in scores.items()
+        for seed, counts in enumerate(seeds)
+    ]
+    text = said(runs)
+    assert text.startswith("A and C share the highest held-out pass@1, 0.344 (base 0.125), but not told apart from")
+    assert ". A is +0.219 [" in text and "highest in" not in text
+    assert not any("★" in cell for row in matrix.result_matrix(Frame(runs)).rows for cell in row)
+    ahead = [*runs[:-1], arm("C", [3] * 39 + [4], name="C2", seed=1)]
+    assert [row[0] for row in matrix.result_matrix(Frame(ahead)).rows] == ["control", "A ★", "C"]
 
 
 def test_seeds_widen_the_verdict(arm):

@@ -1,0 +1,32 @@
+"""What is said where runs of a comparison have no step time."""
+
+from trl_prorl.eval.analysis.timing import Timing
+from trl_prorl.eval.run_folder.run import Run
+
+
+NAMED = 6  # runs that a sentence names
+
+
+def step_time_notes(timing: Timing) -> list[str]:
+    """Why runs have no step time in a comparison, and how to measure one: a sentence or two; none where all have."""
+    notes = []
+    if timing.beside:
+        notes.append(
+            f"No step time is shown for {_named(timing.beside)}: these runs trained at the same time, and each slows "
+            "the others. `trl-prorl step-cost` measures arms in turns."
+        )
+    if timing.unknown:
+        notes.append(
+            f"No step time is shown for {_named(timing.unknown)}: an earlier version did not record when their steps "
+            "ended, so they may have trained at the same time as others."
+        )
+    return notes
+
+
+def _named(runs: list[Run]) -> str:
+    names = [f"`{run.name}`" for run in runs[:NAMED]]
+    if len(runs) > NAMED:
+        names.append(f"{len(runs) - NAMED} more")
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
