@@ -35,6 +35,7 @@ from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome, Rows, Sampled, set_advantages, whole_groups, written_by_others
+from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts, watched
 from .scoring.scorer import PolicyPass, Scorer
 
@@ -224,6 +225,12 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             return self.compact.sample(
                 policy, prompt_ids, self.generation_config, self.eos_token_ids, self.pad_to_multiple_of
             )
+
+    def _tool_call_loop(self, *args, **kwargs):
+        try:
+            return super()._tool_call_loop(*args, **kwargs)
+        except ReplyFailed as failure:
+            raise failure.error from failure.error.__cause__
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
