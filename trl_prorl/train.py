@@ -30,6 +30,7 @@ from .errors import RunError
 from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import first_look, parsed, refuse
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
+from .launch.pipes import reader_may_leave
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
 from .record.folders import (
     LOCK_FILE,
@@ -45,6 +46,7 @@ from .record.meter import check_record
 from .record.run_files import METRICS_FILE, WEIGHTS, read_json
 from .record.run_id import recorded_run_id, saved_run_id
 from .rollout.turns import environment_of, with_turns
+from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 
 
@@ -118,7 +120,7 @@ def check_turns(task, given: dict) -> None:
 def rows_of(task, split: str, key: str, task_args: TaskArguments):
     """The rows of a split, as many as a key says; a complaint about their number names the key."""
     try:
-        return task.rows(split, getattr(task_args, key), seed=task_args.task_seed)
+        return check_dataset(task, task.rows(split, getattr(task_args, key), seed=task_args.task_seed))
     except ValueError as error:
         raise ValueError(re.sub("^n=", f"{key}=", str(error))) from error
 
@@ -264,6 +266,7 @@ def check_context(lengths: list[int], model: str, revision: str, args: ProRLConf
         )
 
 
+@reader_may_leave()
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """
     Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. Input

@@ -22,6 +22,7 @@ from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
 from .hub.uploads import Uploads
 from .launch.acceleration import shards_weights
+from .launch.interrupt import tell_interrupted, what_a_script_keeps
 from .launch.plan import Plan
 from .objective.aggregation import Aggregation, without_ratio
 from .objective.anchors import Anchors, Penalty, completion_mask, logps_key
@@ -141,6 +142,19 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.anchors["ref"].coefficient = value
 
     # ---------------------------------------------------------------------------------- before the first step
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """
+        As [`~transformers.Trainer.train`], with exact resumes, see [`CheckpointMixin.train`]. Ctrl-C prints one line
+        that says what is kept, and raises `KeyboardInterrupt`.
+        """
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        except KeyboardInterrupt as error:
+            if not self.recipe:  # of a recipe, its command line tells
+                kept = what_a_script_keeps(self.args.output_dir, self.has_begun)
+                tell_interrupted(error, kept, tell=self.is_world_process_zero())
+            raise error.with_traceback(None)  # noqa: B904  the frames of a loop that was interrupted say nothing
 
     def create_optimizer(self, *args, **kwargs):
         if not any(param.requires_grad for param in self.model.parameters()):

@@ -14,8 +14,8 @@ from trl_prorl.checkpoint.files import ABANDONED
 from trl_prorl.record.run_id import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 
-# Paths and times stand in these, and nothing that a resume reads.
 EARLIER = "earlier-"  # begins the name of a folder of what a run that began again has set aside
+# Paths and times stand in these, and nothing that a resume reads.
 OF_THIS_PLACE = frozenset(["README.md", "training_args.bin", "manifest.json", "env.json", RUN_ID_FILE])
 
 
