@@ -42,6 +42,14 @@ def test_report_from_a_quoted_glob(demo, capsys):
     assert not list(demo.glob(".*.part"))
 
 
+@pytest.mark.parametrize("name", ["report.md", "report.html"])
+def test_somebody_else_s_report_is_not_overwritten(demo, capsys, name):
+    (demo / name).write_text("# My report\n")
+    assert report.main(["--runs", f"{demo}/*"]) == 2
+    assert f"error: {demo / name} is no report of this command" in capsys.readouterr().err
+    assert (demo / name).read_text() == "# My report\n" and not list(demo.glob("*.png"))
+
+
 HEADINGS = ["Verdict", "Result matrix", "Curves", "Arms against plain, control and A", "What was learned"]
 HEADINGS += ["pass@k against k", "Newly solved and lost prompts", "Dips and reconvergence after the resets"]
 HEADINGS += ["What it cost", "Caveats", "How to reproduce"]
