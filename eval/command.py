@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.launch.interrupt import INTERRUPTED, end_at_once, interrupt_as_usual
+from trl_prorl.launch.pipes import reader_may_leave
 from trl_prorl.text import visible
 
 
@@ -36,6 +37,7 @@ def command(main: Callable, bad_input: type[Exception] = InputError, kept: str =
     """
 
     @functools.wraps(main)
+    @reader_may_leave()
     def run(argv: list[str] | None = None) -> int:
         interrupt_as_usual()
         try:

@@ -10,9 +10,11 @@ come from each run's `passk.json`, which `trl-prorl passk` makes; without it tho
 import shlex
 import sys
 from itertools import chain
+from pathlib import Path
 
 from rich.console import Console
 
+from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.command import command
@@ -53,10 +55,22 @@ CONTENTS = (
 )
 
 
+TITLE = "Prolonged GRPO"  # begins every report
+PAGES = ("report.md", "report.html")
+
+
+def check_own(out: Path) -> None:
+    """Refuse a folder whose report is somebody else's. Raises `InputError`: naming the file and the cure."""
+    for name in PAGES:
+        page = out / name
+        if page.is_file() and TITLE not in page.read_text(encoding="utf-8", errors="replace"):
+            raise InputError(f"{page} is no report of this command, which would overwrite it; give another --out")
+
+
 def build_report(frame: Frame, command: str) -> Report:
     """The report on the runs of a frame; `command` makes it again."""
     sections = chain.from_iterable(page(frame) for page in CONTENTS)
-    title = f"Prolonged GRPO: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
+    title = f"{TITLE}: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
     return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])
 
 
@@ -65,6 +79,7 @@ def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.report(argv)
     folders, out = args.folders, args.out or only_parent(args.folders)
+    check_own(out)
     frame = Frame(load_runs(folders))
     out.mkdir(parents=True, exist_ok=True)
     command = f"trl-prorl report --runs {' '.join(map(shlex.quote, args.runs))}"
@@ -73,7 +88,7 @@ def main(argv=None) -> None:
     pictures = report.pictures()
     for picture in pictures:
         picture.write(out)
-    for name, text in (("report.md", to_markdown(report)), ("report.html", to_html(report))):
+    for name, text in zip(PAGES, (to_markdown(report), to_html(report)), strict=True):
         with replaced(out / name) as aside:
             aside.write_text(text, encoding="utf-8")
     console = Console()

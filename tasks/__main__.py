@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_prorl.launch.interrupt import NOTHING_CHANGED, ending_in_one_line
+from trl_prorl.launch.pipes import reader_may_leave
 from trl_prorl.text import visible
 
+from .base import check_dataset
 from .registry import PREFIXES, get_task, task_class, task_names
 
 
@@ -32,7 +34,7 @@ def show_task(name: str, options: dict, split: str, n: int) -> Table:
     """A table of the first `n` rows of a split, with the reward of the gold answer."""
     task = get_task(name, **options)
     table = Table("prompt", "answer", "reward of the gold answer", title=f"{name}, level {task.level}, {split}")
-    for row in task.rows(split, n):
+    for row in check_dataset(task, task.rows(split, n)):
         table.add_row(Text(row["prompt"][0]["content"]), Text(row["answer"]), f"{task.reward(task.gold(row), row):g}")
     return table
 
@@ -48,6 +50,7 @@ def json_object(text: str) -> dict:
     return value
 
 
+@reader_may_leave()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="trl-prorl tasks" if sys.argv[0].startswith("trl-prorl ") else "python -m tasks",

@@ -64,6 +64,42 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
 
 
+# What training and evaluation call of a task.
+METHODS = ("rows", "reply", "answer_of", "verify", "reward", "verify_many", "reward_many", "has_answer", "gold")
+
+
+def check_task(task: object) -> None:
+    """
+    Check what a class of a user's gives in the place of a [`Task`]. Raises `ValueError`: a method or attribute is
+    missing, or of the wrong kind.
+    """
+    owner = type(task).__qualname__
+    for method in METHODS:
+        found = getattr(task, method, None)
+        if found is None:
+            raise ValueError(f"{owner} has no method {method!r}: derive it from tasks.base.Task")
+        if not callable(found):
+            raise ValueError(f"{owner}.{method} is a {type(found).__name__}: write it as a method of the class")
+    name = getattr(task, "name", None)
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{owner}.name={name!r} must be a text: the task's name")
+    check_integer(f"{owner}.turns", getattr(task, "turns", None), least=1)
+
+
+def check_dataset(task: "Task", rows: object) -> "Dataset":
+    """The rows of a task, as [`Task.rows`] returned them. Raises `ValueError`: they are no dataset with prompts."""
+    from datasets import Dataset
+
+    owner = type(task).__qualname__
+    if not isinstance(rows, Dataset):
+        raise ValueError(
+            f"{owner}.rows returned a {type(rows).__name__}: return a datasets.Dataset, as Dataset.from_list(rows)"
+        )
+    if "prompt" not in rows.column_names:
+        raise ValueError(f"{owner}.rows returned a dataset without the column 'prompt'; it has {rows.column_names}")
+    return rows
+
+
 def build_dataset(name: str, level: int, prompts: Sequence[str], answers: Sequence[str], columns=()) -> "Dataset":
     """
     The rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.

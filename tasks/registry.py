@@ -1,12 +1,13 @@
 """The list of all tasks."""
 
 import inspect
+import re
 from importlib import import_module
 from importlib.util import find_spec
 
 from trl_prorl.launch.recipe_check import nearest
 
-from .base import Task
+from .base import Task, check_task
 
 
 # name -> "module:class", imported on demand.
@@ -37,9 +38,31 @@ def task_names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task. Raises `ValueError`: if there is no such task."""
-    module, _, attribute = _place(name).partition(":")
-    return getattr(import_module(_here(module)), attribute)
+    """The class of a task. Raises `ValueError`: if there is no such task, or no class where it is registered."""
+    return class_at(name, _place(name))
+
+
+def class_at(name: str, place: object) -> type[Task]:
+    """
+    The class that an entry of the registry names, `"module:Class"`. Raises `ValueError`: it names none.
+    """
+    entry = f"the task {name!r} is registered as {place!r}"
+    if not isinstance(place, str) or not re.fullmatch(r"[\w.]+:\w+", place):
+        raise ValueError(f"{entry}, which is not of the form 'module:Class'; write it as 'tasks.sums:Sums'")
+    module, _, attribute = place.partition(":")
+    try:
+        found = getattr(import_module(_here(module)), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports another that is not
+        raise ValueError(f"{entry}, and there is no module {error.name!r}") from error
+    if not inspect.isclass(found):
+        what = "nothing" if found is None else f"a {type(found).__name__}"
+        raise ValueError(f"{entry}, and {attribute!r} is {what} there; name a class")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ValueError(f"{entry}, and that class lacks {missing}; write what it lacks")
+    return found
 
 
 def _place(name: str) -> str:
@@ -83,7 +106,8 @@ def get_task(name: str, **options) -> Task:
     task.reward(task.gold(row), row)  # 1.0
     ```
 
-    Raises `ValueError`: if there is no such task, if it has no such option, or if an option has an impossible value.
+    Raises `ValueError`: if there is no such task, if it has no such option, or if an option has an impossible value,
+    or if a class of a user's lacks what a task needs.
     """
     if isinstance(name, str) and "," in name:
         if options:
@@ -100,9 +124,11 @@ def get_task(name: str, **options) -> Task:
         if option not in known:
             raise ValueError(
                 f"{option}={value!r} is not an option of the task {name!r}{nearest(option, known)}. Options: "
-                f"{', '.join(known)}"
+                f"{', '.join(known) or 'none'}"
             )
-    return cls(*first, **options)
+    task = cls(*first, **options)
+    check_task(task)
+    return task
 
 
 def parse_weights(text: str) -> dict[str, dict]:

@@ -72,13 +72,6 @@ def test_all_keys_ours_first():
     assert max(places[name] for name in ours) < min(places[name] for name in places.keys() - ours)
 
 
-def test_a_reader_who_has_seen_enough():
-    code = "from trl_prorl.launch.command_line import show; show('usage: \\n' * 10**6)"
-    command = ["bash", "-c", f'{sys.executable} -c "{code}" | head -1']
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "usage: \n" and done.stderr == ""
-
-
 MISSPELT = [
     (["--beta_odl", "1"], "unknown option '--beta_odl' (did you mean '--beta_old'?)."),
     (["--beta_odl=1"], "unknown option '--beta_odl=1' (did you mean '--beta_old'?)."),

@@ -92,6 +92,27 @@ def test_with_a_pretrained_model_it_is_two_arms_and_their_texts(monkeypatch, tmp
     assert "trained text ✓" not in said and " no " not in said
 
 
+def test_an_arm_deletes_nothing_that_it_did_not_write(tmp_path, caplog):
+    out = tmp_path / "plain"
+    files = {
+        "notes.txt": "mine",
+        "metrics.jsonl": '{"step": 1}\n',
+        "checkpoint-1/model.safetensors": "a stopped run's",
+    }
+    for name, content in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(content)
+    (tmp_path / "plain.log").write_text("before\n")
+    arm = demo_module.Arm(ROOT / "recipes" / "tiny" / "plain.yaml", out, 1, [])
+    arm.command = [sys.executable, "-c", "print('now')"]
+    arm.start()
+    assert arm.process.wait() == 0 and (tmp_path / "plain.log").read_text() == "before\nnow\n"
+    assert (out / "notes.txt").read_text() == "mine" and not (out / "metrics.jsonl").exists()
+    assert (out / "earlier-1" / "checkpoint-1" / "model.safetensors").read_text() == "stopped"
+    (out / "model.safetensors").write_text("somebody's")
+    assert not arm.finished  # no run wrote them
+
+
 @pytest.mark.slow
 def test_the_control_clamps_and_the_resets_free_it(demo):
     out, _ = demo

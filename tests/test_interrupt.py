@@ -76,6 +76,40 @@ def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, 
     assert "come to its end" in what_is_kept(out, begun=True, model=out / "adapter_model.safetensors")
 
 
+SCRIPT = """
+import os, signal, sys
+import training
+
+_, model, out, then = sys.argv
+trainer = training.build(model, out, True, 4, {"max_steps": 500})
+trainer.add_callback(training.AtStep(2, lambda args: os.kill(os.getpid(), signal.SIGINT)))
+try:
+    trainer.train()
+except KeyboardInterrupt:
+    if then != "goes on":
+        raise
+    print("caught")
+"""
+
+
+@pytest.mark.parametrize("then", ["ends", "goes on"])
+def test_ctrl_c_in_a_script(tiny_model, tmp_path, then):
+    """One line in place of a traceback, and an error that may be caught."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    out = tmp_path / "run"
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'forks'}"}
+    argv = [sys.executable, "script.py", tiny_model, str(out), then]
+    with popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE) as process:
+        printed, said = process.communicate()
+    (line,) = lines_of(said)
+    kept = f"{out / 'checkpoint-1'} and the record up to it are kept"
+    assert line == f"interrupted: {kept}. Go on with train(resume_from_checkpoint=True)."
+    if then == "goes on":
+        assert process.returncode == 0 and "caught" in printed
+    else:
+        assert process.returncode == 130
+
+
 # A command, and a module that is imported on the way to those that take seconds. All of `eval` begins in one place: a
 # command whose line is read before, one that only reads, and one without anything to look at.
 WHILE_IMPORTING = {

@@ -70,6 +70,87 @@ BAD = [
     ("json.py", "x = 1", "a module called json is loaded already", TRAIN),
 ]
 COMMANDS = (TRAIN, "preflight tiny/variantA", "passk --run x", "report --runs x")
+# What a registry's value, or a class, is in the place of what it should be; the complaint.
+CLASS = """
+from datasets import Dataset
+from tasks.base import Task
+from tasks.registry import TASKS
+
+
+class Own(Task):
+    \"\"\"Own.\"\"\"
+
+    name = "own"
+
+    def __init__(self, level=1):
+        self.level = level
+
+    def rows(self, split, n, seed=0):
+        return {rows}
+
+    def verify(self, completion, row):
+        return True
+
+    {more}
+
+
+TASKS[{name}] = {place}
+"""
+ROWS = "Dataset.from_list([dict(prompt=[dict(role='user', content=str(k))], answer='a') for k in range(n)])"
+
+
+def plugin(rows=ROWS, more="pass", name="'own'", place="'own:Own'"):
+    return CLASS.format(rows=rows, more=more, name=name, place=place)
+
+
+WRONG = [
+    (
+        plugin(place="Own"),
+        "is registered as <class 'own.Own'>, which is not of the form 'module:Class'",
+    ),
+    (plugin(place="'Own'"), "registered as 'Own', which is not of the form"),
+    (plugin(place="5"), "registered as 5, which is not of the form"),
+    (plugin(place="'nowhere:Own'"), "and there is no module 'nowhere'"),
+    (plugin(place="'own:Onw'"), "and 'Onw' is nothing there; name a class"),
+    (plugin(place="'own:TASKS'"), "and 'TASKS' is a dict there; name a class"),
+    (plugin(place="'tasks.base:Task'"), "that class lacks rows, verify; write"),
+    (plugin(name="5"), "registers a task as 5; its name must be a text"),
+]
+BAD += [("own.py", content, said, TRAIN) for content, said in WRONG]
+# Told once the task is made: before a model is loaded.
+WRONG_TASKS = [
+    (plugin(more="rows = [1]"), "Own.rows is a list: write it as a method"),
+    (plugin(more="turns = '3'"), "Own.turns='3' must be an integer"),
+    (plugin(more="turns = 0"), "Own.turns=0 must be at least 1"),
+    (plugin(more="name = None"), "Own.name=None must be a text"),
+    (plugin(more="reply = None"), "Own has no method 'reply': derive it from tasks.base.Task"),
+    (plugin(rows=f"list({ROWS})"), "Own.rows returned a list: return a datasets.Dataset"),
+    (plugin(rows=f"{ROWS}.remove_columns('prompt')"), "Own.rows returned a dataset without the column 'prompt'"),
+]
+
+
+@pytest.mark.parametrize("content, said", WRONG_TASKS)
+@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA"])
+def test_a_class_that_is_no_task_is_refused_in_one_line(tmp_path, command, content, said, begin):
+    (tmp_path / "own.py").write_text(content)
+    status, written = command(f"{begin} --plugin own.py --task own --output_dir run --report_to none")
+    (line,) = written.splitlines()
+    assert status == 2 and line.startswith("error: ") and said in line and not (tmp_path / "run").exists()
+
+
+def test_a_reply_that_raises_is_one_line_of_every_command(tmp_path, command):
+    more = "turns = 2\n\n    def reply(self, turns, row):\n        return row['secret']"
+    rows = "__import__('tasks').get_task('reverse_digits').rows(split, n, seed)"  # which the base ends
+    (tmp_path / "own.py").write_text(plugin(rows, more))
+    keys = "--plugin own.py --task own --output_dir run --report_to none --max_completion_length 32 --train_rows 16 "
+    keys += "--per_device_train_batch_size 8 --num_generations 4 --max_steps 1 --eval_strategy no --pack_groups off"
+    for begin in (TRAIN, "preflight tiny/variantA --prompts 2"):
+        status, written = command(f"{begin} {keys}")
+        (line,) = (line for line in written.splitlines() if line.startswith("error: "))
+        assert status == 1 and "Traceback" not in written, written[-2000:]
+        assert "reply of task 'own' raised KeyError: 'secret' (" in line and "own.py, line " in line
+
+
 BAD += [("broken.py", "1 / 0", "stopped with ZeroDivisionError", command) for command in COMMANDS]
 
 

@@ -15,8 +15,9 @@ from eval import drift
 from eval.passk import evaluate
 from eval.samples.sampling import Drawing, prompt_ids, sample
 from tasks import get_task
+from tasks.guess import Guess
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.errors import InputError
+from trl_prorl.errors import InputError, RewardError
 from trl_prorl.launch.recipe import parse_recipe
 from trl_prorl.rollout.turns import reply_ids, with_turns
 from trl_prorl.train import build
@@ -136,6 +137,30 @@ def test_held_out_games_have_the_tokens_of_training(made, tokenizer):
         for one in samples:
             assert one.ids == sampled.ids[4 * place] and one.truncated == sampled.cut[4 * place]
             assert one.text == text and one.correct == bool(sampled.rewards[4 * place])
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, rf"raised KeyError: 'secret' \({re.escape(__file__)}, line \d+\)"),
+        (5, "returned 5, which is neither a text nor None,"),
+    ],
+)
+def test_a_reply_that_fails_stops_training_and_evaluation_in_one_line(made, tokenizer, monkeypatch, returned, said):
+    def reply(self, turns, row):
+        return {}["secret"] if returned is None else returned
+
+    monkeypatch.setattr(Guess, "reply", reply)
+    trainer, _ = made(speaker(tokenizer, lambda *_: "4"), eval_strategy="steps", eval_rows=8)
+    line = rf"^reply of task 'guess' {said} for the prompt 'guess \d+'\.$"
+    with pytest.raises(RewardError, match=line):
+        trainer.train()
+    with pytest.raises(RewardError, match=line):
+        trainer.evaluate()
+    task = get_task("guess", level=8)
+    with pytest.raises(RewardError, match=line):
+        say = speaker(tokenizer, lambda *_: "4")
+        sample(Scripted(say), tokenizer, task, task.rows("train", 2).to_list(), 2, Drawing(max_new_tokens=MOST))
 
 
 @pytest.mark.parametrize("reply", ["guess > 4", "guess", "", " <|end|> "])

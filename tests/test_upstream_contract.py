@@ -22,6 +22,7 @@ METHODS = {
         "_calculate_rewards": "where rewards are kept for advantages, dynamic sampling and the record",
         "_tokenize_prompts": "behind ProRLTrainer.tokenize_prompts",
         "_generate_single_turn": "behind ProRLTrainer.generate_tokens",
+        "_tool_call_loop": "where a task replies, and stops the run if it cannot",
     },
     Trainer: {
         "_maybe_log_save_evaluate": "where a step's row is written",
@@ -61,6 +62,8 @@ IN_ORDER = [
     ),
     # A prompt's tools are those of its environment; `tokenize_prompts` comes before a batch has any.
     (GRPOTrainer, "_tokenize_prompts", ["zip(prompts, self._batch_environments, strict=True)"]),
+    # An error of a tool is its answer, so that one that has to stop the run is no `Exception`.
+    (GRPOTrainer, "_tool_call_loop", ["try:", "sync_tool_dict[name](", "except Exception as e:"]),
     # vLLM gets the weights once a step, with the adapter merged.
     *(
         (GRPOTrainer, method, [text])

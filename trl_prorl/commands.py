@@ -5,8 +5,9 @@ import textwrap
 from importlib import import_module
 from itertools import groupby
 
-from .launch.command_line import refuse, show
+from .launch.command_line import refuse
 from .launch.interrupt import NOTHING_CHANGED, end_at_once
+from .launch.pipes import reader_may_leave
 from .launch.recipe_check import nearest
 from .launch.shipped_recipes import shipped_recipes, with_recipe
 
@@ -57,6 +58,7 @@ def recipes_text() -> str:
     return "\n".join(lines)
 
 
+@reader_may_leave()
 def main(argv: list[str] | None = None) -> int:
     """Run a command with its arguments, by default the process's own. Returns the exit code; 2: there is none such."""
     end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
@@ -69,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {name!r} is not a command{nearest(name, COMMANDS)}: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
     if argv == ["train"]:
-        show(recipes_text())
+        print(recipes_text())
         return 0
     if name in TAKES_RECIPE:
         try:

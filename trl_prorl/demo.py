@@ -8,7 +8,6 @@ writes in the end beside what the base writes.
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,9 +24,11 @@ from rich.table import Table
 
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
 from .launch.interrupt import INTERRUPTED, ending_in_one_line
+from .launch.pipes import reader_may_leave
 from .launch.recipe_check import read_recipe
 from .launch.shipped_recipes import recipes_folder
 from .record.base_model import identify
+from .record.folders import FolderInUseError, check_free, has_begun, set_earlier_run_aside
 from .record.run_files import read_jsonl
 from .text import visible
 
@@ -77,14 +78,15 @@ class Arm:
 
     @property
     def finished(self) -> bool:
-        return any((self.out / name).exists() for name in ("adapter_model.safetensors", "model.safetensors"))
+        weights = ("adapter_model.safetensors", "model.safetensors")
+        return has_begun(self.out) and any((self.out / name).exists() for name in weights)
 
     def start(self) -> None:
-        if self.out.exists():  # from a run that was stopped
-            shutil.rmtree(self.out)
+        check_free(self.out)
+        set_earlier_run_aside(self.out, self.out, base=None)  # of a run that was stopped
         self.out.parent.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(self.command, stdout=self.log.open("w"), stderr=subprocess.STDOUT, env=env)
+        self.process = subprocess.Popen(self.command, stdout=self.log.open("a"), stderr=subprocess.STDOUT, env=env)
 
     def check(self) -> None:
         if self.process.returncode in (INTERRUPTED, -signal.SIGINT):  # Ctrl-C reached the arm first
@@ -147,6 +149,7 @@ def texts(runs: list[Path]) -> Table:
     return table
 
 
+@reader_may_leave()
 def main() -> None:
     """Entry point."""
     with ending_in_one_line(KEPT):
@@ -192,7 +195,10 @@ def run_demo() -> None:
         for arm in args.arms:
             folder = args.out / (arm if len(args.seeds) == 1 else f"{arm}_seed{seed}")
             arms.append(Arm(args.recipes / f"{arm}.yaml", folder, seed, overrides))
-    train(arms, max(1, args.side_by_side))
+    try:
+        train(arms, max(1, args.side_by_side))
+    except FolderInUseError as error:
+        raise SystemExit(f"error: {error}") from None
     runs = [str(arm.out) for arm in arms]
     of_runs = [part for run in runs for part in ("--run", run)]
     held_out = [*([] if pretrained else ["--checkpoints", "all"]), *of_runs]

@@ -9,7 +9,6 @@ if __name__ == "__main__":  # first, so that help and complaints come before wha
 
     raise SystemExit(main())
 
-import os
 import pickle
 import re
 import shlex
@@ -21,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
 
-from .checkpoint.files import find_checkpoint, newest_complete
+from .checkpoint.files import find_checkpoint, is_fork, newest_complete
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .config import ProRLConfig
 from .embedded.gguf_base import is_gguf
@@ -30,12 +29,23 @@ from .errors import RunError
 from .launch.checks import check_prompts_fit, check_rows, check_trackers, prompt_lengths
 from .launch.command_line import first_look, parsed, refuse
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
+from .launch.pipes import reader_may_leave
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
-from .record.folders import LOCK_FILE, by_main_process, check_free
+from .record.folders import (
+    LOCK_FILE,
+    by_main_process,
+    check_free,
+    check_model_stays,
+    check_nothing_foreign,
+    check_usable,
+    find_earlier_run,
+    folders_of,
+)
 from .record.meter import check_record
 from .record.run_files import METRICS_FILE, WEIGHTS, read_json
 from .record.run_id import recorded_run_id, saved_run_id
 from .rollout.turns import environment_of, with_turns
+from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 
 
@@ -109,7 +119,7 @@ def check_turns(task, given: dict) -> None:
 def rows_of(task, split: str, key: str, task_args: TaskArguments):
     """The rows of a split, as many as a key says; a complaint about their number names the key."""
     try:
-        return task.rows(split, getattr(task_args, key), seed=task_args.task_seed)
+        return check_dataset(task, task.rows(split, getattr(task_args, key), seed=task_args.task_seed))
     except ValueError as error:
         raise ValueError(re.sub("^n=", f"{key}=", str(error))) from error
 
@@ -147,31 +157,18 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
 
 
 def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
-    folders = [*map(Path, filter(None, (args.output_dir, args.run_dir)))]
-    for folder in folders:
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"output_dir={str(folder)!r} is a file: name a folder, or one that does not exist yet.")
-        there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise ValueError(
-                f"output_dir or run_dir {str(folder)!r} cannot be written: {there} is read-only for this user. Choose "
-                "another."
-            )
-    check_free(*folders)
-    record = Path(args.run_dir or args.output_dir) / METRICS_FILE
-    begun = record.exists() and record.stat().st_size > 0
+    output_dir = Path(args.output_dir)
+    run_dir = Path(args.run_dir or args.output_dir)
+    folders = folders_of(args)
+    check_usable(folders)
+    check_free(*folders.values())
     if not args.resume_from_checkpoint:
-        checkpoints = [path for path in Path(args.output_dir).glob("checkpoint-*") if path.is_dir()]
-        if begun or checkpoints:
-            raise ValueError(
-                f"output_dir={args.output_dir!r} already holds a run ({record if begun else checkpoints[0]}): choose "
-                "another output_dir, remove it, or continue it with --resume_from_checkpoint True."
-            )
+        _check_new(output_dir, run_dir)
         return False
     try:
         checkpoint, _ = find_checkpoint(args.resume_from_checkpoint, args.output_dir, content=False)
     except ValueError:
-        model = finished_model(args.output_dir, record.parent)
+        model = finished_model(args.output_dir, run_dir)
         if args.resume_from_checkpoint.lower() == "true" and model is not None:
             raise ValueError(
                 f"output_dir={args.output_dir!r} holds a finished run without a complete checkpoint ({model} is its "
@@ -179,16 +176,33 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
                 "is to go on later."
             ) from None
         # A run that was killed before its first row has left one of these.
-        begun = record.exists() or record.with_name(LOCK_FILE).exists()
+        begun = (run_dir / METRICS_FILE).exists() or (run_dir / LOCK_FILE).exists()
         if args.resume_from_checkpoint.lower() == "true" and begun and newest_complete(args.output_dir)[0] is None:
+            check_nothing_foreign(output_dir, run_dir)
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
             return False
         raise
-    check_record(record.parent)
+    if is_fork(checkpoint, output_dir):
+        _check_new(output_dir, run_dir)
+    else:
+        base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
+        check_model_stays(base, output_dir)
+    check_record(run_dir)
     then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)
     check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
     return True
+
+
+def _check_new(output_dir: Path, run_dir: Path) -> None:
+    """Refuse folders in which a recipe may not begin a run."""
+    check_nothing_foreign(output_dir, run_dir)
+    earlier = find_earlier_run(output_dir, run_dir)
+    if earlier is not None:
+        raise ValueError(
+            f"output_dir={str(output_dir)!r} already holds a run ({earlier}): choose another output_dir, remove it, "
+            "or continue it with --resume_from_checkpoint True."
+        )
 
 
 def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:
@@ -246,6 +260,7 @@ def check_context(lengths: list[int], model: str, revision: str, args: ProRLConf
         )
 
 
+@reader_may_leave()
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """
     Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. Input

@@ -22,6 +22,7 @@ from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
 from .hub.uploads import Uploads
 from .launch.acceleration import shards_weights
+from .launch.interrupt import tell_interrupted, what_a_script_keeps
 from .launch.plan import Plan
 from .objective.aggregation import Aggregation, without_ratio
 from .objective.anchors import Anchors, Penalty, completion_mask, logps_key
@@ -35,6 +36,7 @@ from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome, Rows, Sampled, set_advantages, whole_groups, written_by_others
+from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts, watched
 from .scoring.scorer import PolicyPass, Scorer
 
@@ -141,6 +143,19 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     # ---------------------------------------------------------------------------------- before the first step
 
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """
+        As [`~transformers.Trainer.train`], with exact resumes, see [`CheckpointMixin.train`]. Ctrl-C prints one line
+        that says what is kept, and raises `KeyboardInterrupt`.
+        """
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        except KeyboardInterrupt as error:
+            if not self.recipe:  # of a recipe, its command line tells
+                kept = what_a_script_keeps(self.args.output_dir, self.has_begun)
+                tell_interrupted(error, kept, tell=self.is_world_process_zero())
+            raise error.with_traceback(None)  # noqa: B904  the frames of a loop that was interrupted say nothing
+
     def create_optimizer(self, *args, **kwargs):
         if not any(param.requires_grad for param in self.model.parameters()):
             raise ValueError(
@@ -224,6 +239,12 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             return self.compact.sample(
                 policy, prompt_ids, self.generation_config, self.eos_token_ids, self.pad_to_multiple_of
             )
+
+    def _tool_call_loop(self, *args, **kwargs):
+        try:
+            return super()._tool_call_loop(*args, **kwargs)
+        except ReplyFailed as failure:
+            raise failure.error from failure.error.__cause__
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
         """

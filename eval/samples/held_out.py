@@ -23,6 +23,7 @@ from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_id
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.provenance import evaluation_of, plugin_options
 from trl_prorl.record.run_files import EVALUATION_KEYS
+from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
 
 
@@ -50,7 +51,7 @@ class HeldOut:
         self.name = name or TaskName.of_run(self.config)
         self.task, self.seed, self.batch_size = self.name.make(), seed, batch_size
         try:
-            self.rows = list(self.task.rows(split, prompts, seed=self.name.seed))
+            self.rows = list(check_dataset(self.task, self.task.rows(split, prompts, seed=self.name.seed)))
         except ValueError as error:
             raise InputError(f"--split {split} --prompts {prompts}: {error}") from error
         self.prompt_ids = content_ids(self.rows)

@@ -7,7 +7,6 @@ from typing import Any
 import pandas
 import torch
 import yaml
-from damage import RECORDS
 from run_record import untimed
 from safetensors.torch import load_file
 
@@ -15,6 +14,7 @@ from trl_prorl.checkpoint.files import ABANDONED
 from trl_prorl.record.run_id import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 
+EARLIER = "earlier-"  # begins the name of a folder of what a run that began again has set aside
 # Paths and times stand in these, and nothing that a resume reads.
 OF_THIS_PLACE = frozenset(["README.md", "training_args.bin", "manifest.json", "env.json", RUN_ID_FILE])
 
@@ -71,9 +71,8 @@ def content(path: Path) -> Any:
 
 def files(run: Path) -> list[str]:
     """Files of a run, relative to it, without those set aside when it began again or went back to a checkpoint."""
-    set_aside = {path.name for name in RECORDS for path in run.glob(f"{Path(name).stem}.*.jsonl")}
-    found = (str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name not in set_aside)
-    return sorted(name for name in found if not name.startswith(ABANDONED))
+    found = (str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+    return sorted(name for name in found if not name.startswith((ABANDONED, EARLIER)))
 
 
 def differences(out: Path, control: Path) -> tuple[list[str], int]:

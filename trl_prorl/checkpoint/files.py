@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -13,9 +14,13 @@ from safetensors import SafetensorError
 
 from ..errors import CheckpointError, InputError
 from ..files import free_name
+from ..record.folders import LEFT_BEHIND, find_named
 from ..record.run_files import read_json
+from ..record.run_id import saved_run_id
 from ..record.shapes import flag, integer, table, text
 
+
+logger = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST = table({"resumable": flag, "files": table(rest=table({"bytes": integer(0), "sha256": text}))})
@@ -50,8 +55,9 @@ def is_failed_write(error: Exception) -> bool:
 
 def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
     """
-    Give a checkpoint of an optimizer step, written aside on the same file system, its name; one that is there already
-    is replaced. `resumable`: whether optimizer, schedule and random states are in it.
+    Give a checkpoint of an optimizer step, written aside on the same file system, its name. One that is there already
+    is replaced if it is of the same run, and else renamed. `resumable`: whether optimizer, schedule and random states
+    are in it.
     """
     paths = [path for path in sorted(aside.rglob("*")) if path.is_file()]
     files = {str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
@@ -61,10 +67,33 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
         sync(path)
     old = aside.with_name(f"{INCOMPLETE}old-{final.name}")
     if final.exists():
-        final.rename(old)
+        if is_of_run(final, saved_run_id(aside)):
+            final.rename(old)
+        else:
+            now = _rename_abandoned(final)
+            logger.warning("%s was there already, and not of this run. It is now called %s.", final, now.name)
     aside.rename(final)
     shutil.rmtree(old, ignore_errors=True)
     sync(final.parent)
+
+
+def is_of_run(checkpoint: Path, run_id: str | None) -> bool:
+    """Whether a folder is a checkpoint that the run of this id has written."""
+    found = saved_run_id(checkpoint)
+    if found is not None and run_id is not None:
+        return found == run_id
+    # An earlier version wrote no id, and a power loss may have taken it.
+    return any((checkpoint / name).is_file() for name in (MANIFEST_FILE, "trainer_state.json"))
+
+
+def is_fork(checkpoint: Path, output_dir: str | os.PathLike) -> bool:
+    """Whether a run that goes on from a checkpoint is another one than the checkpoint's, in another folder."""
+    return checkpoint.resolve().parent != Path(output_dir).resolve()
+
+
+def _rename_abandoned(checkpoint: Path) -> Path:
+    target = checkpoint.with_name(f"{ABANDONED}{checkpoint.name}")
+    return checkpoint.rename(free_name(target) if target.exists() else target)
 
 
 class WholeCheckpoint:
@@ -174,20 +203,22 @@ def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] 
     here, renamed = steps.get(checkpoint.resolve()), {}
     for path, step in steps.items() if here is not None else ():
         if step > here and path.name not in unusable:
-            target = path.with_name(f"{ABANDONED}{path.name}")
-            renamed[path.name] = path.rename(free_name(target) if target.exists() else target).name
+            renamed[path.name] = _rename_abandoned(path).name
     return renamed
 
 
-def rotate(output_dir: Path, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
+def rotate(
+    output_dir: Path, step: int, limit: int | None, best: str | os.PathLike | None, run_id: str | None = None
+) -> None:
     """
-    Remove the oldest checkpoints beyond a limit (`None` or 0: none), but neither the newest, of optimizer step `step`,
-    nor the best. Later ones are not of this run: no resume could take them, or they would be abandoned. Their steps
-    give the order, not the times at which folders were changed: the removal changes a folder as well, and a kill may
-    come in the middle of one.
+    Remove the oldest checkpoints of a run beyond a limit (`None` or 0: none), but neither the newest, of optimizer
+    step `step`, nor the best. A folder that the run of this id did not write stays, and does not count. Later ones
+    are not of this run: no resume could take them, or they would be abandoned. Their steps give the order, not the
+    times at which folders were changed: the removal changes a folder as well, and a kill may come in its middle.
     """
     steps = steps_of(output_dir)
-    checkpoints = sorted((path for path in steps if steps[path] <= step), key=steps.get)
+    own = [path for path in steps if steps[path] <= step and is_of_run(path, run_id)]
+    checkpoints = sorted(own, key=steps.get)
     kept = {Path(path).resolve() for path in (output_dir / f"checkpoint-{step}", best) if path}
     surplus = len(checkpoints) - max(limit, len(kept)) if limit else 0
     for path in [path for path in checkpoints if path.resolve() not in kept][: max(0, surplus)]:
@@ -199,7 +230,7 @@ def rotate(output_dir: Path, step: int, limit: int | None, best: str | os.PathLi
 
 def leftovers(folder: Path) -> list[Path]:
     """The folders left behind by saves and removals that were cut short."""
-    return sorted(path for path in folder.glob(f"{INCOMPLETE}*") if path.is_dir())
+    return [path for path in find_named(folder, LEFT_BEHIND) if path.name.startswith(INCOMPLETE) and path.is_dir()]
 
 
 def find_checkpoint(

@@ -12,12 +12,20 @@ from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, NonFiniteError, RewardError, RunError
 from ..quiet import without_warning
-from ..record.folders import FolderLock, by_main_process, set_earlier_run_aside
+from ..record.folders import (
+    FolderLock,
+    by_main_process,
+    check_model_stays,
+    check_nothing_foreign,
+    check_usable,
+    folders_of,
+    set_earlier_run_aside,
+)
 from ..record.keys import NONFINITE
 from ..record.meter import check_record
 from ..record.provenance import write_config, write_env
 from ..record.run_id import id_of_run, write_run_id
-from .files import WholeCheckpoint, is_failed_write, rotate, save_failed
+from .files import WholeCheckpoint, is_failed_write, is_fork, rotate, save_failed
 from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
 from .resume import Resume, best_beside, clear_leftovers
 from .rollback import Rollback, RollbackRequest
@@ -70,13 +78,16 @@ class CheckpointMixin:
                 A checkpoint, or `True` for the newest complete one in `output_dir`.
 
         Raises `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`),
-        or another process trains into `output_dir` or `run_dir`.
+        another process trains into `output_dir` or `run_dir`, or there are files in them that belong to no run.
         """
+        is_main = self.is_world_process_zero()
+        by_main_process(is_main, lambda: check_usable(folders_of(self.args)))
         with self.folders_held():
             self._resume = None
             if resume_from_checkpoint:
                 check_record(self.run_dir)
                 self._resume = self._found(resume_from_checkpoint)
+            by_main_process(is_main, self._check_folders_content)
             while True:
                 try:
                     return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
@@ -85,6 +96,17 @@ class CheckpointMixin:
                     raise error.with_traceback(None)  # noqa: B904
                 except (RollbackRequest, NonFiniteError) as error:
                     self._resume = self._go_back(error)
+
+    def _check_folders_content(self) -> None:
+        output_dir = Path(self.args.output_dir)
+        if self._begins_in_its_folder():
+            check_nothing_foreign(output_dir, self.run_dir)
+        else:
+            check_model_stays(self.base_name(), output_dir)
+
+    def _begins_in_its_folder(self) -> bool:
+        """Whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder."""
+        return self._resume is None or is_fork(self._resume.checkpoint, self.args.output_dir)
 
     def _found(self, asked) -> Resume:
         args, identity = self.args, self._identity | changing_keys(*self.recipe)
@@ -114,7 +136,7 @@ class CheckpointMixin:
                 part.begin()
             self._generations = 0
         self._has_trained, resume = True, self._resume
-        if resume is None and not self.recipe:  # a recipe has looked before it loaded a model
+        if self._begins_in_its_folder():
             folders = (Path(self.args.output_dir), self.run_dir)
             by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self.base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
@@ -151,7 +173,7 @@ class CheckpointMixin:
             if Path(resume_from_checkpoint).resolve().parent == folder.resolve():
                 # The run may have ended between its last save and the removal that follows a save.
                 limit = self.args.save_total_limit
-                rotate(folder, self.state.global_step, limit, self.state.best_model_checkpoint)
+                rotate(folder, self.state.global_step, limit, self.state.best_model_checkpoint, self._run_id)
         return done
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -228,7 +250,8 @@ class CheckpointMixin:
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
-            rotate(run_dir, self.state.global_step, self.args.save_total_limit, self.state.best_model_checkpoint)
+            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+            rotate(run_dir, self.state.global_step, limit, best, self._run_id)
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
         """Write what the run needs beyond TRL's checkpoint."""

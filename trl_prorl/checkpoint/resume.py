@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..files import STAGED
+from ..record.folders import LEFT_BEHIND, find_named
 from ..record.run_files import AT_BOUNDARY, read_json
-from .files import abandon_newer, find_checkpoint, leftovers
+from .files import abandon_newer, find_checkpoint
 from .identity import IDENTITY_FILE, check_change, check_same_run
 from .rollback import after_rollback
 from .state import STATE_FILE, read_state
@@ -118,7 +118,9 @@ def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
 
 
 def clear_leftovers(output_dir: str | os.PathLike) -> None:
-    """Remove the folders left behind by saves and uploads that were cut short."""
-    pushes = [path for path in Path(output_dir).glob(f"{STAGED}*") if path.is_dir()]
-    for leftover in (*leftovers(Path(output_dir)), *pushes):
-        shutil.rmtree(leftover)
+    """Remove the folders that saves, removals and uploads of the run left behind when they were cut short."""
+    for path in find_named(Path(output_dir), LEFT_BEHIND):
+        if path.is_symlink():
+            path.unlink()  # a checkpoint that was moved elsewhere, and linked; its content is not ours to remove
+        elif path.is_dir():
+            shutil.rmtree(path)

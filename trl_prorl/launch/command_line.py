@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from ..text import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
+from .pipes import reader_may_leave
 from .plugin import without_plugins
 from .recipe_check import check_config_option, check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import Key, own_keys, possible_keys, recipe_keys
@@ -24,6 +25,7 @@ WIDTH = 80
 HELP = ("-h", "--help", "--help-all")
 
 
+@reader_may_leave()
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """As [`~trl_prorl.train.main`], for a recipe script: what trains is imported once the recipe is in order."""
     end_at_once(NOTHING_BEGUN)
@@ -43,7 +45,7 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(argument in HELP for argument in argv):
         try:
-            show(help_text(argv, default_recipe))
+            print(help_text(argv, default_recipe))
         except ValueError as error:
             refuse(error)
         raise SystemExit(0)
@@ -91,14 +93,6 @@ def refuse(error: Exception, code: int = 2) -> NoReturn:
     """One line on stderr, and an exit code."""
     print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
     raise SystemExit(code) from None
-
-
-def show(text: str) -> None:
-    """Print, to a reader that may close the pipe early, as `head` does."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains as it exits
 
 
 def program() -> str:

@@ -84,20 +84,62 @@ def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoRetur
     raise SystemExit(INTERRUPTED) from None
 
 
+class EndWithout:
+    """An exception hook that ends the process without the traceback of one error; the hook before has others."""
+
+    def __init__(self, error: BaseException):
+        self.error = error
+        self.before = sys.excepthook
+
+    def __call__(self, kind, value, trace) -> None:
+        if value is self.error:
+            raise SystemExit(INTERRUPTED)  # Python's own code depends on what libraries do at its exit
+        self.before(kind, value, trace)
+
+
+def tell_interrupted(error: KeyboardInterrupt, what: str, tell: bool = True) -> None:
+    """
+    Print one line on stderr in the place of the traceback of a `KeyboardInterrupt` that is about to be raised again.
+
+    For a user's own script: who catches the error goes on with it, and a notebook shows it; if nobody catches it,
+    the process ends with exit code 130. `what`: what was kept, and how to go on; `tell`: whether this process
+    prints it.
+    """
+    if tell:
+        print(f"interrupted: {what}", file=sys.stderr)
+    sys.excepthook = EndWithout(error)
+
+
+BY_COMMAND = "Go on with the same command and --resume_from_checkpoint True"
+BY_SCRIPT = "Go on with train(resume_from_checkpoint=True)"
+
+
 def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None = None) -> str:
     """
-    The line about what an interrupted run has left behind in `output_dir`. `begun`: whether this process began a step;
-    `model`: a file of the model, if the run had come to its end.
+    The line about what an interrupted run of a recipe has left behind in `output_dir`. `begun`: whether this process
+    began a step; `model`: a file of the model, if the run had come to its end.
     """
     checkpoint, _ = newest_complete(output_dir, content=False)
-    go_on = "Go on with the same command and --resume_from_checkpoint True"
     if checkpoint is not None:
-        return f"{checkpoint} and the record up to it are kept. {go_on}."
+        return f"{checkpoint} and the record up to it are kept. {BY_COMMAND}."
     if model:
         return f"the run had come to its end; its model and its record are in {Path(output_dir)}."
     if begun:
         return (
-            f"the record in {Path(output_dir)} is kept, and there is no checkpoint yet. {go_on}, which begins again "
-            "at step 0."
+            f"the record in {Path(output_dir)} is kept, and there is no checkpoint yet. {BY_COMMAND}, which begins "
+            "again at step 0."
+        )
+    return NOTHING_BEGUN
+
+
+def what_a_script_keeps(output_dir: str | os.PathLike, begun: bool) -> str:
+    """As [`what_is_kept`], for a script of a user's."""
+    checkpoint, _ = newest_complete(output_dir, content=False)
+    if checkpoint is not None:
+        return f"{checkpoint} and the record up to it are kept. {BY_SCRIPT}."
+    if begun:
+        return (
+            f"the record in {Path(output_dir)} is kept, and there is no checkpoint yet. train() begins again at step "
+            "0, and sets it aside."
         )
     return NOTHING_BEGUN

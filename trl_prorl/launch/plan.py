@@ -22,6 +22,7 @@ from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
+from ..record.folders import check_are_folders, folders_of
 from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
@@ -75,6 +76,7 @@ class Plan:
         _check_kernel(args)
         check_trackers(args.report_to)
         tell_of_emulated_bf16(args, model)
+        check_are_folders(folders_of(args))
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         if given.get("environment_factory") is None:  # an environment brings its own prompts

@@ -14,7 +14,7 @@ from ..errors import InputError
 def load_plugin(file: str) -> None:
     """
     Run the file once, as a module of its own name that finds the files beside it. Raises `InputError`: it is not
-    there, raises, or registers nothing.
+    there, raises, or registers nothing, or what is no class.
     """
     path, registry = Path(file).expanduser().resolve(), tasks.registry
     if path in registry.PLUGINS:
@@ -31,8 +31,17 @@ def load_plugin(file: str) -> None:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise InputError(f"--plugin {file} stopped with {type(error).__name__}: {error}") from error
-    if registry.TASKS | registry.PREFIXES == before:
+    entries = registry.TASKS | registry.PREFIXES
+    added = {name: place for name, place in entries.items() if before.get(name) != place}
+    if not added:
         raise InputError(f"--plugin {file} registers no task; it needs TASKS['NAME'] = '{path.stem}:CLASS'")
+    for name, place in added.items():
+        if not isinstance(name, str):
+            raise InputError(f"--plugin {file} registers a task as {name!r}; its name must be a text")
+        try:
+            registry.class_at(name, place)
+        except ValueError as error:
+            raise InputError(f"--plugin {file}: {error}") from error
     registry.PLUGINS.append(path)
 
 

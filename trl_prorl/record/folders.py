@@ -1,6 +1,9 @@
 """
-A run's folders, looked at by the main process for all: one run at a time writes to them, by a lock that ends with its
-process, however that ends; and an earlier run in them is set aside, so that none of it is lost.
+A run's folders, looked at by the main process for all.
+
+One run at a time writes to them, by a lock that ends with its process, however that ends. A run overwrites and deletes
+nothing that it did not write, whichever way it is started: files that belong to no run are refused, and an earlier run
+is refused by a recipe and set aside by a script.
 """
 
 import errno
@@ -9,16 +12,18 @@ import itertools
 import json
 import logging
 import os
+import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .run_files import METRICS_FILE, WEIGHTS
+from .run_files import METRICS_FILE
+from .run_id import recorded_run_id, saved_run_id
 
 
 logger = logging.getLogger(__name__)
@@ -126,11 +131,156 @@ def _refusal(folder: str | os.PathLike, who: str) -> str:
     )
 
 
-RECORD = ("metrics*.jsonl", "events*.jsonl", "evaluations*.jsonl")
-RECORD += ("config.yaml", "env.json", "passk.json", "drift.json")
-SAVED = (*WEIGHTS, "checkpoint-*", "abandoned-checkpoint-*", "completions", "trainer_state.json", "prorl_run.json")
-SAVED += ("*.safetensors.index.json", "adapter_config.json", "config.json", "generation_config.json", "README.md")
-SAVED += ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.jinja")
+# Names of what a run writes into `run_dir` and into `output_dir`, and of what evaluations add to `run_dir`.
+RECORD = (r"config\.yaml", r"env\.json", r"(metrics|events|evaluations)(\.\d+)?\.jsonl")
+SAVED = (
+    r"README\.md",
+    r"(adapter_|generation_|processor_|preprocessor_|video_preprocessor_)?config\.json",
+    r"(model|adapter_model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?",
+    r"training_args\.bin",
+    r"trainer_state\.json",
+    r"prorl_run\.json",
+    r"(tokenizer|special_tokens_map|added_tokens|vocab).*\.(json|model|txt)",
+    r"merges\.txt",
+    r"chat_template\.(jinja|json)",
+    r"ref",
+    r"completions",
+    r"(abandoned-)?checkpoint-\d+(\.\d+)?",
+)
+EVALUATED = (r"passk\.json", r"drift\.(json|png)")
+# Names of the folders in `output_dir` that saves, removals and uploads leave behind when they are cut short.
+LEFT_BEHIND = (r"_incomplete-(old-)?checkpoint-\d+", r"_push-\d+")
+
+
+def find_named(folder: Path, patterns: Collection[str]) -> list[Path]:
+    """What lies in a folder under a name that matches one of the patterns, in order."""
+    if not folder.is_dir():
+        return []
+    return [path for path in sorted(folder.iterdir()) if any(re.fullmatch(each, path.name) for each in patterns)]
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Whether a folder holds the record of a run that did a step."""
+    record = run_dir / METRICS_FILE
+    return record.exists() and record.stat().st_size > 0
+
+
+def holds_run(output_dir: Path, run_dir: Path) -> bool:
+    """Whether a run, ours or one of TRL's trainer, has left its traces in its two folders."""
+    if has_begun(run_dir) or recorded_run_id(run_dir) is not None or saved_run_id(output_dir) is not None:
+        return True
+    traces = ("training_args.bin", "checkpoint-*/trainer_state.json", "completions/completions_*.parquet")
+    return any(next(output_dir.glob(trace), None) is not None for trace in traces)
+
+
+def find_earlier_run(output_dir: Path, run_dir: Path) -> Path | None:
+    """A file or folder of the run that two folders hold; `None` if they hold none, or one that did nothing yet."""
+    if has_begun(run_dir):
+        return run_dir / METRICS_FILE
+    saved = [path for path in find_named(output_dir, SAVED) if not _is_empty(path)]
+    if not saved or not holds_run(output_dir, run_dir):
+        return None
+    checkpoints = [path for path in saved if path.name.startswith("checkpoint-")]
+    return (checkpoints or saved)[0]
+
+
+def folders_of(args: Any) -> dict[str, Path]:
+    """The folders that a run writes to, by the keys that name them."""
+    folders = {"output_dir": Path(args.output_dir)}
+    if args.run_dir:
+        folders["run_dir"] = Path(args.run_dir)
+    return folders
+
+
+def check_are_folders(folders: Mapping[str, Path]) -> None:
+    """Refuse what is there and is no folder. Raises `ValueError`: naming the key, its value and the cure."""
+    for key, folder in folders.items():
+        there = _nearest(folder)
+        if there.is_dir():
+            continue
+        if there != folder.absolute():
+            raise ValueError(f"{key}={str(folder)!r} cannot be made: {there} is no folder. Choose another.")
+        what = "a file" if there.exists() else "a link to nothing"
+        raise ValueError(f"{key}={str(folder)!r} is {what}: name a folder, or one that does not exist yet.")
+
+
+def check_usable(folders: Mapping[str, Path]) -> None:
+    """
+    Refuse folders that a run cannot write to, or whose lock it cannot take. Raises `ValueError`: naming the key, its
+    value and the cure.
+    """
+    check_are_folders(folders)
+    for key, folder in folders.items():
+        there = _nearest(folder)
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ValueError(
+                f"{key}={str(folder)!r} cannot be written: {there} is read-only for this user. Choose another."
+            )
+        if _is_foreign_lock(folder / LOCK_FILE):
+            raise ValueError(_foreign_line(key, folder, [LOCK_FILE]))
+
+
+def _nearest(folder: Path) -> Path:
+    """A folder, or the nearest one above it that is there."""
+    whole = folder.absolute()
+    return next(path for path in (whole, *whole.parents) if os.path.lexists(path))
+
+
+def check_nothing_foreign(output_dir: Path, run_dir: Path) -> None:
+    """
+    Refuse folders in which a new run would overwrite or delete what belongs to no run. Raises `ValueError`: naming the
+    key, the folder and the files.
+    """
+    if holds_run(output_dir, run_dir):
+        return
+    places = [("output_dir", output_dir, (*SAVED, *LEFT_BEHIND)), ("run_dir", run_dir, RECORD)]
+    if output_dir.resolve() == run_dir.resolve():
+        places = [("output_dir", output_dir, (*RECORD, *SAVED, *LEFT_BEHIND))]
+    for key, folder, patterns in places:
+        found = [path.name for path in find_named(folder, patterns) if not _is_empty(path)]
+        if found:
+            raise ValueError(_foreign_line(key, folder, found))
+
+
+def check_model_stays(base: str | None, output_dir: Path) -> None:
+    """
+    Refuse a resume whose end would replace the model that the run began from. `base`: its Hub name or folder. Raises
+    `ValueError`: `output_dir` is its folder.
+    """
+    if not base or not Path(base).is_dir() or Path(base).resolve() != output_dir.resolve():
+        return
+    if saved_run_id(output_dir) is None:  # else it is a run's own model
+        raise ValueError(
+            f"output_dir={str(output_dir)!r} is the folder of the model itself, which the trained one would replace. "
+            "Choose another output_dir, and give resume_from_checkpoint the path of the checkpoint."
+        )
+
+
+def _is_empty(path: Path) -> bool:
+    if path.is_symlink():
+        return False
+    return next(path.iterdir(), None) is None if path.is_dir() else path.stat().st_size == 0
+
+
+def _is_foreign_lock(file: Path) -> bool:
+    """Whether a file of the lock's name was written by something else, and would be lost."""
+    if not os.path.lexists(file):
+        return False
+    if not file.is_file():
+        return True
+    with open(file, "rb") as opened:
+        content = opened.read(16)
+    return not (content.strip() == b"" or content.startswith(b'{"pid"'))
+
+
+def _foreign_line(key: str, folder: Path, names: list[str]) -> str:
+    listed = ", ".join(names[:5])
+    if len(names) > 5:
+        listed += f" and {len(names) - 5} more"
+    return (
+        f"{key}={str(folder)!r} holds {listed}: a run would overwrite that, and no run is on record there. Choose "
+        f"another {key}, or move what is there."
+    )
 
 
 def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> None:
@@ -139,17 +289,17 @@ def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> 
     Other files stay. `base`: Hub name or folder of the model of the run that begins. Raises `ValueError`: the model is
     a part of the earlier run, and would move with it.
     """
-    record = run_dir / METRICS_FILE
-    begun = record.exists() and record.stat().st_size > 0
-    if not (begun or any(next(output_dir.glob(pattern), None) for pattern in ("checkpoint-*", *WEIGHTS))):
+    if find_earlier_run(output_dir, run_dir) is None:
         return
-    found = {path for pattern in RECORD for path in run_dir.glob(pattern)}
-    found |= {path for pattern in SAVED for path in output_dir.glob(pattern)}
-    if base and Path(base).is_dir() and Path(base).resolve() in {path.resolve() for path in (output_dir, *found)}:
-        raise ValueError(
-            f"output_dir={str(output_dir)!r} holds an earlier run, and the model {base!r} is a part of it. Choose "
-            "another output_dir."
-        )
+    found = {*find_named(run_dir, (*RECORD, *EVALUATED)), *find_named(output_dir, SAVED)}
+    if base and Path(base).is_dir():
+        model = Path(base).resolve()
+        moving = [path.resolve() for path in found]
+        if model == output_dir.resolve() or any(model.is_relative_to(path) for path in moving):
+            raise ValueError(
+                f"output_dir={str(output_dir)!r} holds an earlier run, and the model {base!r} is a part of it. Choose "
+                "another output_dir."
+            )
     names = (f"earlier-{number}" for number in itertools.count(1))
     name = next(name for name in names if not ((output_dir / name).exists() or (run_dir / name).exists()))
     for path in sorted(found):

@@ -10,6 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response, supports_tool_calling
 
+from ..errors import RewardError
+from ..text import quoted
+from .rewards import own_traceback, place
+
 
 TOOL = "take_turn"
 # In front of a base's chat template: a reply is a message of the user's, and no tool is described.
@@ -20,6 +24,34 @@ REPLIES = (
     "{%- set turns.messages = turns.messages + [{'role': role, 'content': content}] -%}"
     "{%- endfor -%}{%- set messages = turns.messages -%}"
 )
+
+
+class ReplyFailed(BaseException):
+    """
+    A task could not reply. `error` says why, in one line.
+
+    It is no `Exception`, because TRL gives those of a tool to the model, as the tool's answer.
+    """
+
+    def __init__(self, error: RewardError):
+        super().__init__(str(error))
+        self.error = error
+
+
+def reply_of(task, turns: Sequence[str], row: Mapping) -> str | None:
+    """The reply of a task, see [`~tasks.base.Task.reply`]. Raises [`RewardError`]: it raised, or is no text."""
+    try:
+        reply = task.reply(turns, row)
+    except Exception as error:
+        raised = f"raised {type(error).__name__}: {error}{place(error, task.reply)}"
+        raise RewardError(_failure(task, raised, row)) from own_traceback(error)
+    if reply is not None and not isinstance(reply, str):
+        raise RewardError(_failure(task, f"returned {reply!r}, which is neither a text nor None,", row))
+    return reply
+
+
+def _failure(task, what: str, row: Mapping) -> str:
+    return f"reply of task {task.name!r} {what} for the prompt {quoted(row.get('prompt'))}."
 
 
 def with_turns(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -59,7 +91,10 @@ def environment_of(task, most: int) -> type:
                 text: The turn.
             """
             self._turns.append(in_one_line(text))
-            reply = task.reply(self._turns, self._row)
+            try:
+                reply = reply_of(task, self._turns, self._row)
+            except RewardError as error:
+                raise ReplyFailed(error) from error
             return " ".join(map(str, range(most + 1))) if reply is None else reply
 
     return Environment
@@ -109,7 +144,8 @@ def play(
         complete (`Callable`): Takes tokens and a greatest length; returns a turn of each, and whether it ended.
         settings: Of the chat template.
 
-    Returns the text of each completion; its tokens, and whether its last turn ended.
+    Returns the text of each completion; its tokens, and whether its last turn ended. Raises [`RewardError`]: the task
+    could not reply.
     """
     make = environment_of(task, most)
     environments, messages = [make() for _ in rows], [[] for _ in rows]
@@ -129,7 +165,10 @@ def play(
             messages[game].append(parse_response(tokenizer, turn, prefix=[]))
             if not (calls := messages[game][-1].get("tool_calls")):
                 continue
-            reply = environments[game].take_turn(**calls[0]["function"]["arguments"])
+            try:
+                reply = environments[game].take_turn(**calls[0]["function"]["arguments"])
+            except ReplyFailed as failure:
+                raise failure.error from failure.error.__cause__
             added = reply_ids(tokenizer, reply, **settings)
             if len(ids[game]) + len(added) <= most:
                 ids[game] += added

@@ -61,6 +61,14 @@ def test_arms_that_trained_at_the_same_time_have_no_step_time(demo, make_run, ma
     assert "ref_cost.png" not in (demo / "report.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["report.md", "report.html"])
+def test_somebody_else_s_report_is_not_overwritten(demo, capsys, name):
+    (demo / name).write_text("# My report\n")
+    assert report.main(["--runs", f"{demo}/*"]) == 2
+    assert f"error: {demo / name} is no report of this command" in capsys.readouterr().err
+    assert (demo / name).read_text() == "# My report\n" and not list(demo.glob("*.png"))
+
+
 HEADINGS = ["Verdict", "Result matrix", "Curves", "Arms against plain, control and A", "What was learned"]
 HEADINGS += ["pass@k against k", "Newly solved and lost prompts", "Dips and reconvergence after the resets"]
 HEADINGS += ["What it cost", "Caveats", "How to reproduce"]
