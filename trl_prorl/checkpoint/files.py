@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from accelerate.utils import gather_object
 from safetensors import SafetensorError
 
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError, InputError, RunError
 from ..files import free_name
 from ..record.run_files import read_json
 from ..record.shapes import flag, integer, table, text
@@ -72,11 +71,15 @@ class WholeCheckpoint:
     """
     A checkpoint under construction in the folder of all checkpoints, after so many optimizer steps: written aside, and
     given its name when it is whole. `resumable`: whether optimizer, schedule and random states will be in it.
+    `sharded`: whether processes gather its tensors from one another while they write, as FSDP and DeepSpeed do.
     """
 
-    def __init__(self, run_dir: Path, step: int, resumable: bool):
+    def __init__(self, run_dir: Path, step: int, resumable: bool, sharded: bool = False):
         name = f"checkpoint-{step}"
-        self.run_dir, self.step, self.resumable = run_dir, step, resumable
+        self.run_dir = run_dir
+        self.step = step
+        self.resumable = resumable
+        self.sharded = sharded
         self.folder = run_dir / f"{INCOMPLETE}{name}"  # where the trainer believes its checkpoints to be
         self.aside, self.final = self.folder / name, run_dir / name
         self.failure: Exception | None = None  # the first write of this process that failed
@@ -85,13 +88,16 @@ class WholeCheckpoint:
     def failure_noted(self) -> Iterator[None]:
         """
         A part of the writing. A write that fails in it is noted, and this process goes on to where it meets the
-        others: one that ended here would leave them waiting.
+        others: one that ended here would leave them waiting. Where tensors are sharded it ends here, because it could
+        not take part in what the others gather next; the launcher ends them.
         """
         try:
             yield
         except Exception as error:
-            if not is_failed_write(error):
+            if not is_failed_write(error) or isinstance(error, RunError):
                 raise
+            if self.sharded:
+                raise CheckpointError(save_failed(self.final, self.run_dir, error)) from error
             if self.failure is None:
                 self.failure = error
 
@@ -115,6 +121,8 @@ class WholeCheckpoint:
 
     def _settle(self, accelerator, names: bool) -> None:
         """Wait for every process, and raise the first failure of any of them in all, once nobody writes any more."""
+        from accelerate.utils import gather_object  # who asks for the newest checkpoint need not wait for torch
+
         message = None
         if self.failure is not None:
             message = save_failed(self.final, self.run_dir, self.failure)

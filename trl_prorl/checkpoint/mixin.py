@@ -124,6 +124,8 @@ class CheckpointMixin:
         if found is None:
             return None
         checkpoint, rollback = found
+        if isinstance(error, NonFiniteError):
+            logger.warning("Gone back to %s, instead of an end with this line: %s", checkpoint.name, error)
         self._event(rollback)
         self.rollback.noted()
         return self._found(str(checkpoint))
@@ -243,7 +245,8 @@ class CheckpointMixin:
 
     def _save_checkpoint(self, model, trial):
         run_dir = Path(super()._get_output_dir(trial=trial))
-        checkpoint = WholeCheckpoint(run_dir, self.state.global_step, resumable=not self.args.save_only_model)
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        checkpoint = WholeCheckpoint(run_dir, self.state.global_step, not self.args.save_only_model, sharded)
         try:
             with checkpoint.written_aside(self.accelerator, self.args.should_save, self.recorder.files):
                 self._aside = checkpoint

@@ -22,6 +22,7 @@ from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
+from ..record.folders import check_shared
 from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
@@ -72,6 +73,11 @@ class Plan:
         if not isinstance(args, ProRLConfig):
             raise TypeError(f"args is a {type(args).__name__}; ProRLTrainer needs a ProRLConfig.")
         _check_kernel(args)
+        if args.world_size > 1:
+            folders = [args.output_dir]
+            if args.run_dir is not None:
+                folders.append(args.run_dir)
+            check_shared(folders, args.process_index)
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         if given.get("environment_factory") is None:  # an environment brings its own prompts
