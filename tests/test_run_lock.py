@@ -176,7 +176,7 @@ def test_two_nodes_without_a_shared_disk_are_refused_in_one_line_before_a_model_
         (tmp_path / rank).mkdir()
     (tmp_path / "node.py").write_text(ON_TWO_NODES)
     keys = {"output_dir": str(tmp_path / "run"), "run_dir": str(tmp_path / "record"), "train_rows": "64"}
-    keys |= {"model_name_or_path": tiny_model, apart: "here"}
+    keys |= {"model_name_or_path": tiny_model, "max_steps": "1", apart: "here"}
     arguments = [str(RECIPE)]
     for key, value in keys.items():
         arguments += [f"--{key}", value]
@@ -195,9 +195,9 @@ def test_two_nodes_without_a_shared_disk_are_refused_in_one_line_before_a_model_
 
 def test_a_file_that_comes_late_is_waited_for_and_one_of_a_killed_run_is_removed(tmp_path, monkeypatch):
     """As a network file system has it."""
-    late = [False, False, True]
-    monkeypatch.setattr(run_lock.os.path, "exists", lambda path: late.pop(0))
-    monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: None)
     (tmp_path / ".shared-of-a-killed-run").touch()
+    late = []
+    monkeypatch.setattr(run_lock.Path, "touch", late.append)
+    monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: late.pop().write_text(""))
     check_shared([tmp_path], process=0)
     assert not late and not [*tmp_path.iterdir()]
