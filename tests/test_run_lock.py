@@ -197,7 +197,7 @@ def test_a_file_that_comes_late_is_waited_for_and_one_of_a_killed_run_is_removed
     """As a network file system has it."""
     (tmp_path / ".shared-of-a-killed-run").touch()
     late = []
-    monkeypatch.setattr(run_lock.Path, "touch", late.append)
+    monkeypatch.setattr(run_lock.Path, "touch", lambda path: late.append(path))
     monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: late.pop().write_text(""))
     check_shared([tmp_path], process=0)
     assert not late and not [*tmp_path.iterdir()]
