@@ -12,7 +12,7 @@ import numpy
 import pandas
 import pytest
 import torch
-from run_record import read_events, read_rows
+from run_record import read_events, read_rows, untimed
 from tiny_run import BEST, QUESTIONS, evaluated_as
 from transformers import Trainer, TrainerCallback
 
@@ -214,6 +214,46 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newe
     assert [(row["step"], row["lr"]) for row in read_rows(out)] == [(1, 5e-3), (2, 5e-3), (3, 1e-4), (4, 1e-4)]
     found = [(event["checkpoint"], event["abandoned"]) for event in read_events(out, "resume")]
     assert found == [("checkpoint-2", ["checkpoint-4"]), ("checkpoint-2", [])]
+
+
+def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run(
+    run, make_trainer, largest_difference
+):
+    """Also of the start, which is not the resume's, and of an epoch's end, which comes after a save."""
+    keys = {"beta": 0.3, "max_steps": 8, "prompts": 4, "save_strategy": "steps", "save_steps": 2}
+    keys |= {"eval_on_start": True, "eval_strategy": "epoch", "per_device_eval_batch_size": 4, "ref_reset_stall": 1}
+    keys |= {"ref_reset_metric_mode": "min", "trainer_kwargs": QUESTIONS}
+    whole = run(**keys)
+    assert [row["step"] for row in read_rows(whole, "evaluations.jsonl")] == [0, 4, 8]
+    resets = untimed(read_events(whole))
+    assert resets  # evaluations matter
+
+    def killed(step):
+        trainer = make_trainer(**keys)
+        evaluate = trainer.evaluate
+
+        def die(*args, **kwargs):
+            if trainer.state.global_step == step:
+                raise KeyboardInterrupt
+            return evaluate(*args, **kwargs)
+
+        trainer.evaluate = die
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        return trainer.args.output_dir
+
+    out = Path(whole.args.output_dir)
+    copy = shutil.copytree(out, out.with_name("copy"))
+    before_the_first = make_trainer(**keys, output_dir=killed(0))
+    before_the_first.train()
+    before_the_second = make_trainer(**keys, output_dir=killed(4))
+    before_the_second.train(resume_from_checkpoint=True)
+    after_the_second = make_trainer(**keys, output_dir=str(copy))
+    after_the_second.train(resume_from_checkpoint=str(copy / "checkpoint-4"))
+    for again in (before_the_first, before_the_second, after_the_second):
+        assert read_rows(again, "evaluations.jsonl") == read_rows(whole, "evaluations.jsonl")
+        assert untimed(read_events(again)) == resets
+        assert largest_difference(whole, again) == 0.0
 
 
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "tokenizer.json", "training_args.bin"])

@@ -183,6 +183,7 @@ def test_a_checkpoint_holds_nothing_else(begun):
 REFUSED = {
     "seed": (7, 8, "random states"),
     "data_seed": (None, 8, "random states"),
+    "eval_on_start": (False, True, "before the first step"),
     "optim": ("adamw_torch", "sgd", "state of another optimizer"),
     "optim_target_modules": (None, ["q_proj"], "state of another optimizer"),
     "lora_r": (4, 8, "other shapes"),

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_record import read_events
+from run_record import errors, read_events
 
 
 sys.path.append(str(Path(__file__).parent / "soak"))
@@ -45,11 +45,18 @@ def train(forks, tiny_model, tmp_path):
     return run
 
 
+RECIPE = Path(__file__).parent.parent / "recipes" / "tiny" / "variantA.yaml"
 KILLED = -signal.SIGKILL
 A = {"beta": 0.3, "ref_reset_every": 3, "num_iterations": 2}
 B = {"beta_old": 0.3, "num_iterations": 3, "reuse_old_logps": True}
 SPREAD = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
-STALL = {"ref_reset_stall": 1, "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+STALL = {
+    "ref_reset_stall": 1,
+    "eval_on_start": True,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "per_device_eval_batch_size": 4,
+}
 CASES = {
     "A": A | {"lora": True},
     # Reset once, at step 4, so that the generation at step 8 depends on a reference that a resume brought back.
@@ -163,5 +170,44 @@ def test_a_disk_that_is_full_is_an_error_that_keeps_the_older_checkpoint(train, 
     (message,) = [line for line in written if line.startswith("trl_prorl.errors.CheckpointError")]
     assert "checkpoint-4 could not be written" in message
     assert "GiB are free" in message and "newest checkpoint is checkpoint-2" in message
+    assert [path.name for path in out.glob("*checkpoint*")] == ["checkpoint-2"]
+    assert newest_complete(out)[0] == out / "checkpoint-2"
+
+
+FULL_IN_ONE = """
+import os, resource, sys
+from trl_prorl import ProRLTrainer, train
+
+script, rank, size, *arguments = sys.argv
+save = ProRLTrainer._save_checkpoint
+
+def save_on_a_full_disk(self, *given):
+    if self.state.global_step == 4 and os.environ["RANK"] == rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), int(size)))
+    save(self, *given)
+
+ProRLTrainer._save_checkpoint = save_on_a_full_disk
+train.main(None, arguments)
+"""
+
+
+# The first writes the weights before Trainer's barrier for the best checkpoint, the second its random state after it.
+@pytest.mark.parametrize("rank, size", [(0, 20_000), (1, 1_000)])
+def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(forks, tiny_model, tmp_path, rank, size):
+    script, out, log = tmp_path / "full.py", tmp_path / "run", tmp_path / "log"
+    script.write_text(FULL_IN_ONE)
+    keys = {"config": RECIPE, "model_name_or_path": tiny_model, "output_dir": out, "train_rows": 4, "max_steps": 6}
+    keys |= {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 4, "eval_rows": 2}
+    keys |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "save_strategy": "steps"}
+    keys |= {"save_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
+    keys |= {"disable_tqdm": True}
+    arguments = [str(rank), str(size)]
+    for key, value in keys.items():
+        arguments += [f"--{key}", str(value)]
+    forks.start(run=str(script), argv=arguments, log=str(log), ranks=2, patient=True)
+    status, written = forks.status(), log.read_text()
+    assert status == 1 and "Traceback" not in written, written[-3000:]
+    (line,) = errors(written)
+    assert line.startswith(f"error: In process {rank}, {out / 'checkpoint-4'} could not be written")
     assert [path.name for path in out.glob("*checkpoint*")] == ["checkpoint-2"]
     assert newest_complete(out)[0] == out / "checkpoint-2"

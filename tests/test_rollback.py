@@ -9,9 +9,11 @@ import pytest
 import torch
 from run_record import read_events as events
 from run_record import read_rows as rows
+from run_record import untimed
+from tiny_run import QUESTIONS, vowels
 
 from trl_prorl.checkpoint.rollback import Rollback, after_rollback
-from trl_prorl.errors import NonFiniteError
+from trl_prorl.errors import NonFiniteError, RewardError
 from trl_prorl.guards.collapse import end_by_best
 from trl_prorl.parts import Part
 
@@ -52,12 +54,22 @@ class Fault(Part):
         return {**event, "action": "stop", "last_good": self.last_good}
 
 
+EVALUATED = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 4}
+EVALUATED |= {"trainer_kwargs": QUESTIONS}
 ARMS = {
     "A, hard": {"beta": 0.3, "ref_reset_every": 3, "optimizer_reset": "hard"},
     "a schedule": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
     "fast": {"beta": 0.3, "ref_reset_every": 3, "fast": True},
     "restarts": {"beta": 0.3, "ref_reset_every": 4, "adapter_restart": "merge"},
+    # What Trainer does as `train` begins, and what TRL has gathered since its last log.
+    "evaluated at its start, with noise": {"neftune_noise_alpha": 5.0, "logging_steps": 4, **EVALUATED},
 }
+
+
+def logged(trainer):
+    """TRL's log without times, and without the loss, of which a resume knows only the steps since the checkpoint."""
+    log = untimed(trainer.state.log_history)
+    return [{name: value for name, value in line.items() if "loss" not in name} for line in log]
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -73,6 +85,9 @@ def test_the_way_back_is_exact(make_trainer, run, largest_difference, arm):
     assert (event["reason"], event["rollbacks"], event["rate_factor"]) == ("entropy_collapse", 1, 1.0)
     assert not events(back, "entropy_collapse")  # it is in the part of the record that was left
     assert largest_difference(whole, back) == 0.0
+    assert logged(back) == logged(whole)
+    if "eval_strategy" in ARMS[arm]:
+        assert rows(back, "evaluations.jsonl") == rows(whole, "evaluations.jsonl")
     assert [row["step"] for row in rows(back)] == list(range(1, 13))
     assert Path(back.args.output_dir, "abandoned-checkpoint-8").is_dir()
     assert Path(back.args.output_dir, "checkpoint-8").is_dir()  # written again
@@ -154,6 +169,47 @@ def test_nan_goes_back_too(make_trainer, rollback, times):
         (event,) = events(trainer, "rollback")
         assert (event["reason"], event["checkpoint"]) == ("nonfinite", "checkpoint-4")
         assert trainer.state.global_step == 12
+
+
+def spoiled(calls, spoil):
+    """A reward that is as usual but at some of its calls, counted from 1."""
+    count = 0
+
+    def reward(completions, **columns):
+        nonlocal count
+        count += 1
+        return spoil(completions) if count in calls else vowels(completions)
+
+    return reward
+
+
+def nan(completions):
+    return [float("nan")] * len(completions)
+
+
+def test_a_nan_reward_goes_back_too(run, make_trainer, largest_difference, caplog):
+    """At the sixth generation, for step 11, and only once."""
+    whole = run(**ARMS["A, hard"], **SAVES)
+    back = make_trainer(**ARMS["A, hard"], **SAVES, rollback=1, rollback_rate=1.0, reward=spoiled([6], nan))
+    back.train()
+    (event,) = events(back, "rollback")
+    assert (event["reason"], event["step_requested"], event["checkpoint"]) == ("nonfinite", 10, "checkpoint-8")
+    assert "Gone back to checkpoint-8" in caplog.text and "'reward' returned nan" in caplog.text
+    assert largest_difference(whole, back) == 0.0
+
+
+def test_a_nan_reward_that_comes_again_ends_the_run(make_trainer):
+    trainer = make_trainer(**SAVES, rollback=2, reward=spoiled(range(6, 100), nan))
+    with pytest.raises(RewardError, match="returned nan"):
+        trainer.train()
+    assert events(trainer, "rollback")[-1]["rollbacks"] == 2
+
+
+def test_a_reward_that_raises_ends_the_run(make_trainer):
+    trainer = make_trainer(**SAVES, rollback=2, reward=spoiled([6], lambda completions: [1 / 0]))
+    with pytest.raises(RewardError, match="division by zero"):
+        trainer.train()
+    assert not events(trainer, "rollback")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from run_record import errors, everything, read_rows
 
 from trl_prorl import train
 from trl_prorl.record import folders as run_lock
-from trl_prorl.record.folders import LOCK_FILE, FolderInUseError, FolderLock, check_free
+from trl_prorl.record.folders import LOCK_FILE, FolderInUseError, FolderLock, check_free, check_shared
 
 
 ROOT = Path(__file__).parent.parent
@@ -155,3 +155,49 @@ def test_two_ranks_are_one_run_and_say_one_line(forks, tiny_model, tmp_path):
     lock.let_go()
     (line,) = errors(log.read_text())
     assert f"is in use: process {os.getpid()} on " in line and "Traceback" not in log.read_text()
+
+
+ON_TWO_NODES = """
+import os, sys
+from trl_prorl import train
+from trl_prorl.record import folders
+
+folders.SHARED_SECONDS = 0.0
+os.chdir(os.environ["RANK"])  # each has a disk of its own
+train.main(sys.argv[1], sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("apart", ["output_dir", "run_dir"])
+def test_two_nodes_without_a_shared_disk_are_refused_in_one_line_before_a_model_is_loaded(
+    forks, tiny_model, tmp_path, apart
+):
+    for rank in "01":
+        (tmp_path / rank).mkdir()
+    (tmp_path / "node.py").write_text(ON_TWO_NODES)
+    keys = {"output_dir": str(tmp_path / "run"), "run_dir": str(tmp_path / "record"), "train_rows": "64"}
+    keys |= {"model_name_or_path": tiny_model, "max_steps": "1", apart: "here"}
+    arguments = [str(RECIPE)]
+    for key, value in keys.items():
+        arguments += [f"--{key}", value]
+    log = tmp_path / "log"
+    order = {"run": str(tmp_path / "node.py"), "argv": arguments, "cwd": str(tmp_path), "log": str(log)}
+    forks.start(**order, ranks=2, patient=True)
+    assert forks.status() == 2
+    written = log.read_text()
+    (line,) = errors(written)
+    assert line.startswith(
+        f"error: {tmp_path / '1' / 'here'} of process 1 on {socket.gethostname()} is not the folder"
+    )
+    assert "Traceback" not in written and "Loading weights" not in written
+    assert not [*tmp_path.rglob(".shared-*")] and not [*tmp_path.rglob("metrics.jsonl")]
+
+
+def test_a_file_that_comes_late_is_waited_for_and_one_of_a_killed_run_is_removed(tmp_path, monkeypatch):
+    """As a network file system has it."""
+    (tmp_path / ".shared-of-a-killed-run").touch()
+    late = []
+    monkeypatch.setattr(run_lock.Path, "touch", lambda path: late.append(path))
+    monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: late.pop().write_text(""))
+    check_shared([tmp_path], process=0)
+    assert not late and not [*tmp_path.iterdir()]

@@ -76,7 +76,6 @@ BAD = [
     (f"{OF_GSM8K} /nowhere", ["/nowhere"]),
     ("--optimizer_reset hard --optim sgd", ["optimizer_reset", "SGD", "keep"]),
     ("--optimizer_reset step --optim adafactor", ["optimizer_reset='step'", "Adafactor", "hard"]),
-    (RESUME, ["resume_from_checkpoint=True", "holds no checkpoint"]),
     ("--max_steps many", ["max_steps", "many"]),
     ("--model_name_or_path ./no/such/folder", ["model_name_or_path='./no/such/folder'"]),
     ("--train_rows 1", ["1 prompts", "train_rows"]),
@@ -183,10 +182,11 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     assert everything(out) == before
 
 
-@pytest.mark.parametrize("left", ["a killed process", "run.lock", "metrics.jsonl", ""])
+@pytest.mark.parametrize("left", ["a killed process", "run.lock", "metrics.jsonl", "", "checkpoint-3"])
 def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, recipe, tmp_path, tiny_model, left):
     out = tmp_path / "run"
-    out.mkdir()
+    if left:  # else it was killed before it had its lock
+        out.mkdir()
     if left == "a killed process":
         argv = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL]
         process = forks.start(run=str(SCRIPT), argv=argv, log=str(tmp_path / "log"))
@@ -198,10 +198,13 @@ def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, recipe, 
     elif left:  # killed a moment earlier; ended by Ctrl-C
         (out / left).touch()
     status, written = recipe(RESUME)
-    if not left:
-        assert status == 2 and "holds no checkpoint that is complete. Leave it out to begin a run there" in written
+    if left == "checkpoint-3":
+        assert status == 2 and "holds no checkpoint that is complete. checkpoint-3: it has no manifest" in written
     else:
-        assert status == 0 and "the run begins again at step 0" in written
+        begins = (
+            "the run begins again at step 0" if left else f"there is no run in {out} yet: the run begins at step 0"
+        )
+        assert status == 0 and begins in written
         assert len(read_rows(out)) == 3 and not list(out.glob("earlier-*"))
 
 

@@ -53,6 +53,20 @@ IN_ORDER = [
     ),
     # A save asks where to write.
     (Trainer, "_save_checkpoint", ["self._get_output_dir(trial=trial)"]),
+    # The evaluation that a run has once, and how it is told from others.
+    (
+        *(Trainer, "_inner_training_loop"),
+        ["if args.eval_on_start:", "self._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)"],
+    ),
+    # A save of an epoch's last step can wait for the end of the epoch.
+    (Trainer, "_run_epoch", ["self._maybe_log_save_evaluate(", "self.callback_handler.on_epoch_end("]),
+    # What a training that was broken off leaves behind.
+    (Trainer, "train", ["self.neftune_hook_handle = activate_neftune("]),
+    (
+        GRPOTrainer,
+        "__init__",
+        ["self._metrics = ", "self._logs = ", "self._pending_extra_logs", "self._pending_metrics"],
+    ),
     (Trainer, "_prepare_for_training", ["self._load_optimizer_and_scheduler("]),
     # An evaluation logs what its loop found.
     (

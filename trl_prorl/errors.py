@@ -30,5 +30,9 @@ class RewardError(RunError, ValueError):
     """A reward function raised, took too long, or returned what is not one finite number for every completion."""
 
 
+class NonFiniteRewardError(RewardError, NonFiniteError):
+    """A reward function returned NaN or infinity."""
+
+
 class PushError(RunError):
     """An upload to the Hub failed; what was to be uploaded is whole on disk."""

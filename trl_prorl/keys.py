@@ -312,9 +312,10 @@ class ProlongedKeys:
         rollback (`int`, *optional*, defaults to `0`):
             How often a run that collapses may go back to its last good checkpoint, with weights, optimizer, reference,
             schedule and position in the data, at a lower learning rate; then it stops. A collapse is a mean reward of
-            the last 10 % of the steps, at least 10, below half of the best mean of 10 steps. Whatever else stops a run
-            (`nonfinite: stop`, `entropy_stop`, `guard_gap_action: stop`) goes back as well. Needs checkpoints that can
-            be resumed from, and one process.
+            the last 10 % of the steps, at least 10, below half of the best mean of 10 steps. What else stops a run by
+            `nonfinite: stop` (in a reward, too), `entropy_stop` or `guard_gap_action: stop` goes back as well. A
+            reward function that raises or takes too long ends the run. Needs checkpoints that can be resumed from, and
+            one process.
         rollback_rate (`float`, *optional*, defaults to `0.5`):
             Factor of every roll-back on the learning rate.
         nonfinite (`str`, *optional*, defaults to `"stop"`):

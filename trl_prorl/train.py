@@ -177,11 +177,17 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
             ) from None
         # A run that was killed before its first row has left one of these.
         begun = (run_dir / METRICS_FILE).exists() or (run_dir / LOCK_FILE).exists()
-        if args.resume_from_checkpoint.lower() == "true" and begun and newest_complete(args.output_dir)[0] is None:
-            check_nothing_foreign(output_dir, run_dir)
+        newest, unusable = newest_complete(args.output_dir, content=False)
+        if args.resume_from_checkpoint.lower() != "true" or newest is not None:
+            raise
+        if unusable and not begun:
+            raise
+        check_nothing_foreign(output_dir, run_dir)
+        if begun:
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
-            return False
-        raise
+        else:  # it was killed before it wrote anything, or was never started
+            print(f"there is no run in {args.output_dir} yet: the run begins at step 0", file=sys.stderr)
+        return False
     if is_fork(checkpoint, output_dir):
         _check_new(output_dir, run_dir)
     else:

@@ -350,9 +350,23 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         return norm
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
-        if self.meter.open:  # called once more at the end of an epoch, with no step open
+        ends_step = self.meter.open  # called once more at the end of an epoch, with no step open
+        if ends_step:
             self._end_step(self.state.global_step)
+        if ends_step and self.control.should_save and self._epoch_ends():
+            # A resume would leave out what is measured at the epoch's end, which comes after this save.
+            self.control.should_save = False
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+            self.control.should_save = True
+            return
         super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _epoch_ends(self) -> bool:
+        """Whether this step is the last of an epoch at whose end the run is evaluated or logged."""
+        if "epoch" not in (self.args.eval_strategy, self.args.logging_strategy):
+            return False
+        is_last = float(self.state.epoch).is_integer()
+        return is_last or self.control.should_epoch_stop or self.control.should_training_stop
 
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
@@ -401,10 +415,14 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         output.metrics.update(self.verdicts.of_set(dataloader.dataset, metric_key_prefix))
         return output
 
-    def _evaluate(self, *args, **kwargs):
+    def _evaluate(self, *args, skip_scheduler=False, **kwargs):
+        # Trainer's `eval_on_start`, which alone skips the scheduler, evaluates whenever `train` begins. A run that
+        # goes on from a checkpoint has had that evaluation.
+        if skip_scheduler and self._resume is not None:
+            return {}
         timer = StageTimer(self.accelerator.device)
         with timer.stage("eval"):
-            metrics = super()._evaluate(*args, **kwargs)
+            metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
         self.recorder.charge_evaluation(self.state.global_step, timer.seconds["eval"])
         for name in (name for callback in self.resets.callbacks for name in callback.metrics()):
             if name not in metrics:

@@ -6,7 +6,7 @@ It prints the fork's process id at the beginning and the exit status at the end.
 its `argv`, `cwd` and `env`, or `"-m"`, with a module as the first of `argv`, or `"training"`, see training.py, or
 `"exec"`, for another program. `terminal` puts it on a pseudo-terminal. `hub` is the address of a Hub, see
 hub_server.py. `ranks` is a number of processes, started as a launcher would; they are one process group, whose leader
-is the fork.
+is the fork. With `patient` a rank that fails takes no other with it: each has to end by itself.
 """
 
 import gc
@@ -85,7 +85,9 @@ def launch(order):
         ranks.pop(process)
         if (status := os.waitstatus_to_exitcode(status)) and not failed:
             failed = status
-            for other in [] if interrupted else ranks:
+            if interrupted or order.get("patient"):
+                continue
+            for other in ranks:
                 os.kill(other, signal.SIGTERM)
     os._exit(failed if failed >= 0 else 128 - failed)
 

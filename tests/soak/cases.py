@@ -38,7 +38,7 @@ CASES = {
     "C by a stall, soft, full": (
         "C",
         {"use_peft": False, "ref_reset_every": 0, "ref_reset_stall": 1, "eval_steps": 2, "optimizer_reset": "soft"}
-        | {"optimizer_reset_rewarmup_steps": 9, "lr_scheduler_type": "linear", "save_steps": 1},
+        | {"eval_on_start": True, "optimizer_reset_rewarmup_steps": 9, "lr_scheduler_type": "linear", "save_steps": 1},
     ),
     "C, asymmetric, dynamic sampling": (
         "C",

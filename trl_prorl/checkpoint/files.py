@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError, InputError, RunError
 from ..files import free_name
 from ..record.folders import LEFT_BEHIND, find_named
 from ..record.run_files import read_json
@@ -100,33 +100,71 @@ class WholeCheckpoint:
     """
     A checkpoint under construction in the folder of all checkpoints, after so many optimizer steps: written aside, and
     given its name when it is whole. `resumable`: whether optimizer, schedule and random states will be in it.
+    `sharded`: whether processes gather its tensors from one another while they write, as FSDP and DeepSpeed do.
     """
 
-    def __init__(self, run_dir: Path, step: int, resumable: bool):
+    def __init__(self, run_dir: Path, step: int, resumable: bool, sharded: bool = False):
         name = f"checkpoint-{step}"
-        self.run_dir, self.step, self.resumable = run_dir, step, resumable
+        self.run_dir = run_dir
+        self.step = step
+        self.resumable = resumable
+        self.sharded = sharded
         self.folder = run_dir / f"{INCOMPLETE}{name}"  # where the trainer believes its checkpoints to be
         self.aside, self.final = self.folder / name, run_dir / name
+        self.failure: Exception | None = None  # the first write of this process that failed
+
+    @contextmanager
+    def failure_noted(self) -> Iterator[None]:
+        """
+        A part of the writing. A write that fails in it is noted, and this process goes on to where it meets the
+        others: one that ended here would leave them waiting. Where tensors are sharded it ends here, because it could
+        not take part in what the others gather next; the launcher ends them.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_failed_write(error) or isinstance(error, RunError):
+                raise
+            if self.sharded:
+                raise CheckpointError(save_failed(self.final, self.run_dir, error)) from error
+            if self.failure is None:
+                self.failure = error
 
     @contextmanager
     def written_aside(self, accelerator, names: bool, record: Iterable[Path]) -> Iterator[None]:
         """
         The time in which all processes write it; at the end one of them `names` it, with the files of the record on
-        disk. Raises [`~trl_prorl.errors.CheckpointError`]: it could not be written whole; nothing of it is left.
+        disk. Raises [`~trl_prorl.errors.CheckpointError`], in every process: one of them could not write its part;
+        nothing of the checkpoint is left.
         """
-        try:
+        with self.failure_noted():
             yield
-            accelerator.wait_for_everyone()
-            if names:
+        self._settle(accelerator, names)
+        if names:
+            with self.failure_noted():
                 for path in record:
                     sync(path)
                 name_checkpoint(self.aside, self.final, self.step, self.resumable)
                 self.folder.rmdir()
-        except Exception as error:
-            if not is_failed_write(error):
-                raise
+        self._settle(accelerator, names)
+
+    def _settle(self, accelerator, names: bool) -> None:
+        """Wait for every process, and raise the first failure of any of them in all, once nobody writes any more."""
+        from accelerate.utils import gather_object  # who asks for the newest checkpoint need not wait for torch
+
+        message = None
+        if self.failure is not None:
+            message = save_failed(self.final, self.run_dir, self.failure)
+            if accelerator.num_processes > 1:
+                message = f"In process {accelerator.process_index}, {message}"
+        messages = [found for found in gather_object([message]) if found is not None]
+        if not messages:
+            return
+        if names:
             shutil.rmtree(self.folder, ignore_errors=True)
-            raise CheckpointError(save_failed(self.final, self.run_dir, error)) from error
+        error = CheckpointError(messages[0])
+        error.said_elsewhere = not accelerator.is_main_process  # one line is enough
+        raise error from self.failure
 
 
 def steps_of(output_dir: Path) -> dict[Path, int]:

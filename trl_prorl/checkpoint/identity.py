@@ -124,6 +124,7 @@ FIXED = {
         "use_peft lora_r lora_target_modules lora_target_parameters lora_modules_to_save use_dora".split(),
         "the checkpoint's weights and the optimizer's state have other shapes",
     ),
+    "eval_on_start": "it acts before the first step alone",
     "optim_target_modules": "the checkpoint holds the state of another optimizer",
 }
 

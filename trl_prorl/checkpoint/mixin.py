@@ -89,13 +89,23 @@ class CheckpointMixin:
                 self._resume = self._found(resume_from_checkpoint)
             by_main_process(is_main, self._check_folders_content)
             while True:
+                self._remove_noise()
                 try:
                     return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
-                except RewardError as error:
-                    # The frames that matter are those of its cause, which it keeps.
-                    raise error.with_traceback(None)  # noqa: B904
-                except (RollbackRequest, NonFiniteError) as error:
-                    self._resume = self._go_back(error)
+                except RunError as error:
+                    resume = self._go_back(error)
+                    if resume is None and isinstance(error, RewardError):
+                        # The frames that matter are those of its cause, which it keeps.
+                        raise error.with_traceback(None)  # noqa: B904
+                    if resume is None:
+                        raise
+                    self._resume = resume
+
+    def _remove_noise(self) -> None:
+        """Take off NEFTune's hook, which a training that did not come to its end has left: there would be two."""
+        hook = getattr(self, "neftune_hook_handle", None)
+        if hook is not None:
+            hook.remove()
 
     def _check_folders_content(self) -> None:
         output_dir = Path(self.args.output_dir)
@@ -118,14 +128,26 @@ class CheckpointMixin:
             raise RollbackRequest(event)
         self.control.should_training_stop = self.control.should_save = True
 
-    def _go_back(self, error: RunError) -> Resume:
-        """The resume from the last good checkpoint. Raises the error where there is none, or no roll-back is left."""
-        step = self.state.global_step
-        event = getattr(error, "event", {"event": NONFINITE, "step_applied": step, "last_good": step})
-        found = self.rollback.go_back(event) if self.rollback is not None else None
+    def _go_back(self, error: RunError) -> Resume | None:
+        """
+        The resume from the last good checkpoint; `None` where the run may not go back because of this error, there is
+        no such checkpoint, or no roll-back is left.
+        """
+        if self.rollback is None:
+            return None
+        if isinstance(error, RollbackRequest):
+            event = error.event
+        elif isinstance(error, NonFiniteError):
+            step = self.state.global_step
+            event = {"event": NONFINITE, "step_applied": step, "last_good": step}
+        else:
+            return None
+        found = self.rollback.go_back(event)
         if found is None:
-            raise error
+            return None
         checkpoint, rollback = found
+        if isinstance(error, NonFiniteError):
+            logger.warning("Gone back to %s, instead of an end with this line: %s", checkpoint.name, error)
         self._event(rollback)
         self.rollback.noted()
         return self._found(str(checkpoint))
@@ -135,6 +157,7 @@ class CheckpointMixin:
             for part in self.parts.values():
                 part.begin()
             self._generations = 0
+            self._forget_logs()
         self._has_trained, resume = True, self._resume
         if self._begins_in_its_folder():
             folders = (Path(self.args.output_dir), self.run_dir)
@@ -157,6 +180,12 @@ class CheckpointMixin:
             packing, base = self.acceleration.packing, self.base_name()
             write_env(self.run_dir, self.args, self.model, packing, generation, base, self._run_id)
         return super()._inner_training_loop(*args, **kwargs)
+
+    def _forget_logs(self) -> None:
+        """Empty what TRL has gathered for its next log: it is of steps that are no longer part of the run."""
+        pending = [*self._metrics.values(), self._pending_metrics, self._pending_extra_logs]
+        for values in [*pending, *self._logs.values()]:
+            values.clear()
 
     def _init_training_state(self, max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial):
         best = None
@@ -238,20 +267,29 @@ class CheckpointMixin:
 
     def _save_checkpoint(self, model, trial):
         run_dir = Path(super()._get_output_dir(trial=trial))
-        checkpoint = WholeCheckpoint(run_dir, self.state.global_step, resumable=not self.args.save_only_model)
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        checkpoint = WholeCheckpoint(run_dir, self.state.global_step, not self.args.save_only_model, sharded)
         try:
             with checkpoint.written_aside(self.accelerator, self.args.should_save, self.recorder.files):
                 self._aside = checkpoint
-                super()._save_checkpoint(model, trial)
-                self._save_beside(checkpoint)
+                with checkpoint.failure_noted():
+                    super()._save_checkpoint(model, trial)
+                with checkpoint.failure_noted():
+                    self._save_beside(checkpoint)
         finally:
             self._aside = None
-        self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate(run_dir, self.state.global_step, limit, best, self._run_id)
+
+    def _failure_noted(self):
+        """
+        A context in which a write of a checkpoint may fail and this process goes on: for what comes before Trainer's
+        barrier inside a save, at which the other processes wait.
+        """
+        return self._aside.failure_noted() if self._aside is not None else nullcontext()
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
         """Write what the run needs beyond TRL's checkpoint."""
@@ -276,7 +314,8 @@ class CheckpointMixin:
 
     def save_model(self, output_dir=None, _internal_call=False):
         try:
-            super().save_model(output_dir, _internal_call=True)
+            with self._failure_noted():
+                super().save_model(output_dir, _internal_call=True)
             if output_dir is None or Path(output_dir) == Path(self.args.output_dir):
                 self.create_model_card()  # PEFT has written its own
             if self.args.push_to_hub and not _internal_call:
@@ -311,7 +350,8 @@ class CheckpointMixin:
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
         """Write the card of the run so far. A failure to write it does not stop a run."""
         try:
-            self.uploads.write_card(dataset_name, tags)
+            with self._failure_noted():
+                self.uploads.write_card(dataset_name, tags)
         except ValueError as error:
             logger.warning("The model card is not up to date: %s", error)
 

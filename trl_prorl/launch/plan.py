@@ -22,7 +22,7 @@ from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
-from ..record.folders import check_are_folders, folders_of
+from ..record.folders import check_are_folders, check_shared, folders_of
 from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
@@ -77,6 +77,8 @@ class Plan:
         check_trackers(args.report_to)
         tell_of_emulated_bf16(args, model)
         check_are_folders(folders_of(args))
+        if args.world_size > 1:
+            check_shared(list(folders_of(args).values()), args.process_index)
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         if given.get("environment_factory") is None:  # an environment brings its own prompts

@@ -15,7 +15,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"
 SECONDS = 0.5  # a look at the lock takes it for a moment, see `holder`
+TOKEN = ".shared-"  # begins the name of a file for which all processes look
+SHARED_SECONDS = 60  # NFS remembers for as long what a folder held
 NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # some network file systems
 
 
@@ -309,6 +312,66 @@ def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> 
         "output_dir=%r held an earlier run, which is now in %s. Remove it if you like, or give each run a folder.",
         *(str(output_dir), output_dir / name),
     )
+
+
+def check_shared(folders: Iterable[str | os.PathLike], process: int) -> None:
+    """
+    Refuse folders that are not the same for every process of a run, as on several nodes without a shared disk: a
+    resume would look for its checkpoint on each of them. The main process writes a file, and all look for it.
+
+    Args:
+        folders (`Iterable`): `output_dir`, and `run_dir` where it is another.
+        process (`int`): The number of this process among all of the run.
+
+    Raises `ValueError`: in every process, naming the first folder and process; `OSError`: a folder cannot be written.
+    """
+    from accelerate.utils import gather_object  # as below
+
+    name = by_main_process(process == 0, lambda: _write_tokens(folders))
+    try:
+        missing = None
+        for folder in folders:
+            if missing is None and not _appears(Path(folder, name)):
+                missing = f"{Path(folder).absolute()} of process {process} on {socket.gethostname()}"
+        found = gather_object([missing])
+    finally:
+        if process == 0:
+            _remove_tokens(folders)
+    lacking = [one for one in found if one is not None]
+    if not lacking:
+        return
+    error = ValueError(
+        f"{lacking[0]} is not the folder that the main process writes to. All processes of a run need one output_dir "
+        "and run_dir, on a disk that the nodes share; save_on_each_node does not replace it."
+    )
+    error.said_elsewhere = process != 0
+    raise error
+
+
+def _write_tokens(folders: Iterable[str | os.PathLike]) -> str:
+    """Write an empty file into each folder, and return its name, which no file had before."""
+    _remove_tokens(folders)  # of a run that was killed meanwhile
+    name = f"{TOKEN}{uuid.uuid4().hex}"
+    for folder in folders:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder, name).touch()
+    return name
+
+
+def _remove_tokens(folders: Iterable[str | os.PathLike]) -> None:
+    for folder in folders:
+        for path in Path(folder).glob(f"{TOKEN}*"):
+            path.unlink(missing_ok=True)
+
+
+def _appears(path: Path) -> bool:
+    """Whether a file is there, or comes within the time for which a network file system may hide a new one."""
+    end = time.monotonic() + SHARED_SECONDS
+    while not os.path.exists(path):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:

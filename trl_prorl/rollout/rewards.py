@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import is_async_callable
 
-from ..errors import RewardError
+from ..errors import NonFiniteRewardError, RewardError
 from ..text import quoted
 
 
@@ -98,11 +98,14 @@ def watched(
     if isinstance(function, torch.nn.Module):
         return function
 
-    def wrong(what: str, prompts: list, row: int | None = None, cure: str = "") -> RewardError:
+    def line(what: str, prompts: list, row: int | None = None, cure: str = "") -> str:
         of = f" for a batch of {len(prompts)} that begins with {quoted(prompts[0])}" if prompts else ""
         if prompts and row is not None:
             of = f" for the prompt {quoted(prompts[row])}"
-        return RewardError(f"reward function {name!r} {what}{of}.{cure}")
+        return f"reward function {name!r} {what}{of}.{cure}"
+
+    def wrong(what: str, prompts: list, row: int | None = None, cure: str = "") -> RewardError:
+        return RewardError(line(what, prompts, row, cure))
 
     @contextmanager
     def named(prompts: list, late: type[BaseException]) -> Iterator[None]:
@@ -132,7 +135,7 @@ def watched(
             if not math.isfinite(value):
                 if nonfinite == "stop":
                     cure = " Mend it, return None where it does not apply, or set nonfinite: skip."
-                    raise wrong(f"returned {value}", prompts, row, cure)
+                    raise NonFiniteRewardError(line(f"returned {value}", prompts, row, cure))
                 rewards[row] = math.inf if training() else math.nan
         return rewards
 
