@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from run_record import read_rows as rows
 from test_packing import MOE, build
-from tiny_run import constant, vowels, watched
-from transformers import AutoTokenizer
+from tiny_run import LORA, constant, vowels, watched
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
@@ -65,6 +66,26 @@ def test_eight_steps_packed_and_padded_end_with_the_same_weights(run, largest_di
     assert tokens[0] < 0.75 * tokens[1]
     calls = {name: [row[name] for row in rows(padded)] for name in ("policy_forward_calls", "ref_forward_calls")}
     assert {name: [row[name] for row in rows(packed)] for name in calls} == calls
+
+
+@pytest.mark.parametrize("bias", ["lora_only", "all"])
+@pytest.mark.parametrize("keys", [{"pack_groups": "on"}, {"fast": True, "compact_generation": "off"}], ids=str)
+def test_biases_are_trained_as_they_are_in_padded_rows(run, tiny_model, bias, keys):
+    begun = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
+    trained = []
+    for packing in ({}, keys):
+        trainer = run(lora=False, trainer_kwargs={"peft_config": LoraConfig(**LORA, bias=bias)}, **packing)
+        found = {}
+        for name, param in trainer.model.named_parameters():
+            if param.requires_grad and name.endswith("bias"):
+                found[name.removeprefix("base_model.model.").replace("base_layer.", "")] = param
+        trained.append(found)
+    padded, packed = trained
+    assert trainer.acceleration.packing == "on" and len(packed) == (4 if bias == "lora_only" else 6)
+    for name, param in packed.items():
+        assert (param - begun[name]).abs().max() > 1e-3
+        if "k_proj" not in name:  # its gradient is rounding noise, see `largest_difference`
+            assert (param - padded[name]).abs().max() < 1e-5
 
 
 LOSSES = "grpo bnpo dr_grpo dapo cispo sapo luspo vespo".split()
