@@ -248,10 +248,11 @@ class ProlongedKeys:
 
         pack_groups (`str`, *optional*, defaults to `"off"`):
             `"on"`: every forward that scores tokens computes each prompt once for all its completions, and no
-            padding, with the same numbers (see [`~trl_prorl.scoring.packing`]); groups stay together in a micro-batch.
-            A model or a task for which that is not possible is refused, and so is a model that gives other numbers
-            for a few tokens, which are tried when the trainer is made; with `"auto"` it is computed as TRL computes
-            it, and `env.json` says why.
+            padding, with the same numbers (see [`~trl_prorl.scoring.packing`]). An update sees TRL's own rows; those
+            of a group stand in one micro-batch as far as that allows, which is wherever an update has all rows of a
+            generation. A model or a task for which packing is not possible is refused, and so is a model that gives
+            other numbers or gradients for a few tokens, which are tried when the trainer is made; with `"auto"` it is
+            computed as TRL computes it, and `env.json` says why.
         pack_max_tokens (`int`, *optional*):
             Most tokens of one packed forward, with a single process: no less than the longest prompt and
             `max_completion_length`. `None`: a micro-batch is one forward.

@@ -34,7 +34,7 @@ from .resets.controller import Reason, Resets
 from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
-from .rollout.outcome import Outcome, Rows, Sampled, set_advantages, whole_groups, written_by_others
+from .rollout.outcome import Outcome, Rows, Sampled, groups_together, set_advantages, written_by_others
 from .rollout.verdicts import Verdicts, watched
 from .scoring.scorer import PolicyPass, Scorer
 
@@ -169,10 +169,14 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         if not (self.scorer.packs and self.model.training):
             return super()._prepare_inputs(generation_batch)
-        # TRL's method, but for its shuffle, which scatters the groups over the micro-batches; a packed row is a group.
+        # TRL's method. Its shuffle scatters a group over the micro-batches, and a prompt that stands in one of them is
+        # computed once; so rows change places wherever no update's gradient depends on it.
         if self._step % self.args.generate_every == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
-            order = whole_groups(torch.randperm(len(batch["advantages"])), self.num_generations)
+            permutation = torch.randperm(len(batch["advantages"]))
+            micro_batch = len(permutation) // self.args.steps_per_generation
+            rows = micro_batch * self.args.exchangeable_micro_batches
+            order = groups_together(permutation, self.num_generations, rows)
             batch = {name: value[order] if value.dim() else value for name, value in batch.items()}
             self._buffered_inputs = split_tensor_dict(batch, self.args.steps_per_generation)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
