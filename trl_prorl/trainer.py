@@ -24,7 +24,7 @@ from .hub.uploads import Uploads
 from .launch.acceleration import shards_weights
 from .launch.plan import Plan
 from .objective.aggregation import Aggregation, without_ratio
-from .objective.anchors import Anchors, Penalty, completion_mask, logps_key
+from .objective.anchors import Anchors, Penalty, completion_mask, counted, logps_key
 from .parts import MicroBatch, Parts
 from .record.meter import Meter, StageTimer
 from .record.recorder import LOGGED, OF_TRL, Recorder
@@ -274,13 +274,17 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         args, training = self.args, self.model.training
         if training and args.ref_compute == "naive_epoch":
             inputs[logps_key("ref")] = self._score("ref", inputs)
+        mask = completion_mask(inputs)
+        for anchor in self.anchors:
+            if anchor.logps in inputs:
+                inputs[anchor.logps] = counted(inputs[anchor.logps], mask)
         sampler_logps = self.compact.take_logps(inputs) if self.compact is not None else None
         if self.use_vllm and args.samples_whole:
             sampler_logps = inputs.get("sampling_per_token_logps")
         # An adaptive entropy bonus and a load-balancing loss need all rows, whatever their coefficients are just now.
         needs_all = self._entropy_bonus_enabled or self.aux_loss_enabled
         needs_all = needs_all or (self.anchors.acting(inputs) and not args.drop_zero_rows)
-        chosen = self.scorer.pass_over(inputs, needs_all) if training else PolicyPass()
+        chosen = self.scorer.pass_over(inputs, needs_all) if training else PolicyPass(mask=mask)
         with self.scorer.policy_pass(chosen) as scored, self.anchors.apart("ref", args.adds_penalty):
             loss = super()._compute_loss(model, without_ratio(inputs) if args.loss_mode == "no_ratio" else inputs)
         accumulation = self.current_gradient_accumulation_steps if training else None
