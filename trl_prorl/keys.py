@@ -199,7 +199,8 @@ class ProlongedKeys:
             from the run's seed), as in ReLoRA (arXiv 2307.05695). The reference is then the model without its adapter,
             so that none is held beside it; works with `beta=0` too. Files hold one adapter over the model that the run
             began from, whose rank is `lora_r` times one more than the restarts. In the host's memory each weight that
-            is merged into takes 4 bytes, and its own once more. Not for full fine-tuning and quantised models.
+            is merged into takes 4 bytes, and its own once more. In bf16 each restart moves the policy by rounding: see
+            docs/growth.md. Not for full fine-tuning and quantised models.
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
             rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
