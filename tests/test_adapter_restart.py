@@ -97,6 +97,24 @@ def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
     assert (in_place == right).double().mean() < 0.9
 
 
+BF16_WEIGHTS = {"model_init_kwargs": {"dtype": "bfloat16"}}
+PRECISIONS = {"fp32": ({}, None), "weights": (BF16_WEIGHTS, "bfloat16"), "autocast": ({"bf16": True}, "bfloat16")}
+
+
+@pytest.mark.parametrize("keys, rounded", PRECISIONS.values(), ids=PRECISIONS)
+def test_rounding_by_a_restart_is_told_before_the_run(make_trainer, caplog, keys, rounded):
+    """And only where the policy moves."""
+    trainer = make_trainer(beta=0.3, **RESTARTS, **keys)
+    lines = [record.getMessage() for record in caplog.records if "rounds the merged weights" in record.getMessage()]
+    assert len(lines) == (rounded is not None) and all(f"to {rounded}" in line for line in lines)
+    disturbed(trainer.model)
+    with trainer.accelerator.autocast():
+        before = logits(trainer.model).float()
+        trainer.parts["restart"].apply()
+        moved = far(logits(trainer.model).float(), before)
+    assert moved > 1e-4 if rounded else moved < 1e-5
+
+
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_resume_at_any_step_is_exact(run, resume, tiny_model, arm):
     keys = {**ARMS[arm], "max_steps": 6, "save_strategy": "steps", "save_steps": 1}

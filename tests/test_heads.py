@@ -207,9 +207,13 @@ def results(model, mixed):
     return [part.double() for part in (output, *gradients)]
 
 
+@pytest.mark.parametrize("trained", [(), ("bias",), ("weight",), ("bias", "weight")], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_are_pefts(bias):
+def test_values_and_gradients_are_pefts(bias, trained):
+    """Of whatever is trained: biases are, by `bias="lora_only"`."""
     model = layer_of(bias)
+    for name, param in model.base_model.model[0].base_layer.named_parameters():
+        param.requires_grad_(name in trained)
     other = copy.deepcopy(model)
     lean(other)
     assert {type(layer) for layer in other.modules()} & {Linear, LeanLinear} == {LeanLinear}
@@ -244,13 +248,11 @@ def test_other_calls_are_pefts_to_the_bit(way):
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("case", ["use_dora", "lora_dropout", "lora_bias", "trained", "replaced", "hook"])
+@pytest.mark.parametrize("case", ["use_dora", "lora_dropout", "lora_bias", "replaced", "hook"])
 def test_layers_that_are_left_alone(case):
     keys = {"lora_dropout": {"lora_dropout": 0.5}, "lora_bias": {"lora_bias": True}, "use_dora": {"use_dora": True}}
     model = layer_of(True, **keys.get(case, {}))
     base = model.base_model.model[0].base_layer
-    if case == "trained":
-        base.weight.requires_grad_()
     if case == "replaced":
         base.forward = base.forward
     if case == "hook":

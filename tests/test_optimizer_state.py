@@ -8,13 +8,14 @@ from pathlib import Path
 import bitsandbytes
 import pytest
 import torch
+from run_record import read_events
 from transformers.optimization import Adafactor
 
 from trl_prorl.errors import InputError
 from trl_prorl.interchange import export_update
 from trl_prorl.interchange.schemas import reset_factors
 from trl_prorl.resets.optimizer_state import changes, check_optimizer, reset_optimizer, reset_scaler
-from trl_prorl.resets.treatments import TREATMENTS, Treatment
+from trl_prorl.resets.treatments import TREATMENTS, WITH_ALPHA, Treatment, treatment_of
 
 
 LR, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8
@@ -267,7 +268,7 @@ def noise(monkeypatch):
     def add(tensor, alpha):
         tensor.view(-1)[::2] += alpha
 
-    monkeypatch.setitem(TREATMENTS, "noise", Treatment("noise", first=add))
+    monkeypatch.setitem(TREATMENTS, "noise", Treatment("noise", first=add, takes_alpha=True))
 
 
 def test_a_treatment_that_is_no_factor(noise):
@@ -280,6 +281,23 @@ def test_a_treatment_that_is_no_factor(noise):
     assert state["exp_avg_sq"].tolist() == pytest.approx([V] * 3) and float(state["step"]) == 2
     with pytest.raises(ValueError, match="optimizer_reset_alpha=2.0"):
         reset_optimizer(optimizer, "noise", 2.0)
+
+
+def test_alpha_is_refused_and_recorded_by_what_a_treatment_declares(noise, monkeypatch, run):
+    """A function that ignores it has none; a treatment that cannot take it is no treatment."""
+    monkeypatch.setitem(TREATMENTS, "negated", Treatment("negated", first=torch.Tensor.neg_))
+    names = {name for name, treatment in TREATMENTS.items() if treatment.uses_alpha}
+    assert names == {"soft", "noise"} == {*WITH_ALPHA, "noise"}
+    assert treatment_of("negated", alpha=7.0).name == "negated"  # no α is looked at
+    param, optimizer = adam()
+    reset_optimizer(optimizer, "negated", 0.5)
+    assert optimizer.state[param]["exp_avg"].tolist() == pytest.approx([-M] * 3)
+    for name, recorded in (("negated", None), ("noise", 0.1)):
+        keys = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 3}
+        (event,) = read_events(run(optimizer_reset=name, **keys), "reset")
+        assert event.get("alpha") == recorded
+    with pytest.raises(TypeError, match="hard takes α and has no function"):
+        Treatment("hard", first=0.0, takes_alpha=True)
 
 
 def test_no_codes_take_it_and_no_export_calls_it_a_factor(noise, make_trainer, tmp_path):

@@ -9,7 +9,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from .adapters.checks import check_growing_model
 from .adapters.growing import Growth
-from .adapters.restart import Restart
+from .adapters.restart import Restart, warn_of_rounding
 from .checkpoint.identity import base_parameters, dataset_hash, weights_hash
 from .checkpoint.rollback import Rollback
 from .guards.entropy_watch import EntropyWatch
@@ -90,6 +90,8 @@ def asked_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
         found["growth"] = Growth(args, policy, copies, timer)
     if args.adapter_restart == "merge":
         check_growing_model(policy, "adapter_restart")
+        if trainer.is_world_process_zero():
+            warn_of_rounding(policy, trainer.accelerator.mixed_precision)
         found["restart"] = trainer.resets.restart = Restart(policy, args)
     if args.rollback:
         found["rollback"] = trainer.rollback = Rollback(

@@ -1,5 +1,6 @@
 """`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training. Every key's default is off, i.e. plain TRL."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -64,6 +65,18 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
     def generate_every(self) -> int:
         """Micro-batches from one generation to the next."""
         return self.steps_per_generation * self.num_iterations
+
+    @property
+    def exchangeable_micro_batches(self) -> int:
+        """
+        How many micro-batches, from the first of a generation on, may exchange their rows so that no update's gradient
+        changes: those that belong to one update wherever it begins, and one alone where the loss divides by what a
+        micro-batch holds or ranks its tokens.
+        """
+        has_entropy_bonus = self.entropy_coef != 0.0 or self.use_adaptive_entropy
+        if self.loss_type == "bnpo" or has_entropy_bonus or self.top_entropy_quantile < 1.0:
+            return 1
+        return math.gcd(self.gradient_accumulation_steps, self.steps_per_generation)
 
     @property
     def on_policy(self) -> bool:

@@ -199,7 +199,8 @@ class ProlongedKeys:
             from the run's seed), as in ReLoRA (arXiv 2307.05695). The reference is then the model without its adapter,
             so that none is held beside it; works with `beta=0` too. Files hold one adapter over the model that the run
             began from, whose rank is `lora_r` times one more than the restarts. In the host's memory each weight that
-            is merged into takes 4 bytes, and its own once more. Not for full fine-tuning and quantised models.
+            is merged into takes 4 bytes, and its own once more. In bf16 each restart moves the policy by rounding: see
+            docs/growth.md. Not for full fine-tuning and quantised models.
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
             rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
@@ -248,10 +249,11 @@ class ProlongedKeys:
 
         pack_groups (`str`, *optional*, defaults to `"off"`):
             `"on"`: every forward that scores tokens computes each prompt once for all its completions, and no
-            padding, with the same numbers (see [`~trl_prorl.scoring.packing`]); groups stay together in a micro-batch.
-            A model or a task for which that is not possible is refused, and so is a model that gives other numbers
-            for a few tokens, which are tried when the trainer is made; with `"auto"` it is computed as TRL computes
-            it, and `env.json` says why.
+            padding, with the same numbers (see [`~trl_prorl.scoring.packing`]). An update sees TRL's own rows; those
+            of a group stand in one micro-batch as far as that allows, which is wherever an update has all rows of a
+            generation. A model or a task for which packing is not possible is refused, and so is a model that gives
+            other numbers or gradients for a few tokens, which are tried when the trainer is made; with `"auto"` it is
+            computed as TRL computes it, and `env.json` says why.
         pack_max_tokens (`int`, *optional*):
             Most tokens of one packed forward, with a single process: no less than the longest prompt and
             `max_completion_length`. `None`: a micro-batch is one forward.

@@ -25,7 +25,7 @@ from .launch.acceleration import shards_weights
 from .launch.interrupt import tell_interrupted, what_a_script_keeps
 from .launch.plan import Plan
 from .objective.aggregation import Aggregation, without_ratio
-from .objective.anchors import Anchors, Penalty, completion_mask, logps_key
+from .objective.anchors import Anchors, Penalty, completion_mask, counted, logps_key
 from .parts import MicroBatch, Parts
 from .record.meter import Meter, StageTimer
 from .record.recorder import LOGGED, OF_TRL, Recorder
@@ -35,7 +35,7 @@ from .resets.controller import Reason, Resets
 from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
-from .rollout.outcome import Outcome, Rows, Sampled, set_advantages, whole_groups, written_by_others
+from .rollout.outcome import Outcome, Rows, Sampled, groups_together, set_advantages, written_by_others
 from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts, watched
 from .scoring.scorer import PolicyPass, Scorer
@@ -184,10 +184,14 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         if not (self.scorer.packs and self.model.training):
             return super()._prepare_inputs(generation_batch)
-        # TRL's method, but for its shuffle, which scatters the groups over the micro-batches; a packed row is a group.
+        # TRL's method. Its shuffle scatters a group over the micro-batches, and a prompt that stands in one of them is
+        # computed once; so rows change places wherever no update's gradient depends on it.
         if self._step % self.args.generate_every == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
-            order = whole_groups(torch.randperm(len(batch["advantages"])), self.num_generations)
+            permutation = torch.randperm(len(batch["advantages"]))
+            micro_batch = len(permutation) // self.args.steps_per_generation
+            rows = micro_batch * self.args.exchangeable_micro_batches
+            order = groups_together(permutation, self.num_generations, rows)
             batch = {name: value[order] if value.dim() else value for name, value in batch.items()}
             self._buffered_inputs = split_tensor_dict(batch, self.args.steps_per_generation)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
@@ -291,13 +295,17 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         args, training = self.args, self.model.training
         if training and args.ref_compute == "naive_epoch":
             inputs[logps_key("ref")] = self._score("ref", inputs)
+        mask = completion_mask(inputs)
+        for anchor in self.anchors:
+            if anchor.logps in inputs:
+                inputs[anchor.logps] = counted(inputs[anchor.logps], mask)
         sampler_logps = self.compact.take_logps(inputs) if self.compact is not None else None
         if self.use_vllm and args.samples_whole:
             sampler_logps = inputs.get("sampling_per_token_logps")
         # An adaptive entropy bonus and a load-balancing loss need all rows, whatever their coefficients are just now.
         needs_all = self._entropy_bonus_enabled or self.aux_loss_enabled
         needs_all = needs_all or (self.anchors.acting(inputs) and not args.drop_zero_rows)
-        chosen = self.scorer.pass_over(inputs, needs_all) if training else PolicyPass()
+        chosen = self.scorer.pass_over(inputs, needs_all) if training else PolicyPass(mask=mask)
         with self.scorer.policy_pass(chosen) as scored, self.anchors.apart("ref", args.adds_penalty):
             loss = super()._compute_loss(model, without_ratio(inputs) if args.loss_mode == "no_ratio" else inputs)
         accumulation = self.current_gradient_accumulation_steps if training else None

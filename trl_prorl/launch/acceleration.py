@@ -11,6 +11,8 @@ from accelerate.utils import gather_object
 from ..rollout.compact_probe import probe as probe_generation
 from ..rollout.generation import as_generated, why_not_compact
 from ..scoring.first_layers import tried_on_first_layers
+from ..scoring.gradient_probe import probe_gradients
+from ..scoring.lean_lora import leaned
 from ..scoring.packing import packed_logps, why_not
 from ..scoring.packing_probe import probe as probe_packing
 from .checks import check_prompts_fit
@@ -118,7 +120,8 @@ def _packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tenso
     }
 
     def packed(*rows):
-        return packed_logps(policy, *rows, autocast=accelerator.autocast)[0]
+        with leaned(policy):  # as the run will compute, if it packs
+            return packed_logps(policy, *rows, autocast=accelerator.autocast)[0]
 
     def probed() -> str | None:
         check_pack_processes(trainer.args.pack_max_tokens, accelerator.num_processes)
@@ -126,8 +129,11 @@ def _packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tenso
             logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
             return None
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+        rows = vocabulary(policy), partial(padded, policy), packed, dtype
 
-        trial = partial(probe_packing, policy, vocabulary(policy), partial(padded, policy), packed, dtype)
+        def trial() -> str | None:
+            return probe_packing(policy, *rows) or probe_gradients(policy, *rows)
+
         return _agreed(tried_on_first_layers(policy, trial))
 
     found = chosen(trainer, "pack_groups", objections, lambda: why_not(policy), probed)

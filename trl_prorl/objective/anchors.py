@@ -76,6 +76,14 @@ def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
+def counted(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """
+    Values `(B, T)` with 0 where the mask is 0. A product with the mask would not do: at a token that does not count,
+    such as one that a tool wrote, the exponential of a log-ratio may be infinite, and 0 · ∞ is NaN, in a gradient too.
+    """
+    return values.masked_fill(mask == 0, 0.0)
+
+
 class Anchors(Part):
     """Every anchor of a run, in the order in which `kl_target` looks for the active one."""
 
@@ -115,7 +123,9 @@ class Anchors(Part):
         if self.args.kl_in == "loss":
             return None
         old, mask = batch[logps_key("old")], completion_mask(batch)
-        found = [anchor.coefficient * ((old - batch[anchor.logps]) * mask).sum(1) for anchor in self._scored(batch)]
+        found = [
+            anchor.coefficient * counted(old - batch[anchor.logps], mask).sum(1) for anchor in self._scored(batch)
+        ]
         return torch.stack([torch.zeros(len(old), device=old.device), *found]).sum(0)
 
     def _scored(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
@@ -129,16 +139,19 @@ class Anchors(Part):
         the batch's `advantages`, `(B,)`, masks and anchors' log-probabilities, `(B, T)`, the policy's with gradient,
         and TRL's `importance_sampling_level`.
         """
+        mask = completion_mask(batch)
+        if self.args.drop_zero_rows:
+            mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
         old = batch.get(logps_key("old"), logps.detach())
-        anchored = {anchor.name: old if anchor.name == "old" else batch[anchor.logps] for anchor in self.acting(batch)}
+        logps, old = counted(logps, mask), counted(old, mask)
         ratio = None
         if self.args.use_bias_correction_kl:
-            ratio = kl.importance_ratio(logps, old, completion_mask(batch), level)
-        carried = batch["advantages"].unsqueeze(1) != 0.0 if self.args.drop_zero_rows else 1.0
-        return {
-            name: kl.kl_penalty(logps, anchor_logps, self.args.kl_estimator, ratio, self.args.kl_clamp) * carried
-            for name, anchor_logps in anchored.items()
-        }
+            ratio = kl.importance_ratio(logps, old, mask, level)
+        found = {}
+        for anchor in self.acting(batch):
+            anchor_logps = old if anchor.name == "old" else counted(batch[anchor.logps], mask)
+            found[anchor.name] = kl.kl_penalty(logps, anchor_logps, self.args.kl_estimator, ratio, self.args.kl_clamp)
+        return found
 
     def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
         """

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..files import free_name, replaced
+from ..objective.anchors import counted
 from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, OBJECT, read_jsonl
 from .shapes import Shape
 
@@ -176,7 +177,8 @@ class Meter:
 
     def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         """Add to the mean over tokens of the step. `values` and `mask` have shape `(B, T)`."""
-        pair = torch.stack([(values.detach() * mask).sum().double(), mask.sum().double()])
+        total = counted(values.detach(), mask).sum()
+        pair = torch.stack([total.double(), mask.sum().double()])
         self._sums[name] = self._sums.get(name, 0.0) + pair
 
     def add_total(self, name: str, value: torch.Tensor) -> None:

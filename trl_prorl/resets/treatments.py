@@ -18,6 +18,7 @@ Nothing is imported that takes long: the configuration and the reports read thes
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -32,8 +33,10 @@ class Treatment:
     Attributes:
         name (`str`): The value of `optimizer_reset`.
         first, second (`float`, `"alpha"` or `Callable`, *optional*, defaults to `1.0`): The factor on that moment, or
-            a function `(tensor, alpha)` that changes it in place. The function may draw no number that another
-            process, or the same run resumed, would not draw.
+            a function that changes it in place: of the tensor or, with `takes_alpha`, of the tensor and `alpha`.
+            The function may draw no number that another process, or the same run resumed, would not draw.
+        takes_alpha (`bool`, *optional*): Whether functions take α. `optimizer_reset_alpha` is refused where nothing
+            uses it.
         clears_step (`bool`, *optional*): Whether the step count becomes 0.
         restarts_schedule (`bool`, *optional*): Whether the learning-rate schedule starts again,
             if `optimizer_reset_schedule` does not say.
@@ -41,11 +44,16 @@ class Treatment:
     """
 
     name: str
-    first: float | str | Callable[[Any, float], None] = 1.0
-    second: float | str | Callable[[Any, float], None] = 1.0
+    first: float | str | Callable[..., None] = 1.0
+    second: float | str | Callable[..., None] = 1.0
+    takes_alpha: bool = False
     clears_step: bool = False
     restarts_schedule: bool = False
     resets_scaler: bool = False
+
+    def __post_init__(self):
+        if self.takes_alpha and self.is_factors:
+            raise TypeError(f"{self.name} takes α and has no function that could: name α as a moment's factor.")
 
     @property
     def is_factors(self) -> bool:
@@ -55,7 +63,7 @@ class Treatment:
     @property
     def uses_alpha(self) -> bool:
         """Whether `optimizer_reset_alpha` has an effect."""
-        return ALPHA in (self.first, self.second) or not self.is_factors
+        return self.takes_alpha or ALPHA in (self.first, self.second)
 
     @property
     def changes(self) -> frozenset[str]:
@@ -67,7 +75,7 @@ class Treatment:
         """The factor on `"first"` or `"second"`, or the function of a tensor that changes it."""
         effect = getattr(self, moment)
         if callable(effect):
-            return lambda tensor: effect(tensor, alpha)
+            return partial(effect, alpha=alpha) if self.takes_alpha else effect
         return alpha if effect == ALPHA else effect
 
 

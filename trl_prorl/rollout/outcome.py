@@ -172,15 +172,29 @@ def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return (mask * (1 - batch["tool_mask"])).sum() if "tool_mask" in batch else mask.new_zeros(())
 
 
-def whole_groups(permutation: torch.Tensor, size: int) -> torch.Tensor:
+def groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Tensor:
     """
-    Reorder a permutation of B rows, in which those of a group are contiguous, so that it moves whole groups of `size`,
-    in the order in which it first meets each. It uses TRL's own permutation, so a run draws the same random numbers.
-    If a process's part of the batch is no multiple of `size`, parts of groups that fit move together.
+    Reorder a permutation of B rows so that the rows of a group stand together, as far as no row leaves its share of
+    the permutation. So TRL's own permutation decides which rows an update sees, and packing finds each prompt in as
+    few micro-batches as that allows.
+
+    Args:
+        permutation (`torch.Tensor` of shape `(B,)`): TRL's, of rows of which those of a group are contiguous.
+        size (`int`): Completions of a group. If B is no multiple of it, which is a process's part of a batch, parts of
+            groups that fit move together.
+        rows (`int`): The rows of a share: the first so many rows of the permutation, the next so many, and so on.
+
+    Returns `torch.Tensor` of shape `(B,)`: In each share the groups stand in the order in which it first meets them.
     """
     size = math.gcd(size, len(permutation))
-    groups = list(dict.fromkeys((permutation // size).tolist()))
-    return (torch.tensor(groups).unsqueeze(1) * size + torch.arange(size)).flatten()
+    ordered = []
+    for share in permutation.split(rows):
+        groups: dict[int, list[int]] = {}
+        for row in share.tolist():
+            groups.setdefault(row // size, []).append(row)
+        for members in groups.values():
+            ordered += sorted(members)
+    return torch.tensor(ordered)
 
 
 def set_advantages(

@@ -1,7 +1,10 @@
 """
-LoRA around a frozen linear layer on a CPU: x·W' + s·(x·A')·B' in the dtype of the products, of which x and x·A' alone
-are kept. Under autocast PEFT widens the input of every layer to fp32, narrows it again, and keeps both.
+LoRA around a linear layer on a CPU: x·W' + b + s·(x·A')·B' in the dtype of the products, of which x and x·A' alone are
+kept. Under autocast PEFT widens the input of every layer to fp32, narrows it again, and keeps both.
 """
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from peft.tuners.lora.layer import Linear
@@ -9,7 +12,10 @@ from torch import nn
 
 
 class Adapted(torch.autograd.Function):
-    """Of `states` `(N, I)`, `weight` `(O, I)`, `bias` `(O,)` or `None`, `down` `(r, I)`, `up` `(O, r)`: `(N, O)`."""
+    """
+    Computes `(N, O)` from `states` `(N, I)`, `weight` `(O, I)`, `bias` `(O,)` or `None`, `down` `(r, I)` and `up`
+    `(O, r)`. Each of them gets its gradient if it needs one, `weight` and `bias` too.
+    """
 
     @staticmethod
     def forward(ctx, states, weight, bias, down, up, scale):
@@ -22,9 +28,20 @@ class Adapted(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         states, weight, down, up, low = ctx.saved_tensors
+        needs_states, needs_weight, needs_bias, needs_down, needs_up, _ = ctx.needs_input_grad
+        of_states = of_weight = of_bias = of_down = of_up = None
         of_low = (gradient @ up).mul_(ctx.scale)
-        of_states = (gradient @ weight).addmm_(of_low, down) if ctx.needs_input_grad[0] else None
-        return of_states, None, None, of_low.t() @ states, (gradient.t() @ low).mul_(ctx.scale), None
+        if needs_states:
+            of_states = (gradient @ weight).addmm_(of_low, down)
+        if needs_weight:
+            of_weight = gradient.t() @ states
+        if needs_bias:
+            of_bias = gradient.sum(0)
+        if needs_down:
+            of_down = of_low.t() @ states
+        if needs_up:
+            of_up = (gradient.t() @ low).mul_(ctx.scale)
+        return of_states, of_weight, of_bias, of_down, of_up, None
 
 
 class LeanLinear(Linear):
@@ -32,30 +49,58 @@ class LeanLinear(Linear):
 
     def forward(self, x, *args, **kwargs):
         names = [name for name in self.active_adapters if name in self.lora_A]
-        weight, bias = self.base_layer.weight, self.base_layer.bias
-        mixed = torch.is_autocast_enabled("cpu")
-        dtype = torch.get_autocast_dtype("cpu") if mixed else x.dtype
         if self.disable_adapters or self.merged or args or kwargs or len(names) != 1:
             return super().forward(x, *args, **kwargs)
-        down, up, scale = self.lora_A[names[0]].weight, self.lora_B[names[0]].weight, self.scaling[names[0]]
+        name = names[0]
+        weight = self.base_layer.weight
+        bias = self.base_layer.bias
+        down = self.lora_A[name].weight
+        up = self.lora_B[name].weight
+        mixed = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if mixed else x.dtype
         if not mixed and not weight.dtype == down.dtype == dtype:
             return super().forward(x)
-        parts = (part if part is None else part.to(dtype) for part in (weight, bias, down, up))
+        states = x.reshape(-1, x.shape[-1]).to(dtype)
+        if bias is not None:
+            bias = bias.to(dtype)
         with torch.autocast("cpu", enabled=False):
-            return Adapted.apply(x.reshape(-1, x.shape[-1]).to(dtype), *parts, scale).view(*x.shape[:-1], -1)
+            result = Adapted.apply(states, weight.to(dtype), bias, down.to(dtype), up.to(dtype), self.scaling[name])
+        return result.view(*x.shape[:-1], -1)
 
 
-def lean(policy: nn.Module) -> None:
-    """Let the plain LoRA layers of a model on a CPU compute so, in place; values change by rounding."""
+def plain_layers(policy: nn.Module) -> Iterable[Linear]:
+    """The LoRA layers of a model whose whole result is that of [`Adapted`], on a CPU."""
     for layer in policy.modules():
         base = getattr(layer, "base_layer", None)
         if (
             type(layer) is Linear
             and type(base) is nn.Linear
             and base.weight.device.type == "cpu"
-            and not (base.weight.requires_grad or layer.fan_in_fan_out or layer.lora_variant)
+            and not (layer.fan_in_fan_out or layer.lora_variant)
             and not any(layer.lora_bias.values())
             and all(isinstance(dropout, nn.Identity) for dropout in layer.lora_dropout.values())
             and not ("forward" in vars(base) or base._forward_hooks or base._forward_pre_hooks)
         ):
-            layer.__class__ = LeanLinear
+            yield layer
+
+
+def lean(policy: nn.Module) -> list[Linear]:
+    """
+    Let the plain LoRA layers of a model on a CPU compute so, in place; values change by rounding. Returns the layers
+    that were changed.
+    """
+    layers = list(plain_layers(policy))
+    for layer in layers:
+        layer.__class__ = LeanLinear
+    return layers
+
+
+@contextmanager
+def leaned(policy: nn.Module) -> Iterator[None]:
+    """A context in which the policy's layers are those that [`lean`] makes; they are PEFT's again afterwards."""
+    layers = lean(policy)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__class__ = Linear

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..objective.anchors import completion_mask, logps_key
+from ..objective.anchors import completion_mask, counted, logps_key
 from .packing import packed_logps
 from .references import Reference
 
@@ -26,8 +26,9 @@ class PolicyPass:
 
     Attributes:
         rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows to compute; `None` means all.
-        fill, mask (`torch.Tensor` of shape `(B, T)`, *optional*): For rows that are left out: log-probabilities for
-            them, and 1 where a token counts in the loss.
+        fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for rows that are left out.
+        mask (`torch.Tensor` of shape `(B, T)`, *optional*): 1 where a token counts in the loss; elsewhere
+            log-probabilities become 0.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
     """
 
@@ -110,11 +111,11 @@ class Scorer:
         π_old's log-probabilities stand in for those of the others.
         """
         if not self.args.skip_zero_rows:
-            return PolicyPass()
+            return PolicyPass(mask=completion_mask(batch))
         scored = torch.ones_like(batch["advantages"], dtype=torch.bool) if needs_all else scored_rows(batch)
         self.meter.add_count("rows_skipped", (~scored).sum())
         if scored.all():
-            return PolicyPass()
+            return PolicyPass(mask=completion_mask(batch))
         return PolicyPass(scored.nonzero().squeeze(1), batch.get(logps_key("old")), completion_mask(batch))
 
     @contextmanager
@@ -135,8 +136,12 @@ class Scorer:
             result = score(model, *args, **kwargs)
         else:
             result = self._some_rows(score, current, model, *args, **kwargs)
-        current.logps, current.entropies = result[:2]
-        return result
+        logps, entropies, aux_loss = result
+        if current.mask is not None:
+            logps = counted(logps, current.mask)
+        current.logps = logps
+        current.entropies = entropies
+        return logps, entropies, aux_loss
 
     # Scoring without TRL.
 

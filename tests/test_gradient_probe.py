@@ -1,0 +1,193 @@
+"""What is asked of gradients before groups are packed: one of every kind of trained tensor; nothing stays behind."""
+
+import random
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from test_packing import padded_logps, uneven
+
+from trl_prorl.scoring import gradient_probe
+from trl_prorl.scoring.gradient_probe import first_difference, last_of_each_kind, probe_gradients
+from trl_prorl.scoring.lean_lora import Adapted, leaned
+from trl_prorl.scoring.packing import packed_logps
+
+
+ADAPTERS = {
+    "full": None,
+    "new LoRA": {},
+    "biases of adapted layers": {"bias": "lora_only"},
+    "all biases": {"bias": "all"},
+    "biases of the adapter": {"lora_bias": True, "target_modules": ["q_proj", "v_proj"]},
+    "magnitudes": {"use_dora": True},
+    "a module": {"modules_to_save": ["lm_head"]},
+    "embeddings": {"target_modules": ["embed_tokens", "q_proj", "down_proj"]},
+    "a first layer alone": {"layers_to_transform": [0]},
+}
+
+
+def made(case):
+    """A model with what a case trains; a new adapter is zero, as when training begins."""
+    model = uneven("qwen2", tie_word_embeddings=False)
+    if ADAPTERS[case] is None:
+        return model
+    keys = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
+    return get_peft_model(model, LoraConfig(r=4, lora_alpha=8, **{**keys, **ADAPTERS[case]}))
+
+
+def probed(model, precision="fp32", packed=packed_logps):
+    autocast = nullcontext
+    if precision == "autocast":
+        autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    if precision == "bf16":
+        model.to(torch.bfloat16)
+
+    def as_it_runs(*rows):
+        with leaned(model):
+            return packed(model, *rows, autocast=autocast)[0]
+
+    return probe_gradients(
+        model,
+        model.get_input_embeddings().weight.shape[0],
+        lambda *rows: padded_logps(model, *rows, autocast=autocast)[0],
+        as_it_runs,
+        torch.bfloat16 if precision == "autocast" else None,
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16"])
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_rounding_alone_is_let_pass(case, precision):
+    assert probed(made(case), precision) is None
+
+
+@pytest.mark.parametrize("kind", ["gemma", "qwen3_moe"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16"])
+def test_rounding_of_other_families_is_let_pass(kind, precision):
+    assert probed(uneven(kind), precision) is None
+
+
+# What the backward pass of an adapted layer returns, and the tensor whose gradient is then wrong.
+LOST = {0: "layers.0.self_attn.q_proj", 2: "q_proj.base_layer.bias", 3: "q_proj.lora_A", 4: "q_proj.lora_B"}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "autocast"])
+@pytest.mark.parametrize("place", LOST)
+@pytest.mark.parametrize("factor", [None, 2.0])
+def test_a_gradient_that_is_lost_or_wrong_is_found(monkeypatch, place, factor, precision):
+    backward = Adapted.backward
+
+    def wrong(ctx, gradient):
+        found = list(backward(ctx, gradient))
+        if found[place] is not None:
+            found[place] = None if factor is None else found[place] * factor
+        return tuple(found)
+
+    monkeypatch.setattr(Adapted, "backward", wrong)
+    answer = probed(made("biases of adapted layers"), precision)
+    assert LOST[place] in answer and answer.endswith(".") and "\n" not in answer
+
+
+def test_what_is_trained_elsewhere_is_compared_too():
+    """Each kind by itself: packed rows in which no gradient reaches it."""
+    for case in ("all biases", "magnitudes", "a module", "embeddings", "full"):
+        model = made(case)
+        for name, param in last_of_each_kind(model).items():
+            if ".layers.0." in name:
+                continue
+
+            def without(*rows, param=param, **keys):
+                param.requires_grad_(False)
+                try:
+                    return packed_logps(*rows, **keys)
+                finally:
+                    param.requires_grad_(True)
+
+            assert f"{name} gets no gradient from packed rows" in (probed(model, packed=without) or ""), (case, name)
+
+
+def test_the_two_last_tensors_of_a_kind_are_chosen():
+    names = list(last_of_each_kind(uneven("qwen2", num_hidden_layers=4)))
+    biases = [name for name in names if name.endswith("q_proj.bias")]
+    assert biases == [f"model.layers.{layer}.self_attn.q_proj.bias" for layer in (2, 3)]
+    assert "model.embed_tokens.weight" in names and "model.norm.weight" in names
+    assert not last_of_each_kind(uneven("qwen2").requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    "mine, right, words",
+    [
+        ([3.0, 4.0], [3.0, 4.0], None),
+        ([3.0, 4.0005], [3.0, 4.0], None),
+        ([3.0, 4.1], [3.0, 4.0], "by 0.02 of its size"),
+        ([3.0, float("nan")], [3.0, 4.0], "by nan of its size"),
+        ([0.0, 0.0], [3.0, 4.0], "b gets no gradient from packed rows"),
+        (None, [3.0, 4.0], "b gets no gradient from packed rows"),
+        ([3.0, 4.0], None, "b gets a gradient from packed rows"),
+        ([0.0, 0.0], None, None),
+        ([2e-6, 0.0], [1e-6, 0.0], None),  # beside a gradient of 100 the difference is rounding
+    ],
+)
+def test_a_difference_by_hand(mine, right, words):
+    large = torch.tensor([60.0, 80.0])
+    found = {"a": large, "b": None if mine is None else torch.tensor(mine)}
+    expected = {"a": large, "b": None if right is None else torch.tensor(right)}
+    answer = first_difference(found, expected, torch.finfo(torch.float32).eps)
+    assert answer is None if words is None else words in answer
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_left_behind(fails):
+    model = made("all biases").train()
+    model.get_submodule("base_model.model.model.layers.0").eval()  # a part that somebody froze
+    kept = next(param for param in model.parameters() if param.requires_grad)
+    kept.grad = torch.ones_like(kept)
+    modes = [module.training for module in model.modules()]
+    classes = [type(module) for module in model.modules()]
+    trained = [param.requires_grad for param in model.parameters()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def packed(*rows, **keys):
+        torch.rand(3)  # a model that draws whatever the mode
+        if fails:
+            raise KeyError("no such thing")
+        return packed_logps(*rows, **keys)
+
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    answer = probed(model, packed=packed)
+    assert ("cannot be tried (KeyError: 'no such thing')" in answer) if fails else answer is None
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]
+    assert modes == [module.training for module in model.modules()]
+    assert classes == [type(module) for module in model.modules()]
+    assert trained == [param.requires_grad for param in model.parameters()]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(kept.grad, torch.ones_like(kept))
+    assert all(param.grad is None for param in model.parameters() if param is not kept)
+
+
+def test_a_trainer_asks_the_layers_that_it_will_train(make_trainer, monkeypatch):
+    """Before its layers are made lean: what they will compute is tried, and PEFT's stay where it is wrong."""
+    backward = Adapted.backward
+    monkeypatch.setattr(Adapted, "backward", lambda ctx, gradient: (*backward(ctx, gradient)[:4], None, None))
+    with pytest.raises(ValueError, match="lora_B.default.weight gets no gradient from packed rows.*auto") as error:
+        make_trainer(pack_groups="on")
+    assert "\n" not in str(error.value)
+    trainer = make_trainer(pack_groups="auto")
+    assert "lora_B.default.weight gets no gradient" in trainer.acceleration.packing
+    assert {type(module).__name__ for module in trainer.model.modules()}.isdisjoint({"LeanLinear"})
+
+
+def test_few_tokens_are_asked():
+    """Start-up pays for these alone: two forwards, and two backward passes of two layers."""
+    seen = []
+
+    def packed(model, ids, mask, keep, **keys):
+        seen.append(int(mask.sum()))
+        return packed_logps(model, ids, mask, keep, **keys)
+
+    assert probed(made("new LoRA"), packed=packed) is None
+    assert seen == [sum(gradient_probe.COMPLETIONS) + 2 * gradient_probe.PROMPT] == [9]

@@ -1,0 +1,126 @@
+"""Tokens that do not count: log-probabilities there, however extreme, change no loss, no gradient and no record."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from run_record import read_rows, untimed
+from trl import GRPOTrainer
+
+from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.objective.aggregation import token_weights
+from trl_prorl.objective.anchors import Anchors
+from trl_prorl.scoring import scorer
+
+
+# Of one scoring after another, so that log-ratios of both signs overflow in fp32, whose exp does so beyond 88.
+SHIFTS = (0.0, -300.0, -math.inf, 0.0, -1e30)
+
+
+class LastTokenIsATools(ProRLTrainer):
+    """The last column of a batch was written by a tool, as TRL marks it."""
+
+    def _sample(self, *args, **kwargs):
+        batch, outcome = super()._sample(*args, **kwargs)
+        batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
+        batch["tool_mask"][:, -1] = 0
+        return batch, outcome
+
+
+@pytest.fixture
+def shifted(monkeypatch):
+    """Makes whoever scores find other log-probabilities, with gradient, where no token counts."""
+    padded, packed = GRPOTrainer._get_per_token_logps_and_entropies, scorer.packed_logps
+
+    def install(shifts):
+        turns = itertools.cycle(shifts)
+
+        def with_shift(logps, attention_mask):
+            left_out = attention_mask[:, -logps.shape[1] :] == 0
+            left_out[:, -1] = True
+            return torch.where(left_out, logps + next(turns), logps)
+
+        def score(trainer, model, ids, mask, *others, **keys):
+            logps, *rest = padded(trainer, model, ids, mask, *others, **keys)
+            return with_shift(logps, mask), *rest
+
+        def score_packed(model, ids, mask, *others, **keys):
+            logps, entropies = packed(model, ids, mask, *others, **keys)
+            return with_shift(logps, mask), entropies
+
+        monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", score)
+        monkeypatch.setattr(scorer, "packed_logps", score_packed)
+
+    return install
+
+
+RUNS = {
+    "TRL": {},
+    "TRL's KL": {"loss_type": "grpo", "beta": 0.2},
+    "k2": {"loss_type": "bnpo", "beta": 0.2, "kl_estimator": "k2", "ref_reset_every": 2},
+    "k3 of old": {"loss_type": "dr_grpo", "beta_old": 0.2},
+    "k1 of base": {"beta_base": 0.2, "kl_estimator": "k1", "use_bias_correction_kl": True},
+    "k3 corrected": {"loss_type": "cispo", "beta": 0.2, "beta_old": 0.1, "use_bias_correction_kl": True},
+    "sequence ratio": {"loss_type": "luspo", "beta_old": 0.2, "importance_sampling_level": "sequence"},
+    "clamp": {"loss_type": "sapo", "beta": 0.2, "kl_clamp": 10.0, "use_bias_correction_kl": True},
+    "vespo": {"loss_type": "vespo", "beta": 0.2, "ref_compute": "naive_epoch", "ref_reset_every": 2},
+    "in the reward": {"beta": 0.2, "kl_in": "reward", "advantage_estimator": "rloo"},
+    "packed": {"beta": 0.2, "pack_groups": "on", "reuse_old_logps": True, "skip_zero_rows": True},
+    "off-policy mask": {"beta_old": 0.2, "off_policy_mask_threshold": 0.5, "loss_mode": "no_ratio"},
+}
+
+
+@pytest.mark.parametrize("keys", RUNS.values(), ids=RUNS)
+def test_a_run_is_the_same_whatever_is_scored_where_nothing_counts(make_trainer, shifted, largest_difference, keys):
+    keys = {"cls": LastTokenIsATools, "max_steps": 2, "max_completion_length": 8, **keys}
+    plain = make_trainer(**keys)
+    plain.train()
+    extreme = make_trainer(**keys)
+    shifted(SHIFTS)
+    extreme.train()
+    assert largest_difference(plain, extreme) == 0.0
+    assert untimed(read_rows(extreme)) == untimed(read_rows(plain))
+
+
+def configured(**keys):
+    defaults = {"use_cpu": True, "bf16": False, "num_iterations": 2, "beta": 0.1, "beta_old": 0.1, "beta_base": 0.1}
+    return ProRLConfig(**{**defaults, "report_to": "none", "num_generations": 4, **keys})
+
+
+LOSSES = "grpo bnpo dr_grpo dapo cispo sapo luspo vespo".split()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("clamp", [None, 10.0])
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_every_estimator_anchor_and_aggregation(estimator, corrected, clamp, level):
+    """Values and gradients at padding, a tool's token and, with `drop_zero_rows`, a row without advantage."""
+    if estimator == "k1" and not corrected:
+        return
+    keys = {"kl_estimator": estimator, "use_bias_correction_kl": corrected, "kl_clamp": clamp, "drop_zero_rows": True}
+    args = configured(**keys)
+    torch.manual_seed(0)
+    names = ("logps", "old_per_token_logps", "ref_per_token_logps", "base_per_token_logps")
+    scored = {name: -torch.rand(3, 4) for name in names}
+    batch = {"completion_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]])}
+    batch["tool_mask"] = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]])
+    batch["advantages"] = torch.tensor([1.0, 0.0, -1.0])
+    counts = (batch["completion_mask"] * batch["tool_mask"]).bool() & (batch["advantages"] != 0.0)[:, None]
+    for loss_type in LOSSES:
+        weights = token_weights(batch["completion_mask"] * batch["tool_mask"], loss_type, 1.0, 4, 7.0)
+        for anchor in ("old", "ref", "base"):
+            found = []
+            for shift in (0.0, -300.0, -math.inf):
+                for moved in ("logps", f"{anchor}_per_token_logps"):
+                    given = dict(scored)
+                    given[moved] = torch.where(counts, given[moved], given[moved] + shift)
+                    logps = given.pop("logps").requires_grad_()
+                    penalty = Anchors(args).penalty({**batch, **given}, logps, level, weights).loss
+                    (gradient,) = torch.autograd.grad(penalty, logps)
+                    found.append((penalty.item(), gradient))
+            for value, gradient in found:
+                assert math.isfinite(value) and value == found[0][0], (loss_type, anchor)
+                assert torch.equal(gradient, found[0][1]) and not gradient[~counts].any(), (loss_type, anchor)
