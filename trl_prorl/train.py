@@ -135,7 +135,10 @@ def check_packages(args: ProRLConfig) -> None:
         )
     there = get_available_reporting_integrations()
     for name in args.report_to:
-        if name in INTEGRATION_TO_CALLBACK and name not in there:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(INTEGRATION_TO_CALLBACK)
+            raise ValueError(f"report_to: {name!r} is no tracker. Set it to none, to all, or to some of {known}.")
+        if name not in there:
             raise ValueError(
                 f"report_to={name!r} needs a package that is not installed. Install it, or set report_to: none."
             )
