@@ -162,11 +162,12 @@ RANGES = {
         "beta beta_old beta_base ref_reset_min_delta length_cost vllm_importance_sampling_clip_min epsilon "
         "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg entropy_target entropy_coef_delta "
         "off_policy_mask_threshold router_aux_loss_coef learning_rate weight_decay neftune_noise_alpha warmup_steps "
+        "num_train_epochs "
         "logging_steps eval_steps eval_delay save_steps",
     ),
     "a number that is not negative": ((-0.5, float("nan"), True, "1"), "epsilon_high max_grad_norm"),
     "a finite number": ((float("-inf"), float("nan"), True, "1", None), "length_least"),
-    "a whole number from 1, or -1": ((0, -2, *COUNT, None), "max_steps"),
+    "a whole number from -1": ((-2, *COUNT, None), "max_steps"),
     "a whole number from 1, or auto": ((0, -3, 2.5, True, "1"), "pad_to_multiple_of"),
     "a list of finite numbers that are not all 0": (
         ([float("nan")], [1.0, float("inf")], [0.0], [], ["1"], 1.0),
@@ -190,7 +191,7 @@ RANGES = {
         (0.0, -1.0, float("inf"), float("nan"), True, "1"),
         "ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap temperature "
         "repetition_penalty vllm_server_timeout vllm_importance_sampling_clip_max delta sapo_temperature_neg "
-        "sapo_temperature_pos adam_epsilon num_train_epochs",
+        "sapo_temperature_pos adam_epsilon",
     ),
     "in [0, 1]; 1 is a hard copy": ((-0.1, 1.1, float("nan"), True, None), "ref_reset_mix"),
     "in [0, 1]": (

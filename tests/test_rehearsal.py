@@ -75,6 +75,8 @@ BAD = [
     ({"lora_modules_to_save": ["nope"]}, "lora_modules_to_save=['nope']: the model has no 'nope'"),
     ({"lora_target_parameters": ["nope"]}, "lora_target_parameters=['nope']: the model has no 'nope'"),
     ({"report_to": "evil"}, "report_to: 'evil' is no tracker"),
+    ({"max_steps": 0}, "max_steps=0 and num_train_epochs=3.0 train nothing"),
+    ({"max_steps": -1, "num_train_epochs": 0}, "max_steps=-1 and num_train_epochs=0"),
     ({"reward_weights": [1.0, 2.0]}, "reward_weights=[1.0, 2.0] has another length than the reward functions"),
 ]
 

@@ -22,7 +22,7 @@ from .keys import DECAY, FINITE, NOT_NEGATIVE, POSITIVE, RATE_FACTOR
 PART = number(lambda value: 0 <= value <= 1, "in [0, 1]")
 # A bound that may be infinite, which is none.
 BOUND = number(lambda value: value >= 0, "a number that is not negative")
-STEPS = number(lambda value: value == -1 or (value >= 1 and float(value).is_integer()), "a whole number from 1, or -1")
+STEPS = whole(-1)
 INFINITE = ("epsilon_high", "max_grad_norm")
 # Transformers takes None for these, though their types do not say so.
 MAY_BE_NONE = ("max_grad_norm", "top_k")
@@ -116,7 +116,7 @@ TRAINING_VALUES = {
     "max_grad_norm": BOUND,
     "neftune_noise_alpha": NOT_NEGATIVE,
     "max_steps": STEPS,
-    "num_train_epochs": POSITIVE,
+    "num_train_epochs": NOT_NEGATIVE,
     "warmup_steps": NOT_NEGATIVE,
     # The rest
     "seed": whole(0),
