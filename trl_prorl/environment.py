@@ -25,7 +25,15 @@ def main() -> None:
     flags = {*CPUINFO.read_text().split()} & {"avx2", "avx512_bf16", "amx_bf16"} if CPUINFO.exists() else ()
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)]
     print(f"- trl-prorl version: {versions().get('trl-prorl')}, commit {git_commit()}")
+    print(f"- Files for accelerate launch --config_file: {launcher_files()}")
     print(f"- CPU: {os.cpu_count()} cores, flags {' '.join(sorted(flags))}\n- Variables: {' '.join(variables)}")
+
+
+def launcher_files() -> Path:
+    """The folder `accelerate_configs`: within the package once installed, beside it in a checkout."""
+    package = Path(__file__).parent
+    within = package / "accelerate_configs"
+    return within if within.is_dir() else package.parent / "accelerate_configs"
 
 
 def installed(package: str) -> str | None:
