@@ -15,13 +15,18 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from trl import GRPOConfig, ScriptArguments
 
-from trl_prorl import ProRLConfig
-from trl_prorl.keys import KEYS
-from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey
-from trl_prorl.refusals import REFUSALS
-from trl_prorl.train import TaskArguments
+CHECKOUT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(CHECKOUT))  # of several checkouts this one, whichever is installed
+
+from trl import GRPOConfig, ScriptArguments  # noqa: E402
+
+import trl_prorl  # noqa: E402
+from trl_prorl import ProRLConfig  # noqa: E402
+from trl_prorl.keys import KEYS  # noqa: E402
+from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
+from trl_prorl.refusals import REFUSALS  # noqa: E402
+from trl_prorl.train import TaskArguments  # noqa: E402
 
 
 PAGE = Path(__file__).parent / "reference.md"
@@ -281,6 +286,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is not current")
     args = parser.parse_args(argv)
+    package = Path(trl_prorl.__file__).resolve()
+    if CHECKOUT not in package.parents:  # it was imported before this file
+        print(f"error: {PAGE} would describe {package.parent}: run {COMMAND} in a process of its own", file=sys.stderr)
+        return 2
     page = make_page()
     if args.check:
         if PAGE.read_text() == page:

@@ -1,12 +1,12 @@
 """Tasks whose questions come from a file of JSON Lines, which is checked on reading and split by content."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from datasets import Dataset
 
+from trl_prorl.record.run_files import parse_json
 from trl_prorl.text import short
 
 from .base import (
@@ -56,12 +56,14 @@ def read_jsonl(file: Path) -> list[dict]:
     if not file.is_file():
         raise ValueError(f"path={str(file)!r}: there is no such file; give a file of JSON Lines, one object a line")
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
+    # Some editors begin a file with a byte order mark.
+    lines = file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise ValueError(
                 f"path={str(file)!r}, line {number} cannot be read as JSON Lines: {error}; put one object on each line"
             ) from error

@@ -107,7 +107,7 @@ FLOORS = (
     "objective resets embedded",
     "scoring guards record keys",
     "adapters rollout checkpoint interchange",
-    "config refusals",
+    "config refusals upstream_keys",
     "hub launch",
     "assembly trainer train commands demo __main__",
 )

@@ -3,6 +3,7 @@ The wheel in an environment that sees the dependencies but not the project: ever
 checkout can do what README says, whatever the folders around are called.
 """
 
+import email
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
 from trl_prorl.embedded.shipped import DEFAULT, shipped, weights_sha256
 from trl_prorl.launch.recipe_check import read_recipe
@@ -42,7 +44,7 @@ def done(command, **kwargs):
 
 def copied(folder, *left_out):
     """The sources in another folder."""
-    for name in (*PACKAGES, "recipes"):
+    for name in (*PACKAGES, "accelerate_configs", "recipes"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", *left_out))
     for name in OF_THE_BUILD:
         shutil.copy(ROOT / name, folder)
@@ -109,6 +111,7 @@ def test_every_file_is_there_but_the_bases_of_the_study(installed):
         wanted |= {f"{within}{path}": content for path, content in files(ROOT, name).items()}
     left_out = {f"trl_prorl/embedded/models/{name.replace(':', '-')}" for name in LEFT_OUT}
     wanted = {path: content for path, content in wanted.items() if str(Path(path).parent) not in left_out}
+    wanted |= {f"trl_prorl/{path}": content for path, content in files(ROOT, "accelerate_configs").items()}
     there = {path: content for path, content in there.items() if not path.startswith("trl_prorl/recipes/")}
     assert there.keys() == wanted.keys() and there == wanted
 
@@ -120,6 +123,20 @@ def test_the_wheel_is_small_and_holds_one_package_and_the_recipes(wheel):
     there = {name for name in names if name.startswith("trl_prorl/recipes/") and not name.endswith(".py")}
     wanted = {path for path in (ROOT / "recipes").rglob("*.yaml") if "study" not in path.parts}
     assert there == {f"trl_prorl/{path.relative_to(ROOT).as_posix()}" for path in wanted}
+
+
+def test_the_wheel_says_whose_it_is_and_where_it_runs(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Author"] == yaml.safe_load((ROOT / "CITATION.cff").read_text())["authors"][0]["name"]
+    assert metadata.get_all("Project-URL") and "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier")
+
+
+def test_the_files_of_the_launcher_are_named(run, installed):
+    (line,) = [line for line in run("trl-prorl", "env").splitlines() if "accelerate launch" in line]
+    folder = Path(line.partition(": ")[2])
+    assert folder.is_relative_to(installed[0]) and (folder / "single_gpu.yaml").is_file()
 
 
 def test_the_packages_are_found_in_another_folder(installed, run):

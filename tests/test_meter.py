@@ -129,6 +129,17 @@ def test_a_card_of_which_nvml_knows_no_utilisation_is_measured_without_it(card):
     assert gpu_row(card(utilization=Mock(side_effect=Exception("Not Supported")))) == {"peak_memory_gib": 1.0}
 
 
+def test_a_machine_without_the_package_of_nvml_is_told_of_it_once(card, caplog):
+    """As torch raises it."""
+    missing = ModuleNotFoundError("nvidia-ml-py does not seem to be installed or it can't be imported.")
+    gpu = card(utilization=Mock(side_effect=missing))
+    meter_module.tell_of_missing_nvml.cache_clear()
+    for _ in range(3):
+        assert gpu_row(gpu) == {"peak_memory_gib": 1.0}
+    said = "gpu_utilization is not recorded, because its package is missing: pip install nvidia-ml-py."
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
 def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     """Three readings while the step lasts, 90, 80 and 70 %, and one of 0 at its end, where the GPU is idle."""
     values, over = [90, 80, 70], threading.Event()

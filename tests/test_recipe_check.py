@@ -149,6 +149,16 @@ def test_merge_keys_are_valid_yaml(tmp_path):
     assert read_recipe(tmp_path / "arm.yaml") == yaml.safe_load(text)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
+    (tmp_path / "arm.yaml").write_bytes(b"\xef\xbb\xbfbeta: 1.0\nmax_steps: 3\n")
+    assert check_recipe(tmp_path / "arm.yaml", HINTS) == {"beta": 1.0, "max_steps": 3}
+
+
+def test_options_of_a_task_that_are_nested_too_deeply_are_refused():
+    with pytest.raises(ValueError, match="^task_options='.*' is not JSON: it is nested too deeply"):
+        TaskArguments(task_options='{"a":' * 50_000)
+
+
 @pytest.mark.parametrize("key", ["pack_groups", "compact_generation"])
 @pytest.mark.parametrize(("written", "read"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")])
 def test_a_bare_on(tmp_path, key, written, read):

@@ -63,6 +63,14 @@ def test_a_gpu_is_named_if_the_run_is_on_it(tmp_path, monkeypatch):
     assert env_of(tmp_path, args)["hardware"]["gpu"] == "a card"
 
 
+def test_versions_of_what_a_run_may_use_are_named_where_they_are_installed(monkeypatch):
+    there = {"torch": "2.13.0", "vllm": "0.32.0", "deepspeed": "0.18.1", "triton": "3.4.0"}
+    monkeypatch.setattr("trl_prorl.environment.installed", there.get)
+    assert versions() == {**there, "torch": torch.__version__}
+    monkeypatch.setattr("trl_prorl.environment.installed", {}.get)
+    assert versions() == {"torch": torch.__version__}
+
+
 def test_env_names_versions_seed_hardware_and_execution(tmp_path):
     env = env_of(tmp_path, config(tmp_path, beta_old=0.1, num_iterations=2, reuse_old_logps=True, seed=5))
     assert env["variant"] == "B" and env["seed"] == 5 and env["parameters"] == 9

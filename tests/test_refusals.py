@@ -1,18 +1,25 @@
 """Bad configurations are refused at once: each refusal is reached by its own example, with key, value and cure."""
 
 import ast
+import dataclasses
 import re
+import typing
 import warnings
 
+import numpy as np
 import pytest
+import yaml
 from datasets import Dataset
+from trl import GRPOConfig
 from trl.trainer.base_config import _BaseConfig
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.keys import A_RESET, KEYS, TASK_KEYS, TRIGGER_KEYS
 from trl_prorl.launch.command_line import launcher_keys
+from trl_prorl.launch.recipe import parse_recipe
 from trl_prorl.refusals import CHECKED, REFUSALS
 from trl_prorl.train import TaskArguments
+from trl_prorl.upstream_keys import _options
 
 
 CPU = {"output_dir": "run", "use_cpu": True, "bf16": False}
@@ -153,36 +160,62 @@ COUNT = (2.5, float("inf"), float("nan"), True, "1")
 RANGES = {
     "a finite number that is not negative": (
         (-0.5, float("inf"), float("nan"), True, "1", None),
-        "beta beta_old beta_base ref_reset_min_delta",
+        "beta beta_old beta_base ref_reset_min_delta length_cost vllm_importance_sampling_clip_min epsilon "
+        "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg entropy_target entropy_coef_delta "
+        "off_policy_mask_threshold router_aux_loss_coef learning_rate weight_decay neftune_noise_alpha warmup_steps "
+        "num_train_epochs "
+        "logging_steps eval_steps eval_delay save_steps",
+    ),
+    "a number that is not negative": ((-0.5, float("nan"), True, "1"), "epsilon_high max_grad_norm"),
+    "a finite number": ((float("-inf"), float("nan"), True, "1", None), "length_least"),
+    "a whole number from -1": ((-2, *COUNT, None), "max_steps"),
+    "a whole number from 1, or auto": ((0, -3, 2.5, True, "1"), "pad_to_multiple_of"),
+    "a list of finite numbers that are not all 0": (
+        ([float("nan")], [1.0, float("inf")], [0.0], [], ["1"], 1.0),
+        "reward_weights",
     ),
     "a whole number from 0": (
         (-1, *COUNT, None),
         "ref_reset_every ref_reset_stall ref_reset_cooldown optimizer_reset_rewarmup_steps elastic_reset_every "
-        "lora_growth_every rollback dynamic_sampling_rounds length_off",
+        "lora_growth_every rollback dynamic_sampling_rounds length_off top_k seed data_seed save_total_limit "
+        "dataloader_num_workers",
     ),
     "a whole number from 1": (
         (0, *COUNT),
         "base_anchor_every ref_reset_kl_window kl_horizon entropy_patience lora_growth_step lora_growth_max_rank "
-        "pack_max_tokens length_on length_target length_margin thinking_budget thinking_answer_tokens",
+        "pack_max_tokens length_on length_target length_margin thinking_budget thinking_answer_tokens "
+        "per_device_train_batch_size per_device_eval_batch_size num_generations_eval max_completion_length "
+        "vllm_max_model_length vllm_tensor_parallel_size ref_model_sync_steps dataloader_prefetch_factor "
+        "num_completions_to_print",
     ),
     "a positive number": (
         (0.0, -1.0, float("inf"), float("nan"), True, "1"),
-        "ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap temperature",
+        "ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap temperature "
+        "repetition_penalty vllm_server_timeout vllm_importance_sampling_clip_max delta sapo_temperature_neg "
+        "sapo_temperature_pos adam_epsilon",
     ),
     "in [0, 1]; 1 is a hard copy": ((-0.1, 1.1, float("nan"), True, None), "ref_reset_mix"),
-    "in [0, 1)": ((-0.1, 1, float("nan"), True, None), "elastic_ema"),
+    "in [0, 1]": (
+        (-0.1, 1.1, float("nan"), True),
+        "min_p top_entropy_quantile ref_model_mixup_alpha",
+    ),
+    "in [0, 1)": ((-0.1, 1, float("nan"), True, None), "elastic_ema adam_beta1 adam_beta2"),
     "in (0, 1]; to clear the state use optimizer_reset: hard": (
         (0, 1.1, float("nan"), True, None),
         "optimizer_reset_alpha",
     ),
-    "in (0, 1]": ((0, 1.1, float("nan"), True, None), "rollback_rate"),
+    "in (0, 1]": ((0, 1.1, float("nan"), True, None), "rollback_rate top_p vllm_gpu_memory_utilization"),
     "a list of names of reward functions": (("mine", [], [1], ("mine",)), None),
     "true or false": (("yes", 1, None), None),
     "a text": ((1, ["a"]), None),
     "a path": ((1, ["a"]), None),
 }
 NULLABLE = "pack_max_tokens ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap "
-NULLABLE += "length_target length_margin thinking_budget"
+NULLABLE += "length_target length_margin thinking_budget vllm_importance_sampling_clip_min off_policy_mask_threshold "
+NULLABLE += "router_aux_loss_coef neftune_noise_alpha eval_steps max_grad_norm epsilon_high pad_to_multiple_of "
+NULLABLE += "reward_weights top_k data_seed save_total_limit num_generations_eval max_completion_length delta min_p "
+NULLABLE += "vllm_max_model_length dataloader_prefetch_factor num_completions_to_print "
+NULLABLE += "vllm_importance_sampling_clip_max"
 VALUED = {name: key for name, key in (CHECKED | TASK_KEYS).items() if not key.choices and key.values.words}
 
 
@@ -197,11 +230,86 @@ def test_every_number_has_its_range():
 def test_a_value_out_of_its_range_is_refused_with_the_range(name):
     key, (cls, base) = VALUED[name], (TaskArguments, {}) if name in TASK_KEYS else (ProRLConfig, CPU)
     for wrong in RANGES[key.values.words][0]:
-        if not (name == "temperature" and wrong == 0.0 or key.nullable and wrong is None):  # which TRL refuses first
+        if not (key.nullable and wrong is None):
             with pytest.raises(ValueError) as error:
                 cls(**base, **{name: wrong})
             assert str(error.value) == f"{name}={wrong!r} must be {key.values.words}."
     assert key.wrong(name, getattr(cls(**base), name)) is None
+
+
+OTHER_FLOATS = "entropy_coef entropy_coef_min entropy_coef_max label_smoothing_factor"
+
+
+@pytest.mark.parametrize("name", OTHER_FLOATS.split())
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_without_a_range_is_finite(name, value):
+    assert refused(**{name: value})[0].startswith(f"{name}={value!r} must be finite")
+
+
+def test_every_number_of_trl_has_a_range_or_is_finite():
+    hints = typing.get_type_hints(GRPOConfig)
+    fractions = {field.name for field in dataclasses.fields(GRPOConfig) if float in _options(hints[field.name])}
+    assert fractions - set(VALUED) == {*OTHER_FLOATS.split(), "vllm_importance_sampling_cap"}  # the last is deprecated
+
+
+def test_a_number_inside_a_mapping_is_finite():
+    keys = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": [float("nan")]}}
+    assert refused(**keys)[0].startswith("lr_scheduler_kwargs={'num_cycles': [nan]} must be finite")
+
+
+@pytest.mark.parametrize("name", ["epsilon_high", "max_grad_norm"])
+def test_a_bound_may_be_infinite(name):
+    assert getattr(ProRLConfig(**CPU, **{name: float("inf")}), name) == float("inf")
+
+
+THEIR_WORDS = {name: key.choices for name, key in CHECKED.items() if key.choices and name not in CHOICES}
+
+
+@pytest.mark.parametrize("key", THEIR_WORDS)
+def test_a_word_that_trl_does_not_know_is_refused_with_those_it_knows(key):
+    line, _ = refused(**{key: "evil"})
+    assert line == f"{key}='evil' is not one of {', '.join(map(str, THEIR_WORDS[key]))}."
+    for word in THEIR_WORDS[key]:
+        assert CHECKED[key].wrong(key, word) is None
+
+
+@pytest.mark.parametrize("value, kept", [(True, "group"), (False, "none")])
+def test_scale_rewards_may_be_true_or_false_as_in_trl(value, kept):
+    assert ProRLConfig(**CPU, scale_rewards=value).scale_rewards == kept
+
+
+def test_a_number_of_numpy_is_a_number():
+    assert ProRLConfig(**CPU, learning_rate=np.float32(0.5)).learning_rate == 0.5
+
+
+MODEL = [
+    ({"lora_target_modules": "("}, "lora_target_modules='(' must be"),
+    ({"lora_target_modules": ["q_proj", ""]}, "lora_target_modules=['q_proj', ''] must be"),
+    ({"lora_modules_to_save": "lm_head"}, "lora_modules_to_save='lm_head' must be a list of names"),
+    ({"lora_r": 0}, "lora_r=0 must be a whole number from 1"),
+    ({"lora_dropout": float("nan")}, "lora_dropout=nan must be in [0, 1)"),
+    ({"lora_task_type": "SEQ_CLS"}, "lora_task_type='SEQ_CLS' is not one of CAUSAL_LM."),
+    ({"dtype": "int8"}, "dtype='int8' is not one of None, auto, bfloat16, float16, float32."),
+    ({"bnb_4bit_quant_type": "evil"}, "bnb_4bit_quant_type='evil' is not one of fp4, nf4."),
+    ({"bnb_4bit_quant_storage": "evil"}, "bnb_4bit_quant_storage='evil' is not one of None, float16"),
+    ({"length_reward": "overlong", "length_margin": 9}, "length_margin=9 is more than max_completion_length=8"),
+    ({"length_reward": "target", "length_target": 9}, "length_target=9 is more than max_completion_length=8"),
+]
+
+
+@pytest.mark.parametrize(("keys", "begins"), MODEL)
+def test_what_a_recipe_says_beside_the_configuration_is_checked_as_it_is_read(tmp_path, keys, begins):
+    recipe = {"use_cpu": True, "bf16": False, "max_completion_length": 8, **keys}
+    (tmp_path / "arm.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.raises(ValueError) as error:
+        parse_recipe(["--config", str(tmp_path / "arm.yaml")])
+    assert str(error.value).startswith(begins)
+
+
+def test_a_length_of_the_longest_completion_is_taken(tmp_path):
+    recipe = {"use_cpu": True, "bf16": False, "max_completion_length": 8, "length_reward": "overlong"}
+    (tmp_path / "arm.yaml").write_text(yaml.safe_dump({**recipe, "length_margin": 8}))
+    assert parse_recipe(["--config", str(tmp_path / "arm.yaml")])[0].length_margin == 8
 
 
 BASE = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 4}

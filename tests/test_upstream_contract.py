@@ -6,9 +6,12 @@ import re
 import pytest
 import torch
 from peft.tuners.lora.layer import LoraLayer
-from transformers import Trainer
+from transformers import PreTrainedTokenizerBase, Trainer
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
+
+from trl_prorl.launch.rehearsal import OF_THE_TRAINER
+from trl_prorl.upstream_keys import TRAINING_KEYS
 
 
 METHODS = {
@@ -206,3 +209,42 @@ def test_every_initialisation_of_lora_is_known():
     """One that changes the model has to be refused."""
     named = re.findall(r'init_lora_weights\S* ?(?:==|\.startswith\() ?"(\w+)"', source(LoraLayer.update_layer))
     assert set(named) == {"pissa", "corda", "olora", "mica", "loftq", "eva", "orthogonal", "lora_ga"}
+
+
+# By key, the function of TRL's that knows its words, and how it compares it with them.
+WORDS_KNOWN_BY = {
+    "loss_type": (GRPOTrainer._compute_loss, r"self\.loss_type (?:==|in) (\[[^\]]*\]|\"\w+\")"),
+    "importance_sampling_level": (GRPOTrainer._compute_loss, r"self\.importance_sampling_level == (\"\w+\")"),
+    "scale_rewards": (
+        GRPOTrainer._generate_and_score_completions,
+        r"self\.scale_rewards (?:==|in) ([\[(][^\])]*|\"\w+\")",
+    ),
+    "multi_objective_aggregation": (
+        GRPOTrainer._generate_and_score_completions,
+        r"self\.multi_objective_aggregation == (\"\w+\")",
+    ),
+    "vllm_importance_sampling_mode": (
+        GRPOTrainer._generate_and_score_completions,
+        r"self\.vllm_importance_sampling_mode in (\[[^\]]*\])",
+    ),
+    "vllm_mode": (VLLMGeneration, r"self\.mode == (\"\w+\")"),
+}
+
+
+@pytest.mark.parametrize("key", WORDS_KNOWN_BY)
+def test_the_words_of_a_key_that_trl_checks_while_it_trains(key):
+    """trl_prorl/upstream_keys.py refuses others before a model is loaded."""
+    function, comparison = WORDS_KNOWN_BY[key]
+    found = re.findall(comparison, inspect.getsource(function))
+    known = {word for part in found for word in re.findall(r'"(\w+)"', part)}
+    assert known == set(TRAINING_KEYS[key].values.names)
+
+
+def test_the_arguments_of_the_method_that_applies_a_chat_template():
+    """trl_prorl/launch/rehearsal.py leaves them to the trainer."""
+    named = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    assert set(OF_THE_TRAINER) - {"messages"} <= named  # which is the template's name for the conversation
+    call = re.search(
+        r"apply_chat_template\((.*?)\*\*self", inspect.getsource(GRPOTrainer._tokenize_prompts), re.DOTALL
+    )
+    assert set(re.findall(r"(\w+)=", call[1])) <= set(OF_THE_TRAINER)

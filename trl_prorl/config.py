@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 
 from trl import GRPOConfig
 
-from .descriptor import Effect, check_keys
+from .descriptor import Effect, check_used, check_values
 from .keys import FAST, KEYS, ProlongedKeys, effects
 from .objective.kl import gradient_bias
 from .refusals import CHECKED, check_batch, check_combinations, check_deepspeed, check_launcher, check_precision
 from .resets.treatments import treatment_of
+from .upstream_keys import check_finite
 from .variants import variant_of
 
 
@@ -45,6 +46,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         if written in ("true", "false"):
             self.resume_from_checkpoint = "True" if written == "true" else None
         check_deepspeed(self)
+        check_values(self, CHECKED)
+        check_finite(self)
         check_batch(self)
         by_default = self.bf16 is None
         try:
@@ -54,7 +57,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
             check_precision(self, by_default)
             raise
         check_launcher(self)
-        check_keys(self, CHECKED)
+        check_used(self, CHECKED)
         check_combinations(self)
         for name, bias in self.gradient_biases.items():
             warnings.warn(f"The gradient of the {name} penalty is biased: {bias}.", stacklevel=3)

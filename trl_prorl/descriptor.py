@@ -6,6 +6,7 @@ key it needs. Nothing is imported that takes long, because command lines and rep
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Flag, auto
+from numbers import Real
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -45,10 +46,10 @@ def one_of(*names: str) -> Values:
 
 
 def number(is_right: Callable[[float], bool], words: str) -> Values:
-    """Numbers in a range, in which NaN never is."""
+    """Numbers in a range, in which NaN never is; NumPy's are among them."""
 
     def check(value: Any) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and is_right(value)
+        return isinstance(value, Real) and not isinstance(value, bool) and is_right(value)
 
     return Values(check, words)
 
@@ -193,17 +194,27 @@ def declared(cls: type) -> dict[str, Key]:
     return keys
 
 
-def check_keys(configuration: Any, keys: Mapping[str, Key]) -> None:
+def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
-    Refuse a value that is wrong by itself, then one that nothing would ever look at. `keys`: the descriptors of a
-    configuration's fields. Raises `ValueError`: naming the first such key, its value and the cure.
+    Refuse a value that is wrong by itself. `keys`: the descriptors of a configuration's fields. Raises `ValueError`:
+    naming the first such key, its value and what is right.
+    """
+    for name, key in keys.items():
+        line = key.wrong(name, getattr(configuration, name))
+        if line is not None:
+            raise ValueError(line)
+
+
+def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
+    """
+    Refuse a value that nothing would ever look at. `keys`: the descriptors of a configuration's fields. Raises
+    `ValueError`: naming the first such key, its value and the cure.
     """
 
     def value_of(name: str) -> Any:
         return getattr(configuration, name)
 
-    lines = [key.wrong(name, value_of(name)) for name, key in keys.items()]
-    if not any(lines):
-        lines = [key.unused(name, value_of) for name, key in keys.items()]
-    for line in filter(None, lines):
-        raise ValueError(line)
+    for name, key in keys.items():
+        line = key.unused(name, value_of)
+        if line is not None:
+            raise ValueError(line)

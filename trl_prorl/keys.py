@@ -31,6 +31,7 @@ NOTHING, STEP, TERM, KL, BOUNDARY, RESET = (Effect(0), *Effect)
 
 POSITIVE = number(lambda value: 0 < value < math.inf, "a positive number")
 NOT_NEGATIVE = number(lambda value: 0 <= value < math.inf, "a finite number that is not negative")
+FINITE = number(math.isfinite, "a finite number")
 SWITCH = Values(lambda value: isinstance(value, bool), "true or false")
 ELSEWHERE = Values(lambda value: True)  # checked by whoever knows what there is
 OFF_ON_AUTO = one_of("off", "on", "auto")
@@ -464,11 +465,11 @@ class TaskKeys:
     eval_rows: Annotated[int, Key(ELSEWHERE, NOTHING, applies)] = 64
 
     length_reward: Annotated[str | None, Key(one_of("cosine", "target", "overlong"), NOTHING, applies)] = None
-    length_least: Annotated[float, dependent(ELSEWHERE, COSINE, -0.5)] = -1.0
+    length_least: Annotated[float, dependent(FINITE, COSINE, -0.5)] = -1.0
     length_on: Annotated[int, dependent(whole(1), COSINE, 100)] = 1
     length_off: Annotated[int, dependent(whole(0), COSINE, 500)] = 0
     length_target: Annotated[int | None, dependent(whole(1), TARGET, 200)] = None
-    length_cost: Annotated[float, dependent(ELSEWHERE, TARGET, 0.001)] = 0.0003
+    length_cost: Annotated[float, dependent(NOT_NEGATIVE, TARGET, 0.001)] = 0.0003
     length_margin: Annotated[int | None, dependent(whole(1), OVERLONG, 64)] = None
 
     thinking_budget: Annotated[int | None, Key(whole(1), NOTHING, applies)] = None

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from transformers.integrations import is_deepspeed_available
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
-from .descriptor import Effect, Key, applies
-from .keys import KEYS, NOT_NEGATIVE, POSITIVE, TRIGGER_KEYS
+from .keys import KEYS, TRIGGER_KEYS
 from .resets.treatments import TREATMENTS
+from .upstream_keys import TRAINING_KEYS
 
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Ours, and those of TRL's that it does not check itself.
-CHECKED = KEYS | {"beta": Key(NOT_NEGATIVE, Effect.STEP, applies), "temperature": Key(POSITIVE, Effect.STEP, applies)}
+CHECKED = KEYS | TRAINING_KEYS
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 

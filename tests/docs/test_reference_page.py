@@ -3,6 +3,9 @@
 import dataclasses
 import importlib.util
 import re
+import shutil
+import subprocess
+import sys
 import types
 import typing
 from itertools import count
@@ -36,6 +39,29 @@ FIELDS = [
     for field in dataclasses.fields(cls)
     if field.name not in parent.__dataclass_fields__
 ]
+
+
+def test_another_checkout_describes_itself(tmp_path):
+    """A copy of the sources, whose keys have another word, in the environment that this checkout is installed in."""
+    left_out = shutil.ignore_patterns("__pycache__", "models")
+    for name in ("trl_prorl", "tasks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=left_out)
+    (tmp_path / "docs").mkdir()
+    shutil.copy(generator.__file__, tmp_path / "docs")
+    keys = tmp_path / "trl_prorl" / "keys.py"
+    keys.write_text(keys.read_text().replace("Costs no forward of its own.", "Costs no forward, says the copy."))
+    before = (ROOT / "docs" / "reference.md").read_bytes()
+    script = tmp_path / "docs" / "make_reference.py"
+    subprocess.run([sys.executable, str(script)], check=True, capture_output=True, cwd=ROOT)
+    assert "Costs no forward, says the copy." in (tmp_path / "docs" / "reference.md").read_text()
+    assert (ROOT / "docs" / "reference.md").read_bytes() == before
+
+
+def test_where_another_package_is_imported_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(generator, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(generator, "PAGE", tmp_path / "reference.md")
+    assert generator.main([]) == 2 and not (tmp_path / "reference.md").exists()
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'reference.md'} would describe {ROOT}")
 
 
 def test_the_page_is_current():

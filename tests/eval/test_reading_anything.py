@@ -253,6 +253,34 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
     assert read_jsonl(path) == [*FILES[file][:-1], {"step": 9}]
 
 
+def test_a_last_line_with_a_huge_number_is_not_taken_for_one_that_is_cut_off(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "grad_norm": 1e400}\n')
+    assert read_jsonl(path, METRICS) == [{"step": 1}, {"step": 2, "grad_norm": float("inf")}]
+    for last, said in [("1" * 400, "line 2: reward is 1"), ("1" * 5000, "line 2 cannot be read: it holds a whole")]:
+        path.write_text('{"step": 1}\n{"step": 2, "reward": ' + last + "}\n")
+        with pytest.raises(InputError, match=f"metrics.jsonl' {said}.*; remove the line$"):
+            read_jsonl(path, METRICS)
+    assert "cut off" not in caplog.text
+    path.write_text('{"step": 1}\n{"step": 2, "reward": ' + "1" * 5000)  # and cut off it is
+    assert read_jsonl(path, METRICS) == [{"step": 1}]
+    assert "line 2, the last, is cut off" in caplog.text
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + '{"a":' * 50_000 + "1" + "}" * 50_000 + "\n")
+    with pytest.raises(InputError, match="metrics.jsonl' line 2 cannot be read: it is nested too deeply; remove"):
+        read_jsonl(path, METRICS)
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "env.json", "config.yaml"])
+def test_a_byte_order_mark_is_read_over(make_run, make_rows, file):
+    path = make_run("a", "A", make_rows(2)) / file
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    load_run(path.parent)
+
+
 @pytest.mark.parametrize("text", ["5", "{}", '{"files": []}', '{"resumable": 1, "files": {"a": {"bytes": 1}}}', "\0"])
 def test_a_manifest_of_any_shape(tmp_path, text):
     Path(tmp_path, MANIFEST_FILE).write_text(text)

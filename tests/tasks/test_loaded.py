@@ -57,6 +57,11 @@ def test_line_separators_inside_a_text(tmp_path):
     assert read_jsonl(tmp_path / "a.jsonl") == [{"problem": "a\u2028b\x85c", "answer": "1"}]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"problem": "a", "answer": "1"}\n')
+    assert read_jsonl(tmp_path / "a.jsonl") == [{"problem": "a", "answer": "1"}]
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -64,7 +69,11 @@ def test_line_separators_inside_a_text(tmp_path):
         ("\n  \n", "has no rows"),
         ("{}\nnot json\n", "line 2 cannot be read as JSON Lines"),
         ("[1]\n", "line 1 is not an object but '.1.'"),
-        ("\ufeff{}\n", "line 1 cannot be read"),
+        ("{}\n" + '{"a":' * 50_000 + "1" + "}" * 50_000 + "\n", "line 2 cannot be read as JSON Lines: it is nested"),
+        (
+            f'{{"problem": {"1" * 5000}}}\n',
+            "line 1 cannot be read as JSON Lines: it holds a whole number of thousands",
+        ),
     ],
 )
 def test_a_bad_file(tmp_path, text, message):

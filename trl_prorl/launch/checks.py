@@ -13,12 +13,15 @@ from ..rollout.verdicts import draw_sizes, verifier_of
 
 def check_trackers(names: Iterable[str]) -> None:
     """
-    Refuse a tracker of `report_to` whose package is not installed; a name that transformers does not know is left to
-    it. Raises `ValueError`: naming the tracker.
+    Refuse a tracker of `report_to` that transformers does not know, or whose package is not installed. Raises
+    `ValueError`: naming the tracker.
     """
     installed = get_available_reporting_integrations()
     for name in names:
-        if name in INTEGRATION_TO_CALLBACK and name not in installed:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(INTEGRATION_TO_CALLBACK)
+            raise ValueError(f"report_to: {name!r} is no tracker. Set it to none, to all, or to some of {known}.")
+        if name not in installed:
             raise ValueError(
                 f"report_to={name!r} needs a package that is not installed. Install it, or set report_to: none."
             )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import trl
 from accelerate.utils import set_seed
+from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
@@ -34,6 +35,7 @@ from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
 from .checks import check_columns, check_in_one_place, check_pass_at_k, check_rows, check_trackers
 from .precision import tell_of_emulated_bf16
+from .rehearsal import rehearse
 
 
 @dataclass
@@ -86,6 +88,12 @@ class Plan:
         check_rows(given.get("train_dataset"), args.generation_batch_size, args.num_generations)
         functions = given.get("reward_funcs")
         functions = functions if isinstance(functions, list) else [functions]
+        weights = args.reward_weights
+        if given.get("environment_factory") is None and weights is not None and len(weights) != len(functions):
+            raise ValueError(
+                f"reward_weights={weights!r} has another length than the reward functions, of which there are "
+                f"{len(functions)}. Give one weight for each."
+            )
         if given.get("environment_factory") is None and all(map(inspect.isroutine, functions)):
             names = [get_callable_name(function) for function in functions]  # models get their names when loaded
             named_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
@@ -113,6 +121,7 @@ class Plan:
             _check_restart(args, model, config, given.get("quantization_config"))
         if args.vllm_enable_lora:
             _check_requests(args, adapter)
+        _rehearse(args, given)
         moves = args.beta != 0.0 and resets and not restarts
         whole = config is None and not isinstance(model, PeftModel)
         if moves and whole and _uses_fsdp(args) and args.save_strategy != "no":
@@ -181,6 +190,16 @@ class Plan:
                 self.args.cast_lm_head_to_fp32 = False
                 stack.callback(setattr, self.args, "cast_lm_head_to_fp32", True)
             yield
+
+
+def _rehearse(args: ProRLConfig, given: dict[str, Any]) -> None:
+    """Rehearse the keys whose values are small languages, with what the trainer is given."""
+    rows = given.get("train_dataset")
+    prompts = []
+    if isinstance(rows, Dataset) and "prompt" in rows.column_names:
+        prompts = rows["prompt"][:1]
+    own_optimizer = (given.get("optimizers") or (None,))[0] is not None
+    rehearse(args, given["model"], given.get("peft_config"), given.get("processing_class"), prompts, not own_optimizer)
 
 
 def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) -> None:

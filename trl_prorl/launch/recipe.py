@@ -5,7 +5,6 @@ imported.
 
 import argparse
 import dataclasses
-import json
 import os
 import typing
 from collections.abc import Callable
@@ -15,12 +14,15 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 
 from .. import tasks
 from ..config import ProRLConfig
-from ..descriptor import check_keys
+from ..descriptor import check_used, check_values
 from ..errors import InputError
 from ..keys import TASK_KEYS, TaskKeys
+from ..record.run_files import parse_json
 from ..rollout.length_rewards import cosine_length_reward, target_length_reward
 from ..rollout.thinking import interrupted_rollout
 from ..rollout.turns import transcript
+from ..text import short
+from ..upstream_keys import MODEL_KEYS, check_finite
 from .precision import chosen_precision
 from .recipe_check import check_config_option, check_options, check_recipe
 
@@ -38,15 +40,29 @@ class TaskArguments(TaskKeys, ScriptArguments):
                     f"{name}={getattr(self, name)!r} has no effect: a task reads its data itself. Leave it out; "
                     "dataset_name says where the data are, task_options what else a task takes."
                 )
-        check_keys(self, TASK_KEYS)
+        check_values(self, TASK_KEYS)
+        check_finite(self)
+        check_used(self, TASK_KEYS)
         for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
             if self.length_reward == key and getattr(self, needed) is None:
                 raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
         if isinstance(self.task_options, str):
             try:
-                self.task_options = json.loads(self.task_options)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"task_options={self.task_options!r} is not JSON: {error}.") from error
+                self.task_options = parse_json(self.task_options)
+            except ValueError as error:
+                raise ValueError(f"task_options={short(self.task_options)} is not JSON: {error}.") from error
+
+    def check_lengths(self, max_completion_length: int | None) -> None:
+        """Refuse a length reward that is about lengths that no completion of at most so many tokens has."""
+        name = {"target": "length_target", "overlong": "length_margin"}.get(self.length_reward)
+        if name is None or max_completion_length is None:
+            return
+        length = getattr(self, name)
+        if length > max_completion_length:
+            raise ValueError(
+                f"{name}={length} is more than max_completion_length={max_completion_length}, so that no completion "
+                f"reaches it. Lower {name}, or raise max_completion_length."
+            )
 
     def make_task(self):
         """The task; `dataset_name` is its `path`."""
@@ -138,7 +154,7 @@ class RecipeParser(TrlParser):
             return super().parse_args_and_config(args, **kwargs)
         except ValueError as error:
             raise InputError(str(error)) from error
-        except (TypeError, AttributeError, ArithmeticError, ImportError) as error:  # TRL's and transformers' checks
+        except (TypeError, AttributeError, ArithmeticError, ImportError, RecursionError) as error:  # TRL's checks
             raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
 
     def hints(self) -> dict[str, typing.Any]:
@@ -152,4 +168,8 @@ class RecipeParser(TrlParser):
 
 def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
     """A recipe and what a command line overrides. Raises `ValueError`: naming the key, its value and the cure."""
-    return RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(argv)
+    task_args, args, model_args = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(argv)
+    check_values(model_args, MODEL_KEYS)
+    check_finite(model_args)
+    task_args.check_lengths(args.max_completion_length)
+    return task_args, args, model_args

@@ -95,7 +95,9 @@ METRICS = {
     "time_ended": RecordKey("s since 1970", "when the step ended; it shows which runs trained at the same time"),
     "ref_time_fraction": RecordKey("share", "`time_ref` by `time_step`"),
     "peak_memory_gib": RecordKey("GiB", "most memory allocated in the step", GPU),
-    "gpu_utilization": RecordKey("%", "of the time that the GPU computed, mean over readings", "a GPU with NVML"),
+    "gpu_utilization": RecordKey(
+        "%", "of the time that the GPU computed, mean over readings", "a GPU, and nvidia-ml-py"
+    ),
 }
 
 # One row per evaluation during training. K is 1, 2, 4 … up to the completions of a prompt.

@@ -4,6 +4,7 @@ The meter only observes. Absent means not measured, never 0.
 """
 
 import json
+import logging
 import os
 import statistics
 import threading
@@ -12,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ from ..files import free_name, replaced
 from ..objective.anchors import counted
 from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, OBJECT, read_jsonl
 from .shapes import Shape
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -261,9 +266,21 @@ def gpu_row(device: torch.device, readings: Sequence[float] = ()) -> dict[str, f
         return {}
     row = {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
     torch.cuda.reset_peak_memory_stats(device)
-    with suppress(Exception):  # as in `Utilization`
-        row["gpu_utilization"] = statistics.fmean([*readings, torch.cuda.utilization(device)])
+    try:
+        last = torch.cuda.utilization(device)
+        row["gpu_utilization"] = statistics.fmean([*readings, last])
+    except ModuleNotFoundError:
+        tell_of_missing_nvml()
+    except Exception:  # as in `Utilization`
+        pass
     return row
+
+
+@cache
+def tell_of_missing_nvml() -> None:
+    """Say, once in a process, what brings `gpu_utilization` into the record."""
+    package = "amdsmi" if torch.version.hip else "nvidia-ml-py"
+    logger.warning("gpu_utilization is not recorded, because its package is missing: pip install %s.", package)
 
 
 class JsonLines:

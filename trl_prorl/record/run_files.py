@@ -139,9 +139,12 @@ DRIFT = table({"points": array(POINT)}, {"run_id": text})
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a file, UTF-8. Raises `InputError`: it cannot be read, or is not text."""
+    """
+    The text of a file, UTF-8, without the byte order mark that some editors begin it with. Raises `InputError`: it
+    cannot be read, or is not text.
+    """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"'{path}' is no text ({error.reason} at byte {error.start}); write it again") from error
     except OSError as error:
@@ -149,11 +152,19 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def parse_json(content: str) -> Any:
-    """A JSON value. Raises `ValueError`: it is not JSON, or deeper or longer than can be read."""
+    """
+    A JSON value. Raises `json.JSONDecodeError`: it is not JSON, or is cut off; another `ValueError`: it is JSON, and
+    is nested deeper or holds a longer number than can be read.
+    """
     try:
         return json.loads(content)
+    except json.JSONDecodeError:
+        raise
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except ValueError:  # Python makes no integer of so many digits
+        json.loads(content, parse_int=str)  # the rest may be cut off
+        raise ValueError("it holds a whole number of thousands of digits") from None
 
 
 def read_json(path: str | os.PathLike, shape: Shape = OBJECT) -> Any:
@@ -205,12 +216,14 @@ def read_jsonl(
         ended = place < len(lines)
         try:
             row = parse_json(line)
-        except ValueError as error:
+        except json.JSONDecodeError as error:
             if place == last and (not ended or line.strip(BLANK).startswith("{")):
                 if not growing:
                     logger.warning("%s: line %d, the last, is cut off and left out.", path, place)
                 break
             raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
+        except ValueError as error:
+            raise InputError(f"'{path}' line {place} cannot be read: {error}; remove the line") from error
         _checked(row, shape, f"'{path}' line {place}", "remove the line")
         if unique is not None and seen.setdefault(row[unique], place) != place:
             raise InputError(
