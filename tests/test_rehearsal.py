@@ -7,6 +7,8 @@ import pytest
 import yaml
 from transformers import PreTrainedModel
 
+from trl_prorl import ProRLConfig
+from trl_prorl.launch.rehearsal import skeleton_of
 from trl_prorl.train import main
 
 
@@ -112,3 +114,9 @@ GOOD = [
 def test_what_can_be_used_is_not_refused(train, keys):
     with pytest.raises(Loaded):
         train(keys)
+
+
+def test_a_model_that_is_not_there_is_left_to_whoever_loads_it(tmp_path):
+    """The complaint is about the model, and no key is named for it."""
+    args = ProRLConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    assert skeleton_of(str(tmp_path / "nowhere"), args) is None

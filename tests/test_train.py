@@ -272,7 +272,7 @@ def test_the_tools_of_prolonged_training_in_one_recipe(recipe, tmp_path, tiny_mo
 
 
 def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(recipe):
-    status, written = recipe("--learning_rate inf")
+    status, written = recipe("--learning_rate 1e39")
     (line,) = errors(written)
     assert status == 1 and "Traceback" not in written and "NaN or infinity at step 1: weights" in line
 

@@ -121,7 +121,6 @@ class Plan:
             _check_restart(args, model, config, given.get("quantization_config"))
         if args.vllm_enable_lora:
             _check_requests(args, adapter)
-        _rehearse(args, given)
         moves = args.beta != 0.0 and resets and not restarts
         whole = config is None and not isinstance(model, PeftModel)
         if moves and whole and _uses_fsdp(args) and args.save_strategy != "no":
@@ -135,6 +134,7 @@ class Plan:
         fresh_adapter = getattr(config, "init_lora_weights", None) in (True, "gaussian")
         given_wrapped = isinstance(model, PeftModel)
         casts_head = args.cast_lm_head_to_fp32 and (config is not None or given_wrapped)
+        _rehearse(args, given)
         return cls(given, keys, resets, moves, fresh_adapter, given_wrapped, casts_head)
 
     @property

@@ -226,13 +226,14 @@ def skeleton_of(model: str, args: ProRLConfig) -> PreTrainedModel | None:
     trusted = {"trust_remote_code": args.trust_remote_code}
     attention = init.pop("attn_implementation", None)
     init.pop("dtype", None)
-    with refused_by_name(model_init_kwargs=args.model_init_kwargs):
-        config, _ = AutoConfig.from_pretrained(model, return_unused_kwargs=True, **{**trusted, **init})
     try:
+        config = AutoConfig.from_pretrained(model, **trusted, revision=init.get("revision"))
         plain = _without_weights(config, None, trusted)
     except Exception as error:  # whoever loads it will say why
         logger.debug("no model without weights: %s", error)
         return None
+    with refused_by_name(model_init_kwargs=args.model_init_kwargs):
+        AutoConfig.from_pretrained(model, return_unused_kwargs=True, **{**trusted, **init})
     if attention is None:
         return plain
     with refused_by_name(attn_implementation=attention):
