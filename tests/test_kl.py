@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from run_record import read_rows as rows
-from test_packing_training import GroupsTogether
 from tiny_run import watched
 
 from trl_prorl import ProRLConfig
@@ -201,8 +200,9 @@ def test_a_bound_that_no_token_reaches_and_one_that_every_token_exceeds(run, lar
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_packed_and_padded_agree_where_a_part_is_bounded(run, largest_difference, arm):
-    keys = {"kl_clamp": 0.01, "max_steps": 6, "pack_groups": "on", **ARMS[arm]}
-    packed, padded = run(**keys), run(cls=GroupsTogether, **keys)
+    keys = {"kl_clamp": 0.01, "max_steps": 6, **ARMS[arm]}
+    packed = run(pack_groups="on", **keys)
+    padded = run(**keys)
     assert largest_difference(packed, padded) < 1e-5
     counts = [row["kl_clamped"] for row in rows(packed)]
     assert counts == [row["kl_clamped"] for row in rows(padded)]
