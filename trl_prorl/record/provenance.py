@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..environment import git_commit, hardware, versions
+from ..files import replaced
 from .run_files import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
 from .run_id import RUN_ID
 
@@ -115,7 +116,8 @@ def write_env(
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
-    Path(run_dir, ENV_FILE).write_text(json.dumps(env, indent=2) + "\n")
+    with replaced(Path(run_dir, ENV_FILE)) as path:
+        path.write_text(json.dumps(env, indent=2) + "\n")
 
 
 # Keys and values that a recipe or a command line may hold and a record or a card may not.
