@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from transformers import TrainerCallback
 
 from eval.command import command
 from trl_prorl.checkpoint.files import newest_complete
 from trl_prorl.demo import Arm, train
-from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_is_kept
+from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_a_script_keeps, what_is_kept
 
 
 ROOT = Path(__file__).parent.parent
@@ -80,34 +81,39 @@ SCRIPT = """
 import os, signal, sys
 import training
 
-_, model, out, then = sys.argv
+_, model, out = sys.argv
 trainer = training.build(model, out, True, 4, {"max_steps": 500})
 trainer.add_callback(training.AtStep(2, lambda args: os.kill(os.getpid(), signal.SIGINT)))
-try:
-    trainer.train()
-except KeyboardInterrupt:
-    if then != "goes on":
-        raise
-    print("caught")
+trainer.train()
 """
 
 
-@pytest.mark.parametrize("then", ["ends", "goes on"])
-def test_ctrl_c_in_a_script(tiny_model, tmp_path, then):
-    """One line in place of a traceback, and an error that may be caught."""
+def test_a_script_ends_with_one_line(tiny_model, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     out = tmp_path / "run"
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'forks'}"}
-    argv = [sys.executable, "script.py", tiny_model, str(out), then]
-    with popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE) as process:
-        printed, said = process.communicate()
-    (line,) = lines_of(said)
+    with popen([sys.executable, "script.py", tiny_model, str(out)], cwd=tmp_path, env=env) as process:
+        (line,) = lines_of(process.communicate()[1])
     kept = f"{out / 'checkpoint-1'} and the record up to it are kept"
     assert line == f"interrupted: {kept}. Go on with train(resume_from_checkpoint=True)."
-    if then == "goes on":
-        assert process.returncode == 0 and "caught" in printed
-    else:
-        assert process.returncode == 130
+    assert process.returncode == 130
+
+
+def test_a_script_may_catch_it(make_trainer, tmp_path, monkeypatch, capsys):
+    """A notebook shows the error that is raised, without the frames of the loop."""
+
+    class Key(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back after the test
+    trainer = make_trainer(output_dir=str(tmp_path / "run"), trainer_kwargs={"callbacks": [Key()]})
+    with pytest.raises(KeyboardInterrupt) as error:
+        trainer.train()
+    assert not any("transformers" in str(frame.path) for frame in error.traceback)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted: "))
+    assert f"the record in {tmp_path / 'run'} is kept, and there is no checkpoint yet. train() begins again" in line
+    assert what_a_script_keeps(tmp_path / "nothing", begun=False).startswith("no step was begun")
 
 
 # A command, and a module that is imported on the way to those that take seconds. All of `eval` begins in one place: a
