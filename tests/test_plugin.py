@@ -143,7 +143,8 @@ def test_a_reply_that_raises_is_one_line_of_every_command(tmp_path, command):
     rows = "__import__('tasks').get_task('reverse_digits').rows(split, n, seed)"  # which the base ends
     (tmp_path / "own.py").write_text(plugin(rows, more))
     keys = "--plugin own.py --task own --output_dir run --report_to none --max_completion_length 32 --train_rows 16 "
-    keys += "--per_device_train_batch_size 8 --num_generations 4 --max_steps 1 --eval_strategy no --pack_groups off"
+    keys += "--per_device_train_batch_size 8 --num_generations 4 --max_steps 1 --eval_strategy no --pack_groups off "
+    keys += "--disable_tqdm true"
     for begin in (TRAIN, "preflight tiny/variantA --prompts 2"):
         status, written = command(f"{begin} {keys}")
         (line,) = (line for line in written.splitlines() if line.startswith("error: "))

@@ -155,6 +155,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 kept = what_a_script_keeps(self.args.output_dir, self.has_begun)
                 tell_interrupted(error, kept, tell=self.is_world_process_zero())
             raise error.with_traceback(None)  # noqa: B904  the frames of a loop that was interrupted say nothing
+        except RewardError as error:
+            # The frames that matter are those of its cause, which it keeps.
+            raise error.with_traceback(None)  # noqa: B904
 
     def create_optimizer(self, *args, **kwargs):
         if not any(param.requires_grad for param in self.model.parameters()):

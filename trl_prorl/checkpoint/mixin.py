@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import is_peft_model
 from trl.trainer.utils import get_config_model_id
 
-from ..errors import CheckpointError, NonFiniteError, RewardError, RunError
+from ..errors import CheckpointError, NonFiniteError, RunError
 from ..quiet import without_warning
 from ..record.folders import (
     FolderLock,
@@ -94,9 +94,6 @@ class CheckpointMixin:
                     return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
                 except RunError as error:
                     resume = self._go_back(error)
-                    if resume is None and isinstance(error, RewardError):
-                        # The frames that matter are those of its cause, which it keeps.
-                        raise error.with_traceback(None)  # noqa: B904
                     if resume is None:
                         raise
                     self._resume = resume
