@@ -3,7 +3,7 @@ Install a CPU build of torch in this environment, if this is Linux and there is 
 
     .venv/bin/python scripts/cpu_torch.py
 
-PyPI's torch for Linux is a build for CUDA: with its libraries it takes 5.7 GB. Builds for CPUs, whose versions end in
+PyPI's torch for Linux is a build for CUDA: with its libraries it takes 5 GB. Builds for CPUs, whose versions end in
 `+cpu`, take 0.7 GB; PyTorch's own index has them, and so may the places that pip is configured to ask. If none has
 one, this installs nothing and says so, and pip takes what it finds.
 """
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 INDEX = "https://download.pytorch.org/whl/cpu"
 DRIVER = Path("/proc/driver/nvidia")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-# Where an index does not answer, pip by itself waits for two minutes.
+# Where an index does not answer, pip by itself tries six times, 15 seconds each.
 PATIENCE = ["--timeout", "10", "--retries", "1"]
 
 
@@ -79,7 +79,7 @@ def main() -> int:
     listing = subprocess.run([*PIP, "index", "versions", "torch", *where], capture_output=True, text=True).stdout
     build = newest_cpu_build(listing, minors)
     if build is None:
-        print("None is to be had. PyPI's torch for CUDA follows, on Linux 5.7 GB with its libraries.", flush=True)
+        print("None is to be had. PyPI's torch for CUDA follows, on Linux 5 GB with its libraries.", flush=True)
         return 0
     # What it depends on comes with the project, from where pip is configured to look.
     install = ["install", "--quiet", "--no-compile", "--no-deps", *where, f"torch=={build}"]

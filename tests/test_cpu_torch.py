@@ -151,3 +151,8 @@ def test_make_asks_for_it_before_it_installs_the_project():
     assert shown.index("scripts/cpu_torch.py") < shown.index(
         "install --quiet --no-compile --disable-pip-version-check -e"
     )
+
+
+def test_the_front_page_names_the_same_bound(last):
+    command = f'`pip install "torch<2.{last + 1}" --index-url https://download.pytorch.org/whl/cpu`'
+    assert command in (ROOT / "README.md").read_text()
