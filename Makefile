@@ -46,6 +46,7 @@ export PYTHONDONTWRITEBYTECODE :=
 $(READY): setup.py setup.cfg pyproject.toml
 	rm -f $(READY)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python scripts/cpu_torch.py
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]"
 	touch $(READY)
 
