@@ -581,3 +581,21 @@ def test_what_has_no_distribution_is_not_drawn(value):
     probabilities[1] = value
     with pytest.raises(RuntimeError, match="probability tensor contains"):
         draw(probabilities)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_head_in_bf16_gets_contiguous_states(make_trainer, tiny_model, merged):
+    """From a slice of them torch makes a copy of the head for each row, on some CPUs."""
+    policy = AutoModelForCausalLM.from_pretrained(tiny_model, dtype="bfloat16")
+    slices = []
+
+    def look(head, states, logits):
+        slices.append(not states[0].is_contiguous())
+
+    policy.get_output_embeddings().register_forward_hook(look)
+    # Two prompts of several tokens: a slice of one row would be contiguous.
+    made = make_trainer(model=policy, lora=merged, compact_generation="on")
+    tried = len(slices)
+    made.generate_tokens([[5, 6, 7], [8, 9, 10], [8, 9, 10]], 3)
+    assert tried > 0 and len(slices) > tried and not any(slices)
+    assert not policy.get_output_embeddings()._forward_pre_hooks

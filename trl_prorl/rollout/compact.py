@@ -9,6 +9,8 @@ and [`GrowingLayer`] has room for tokens to come, and rows that can be repeated 
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -62,6 +64,25 @@ def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     last.
     """
     return torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(ends[:, -1:] * SHORT_OF_ALL), right=True)
+
+
+@contextmanager
+def contiguous_states(model) -> Iterator[None]:
+    """
+    Hand on the states of a CPU's head in bf16 as a contiguous tensor while this lasts. `generate` computes logits of
+    the last token alone, and its states are a slice of all. Where the CPU has AVX512-BF16, torch 2.13 multiplies each
+    row of such a slice by a copy of the whole head: six rows take eighty times as long, and six times its memory.
+    """
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 GROWTH = 64  # tokens for which a layer makes room at once

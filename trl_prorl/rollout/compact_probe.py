@@ -5,7 +5,7 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..scoring.packing_probe import evaluating, on_gpu, tokens
-from .compact import compact_sample, padded_left, why_not_select
+from .compact import compact_sample, contiguous_states, padded_left, why_not_select
 
 
 PROMPTS = (3, 9, 5, 7)  # tokens of each; after the first completions have ended, two prompts are left
@@ -45,7 +45,8 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     stops = StoppingCriteriaList([_Some(ids.shape[1])])
     settings = {"max_new_tokens": LONGEST, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
     config = GenerationConfig(**settings, eos_token_id=None)
-    with torch.no_grad(), torch.random.fork_rng(devices=on_gpu(device)), evaluating(model):
+    drawing = torch.random.fork_rng(devices=on_gpu(device))
+    with torch.no_grad(), drawing, evaluating(model), contiguous_states(model):
         try:
             asked = GenerationConfig(**config.to_diff_dict(), return_dict_in_generate=True, output_scores=True)
             settings = {"generation_config": asked, "stopping_criteria": stops}

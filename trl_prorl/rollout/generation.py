@@ -14,7 +14,7 @@ from transformers.generation import GenerationMode
 
 from ..parts import Part, fired
 from ..scoring.first_layers import tried_on_first_layers
-from .compact import compact_sample, distinct, padded_left, until_end
+from .compact import compact_sample, contiguous_states, distinct, padded_left, until_end
 from .merged_copy import MergedCopy, why_not_merged
 
 
@@ -96,7 +96,8 @@ class CompactGeneration(Part):
             model = self.copy.model
         settings = {"copies": torch.tensor(copies, device=device), "logps_at": self._temperature}
         settings |= {"generation_config": config, "custom_generate": compact_sample}
-        drawn = model.generate(input_ids=ids, attention_mask=mask, **settings)
+        with contiguous_states(model):
+            drawn = model.generate(input_ids=ids, attention_mask=mask, **settings)
         self.measures = drawn.logps is not None
         completions = [until_end(row, set(ends)) for row in drawn.ids[:, ids.shape[1] :].tolist()]
         if drawn.logps is None:
