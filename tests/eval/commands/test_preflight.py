@@ -215,7 +215,7 @@ def test_what_the_run_would_refuse_is_refused(folder, capsys, monkeypatch, argv,
     (folder / "held" / "metrics.jsonl").write_text('{"step": 1}\n')
     if argv[2:3] in (["--report_to"], ["--json"]):
         monkeypatch.setattr("eval.preflight.build", None)
-    monkeypatch.setattr("trl_prorl.train.get_available_reporting_integrations", lambda: [])
+    monkeypatch.setattr("trl_prorl.launch.checks.get_available_reporting_integrations", lambda: [])
     monkeypatch.setattr("eval.preflight.os.access", lambda path, mode: "read-only" not in said)
     assert main(argv) == 2
     error = capsys.readouterr().err
