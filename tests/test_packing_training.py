@@ -107,8 +107,9 @@ def test_eight_steps_packed_and_padded_end_with_the_same_weights(run, largest_di
         **ARMS[arm],
     }
     # With Adam's usual 1e-8 a gradient that is rounding noise becomes an update of full size: of 13,000 weights 65 in
-    # one query projection then differ by up to 1e-4. With SGD no weight differs by more than 6e-8.
-    keys |= {} if lora else {"adam_epsilon": 1e-6}
+    # one query projection then differ by up to 1e-4, with 1e-6 by 1.7e-5. With SGD, whose updates are as large as the
+    # gradients, no weight differs by more than 4e-7 at a rate of 0.1.
+    keys |= {} if lora else {"adam_epsilon": 1e-5}
     padded = run(**keys)
     packed = run(pack_groups="on", reuse_old_logps=True, **keys)
     assert largest_difference(padded, packed) < 1e-5
