@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.objective.aggregation import token_weights
 from trl_prorl.objective.anchors import Anchors
+from trl_prorl.record.meter import Meter
 from trl_prorl.scoring import scorer
 
 
@@ -124,3 +125,10 @@ def test_every_estimator_anchor_and_aggregation(estimator, corrected, clamp, lev
             for value, gradient in found:
                 assert math.isfinite(value) and value == found[0][0], (loss_type, anchor)
                 assert torch.equal(gradient, found[0][1]) and not gradient[~counts].any(), (loss_type, anchor)
+
+
+def test_a_mean_of_the_record_leaves_out_what_does_not_count():
+    """As the KL of a row that `drop_zero_rows` drops, or a token that vLLM could not score."""
+    meter = Meter(torch.device("cpu"))
+    meter.add_mean("kl_ref", torch.tensor([[1.0, math.inf], [math.nan, 3.0]]), torch.tensor([[1, 0], [0, 1]]))
+    assert meter.peek_mean("kl_ref", reduce=lambda pair: pair) == 2.0
