@@ -23,7 +23,9 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 STUDY = RECIPES / "study"  # bases, and the file of the study's arms
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base" and path.parent != STUDY)
 # They compare no variants.
+QWEN_ON_A_CPU = RECIPES / "gsm8k" / "qwen2.5-coder-1.5b-cpu"
 ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys", "tiny/growth", "tiny/gamed", "tiny/guess")]
+ALONE += [QWEN_ON_A_CPU]
 FOLDERS = sorted({file.parent for file in FILES} - set(ALONE))
 VARIANT_KEYS = {"output_dir", "beta", "beta_old", "ref_compute"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
@@ -82,6 +84,20 @@ def test_an_arm_s_own_file_has_what_defines_it_and_no_more(file):
     base = yaml.safe_load((file.parent / own.pop("base")).read_text())
     assert len(own) <= (18 if file.parent in ALONE else 7)
     assert not any(base.get(key, ...) == value for key, value in own.items())
+
+
+def test_the_arms_of_the_qwen_on_a_cpu_differ_in_their_anchor():
+    recipes = {file.stem: read_recipe(file) for file in FILES if file.parent == QWEN_ON_A_CPU}
+    anchors = {
+        "plain": {},
+        "control": {"beta": 0.02, "kl_target": 0.011},
+        "variantA": {"beta": 0.02, "ref_reset_every": 10},
+        "variantB": {"beta_old": 0.02},
+    }
+    assert recipes.keys() == anchors.keys()
+    for arm, keys in recipes.items():
+        place = {"output_dir": f"runs/gsm8k/qwen2.5-coder-1.5b-cpu/{arm}"}
+        assert keys == {**recipes["plain"], **place, **anchors[arm]}
 
 
 def test_the_published_schemes_start_where_the_tiny_arms_do():
