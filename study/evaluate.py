@@ -23,6 +23,7 @@ from eval.run_folder.run import Run
 from eval.samples.held_out import HeldOut
 from study.matrix import RunKey
 from study.runner import stopped
+from study.stops import stop_rows
 from study.tables import CURVE_VALUES
 from trl_prorl.errors import RunError
 from trl_prorl.record.run_files import ELASTIC, RESET
@@ -125,7 +126,9 @@ def rows_of(folder: Path, plan: dict, proxy: float | None = None) -> dict:
 def main() -> int:
     plan = json.loads(Path(sys.argv[1]).read_text())
     folder, split, prompts, samples = Path(plan["folder"]), plan["split"], plan["prompts"], plan["samples"]
-    checkpoints, proxy = list(folder.glob("checkpoint-*")), None
+    checkpoints = list(folder.glob("checkpoint-*"))
+    proxy = None
+    stops = {}
     if not stopped(folder):
         common = ["--run", str(folder), "--split", split, "--prompts", str(prompts)]
         along = ["--checkpoints", "all"] if checkpoints else []
@@ -135,7 +138,9 @@ def main() -> int:
         if failed:
             return failed
         proxy = mean_reward(folder, split, prompts, samples)
-    write_json(Path(plan["rows"]), rows_of(folder, plan, proxy))
+        if "checkpoints" in plan:
+            stops = stop_rows(folder, plan)
+    write_json(Path(plan["rows"]), rows_of(folder, plan, proxy) | stops)
     for checkpoint in checkpoints:
         shutil.rmtree(checkpoint)
     return 0

@@ -22,6 +22,9 @@ MODEL = "model_name_or_path"
 # What a run is told by its place in the matrix, so that no arm may say it.
 OF_THE_RUN = (MODEL, "seed", "max_steps", "output_dir", "run_dir")
 OPTIMIZER_KEYS = ("optimizer_reset", "optimizer_reset_alpha")
+# The key of an arm that the study alone knows: the module that trains it, from its recipe, in place of the product.
+TRAINED_BY = "trained_by"
+TRAINERS = ("study.fine_tuning",)
 BASE_ARM = "base"
 
 
@@ -36,6 +39,9 @@ def _spelt(pattern: str, needed: str) -> Shape:
 def _keys(value: Any, at: str) -> None:
     if not isinstance(value, dict) or set(OF_THE_RUN) & value.keys():
         refuse(value, at, f"a mapping of recipe keys, without {', '.join(OF_THE_RUN)},")
+    trained_by = value.get(TRAINED_BY)
+    if trained_by is not None and trained_by not in TRAINERS:
+        refuse(trained_by, f"{at}.{TRAINED_BY}", f"one of {', '.join(TRAINERS)}")
 
 
 def _unknown(value: Any, at: str) -> None:
@@ -54,6 +60,7 @@ TESTS = {"outcomes": array(OUTCOME, least=1)}  # study/registered.py has them
 TESTS |= {"differences": array(array(text, length=2))}  # an arm, and the one that it is held against
 OPTIONS |= {"registered": table(TESTS, rest=_unknown)}
 BLOCK = NEEDED | OPTIONS | {"references": array(text), "others": array(text), "evaluation": table(), "keys": _keys}
+BLOCK |= {"checkpoints": integer(1)}
 CONTENT = table({"evaluation": table(), "blocks": table(rest=table(NEEDED, BLOCK, _unknown))}, rest=_unknown)
 EVALUATION = {"prompts": integer(2), "samples": integer(8), "drift_samples": integer(1)}  # pass@8 needs 8 samples
 
@@ -80,7 +87,8 @@ class RunKey(NamedTuple):
 class Run:
     """
     A run of the study: its recipe, whole but for `output_dir`, the block that asks for it, and its evaluation:
-    `split`, `prompts`, `samples`, `drift_samples`, and `others`, tasks that are measured beside its own.
+    `split`, `prompts`, `samples`, `drift_samples`, and `others`, tasks that are measured beside its own; where the
+    block asks for it, `checkpoints`, how many of them are scored.
     """
 
     key: RunKey
@@ -92,6 +100,11 @@ class Run:
     def waits(self) -> list[str]:
         """Keys of its recipe whose values have not been chosen yet."""
         return [key for key, value in self.recipe.items() if value in (TUNED, OWN)]
+
+    @property
+    def product_recipe(self) -> dict[str, Any]:
+        """Its recipe without the key that the study alone knows."""
+        return {name: value for name, value in self.recipe.items() if name != TRAINED_BY}
 
     @property
     def recipe_hash(self) -> str:
@@ -239,6 +252,11 @@ def _block(name: str, asked: dict, evaluation: dict, families: dict, arms: dict)
             raise InputError(f"blocks.{name}.{key}={arms_named!r} has to be a list of arms of the block")
     block = Block(name, (), (), asked["steps"], **{key: asked[key] for key in OPTIONS if key in asked})
     own, runs = own | {"split": block.split, "others": asked.get("others", [])}, []
+    checkpoints = asked.get("checkpoints")
+    if checkpoints is not None and block.steps % checkpoints:
+        raise InputError(f"blocks.{name}.checkpoints={checkpoints} has to divide steps={block.steps}")
+    if checkpoints is not None:
+        own["checkpoints"] = checkpoints
     for pair, family, arm in product(asked["pairs"], asked["families"], asked["arms"]):
         key = RunKey(family, arm + block.suffix, *pair, block.steps)
         keys = families[family] | asked.get("keys", {}) | arms[arm]

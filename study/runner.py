@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
 
 from study.frozen import base_hash, commit_tables, frozen_commit, git, worktree
-from study.matrix import MATRIX, MODEL, Matrix, Run, RunKey
+from study.matrix import MATRIX, MODEL, TRAINED_BY, Matrix, Run, RunKey
 from study.tables import BASES, FOLDER, Tables, check_base, read_tables, write_tables
 from study.tuned import with_choices
 from trl_prorl.errors import InputError, RunError
@@ -152,14 +153,36 @@ class Files:
         return stopped(self.folder) or (self.folder / "adapter_model.safetensors").exists()
 
 
+def checkpoint_keys(run: Run) -> dict[str, Any]:
+    """
+    The keys by which a run keeps checkpoints: as many as its block asks for, else six of a long run. What the study
+    itself trains keeps none; it is short, and begins anew.
+    """
+    checkpoints = run.evaluation.get("checkpoints")
+    if checkpoints is None and run.key.steps >= LONG:
+        checkpoints = CHECKPOINTS
+    if checkpoints is None or TRAINED_BY in run.recipe:
+        return {}
+    return {"save_strategy": "steps", "save_steps": run.key.steps // checkpoints}
+
+
+def training_command(run: Run, files: Files, code: Path) -> list[str]:
+    """The arguments of Python that train a run: the product's launcher, or the study's own module."""
+    module = run.recipe.get(TRAINED_BY)
+    if module is not None:
+        return ["-m", module, str(files.recipe)]
+    return [str(code / "recipes" / "grpo_variantA.py"), "--config", str(files.recipe)]
+
+
 def make(run: Run, place: Path, code: Path) -> Iterator[None]:
     """
     Train and evaluate a run below `place` with the code of a worktree, or go on with it, and write its rows: yields as
     long as a process of it runs, which is killed when this is closed. Raises `RunError`: a process left nothing.
     """
-    files, began, steps = Files(place, run.key), time.time(), run.key.steps
-    saving = {"save_strategy": "steps", "save_steps": steps // CHECKPOINTS} if steps >= LONG else {}
-    recipe = yaml.safe_dump({**run.recipe, **SETTINGS, **saving, "output_dir": str(files.folder)})
+    files = Files(place, run.key)
+    began = time.time()
+    keys = {**run.product_recipe, **SETTINGS, **checkpoint_keys(run), "output_dir": str(files.folder)}
+    recipe = yaml.safe_dump(keys)
     if not files.recipe.is_file() or files.recipe.read_text() != recipe:  # of another matrix
         shutil.rmtree(files.folder, ignore_errors=True)
         for path in files.beside:
@@ -168,7 +191,7 @@ def make(run: Run, place: Path, code: Path) -> Iterator[None]:
         with replaced(files.recipe) as aside:
             aside.write_text(recipe)
     if not files.trained():
-        command = [str(code / "recipes" / "grpo_variantA.py"), "--config", str(files.recipe)]
+        command = training_command(run, files, code)
         if any(files.folder.glob("checkpoint-*")):
             command += ["--resume_from_checkpoint", "True"]
         elif files.folder.exists():

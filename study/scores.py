@@ -99,9 +99,12 @@ def reset_steps(tables: Tables, key: RunKey) -> list[int]:
 def reward_kept(tables: Tables, key: RunKey) -> float:
     """
     The number that a collapse is told by, [`~eval.analysis.stability.end_by_best`] of the training reward; 0 where it
-    cannot be told, because the best is 0 or numbers that are not finite ended the run.
+    cannot be told, because the best is 0 or numbers that are not finite ended the run. NaN without a training reward:
+    fine-tuning has none.
     """
     rewards = pd.Series(tables.curves.loc[key, "reward"].to_numpy())
+    if rewards.isna().all():
+        return np.nan
     if len(rewards) < key.steps or not np.isfinite(rewards).all():
         return 0.0
     return end_by_best(rewards) or 0.0

@@ -48,10 +48,16 @@ POINT_VALUES = (
     "text_perplexity".split()
 )
 POINT_COLUMNS = {**KEY, "step": int, "task": str, **dict.fromkeys(POINT_VALUES, float)}
-OPTIONAL |= {*CURVE_VALUES, *POINT_VALUES, "event", "block"}
+# Of the blocks with `checkpoints`: what a stop at a checkpoint gives; the base has a row of step 0 in its arm `base`.
+# `gold` and `greedy` are of the run's split, `validation_gold` is of validation; `guard_gap` is the step at which the
+# guard of that name first fired in the run; `best_of_8` is the base's alone.
+STOP_VALUES = "gold greedy reward kl_to_base validation_gold guard_gap best_of_8".split()
+STOP_COLUMNS = {**KEY, "step": int, **dict.fromkeys(STOP_VALUES, float)}
+OPTIONAL |= {*CURVE_VALUES, *POINT_VALUES, "event", "block", "validation_gold", "guard_gap", "best_of_8"}
 
 RUNS, BASES, CURVES, PROMPTS, POINTS = "runs.csv", "bases.csv", "curves.csv.gz", "prompts.csv.gz", "points.csv.gz"
-COLUMNS = {CURVES: CURVE_COLUMNS, PROMPTS: PROMPT_COLUMNS, POINTS: POINT_COLUMNS}
+STOPS = "stops.csv"
+COLUMNS = {CURVES: CURVE_COLUMNS, PROMPTS: PROMPT_COLUMNS, POINTS: POINT_COLUMNS, STOPS: STOP_COLUMNS}
 COLUMNS |= {BASES: BASE_COLUMNS, RUNS: RUN_COLUMNS}  # last: a run is finished once it is there
 
 
@@ -69,7 +75,8 @@ def frame(rows: pd.DataFrame | Iterable[dict] = (), file: str = RUNS, key: RunKe
 class Tables:
     """
     All rows, as frames whose index is a run's key: a row of `runs` and `bases` each, of `curves` for each step, of
-    `prompts` for each prompt, of the bases, too, and of `points` for each task at each checkpoint.
+    `prompts` for each prompt, of the bases, too, of `points` for each task at each checkpoint, and of `stops` for each
+    checkpoint, and for the base.
     """
 
     runs: pd.DataFrame = field(default_factory=frame)
@@ -77,13 +84,14 @@ class Tables:
     curves: pd.DataFrame = field(default_factory=partial(frame, file=CURVES))
     prompts: pd.DataFrame = field(default_factory=partial(frame, file=PROMPTS))
     points: pd.DataFrame = field(default_factory=partial(frame, file=POINTS))
+    stops: pd.DataFrame = field(default_factory=partial(frame, file=STOPS))
 
     def add(self, key: RunKey, rows: dict[str, list[dict]]) -> bool:
         """
         Add a run and, if it is the first on its base, the base, from the rows that `python -m study.evaluate` writes:
-        `run`, `curve`, `prompts`, and, where there are any, `base`, `base_prompts` and `points`. Returns whether it
-        was added: one that stopped at numbers that are not finite has not measured its base, and waits for one that
-        has.
+        `run`, `curve`, `prompts`, and, where there are any, `base`, `base_prompts`, `points`, `stops` and
+        `base_stops`. Returns whether it was added: one that stopped at numbers that are not finite has not measured
+        its base, and waits for one that has.
         """
         base, run = key.base, rows["run"]
         measured = rows.get("base", {}).get("prompts_hash")
@@ -94,7 +102,9 @@ class Tables:
             self._put(BASES, base, [rows["base"]])
             self._put(PROMPTS, base, rows["base_prompts"])
         self._put(RUNS, key, [run | {"base_pass@1": self.bases.loc[base, "base_pass@1"]}])
-        for file, name in ((CURVES, "curve"), (PROMPTS, "prompts"), (POINTS, "points")):
+        if "base_stops" in rows and base not in self.stops.index:
+            self._put(STOPS, base, rows["base_stops"])
+        for file, name in ((CURVES, "curve"), (PROMPTS, "prompts"), (POINTS, "points"), (STOPS, "stops")):
             self._put(file, key, rows.get(name, []))
         return True
 
@@ -136,7 +146,7 @@ def read_tables(root: Path) -> Tables:
     its shape, or has not the rows of its runs.
     """
     folder = root / FOLDER
-    tables = Tables(*(_read(folder / file) for file in (RUNS, BASES, CURVES, PROMPTS, POINTS)))
+    tables = Tables(*(_read(folder / file) for file in (RUNS, BASES, CURVES, PROMPTS, POINTS, STOPS)))
     for file, one in ((RUNS, tables.runs), (BASES, tables.bases)):
         for key in one.index[one.index.duplicated()]:
             raise InputError(f"{folder / file}: {RunKey(*key)} is there twice; remove one")
@@ -178,7 +188,7 @@ def write_tables(root: Path, tables: Tables) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, columns in COLUMNS.items():
         one = getattr(tables, file.partition(".")[0]).sort_index(kind="stable")
-        if file == POINTS and one.empty and not (folder / file).exists():
+        if file in (POINTS, STOPS) and one.empty and not (folder / file).exists():
             continue
         text = one.reset_index()[list(columns)].to_csv(index=False, float_format=NUMBER, lineterminator="\n")
         if file.endswith(".gz"):

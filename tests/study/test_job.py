@@ -18,8 +18,10 @@ def job(study, tmp_path, monkeypatch):
     (first, *_) = read_matrix(study()).runs
     monkeypatch.setattr(runner_module, "process", lambda command, *rest: iter([command]))
 
-    def begin(steps=600, **keys):
-        run = replace(first, key=first.key._replace(steps=steps), recipe={**first.recipe, **keys})
+    def begin(steps=600, evaluation=None, **keys):
+        evaluation = {**first.evaluation, **(evaluation or {})}
+        key, recipe = first.key._replace(steps=steps), {**first.recipe, **keys}
+        run = replace(first, key=key, recipe=recipe, evaluation=evaluation)
         files = Files(tmp_path / "runs", run.key)
         return files, next(make(run, tmp_path / "runs", tmp_path / "code"), None)
 
@@ -38,6 +40,21 @@ def test_it_goes_on_from_its_checkpoint(job):
     assert "save_steps: 100" in files.recipe.read_text() and "save_steps" not in job(steps=240)[0].recipe.read_text()
     (files.folder / "checkpoint-100").mkdir(parents=True)
     assert job()[1][-2:] == ["--resume_from_checkpoint", "True"] and files.folder.exists()
+
+
+def test_a_block_says_how_many_checkpoints_its_runs_keep(job):
+    for steps, checkpoints, every in ((600, 12, 50), (12, 3, 4)):
+        files, _ = job(steps, {"checkpoints": checkpoints})
+        recipe = files.recipe.read_text()
+        assert f"save_steps: {every}\n" in recipe and "save_strategy: steps" in recipe
+
+
+def test_what_the_study_trains_gets_its_recipe_and_begins_anew(job):
+    files, command = job(600, {"checkpoints": 12}, trained_by="study.fine_tuning")
+    assert command == ["-m", "study.fine_tuning", str(files.recipe)]
+    recipe = files.recipe.read_text()
+    assert "trained_by" not in recipe and "save_steps" not in recipe and "save_strategy: 'no'" in recipe
+    assert f"output_dir: {files.folder}\n" in recipe
 
 
 def test_another_recipe_begins_anew(job):

@@ -109,6 +109,9 @@ def test_a_selection(study):
         ("samples: 8", "samples: 4", "evaluation.samples is 4; an integer from 8 is needed"),
         ("drift_samples: 2", "drift_samples: 9", "evaluation.drift_samples=9 exceeds samples"),
         ("suffix: _lr10", "suffix: _lr10\n    suffix: _x", "the key 'suffix' is given twice"),
+        ("suffix: _lr10", "checkpoints: 2", "blocks.stress.checkpoints=2 has to divide steps=9"),
+        ("suffix: _lr10", "checkpoints: 0", "blocks.stress.checkpoints is 0; an integer from 1 is needed"),
+        ("plain: {}", "plain: {trained_by: os}", "plain.trained_by is 'os'; one of study.fine_tuning is needed"),
         ("suffix: _lr10", "suffix: _x\n    references: [plain]", r"references=\['plain'\] has to be a list of arms"),
     ],
 )
@@ -130,6 +133,18 @@ def test_a_block_may_have_an_evaluation_of_its_own_and_be_no_default(study):
     assert [block.name for block in matrix.selected(["stress"]).blocks] == ["stress"]
 
 
+def test_what_the_study_alone_knows_is_no_key_of_the_product(study):
+    text = TWO.replace("suffix: _lr10", "suffix: _lr10\n    checkpoints: 3")
+    text = text.replace("A: {beta: 1.0, kl", "A: {trained_by: study.fine_tuning, beta: 1.0, kl")
+    matrix = read_matrix(study(text, ("digits", "letters")))
+    (run,) = (run for run in matrix.runs if run.block == "stress")
+    assert run.evaluation["checkpoints"] == 3 and run.recipe["trained_by"] == "study.fine_tuning"
+    assert run.product_recipe == {key: value for key, value in run.recipe.items() if key != "trained_by"}
+    before = read_matrix(study(TWO, ("digits", "letters")))
+    (then,) = (run for run in before.runs if run.block == "stress")
+    assert then.recipe_hash != run.recipe_hash and "checkpoints" not in then.evaluation
+
+
 def test_the_study_s_blocks():
     matrix = read_matrix(ROOT)
     counts = {block.name: len({run.key for run in block.runs}) for block in matrix.blocks}
@@ -138,11 +153,12 @@ def test_the_study_s_blocks():
     second = {"gamed_screen": 10 * 2, "gamed": 10 * 10, "gamed2": 5 * 5, "forget": 5 * 6, "modes": 8 * 5}
     second |= {"clamp_screen": 3 * 2, "clamp": 4 * 5, "clamp_restart": 5, "clamp_repeat": 2}
     second |= {"pretrained": 4 * 3} | dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
-    assert counts == sizes | added | second
+    third = {"rivals": 5 * 5, "rivals2": 5 * 5}
+    assert counts == sizes | added | second | third
     # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`; plain, control and
     # A of `events`.
     first = 72 + 120 + 25 + 6 + (9 - 1) * 2 + 25 + 42 + 7 * 2 + (21 - 3) * 3 + (8 - 3) * 5
-    assert len(matrix.runs) == first + sum(second.values())
+    assert len(matrix.runs) == first + sum(second.values()) + sum(third.values())
     core = matrix.blocks[2]
     assert core.arms == ["plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step"]
     assert {run.key.arm for run in core.runs if not run.waits} == {"plain"}
@@ -179,10 +195,11 @@ def test_every_arm_is_a_recipe_that_the_launcher_takes(tmp_path):
             continue
         seen.add(run.key.arm)
         path = tmp_path / "run.yaml"
-        recipe = {key: 1.0 if value in (TUNED, OWN) else value for key, value in run.recipe.items()}
+        recipe = {key: 1.0 if value in (TUNED, OWN) else value for key, value in run.product_recipe.items()}
         path.write_text(yaml.safe_dump({**recipe, "output_dir": str(tmp_path / "run")}))
         parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
         _, config, _ = parser.parse_args_and_config(["--config", str(path)])
         others = {"A_elastic": "elastic", "C_keep_spike": "A", "optimizer_only": "optimizer-only"}
-        assert config.variant == others.get(run.key.arm, run.key.arm.split("_")[0])
+        if "trained_by" not in run.recipe:
+            assert config.variant == others.get(run.key.arm, run.key.arm.split("_")[0])
     assert len(seen) >= 35

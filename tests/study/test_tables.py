@@ -5,13 +5,26 @@ import random
 import shutil
 import subprocess
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from study.matrix import RunKey
-from study.tables import BASES, CURVE_COLUMNS, CURVES, FOLDER, POINTS, PROMPTS, RUNS, Tables, read_tables, write_tables
+from study.tables import (
+    BASES,
+    CURVE_COLUMNS,
+    CURVES,
+    FOLDER,
+    POINTS,
+    PROMPTS,
+    RUNS,
+    STOPS,
+    Tables,
+    read_tables,
+    write_tables,
+)
 from trl_prorl.errors import InputError
 
 
@@ -36,7 +49,7 @@ def written(made, tmp_path):
 
 
 def same(one, other):
-    for name in ("runs", "bases", "curves", "prompts", "points"):
+    for name in ("runs", "bases", "curves", "prompts", "points", "stops"):
         pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
 
 
@@ -60,7 +73,7 @@ def test_what_is_read_is_what_was_written(written, tmp_path):
 def test_the_study_s_tables_are_read_and_written_to_the_byte(tmp_path):
     write_tables(tmp_path, read_tables(ROOT))
     assert all((ROOT / FOLDER / name).read_bytes() == content for name, content in bytes_of(tmp_path).items())
-    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {RUNS, BASES, CURVES, PROMPTS}
+    assert {RUNS, BASES, CURVES, PROMPTS} <= {path.name for path in (tmp_path / FOLDER).iterdir()}
 
 
 def test_text_that_looks_like_a_number_stays_text(tmp_path, add):
@@ -80,6 +93,32 @@ def test_points_are_a_table_of_their_own(written, add):
     key = KEYS[0]._replace(arm="B")
     assert tables.points.loc[key, "gold"].tolist() == pytest.approx([0, 0.3])
     assert tables.without([key]).points.empty
+
+
+def test_stops_are_a_table_of_their_own_and_the_base_s_row_is_kept(written):
+    root, tables = written
+    assert not (root / FOLDER / STOPS).exists()
+    scored = {"gold": 0.5, "greedy": 0.25, "reward": 0.75, "kl_to_base": 0.125}
+    rows = {"run": tables.runs.loc[KEYS[0]].to_dict(), "curve": [], "prompts": []}
+    rows["stops"] = [{"step": step, **scored, "validation_gold": 0.5, "guard_gap": 2} for step in (1, 3)]
+    key, other = KEYS[0]._replace(arm="B"), KEYS[0]._replace(arm="C")
+    for one, best in ((key, 0.5), (other, 0.625)):  # the first measurement of a base stays
+        base_stops = [{"step": 0, **scored, "best_of_8": best}]
+        assert tables.add(one, {**rows, "base_stops": base_stops})
+    assert tables.stops.loc[[key], "step"].tolist() == [1, 3]
+    assert tables.stops.loc[[key.base], "best_of_8"].tolist() == [0.5]
+    tables = tables.without([other])  # whose rows of other tables are not those of a run
+    write_tables(root, replace(tables, runs=tables.runs.drop([key])))
+    lines = (root / FOLDER / STOPS).read_text().splitlines()
+    assert (
+        lines[0]
+        == "family,arm,base_seed,seed,steps,step,gold,greedy,reward,kl_to_base,validation_gold,guard_gap,best_of_8"
+    )
+    assert lines[1:3] == ["sums,B,1,1,3,1,0.5,0.25,0.75,0.125,0.5,2,", "sums,B,1,1,3,3,0.5,0.25,0.75,0.125,0.5,2,"]
+    assert lines[3] == "sums,base,1,0,0,0,0.5,0.25,0.75,0.125,,,0.5" and len(lines) == 4
+    pd.testing.assert_frame_equal(read_tables(root).stops, tables.stops)
+    every = {one for one in KEYS if one.base_seed == 1} | {key}
+    assert tables.without(every).stops.empty
 
 
 def test_bytes_depend_on_the_rows_and_not_on_their_order(written, tmp_path, add):

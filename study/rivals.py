@@ -1,0 +1,216 @@
+"""
+Block `rivals` of the third protocol, from the tables: the control held against plain stopped early by three rules, and
+against fine-tuning, a small rank, a small rate, and best of 8 of the base. `python -m study.rivals` prints it.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from eval.analysis.statistics import holm
+from study.hierarchical import Contrast
+from study.matrix import Block, Run, RunKey, read_matrix
+from study.registered import over_bases, way
+from study.scores import finished
+from study.tables import Tables, read_tables
+
+
+BLOCKS = ("rivals", "rivals2")
+OUTCOMES = ("gold", "greedy")
+CONTROL = "control"
+PLAIN_ARM = "plain_watched"
+# By the names of the protocol; the control's arm has its target in its name.
+ARMS = {
+    "plain": PLAIN_ARM,
+    "rank 4": "plain_rank4",
+    "a tenth of the rate": "plain_lr_tenth",
+    "rejection sampling": "rejection_sampling",
+}
+BY_GOLD, BY_KL, BY_GUARD = "plain, stopped by gold", "plain, stopped by KL", "plain, stopped by guard_gap"
+STOPPED = (BY_GOLD, BY_KL, BY_GUARD)
+BEST_STOPPED, BEST_OF_8 = "best stopped plain", "best of 8"
+TESTED = (BEST_STOPPED, "rejection sampling", "rank 4", "a tenth of the rate", BEST_OF_8)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """
+    An `outcome` of the control less a `rival`'s, in a family: the `contrast` over bases, and its p-value after Holm,
+    `adjusted`, `None` where the difference is not registered. `rule` is that of the best stopped plain.
+    """
+
+    family: str
+    rival: str
+    outcome: str
+    pairs: int
+    contrast: Contrast
+    rule: str = ""
+    adjusted: float | None = None
+
+
+@dataclass(frozen=True)
+class Firing:
+    """
+    When `guard_gap` first fired in a run, a step, and how far gold of the training batches, a mean of 20 steps, had
+    fallen then from its highest; both `None` if it never fired.
+    """
+
+    key: RunKey
+    step: int | None
+    fall: float | None
+
+
+def stop_by_gold(stops: pd.DataFrame) -> int:
+    """The step of the checkpoint with the highest validation gold; of equal ones the first."""
+    by_step = stops.set_index("step")["validation_gold"]
+    return int(by_step.idxmax())
+
+
+def stop_by_kl(stops: pd.DataFrame, kl_target: float) -> int:
+    """The step of the first checkpoint whose KL to the base is at least the target; the last one's if none is."""
+    far = stops.loc[stops["kl_to_base"] >= kl_target, "step"]
+    return int(far.min() if len(far) else stops["step"].max())
+
+
+def stop_by_guard(stops: pd.DataFrame) -> int:
+    """
+    The step of the last checkpoint before `guard_gap` first fired; 0, the base, if none comes before; the last one's
+    if it never fired.
+    """
+    fired = stops["guard_gap"].iloc[0]
+    if pd.isna(fired):
+        return int(stops["step"].max())
+    before = stops.loc[stops["step"] < fired, "step"]
+    return int(before.max()) if len(before) else 0
+
+
+def stop_steps(tables: Tables, key: RunKey, kl_target: float) -> dict[str, int]:
+    """The step at which each rule stops a run; one that left no policy has no checkpoint, and is not stopped."""
+    if key not in tables.stops.index:
+        return dict.fromkeys(STOPPED, key.steps)
+    stops = tables.stops.loc[[key]]
+    return {BY_GOLD: stop_by_gold(stops), BY_KL: stop_by_kl(stops, kl_target), BY_GUARD: stop_by_guard(stops)}
+
+
+def score_at(tables: Tables, key: RunKey, step: int, outcome: str) -> float:
+    """An outcome of a run stopped at a step: at its end the run's own, at step 0 the base's."""
+    if step == key.steps:
+        return float(tables.runs.loc[key, outcome])
+    stops = tables.stops.loc[[key.base if step == 0 else key]].set_index("step")
+    return float(stops.loc[step, outcome])
+
+
+def control_of(block: Block) -> Run:
+    """A run of the block's control, the arm with a `kl_target`."""
+    return next(run for run in block.runs if "kl_target" in run.recipe)
+
+
+def scores(block: Block, tables: Tables, family: str, outcome: str) -> pd.DataFrame:
+    """
+    An outcome of the control and of every rival that has it: a row for each pair of base seed and seed, a column for
+    each rival. Best of 8 has no greedy counterpart.
+    """
+    control = control_of(block)
+    arms = {CONTROL: control.key.arm, **ARMS}
+    keys_of_pairs = finished(block, tables)[family]
+    rows = {}
+    for pair, keys in keys_of_pairs.iterrows():
+        row = {}
+        for name, arm in arms.items():
+            if isinstance(keys[arm], RunKey):
+                row[name] = float(tables.runs.loc[keys[arm], outcome])
+        plain = keys[PLAIN_ARM]
+        if isinstance(plain, RunKey):
+            for rule, step in stop_steps(tables, plain, control.recipe["kl_target"]).items():
+                row[rule] = score_at(tables, plain, step, outcome)
+        base = RunKey(family, PLAIN_ARM, *pair, block.steps).base
+        if outcome == "gold" and base in tables.stops.index:
+            row[BEST_OF_8] = float(tables.stops.loc[[base], "best_of_8"].iloc[0])
+        rows[pair] = row
+    return pd.DataFrame.from_dict(rows, orient="index").reindex(columns=[CONTROL, *ARMS, *STOPPED, BEST_OF_8])
+
+
+def best_rule(found: pd.DataFrame) -> str:
+    """The rule of stopping with the highest mean over bases; of equal ones the first."""
+    by_base = found[list(STOPPED)].groupby(level=0).mean()
+    return str(by_base.mean().idxmax())
+
+
+def control_less(found: pd.DataFrame, family: str, rival: str, outcome: str) -> Difference | None:
+    """The control less a rival, over the pairs that have both; `None` without any."""
+    rule = ""
+    column = rival
+    if rival == BEST_STOPPED:
+        if found[list(STOPPED)].isna().all(axis=None):
+            return None
+        rule = best_rule(found)
+        column = rule
+    less = (found[CONTROL] - found[column]).dropna()
+    if less.empty:
+        return None
+    return Difference(family, rival, outcome, len(less), over_bases(less), rule)
+
+
+def with_holm(found: list[Difference]) -> list[Difference]:
+    """The differences of a family with their p-values after Holm."""
+    adjusted = holm([one.contrast.p_value for one in found])
+    return [replace(one, adjusted=float(p)) for one, p in zip(found, adjusted, strict=True)]
+
+
+def differences(block: Block, tables: Tables) -> list[Difference]:
+    """
+    The registered differences, of sampled gold, with Holm within each family; and the same of greedy gold, beside
+    them, for which the best rule of stopping is sought anew.
+    """
+    every = []
+    for family in block.families:
+        for outcome in OUTCOMES:
+            table = scores(block, tables, family, outcome)
+            found = [control_less(table, family, rival, outcome) for rival in TESTED]
+            found = [one for one in found if one is not None]
+            every += with_holm(found) if outcome == "gold" else found
+    return every
+
+
+def firing(tables: Tables, key: RunKey) -> Firing:
+    """When `guard_gap` first fired in a run."""
+    step = tables.stops.loc[[key], "guard_gap"].iloc[0]
+    if pd.isna(step):
+        return Firing(key, None, None)
+    gold = way(tables, key)["gold"].loc[: int(step)]
+    return Firing(key, int(step), float(gold.max() - gold.iloc[-1]))
+
+
+def firings(block: Block, tables: Tables) -> list[Firing]:
+    """When `guard_gap` first fired in each run that it watched."""
+    watched = [run.key for run in block.runs if run.key.arm == PLAIN_ARM and run.key in tables.stops.index]
+    return [firing(tables, key) for key in watched]
+
+
+def spelt(difference: Difference) -> str:
+    """A line of the printed result."""
+    value, low, high = difference.contrast.estimate
+    holm_part = "" if difference.adjusted is None else f", p {difference.adjusted:.3f} after Holm"
+    rule = f" ({difference.rule})" if difference.rule else ""
+    ends = f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"{difference.outcome}, control less {difference.rival}{rule}: {ends}, n = {difference.pairs}{holm_part}"
+
+
+def main() -> None:
+    root = Path.cwd()
+    tables = read_tables(root)
+    for block in read_matrix(root).selected(BLOCKS).blocks:
+        for family in block.families:
+            for outcome in OUTCOMES:
+                means = scores(block, tables, family, outcome).groupby(level=0).mean().mean()
+                print(f"\n{family}, {outcome}, means over bases\n{means.to_string()}")
+        print()
+        for difference in differences(block, tables):
+            print(f"{difference.family}: {spelt(difference)}")
+        for one in firings(block, tables):
+            print(f"{one.key}: guard_gap fired at {one.step}, gold had fallen by {one.fall}")
+
+
+if __name__ == "__main__":
+    main()
