@@ -16,7 +16,7 @@ from trl_prorl.scoring import scorer
 
 
 # Of one scoring after another, so that log-ratios of both signs overflow in fp32, whose exp does so beyond 88.
-SHIFTS = (0.0, -300.0, -math.inf, 0.0, -1e30)
+SHIFTS = (-300.0, 0.0, -math.inf, 0.0, -1e30)
 
 
 class LastTokenIsATools(ProRLTrainer):
