@@ -97,7 +97,7 @@ def test_an_arm_deletes_nothing_that_it_did_not_write(tmp_path, caplog):
     files = {
         "notes.txt": "mine",
         "metrics.jsonl": '{"step": 1}\n',
-        "checkpoint-1/model.safetensors": "a stopped run's",
+        "checkpoint-1/model.safetensors": "stopped",
     }
     for name, content in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)

@@ -138,17 +138,19 @@ def test_a_class_that_is_no_task_is_refused_in_one_line(tmp_path, command, conte
     assert status == 2 and line.startswith("error: ") and said in line and not (tmp_path / "run").exists()
 
 
-def test_a_reply_that_raises_is_one_line_of_every_command(tmp_path, command):
+def test_a_reply_that_raises_stops_training_and_preflight(tmp_path, command):
     more = "turns = 2\n\n    def reply(self, turns, row):\n        return row['secret']"
     rows = "__import__('tasks').get_task('reverse_digits').rows(split, n, seed)"  # which the base ends
     (tmp_path / "own.py").write_text(plugin(rows, more))
     keys = "--plugin own.py --task own --output_dir run --report_to none --max_completion_length 32 --train_rows 16 "
-    keys += "--per_device_train_batch_size 8 --num_generations 4 --max_steps 1 --eval_strategy no --pack_groups off "
-    keys += "--disable_tqdm true"
-    for begin in (TRAIN, "preflight tiny/variantA --prompts 2"):  # a preflight has it as a finding
-        status, written = command(f"{begin} {keys}")
-        assert status == 1 and "Traceback" not in written, written[-2000:]
-        assert "reply of task 'own' raised KeyError: 'secret'" in written and "own.py, line " in written
+    keys += "--per_device_train_batch_size 8 --num_generations 4 --max_steps 1 --eval_strategy no --pack_groups off"
+    status, written = command(f"{TRAIN} {keys} --disable_tqdm true")
+    (line,) = (line for line in written.splitlines() if line.startswith("error: "))
+    assert status == 1 and "Traceback" not in written, written[-2000:]
+    assert "reply of task 'own' raised KeyError: 'secret' (" in line and "own.py, line " in line
+    status, written = command(f"preflight tiny/variantA --prompts 2 {keys.replace('run', 'other')}")
+    assert status == 1 and "Traceback" not in written, written[-2000:]
+    assert "cannot learn: first samples and steps: the run stops" in written and "reply of task 'own'" in written
 
 
 BAD += [("broken.py", "1 / 0", "stopped with ZeroDivisionError", command) for command in COMMANDS]
