@@ -108,7 +108,7 @@ def test_an_arm_deletes_nothing_that_it_did_not_write(tmp_path, caplog):
     arm.start()
     assert arm.process.wait() == 0 and (tmp_path / "plain.log").read_text() == "before\nnow\n"
     assert (out / "notes.txt").read_text() == "mine" and not (out / "metrics.jsonl").exists()
-    assert (out / "earlier-1" / "checkpoint-1" / "model.safetensors").read_text() == "a stopped run's"
+    assert (out / "earlier-1" / "checkpoint-1" / "model.safetensors").read_text() == "stopped"
     (out / "model.safetensors").write_text("somebody's")
     assert not arm.finished  # no run wrote them
 
