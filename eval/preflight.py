@@ -30,7 +30,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import Table
-from trl_prorl.eval.readiness.cost import cost_findings, out_of_memory
+from trl_prorl.eval.readiness.cost import cost_findings, out_of_memory, process_memory, process_memory_finding
 from trl_prorl.eval.readiness.data import (
     asked_reward,
     gold_answers,
@@ -152,6 +152,9 @@ def preflight(
         samples.reward_seconds / len(samples.rewards),
         args.generation_batch_size,
     )
+    if trainer.accelerator.device.type == "cpu":
+        peak_gib, total_gib = process_memory()
+        findings.append(process_memory_finding(peak_gib, total_gib))
     return findings
 
 

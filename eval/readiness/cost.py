@@ -1,7 +1,10 @@
 """Time, memory and throughput of a whole run from its first steps."""
 
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 
+import psutil
 from tqdm import tqdm
 
 from trl_prorl.eval.pages.table import percent
@@ -37,6 +40,25 @@ def largest_micro_batch(held: float, per_row: float, total: float, group: int) -
     """
     rows = max(0, int((USABLE * total - held) / per_row)) if per_row > 0 else 0
     return rows - rows % group if rows >= group else rows
+
+
+def process_memory() -> tuple[float, float]:
+    """Return the most memory that this process has held so far, and what the machine has in all, in GiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+    return peak * unit / 2**30, psutil.virtual_memory().total / 2**30
+
+
+def process_memory_finding(peak_gib: float, total_gib: float) -> Finding:
+    """Return the finding of a run on a CPU: the memory of its first steps, of what the machine has, in GiB."""
+    return judged(
+        "peak memory of the process",
+        f"{peak_gib:.1f} of {total_gib:.1f} GiB",
+        peak_gib > USABLE * total_gib,
+        "lower per_device_train_batch_size, or take a smaller model: beside other programs it will not fit",
+        peak_gib=peak_gib,
+        total_gib=total_gib,
+    )
 
 
 def out_of_memory(micro_batch: int) -> Finding:

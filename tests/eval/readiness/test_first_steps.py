@@ -4,10 +4,17 @@ import json
 import math
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
-from eval.readiness.cost import cost_findings, largest_micro_batch, seconds_of_run
+from eval.readiness.cost import (
+    cost_findings,
+    largest_micro_batch,
+    process_memory,
+    process_memory_finding,
+    seconds_of_run,
+)
 from eval.readiness.finding import LOOK, STOP
 from eval.readiness.first_steps import (
     MOST_MOVED,
@@ -36,6 +43,17 @@ def test_rows_that_fit_by_hand():
     assert largest_micro_batch(10, 2, 100, 8) == 40  # (90 − 10) / 2
     assert largest_micro_batch(10, 2.5, 100, 6) == 30  # 32, in groups of 6
     assert largest_micro_batch(84, 2, 100, 8) == 3 and largest_micro_batch(95, 2, 100, 8) == 0
+
+
+def test_on_a_cpu_memory_is_that_of_the_process():
+    fits = process_memory_finding(11.7, 24.0)
+    assert fits.number == "11.7 of 24.0 GiB" and fits.level not in (LOOK, STOP)
+    assert process_memory_finding(21.7, 24.0).level == LOOK  # above nine tenths
+    before, total = process_memory()
+    held = torch.ones(2**28 // 4)  # a quarter of a GiB, written to
+    peak, _ = process_memory()
+    now = psutil.Process().memory_info().rss / 2**30
+    assert len(held) and now - 0.1 <= peak <= total and peak >= before
 
 
 def test_memory_is_that_of_a_gpu():
