@@ -205,6 +205,55 @@ def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
     assert not any("lora" in name for name, _ in merged.model.named_parameters())
 
 
+def holds_merged_weights(merged):
+    """Whether any adapted layer of the copy has weights other than the policy's own."""
+    for layer, originals, packed in merged._layers:
+        weights = layer.get_base_layer()
+        if packed is not None and packed._packed is not None:
+            return True
+        if any(getattr(weights, key).data_ptr() != original.data_ptr() for key, original in originals.items()):
+            return True
+    return False
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("can_pack", [True, False], ids=["packed", "not packed"])
+def test_a_released_copy_holds_no_merged_weights_and_merges_them_again(tiny_model, can_pack, monkeypatch):
+    if not can_pack:
+        monkeypatch.setattr("trl_prorl.rollout.merged_copy.can_be_packed", lambda layer: False)
+    policy = adapted(tiny_model, **LORA)
+    merged, tokens = MergedCopy(policy), torch.arange(24).view(2, 12)
+    assert not holds_merged_weights(merged)
+    merged.refresh()
+    first = merged.model(tokens).logits
+    assert holds_merged_weights(merged)
+    merged.release()
+    assert not holds_merged_weights(merged)
+    merged.refresh()
+    assert torch.equal(merged.model(tokens).logits, first)
+
+
+def test_the_merged_weights_are_gone_when_the_update_begins(make_trainer):
+    trainer = make_trainer(compact_generation="on")
+    held_while = {"sampling": [], "updating": []}
+    copy = trainer.compact.copy
+    forward = copy.model.forward
+
+    def forward_of_copy(*args, **kwargs):
+        held_while["sampling"].append(holds_merged_weights(copy))
+        return forward(*args, **kwargs)
+
+    def compute_loss(*args, **kwargs):
+        held_while["updating"].append(holds_merged_weights(copy))
+        return type(trainer).compute_loss(trainer, *args, **kwargs)
+
+    copy.model.forward = forward_of_copy
+    trainer.compute_loss = compute_loss
+    trainer.train()
+    assert held_while["sampling"] and all(held_while["sampling"])
+    assert held_while["updating"] and not any(held_while["updating"])
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype, packed", [("float32", True), ("bfloat16", packs_bf16()), ("float64", False)])
 def test_which_layers_are_packed_and_that_they_give_their_products(dtype, bias, packed):

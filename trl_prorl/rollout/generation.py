@@ -96,8 +96,12 @@ class CompactGeneration(Part):
             model = self.copy.model
         settings = {"copies": torch.tensor(copies, device=device), "logps_at": self._temperature}
         settings |= {"generation_config": config, "custom_generate": compact_sample}
-        with contiguous_states(model):
-            drawn = model.generate(input_ids=ids, attention_mask=mask, **settings)
+        try:
+            with contiguous_states(model):
+                drawn = model.generate(input_ids=ids, attention_mask=mask, **settings)
+        finally:
+            if self.copy is not None:
+                self.copy.release()
         self.measures = drawn.logps is not None
         completions = [until_end(row, set(ends)) for row in drawn.ids[:, ids.shape[1] :].tolist()]
         if drawn.logps is None:

@@ -56,6 +56,10 @@ class PackedLinear(torch.nn.Module):
         """Take over the weights."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
 
+    def release(self) -> None:
+        """Give the memory back; the next [`~PackedLinear.pack`] takes over the weights again."""
+        self._packed = self._of = None
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """The product of shape `(*, V)` for `hidden` of shape `(*, H)`."""
         return torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self._layer.bias, "none", [], "")
@@ -92,8 +96,9 @@ class MergedCopy:
         adapter (`str`, *optional*): Its name; the active one, unless another is named.
 
     Attributes:
-        model ([`~transformers.PreTrainedModel`]): The copy. It has the values of the last [`~MergedCopy.refresh`].
-        bytes (`int`): Memory that it takes beside the policy.
+        model ([`~transformers.PreTrainedModel`]):
+            The copy. It has the values of the last [`~MergedCopy.refresh`], until a [`~MergedCopy.release`].
+        bytes (`int`): Memory that it takes beside the policy, between the two.
     """
 
     def __init__(self, policy: PeftModel, adapter: str | None = None):
@@ -115,7 +120,7 @@ class MergedCopy:
             weights._forward_hooks.update(layer._forward_hooks)
             originals = dict(weights.named_parameters(recurse=False))  # the policy's own
             for key, param in originals.items():
-                setattr(weights, key, torch.nn.Parameter(param.detach().clone(), requires_grad=False))
+                setattr(weights, key, torch.nn.Parameter(param.detach(), requires_grad=False))
                 self.bytes += param.numel() * param.element_size()
             packed = PackedLinear(weights) if can_be_packed(weights) else None
             self._layers.append((layer, originals, packed))
@@ -132,10 +137,7 @@ class MergedCopy:
         for layer, originals, packed in self._layers:
             weights = layer.get_base_layer()
             for key, original in originals.items():
-                if packed is None:
-                    getattr(weights, key).copy_(original)
-                else:
-                    getattr(weights, key).data = original.detach().clone()
+                getattr(weights, key).data = original.detach().clone()
             layer.merged_adapters.clear()
             layer.merge(adapter_names=[self.adapter])
             if packed is not None:
@@ -143,6 +145,15 @@ class MergedCopy:
                 weights.weight.data = originals["weight"].detach()  # the merged ones are held once
         if self._head is not None:
             self._head.refresh()
+
+    def release(self) -> None:
+        """Give back the memory of the merged weights. The head stays: training does not change it."""
+        for layer, originals, packed in self._layers:
+            weights = layer.get_base_layer()
+            for key, original in originals.items():
+                getattr(weights, key).data = original.detach()
+            if packed is not None:
+                packed.release()
 
 
 def _patched(model: torch.nn.Module, name: str) -> str | None:
