@@ -244,7 +244,8 @@ def largest_difference(weights):
     """
 
     def compare(first, second):
-        a, b = weights(first), weights(second)
+        a = weights(first)
+        b = weights(second)
         assert a.keys() == b.keys()
         return max((a[name] - b[name]).abs().max().item() for name in a if not name.endswith("k_proj.bias"))
 

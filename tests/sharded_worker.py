@@ -58,7 +58,8 @@ def main(model, out, kind, engine, keys, checkpoint=None):
     own = {"fsdp2": as_fsdp2, "zero2": as_zero2}[engine]() or {}
     own |= {"max_steps": 6, "ref_reset_every": 2, "save_strategy": "steps", "save_steps": 4}
     trainer = small_trainer(model, out, kind, **(own | keys))
-    seen, original = [], trainer.resets.boundary
+    seen = []
+    original = trainer.resets.boundary
 
     def state():
         """Every number of references, policies and first moments."""

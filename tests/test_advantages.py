@@ -88,7 +88,8 @@ def test_equal_rewards_have_no_advantage_whatever_their_mean_is_rounded_to(estim
         for reward in [i / 97 for i in range(98)] + [-0.1, 1e6 / 3]:
             assert estimate(torch.full((size,), reward), size, estimator).tolist() == [0.0] * size
     # The sums of two reward functions differ in their last digit only.
-    first, second = torch.tensor([0.1]) + torch.tensor([0.6]), torch.tensor([0.7])
+    first = torch.tensor([0.1]) + torch.tensor([0.6])
+    second = torch.tensor([0.7])
     assert first != second and estimate(torch.cat([first, second]), 2, estimator).tolist() == [0.0, 0.0]
     assert estimate(torch.tensor([0.7, 0.70001]), 2, estimator)[1] > 0.0
     if estimator == "max":
@@ -99,7 +100,8 @@ def test_equal_rewards_have_no_advantage_whatever_their_mean_is_rounded_to(estim
 def test_group_normalized_is_trl_s_own(run, largest_difference):
     keys = {"max_steps": 4, "learning_rate": 1e-3}
     assert largest_difference(run(GRPOTrainer, **keys), run(advantage_estimator="group_normalized", **keys)) < 1e-6
-    trl, ours = run(GRPOTrainer, scale_rewards="none", **keys), run(advantage_estimator="centered", **keys)
+    trl = run(GRPOTrainer, scale_rewards="none", **keys)
+    ours = run(advantage_estimator="centered", **keys)
     assert largest_difference(trl, ours) < 1e-6
     assert largest_difference(ours, run(advantage_estimator="max", **keys)) > 1e-4
 

@@ -252,7 +252,8 @@ def test_a_run_may_be_made_longer_where_its_past_does_not_depend_on_its_length()
 
 def test_datasets_are_told_apart_by_content():
     rows = {"prompt": ["a", "b", "c"], "answer": ["1", "2", "3"]}
-    same, first = Dataset.from_dict(rows), identity.dataset_hash(Dataset.from_dict(rows))
+    same = Dataset.from_dict(rows)
+    first = identity.dataset_hash(Dataset.from_dict(rows))
     assert identity.dataset_hash(same) == identity.dataset_hash(same.map(lambda row: row)) == first
     assert identity.dataset_hash(Dataset.from_dict({**rows, "answer": ["1", "2", "4"]})) != first
     assert (
@@ -270,7 +271,8 @@ def test_models_are_told_apart_by_their_weights():
 
 
 def test_what_differs_is_listed():
-    then, now = {"beta": 0.1, "seed": 1, "gone": 2}, {"beta": 0.2, "seed": 1, "new": 3}
+    then = {"beta": 0.1, "seed": 1, "gone": 2}
+    now = {"beta": 0.2, "seed": 1, "new": 3}
     with pytest.raises(ValueError, match="beta: 0.1 -> 0.2. .*allow_config_change: true"):
         check_same_run(then, now, allowed=False)
     assert check_same_run(then, now, allowed=True) == {"beta": [0.1, 0.2]}

@@ -22,7 +22,8 @@ def two_processes(forks, tiny_model, tmp_path):
     """A function that trains or evaluates as a worker does: the run folder, and what each rank found."""
 
     def run(*arguments, worker="distributed_worker.py"):
-        log, out = tmp_path / "log", tmp_path / "run"
+        log = tmp_path / "log"
+        out = tmp_path / "run"
         argv = [tiny_model, str(out), *map(str, arguments)]
         forks.start(run=str(Path(__file__).with_name(worker)), argv=argv, ranks=2, log=str(log))
         assert forks.status() == 0, log.read_text()[-4000:]

@@ -56,7 +56,8 @@ def batch_of(prompt_ids, prompt_mask, completion_ids, advantages, tokens):
 
 
 def test_groups_are_put_with_padding_on_the_right_sides():
-    mine, masks = [[1, 2], [1, 2], [9, 3], [9, 3]], [[1, 1], [1, 1], [0, 1], [0, 1]]
+    mine = [[1, 2], [1, 2], [9, 3], [9, 3]]
+    masks = [[1, 1], [1, 1], [0, 1], [0, 1]]
     batch = batch_of(mine, masks, [[4], [5], [6], [7]], [0.0, 0.0, 1.0, -1.0], 4)
     theirs = [[1, 0], [2, 0], [3, 1], [4, 1]]
     others = batch_of([[8, 8, 8]] * 4, [[1, 1, 1]] * 4, theirs, [0.0, 0.0, 2.0, -2.0], 9)
@@ -150,7 +151,8 @@ def test_the_functions_that_decide_can_be_named(run, make_trainer):
         make_trainer(dynamic_sampling_rewards=["solved"], reward_weights=[1.0, 0.0, 1.0], model="none", **keys)
 
 
-SUM, NORMALIZED = "sum_then_normalize", "normalize_then_sum"
+SUM = "sum_then_normalize"
+NORMALIZED = "normalize_then_sum"
 
 
 @pytest.mark.parametrize("estimator, aggregation", [(None, SUM), (None, NORMALIZED), ("group_normalized", SUM)])
@@ -173,7 +175,8 @@ DECIDED_AT_ONCE = {
 
 @pytest.mark.parametrize("keys", DECIDED_AT_ONCE.values(), ids=DECIDED_AT_ONCE)
 def test_where_every_group_is_decided_nothing_changes(run, largest_difference, keys):
-    none, some = run(**keys), run(dynamic_sampling_rounds=1, **keys)
+    none = run(**keys)
+    some = run(dynamic_sampling_rounds=1, **keys)
     assert rows(some)[0]["groups_replaced"] == 0 and largest_difference(none, some) < 1e-6
     assert rows(some)[0]["grad_norm"] == pytest.approx(rows(none)[0]["grad_norm"], rel=1e-4)
 
@@ -190,7 +193,8 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
     keys = {"max_steps": 1, "num_iterations": 1, "lora": False, "optim": "sgd", "learning_rate": 1.0}
     trainer = run(reward=watched, dynamic_sampling_rounds=8, **keys)
     groups = [(p[i : i + 4], c[i : i + 4], r[i : i + 4]) for p, c, r in seen for i in range(0, len(p), 4)]
-    first, later = groups[:2], groups[2:]
+    first = groups[:2]
+    later = groups[2:]
     decided = iter([group for group in later if len(set(group[2])) > 1])
     final = [group if len(set(group[2])) > 1 else next(decided) for group in first]
     assert final != first
@@ -205,7 +209,8 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
         return [reward for group in final for reward in group[2]]
 
     control = run(reward=given, trainer_kwargs={"rollout_func": rollout}, **keys)
-    mine, theirs = weights(trainer), weights(control)
+    mine = weights(trainer)
+    theirs = weights(control)
     assert max((mine[name] - theirs[name]).abs().max().item() for name in mine) < 1e-6
 
 

@@ -47,7 +47,8 @@ def test_the_second_run_sets_the_first_aside_and_says_so(make_trainer, tmp_path,
 
 
 def test_two_folders_give_way_together(make_trainer, tmp_path):
-    out, record = tmp_path / "run", tmp_path / "record"
+    out = tmp_path / "run"
+    record = tmp_path / "record"
     for _ in range(2):
         train(make_trainer, out, run_dir=str(record))
     assert (out / "earlier-1" / "checkpoint-4").is_dir() and (record / "earlier-1" / "metrics.jsonl").exists()

@@ -142,14 +142,16 @@ def test_what_a_run_writes_is_known(make_trainer, tmp_path):
 
 def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_recipe, by_script, tmp_path):
     """Else its resume would cut the other run's record, and its checkpoints would replace the other's."""
-    one, other = tmp_path / "one", tmp_path / "other"
+    one = tmp_path / "one"
+    other = tmp_path / "other"
     for out in (one, other):
         assert by_script(out) == []
     first = files(other, without=["run.lock"])
     assert by_script(other, resume=str(one / "checkpoint-2"), max_steps=3) == []
     assert files(other / "earlier-1") == first and [row["step"] for row in read_rows(other)] == [3]
 
-    one, other = tmp_path / "r1", tmp_path / "r2"
+    one = tmp_path / "r1"
+    other = tmp_path / "r2"
     for out in (one, other):
         assert by_recipe(out) == []
     first = files(other)
@@ -159,7 +161,8 @@ def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_recipe
 
 def test_a_resume_whose_end_would_replace_its_base(by_script, tiny_model, tmp_path):
     """A run that an earlier version began in the folder of its base."""
-    base, out = tmp_path / "base", tmp_path / "out"
+    base = tmp_path / "base"
+    out = tmp_path / "out"
     shutil.copytree(tiny_model, base)
     assert by_script(out, str(base), lora=False) == []
     for path in (out / "checkpoint-2", out / "metrics.jsonl", out / "config.yaml", out / "env.json"):
@@ -171,7 +174,8 @@ def test_a_resume_whose_end_would_replace_its_base(by_script, tiny_model, tmp_pa
 
 def test_a_resume_keeps_folders_that_are_not_of_the_run(by_script, tmp_path):
     """A user's own `checkpoint-1`, another run's `checkpoint-2`, and one that lies where the next will be written."""
-    out, other = tmp_path / "out", tmp_path / "other"
+    out = tmp_path / "out"
+    other = tmp_path / "other"
     assert by_script(out) == [] and by_script(other) == []
     (out / "checkpoint-2").rename(out / "checkpoint-3")  # makes room, and is put back
     shutil.copytree(other / "checkpoint-2", out / "checkpoint-1")

@@ -37,7 +37,8 @@ class At(TrainerCallback):
     """Do something to the model when a step begins."""
 
     def __init__(self, step, what):
-        self.step, self.what = step, what
+        self.step = step
+        self.what = what
 
     def on_step_begin(self, args, state, control, model=None, **kwargs):
         if state.global_step + 1 == self.step:
@@ -59,7 +60,8 @@ def spoil_gradient_once(model):
 
 
 KEYS = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "beta": 0.1, "ref_reset_every": 100}
-REFERENCE, BASE = "layers.0.self_attn.q_proj.lora_B.ref", "layers.0.mlp.down_proj.base"
+REFERENCE = "layers.0.self_attn.q_proj.lora_B.ref"
+BASE = "layers.0.mlp.down_proj.base"
 GRADIENT = "gradient of base_model.model.model.layers.1.self_attn.v_proj.lora_B.default"
 
 

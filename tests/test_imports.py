@@ -46,7 +46,9 @@ def imports_of(file: Path) -> set[str]:
     Full names of the modules that a file imports when it runs, wherever in it; of `from a import b` both `a` and
     `a.b`. `trl_prorl` and `tasks` import themselves relatively, the other packages nothing so.
     """
-    module, tree, found = module_of(file), ast.parse(file.read_text()), set()
+    module = module_of(file)
+    tree = ast.parse(file.read_text())
+    found = set()
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     hints = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
     passed = {id(inner) for hint in hints for inner in ast.walk(hint)}
@@ -69,7 +71,9 @@ def modules_of(folder: str) -> dict[str, set[str]]:
     return {module_of(file): imports_of(file) for file in (ROOT / folder).rglob("*.py")}
 
 
-EVAL, STUDY, CORE = modules_of("eval"), modules_of("study"), modules_of("trl_prorl")
+EVAL = modules_of("eval")
+STUDY = modules_of("study")
+CORE = modules_of("trl_prorl")
 CORE = {module: {name for name in found if name in CORE} - {"trl_prorl", module} for module, found in CORE.items()}
 
 

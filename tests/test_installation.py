@@ -105,7 +105,8 @@ def files(folder, name):
 
 
 def test_every_file_is_there_but_the_bases_of_the_study(installed):
-    there, wanted = files(installed[0], "trl_prorl"), {}
+    there = files(installed[0], "trl_prorl")
+    wanted = {}
     for name in PACKAGES:
         within = "" if name == "trl_prorl" else "trl_prorl/"
         wanted |= {f"{within}{path}": content for path, content in files(ROOT, name).items()}

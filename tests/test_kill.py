@@ -95,7 +95,8 @@ def test_a_killed_run_ends_as_one_that_was_never_touched(train, case):
     steps = 9 if case in LATER else 7
     keys = CASES[case] | {"max_steps": steps}
     spec = {"lora": keys.pop("lora"), "prompts": 2, "keys": keys}
-    control, resume = train("control", spec), None
+    control = train("control", spec)
+    resume = None
     for kill in KILLS.get(case, IN_THE_MIDDLE):
         out = train("run", spec, KILLED, kill, resume=resume, hold_at_step=min(kill + 2, steps))
         resume = newest_complete(out)[0] is not None
@@ -194,7 +195,9 @@ train.main(None, arguments)
 # The first writes the weights before Trainer's barrier for the best checkpoint, the second its random state after it.
 @pytest.mark.parametrize("rank, size", [(0, 20_000), (1, 1_000)])
 def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(forks, tiny_model, tmp_path, rank, size):
-    script, out, log = tmp_path / "full.py", tmp_path / "run", tmp_path / "log"
+    script = tmp_path / "full.py"
+    out = tmp_path / "run"
+    log = tmp_path / "log"
     script.write_text(FULL_IN_ONE)
     keys = {"config": RECIPE, "model_name_or_path": tiny_model, "output_dir": out, "train_rows": 4, "max_steps": 6}
     keys |= {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 4, "eval_rows": 2}
@@ -205,7 +208,8 @@ def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(fo
     for key, value in keys.items():
         arguments += [f"--{key}", str(value)]
     forks.start(run=str(script), argv=arguments, log=str(log), ranks=2, patient=True)
-    status, written = forks.status(), log.read_text()
+    status = forks.status()
+    written = log.read_text()
     assert status == 1 and "Traceback" not in written, written[-3000:]
     (line,) = errors(written)
     assert line.startswith(f"error: In process {rank}, {out / 'checkpoint-4'} could not be written")

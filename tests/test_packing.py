@@ -84,8 +84,10 @@ def padded_logps(model, input_ids, attention_mask, logits_to_keep, compute_entro
 def batch_of(groups, seed=0, masked=(), shuffled=True):
     """A padded batch: `groups` of a prompt's length and its completions' lengths; `masked` ones do not count."""
     generator = torch.Generator().manual_seed(seed)
-    start, keep = max(p for p, _ in groups), max(1, max(max(c) for _, c in groups))
-    rows, masks = [], []
+    start = max(p for p, _ in groups)
+    keep = max(1, max(max(c) for _, c in groups))
+    rows = []
+    masks = []
     for prompt_length, lengths in groups:
         prompt = torch.randint(3, VOCAB, (prompt_length,), generator=generator)
         for length in lengths:
@@ -116,7 +118,8 @@ def weighted(logps, entropies=None, seed=1):
 def visible(layout):
     """Who sees whom, `(T, T)`: with equal scores a result is the mean of the values seen."""
     size = len(layout.order)
-    nothing, values = torch.zeros(1, 1, size, 1), torch.eye(size)[None, None]
+    nothing = torch.zeros(1, 1, size, 1)
+    values = torch.eye(size)[None, None]
     return (prefix_attention.prefix_attention(nothing, nothing, values, layout)[0, :, 0] > 0).int()
 
 
@@ -140,7 +143,9 @@ lengths = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1, 
 @example([(9, [12] * 6)] * 4, set(), 0, 0, 128, "full", True, False)  # a call for every sequence
 def test_values_and_gradients_are_trls(models, groups, masked, seed, spare, block, adapter, entropy, as_on_a_gpu):
     """On a GPU TRL's head scores labelled positions alone."""
-    model, scored, kernel = models[adapter], [], utils._ChunkedLogProbFunction.apply
+    model = models[adapter]
+    scored = []
+    kernel = utils._ChunkedLogProbFunction.apply
     counting = SimpleNamespace(apply=lambda hidden, *others: scored.append(len(hidden)) or kernel(hidden, *others))
     ids, mask, keep = batch_of(groups, seed, masked)
     longest = int(mask.sum(1).max())
@@ -416,7 +421,8 @@ def test_no_random_number_is_drawn_and_no_mode_is_left_changed(fails):
 
 def test_the_rows_are_padded_as_trl_pads_them():
     ids, mask, keep = unequal_rows(1000)
-    prompts, completions = mask[:, :-keep], mask[:, -keep:]
+    prompts = mask[:, :-keep]
+    completions = mask[:, -keep:]
     assert prompts.sum(1).tolist() == [3, 3, 61, 61, 8, 8] and completions.sum(1).tolist() == [6, 2, 5, 1, 4, 6]
     assert (prompts.diff() >= 0).all() and (completions.diff() <= 0).all()
     for first in (0, 2, 4):  # one prompt, two completions

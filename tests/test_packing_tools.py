@@ -85,7 +85,8 @@ def trained(make_trainer, tools_model):
         tools = {"tools": [tool], "processing_class": tokenizer}
         given = {"model": tools_model, "reward": rewarded, "trainer_kwargs": tools}
         trainer = speaks(make_trainer(*args, **given, **{**KEYS, **keys}))
-        trainer.made, trainer.seen = watched(trainer, "_generate_and_score_completions"), []
+        trainer.made = watched(trainer, "_generate_and_score_completions")
+        trainer.seen = []
         if isinstance(trainer, ProRLTrainer):
             record = trainer.recorder.micro_batch
             trainer.recorder.micro_batch = lambda found: (
@@ -137,7 +138,8 @@ def test_later_tokens_attend_to_the_tool_s_answer(trained, largest_difference):
     def wrongly(a, b):
         return a + b + (1 if str(a + b)[-1] != "9" else -1)
 
-    first, second = trained(pack_groups="on"), trained(pack_groups="on", tool=wrongly)
+    first = trained(pack_groups="on")
+    second = trained(pack_groups="on", tool=wrongly)
     for key in ("tool_mask", "advantages"):
         assert all(torch.equal(a[key], b[key]) for a, b in zip(first.made, second.made, strict=True))
     assert largest_difference(first, second) > 1e-5

@@ -17,7 +17,9 @@ class Watcher(Part):
     """Notes its calls, and how many rows the record holds by then."""
 
     def __init__(self, trainer, stops_at=None):
-        self.trainer, self.stops_at, self.calls = trainer, stops_at, []
+        self.trainer = trainer
+        self.stops_at = stops_at
+        self.calls = []
 
     def boundary(self, step):
         self.calls.append(("boundary", step))
@@ -67,7 +69,8 @@ def test_events_come_in_the_order_of_the_parts_each_before_the_next_part_is_call
 
     class Named(Part):
         def __init__(self, name, tells=True):
-            self.name, self.tells = name, tells
+            self.name = name
+            self.tells = tells
 
         def boundary(self, step):
             calls.append(self.name)

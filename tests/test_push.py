@@ -42,7 +42,8 @@ A = {"beta": 0.1, "ref_reset_every": 1, "max_steps": 2, "push_to_hub": True}
 @pytest.fixture
 def recipe(hub_forks, tiny_model, tmp_path):
     """A function that runs variant A in a process of its own: exit status, what it wrote, and the run folder."""
-    out, script = tmp_path / "a-run", ROOT / "recipes" / "grpo_variantA.py"
+    out = tmp_path / "a-run"
+    script = ROOT / "recipes" / "grpo_variantA.py"
 
     def run(*arguments):
         options = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL.split(), *arguments]

@@ -189,7 +189,8 @@ def test_a_resumed_run_is_the_run_that_was_not_broken_off(run, resume, largest_d
     keys, expected = RESUMED[case]
     keys = {"beta": 0.3, "max_steps": 8, "num_iterations": 1, "save_strategy": "steps", "save_steps": 4} | keys
     whole = run(**keys)
-    told, rows = events(whole), metrics(whole)
+    told = events(whole)
+    rows = metrics(whole)
     again = resume(whole, 4, output_dir=whole.args.output_dir, **keys)
     assert largest_difference(whole, again) == 0.0
     assert [(event["event"], event["step_applied"]) for event in told] == expected
@@ -288,7 +289,8 @@ def test_how_often_one_evaluates_does_not_change_the_training(run, largest_diffe
 
 def test_hard_starts_the_schedule_again_and_a_key_of_its_own_decides_otherwise(run):
     shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 6, "lr_scheduler_type": "linear", "num_iterations": 1}
-    hard, soft = {"optimizer_reset": "hard"}, {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
+    hard = {"optimizer_reset": "hard"}
+    soft = {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
     kept = ({"optimizer_reset": "keep"}, hard | {"optimizer_reset_schedule": "keep"}, {"optimizer_reset": "step"})
     plain, *rates = ([row["lr"] for row in metrics(run(**shared, **arm))] for arm in (*kept, hard, soft))
     assert plain == sorted(plain, reverse=True) and len(set(plain)) == 6
@@ -305,7 +307,8 @@ class AdamWitness(TrainerCallback):
     """Of each step: every parameter's gradient as it is used, and its moments and step count as they are left."""
 
     def __init__(self):
-        self.gradients, self.states = [], []
+        self.gradients = []
+        self.states = []
 
     def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
         self.gradients.append([param.grad.double() for param in optimizer.param_groups[0]["params"]])
@@ -318,7 +321,8 @@ class AdamWitness(TrainerCallback):
 @pytest.mark.parametrize("mode", ["keep", "hard", "soft", "asym", "step"])
 def test_the_update_after_a_reset_by_hand(run, mode):
     """From what the step before left of the moments, and this step's gradients."""
-    witness, alpha = AdamWitness(), 0.1
+    witness = AdamWitness()
+    alpha = 0.1
     keys = {"optimizer_reset_alpha": alpha} if mode == "soft" else {}
     keys |= {"beta": 0.1, "ref_reset_every": 3, "max_steps": 4, "num_iterations": 1, "log_update_norm": True}
     trainer = run(optimizer_reset=mode, trainer_kwargs={"callbacks": [witness]}, **keys)
@@ -328,7 +332,8 @@ def test_the_update_after_a_reset_by_hand(run, mode):
     for (m, v, t), gradient in zip(witness.states[2], witness.gradients[3], strict=True):
         assert t == 3
         t = 1 if mode in ("hard", "step") else 4
-        m, v = 0.9 * on_first * m + 0.1 * gradient, 0.999 * on_second * v + 0.001 * gradient**2
+        m = 0.9 * on_first * m + 0.1 * gradient
+        v = 0.999 * on_second * v + 0.001 * gradient**2
         update = 5e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
         square += update.square().sum().item()
     assert [e["step_applied"] for e in events(trainer)] == [3]
@@ -348,7 +353,8 @@ def test_the_way_to_compute_a_reference_changes_no_number(run, tiny_model):
 def test_a_second_training_counts_from_the_beginning(run):
     keys = {"beta": 0.1, "ref_reset_every": 3, "num_iterations": 1, "max_steps": 8}
     trainer = run(**keys, kl_target=1e-4, kl_horizon=1)
-    first, adapted = steps(trainer), trainer.beta
+    first = steps(trainer)
+    adapted = trainer.beta
     trainer.train()
     assert steps(trainer) == first == [(3, 3), (6, 6)]
     assert adapted != 0.1 and metrics(trainer)[0]["beta"] == 0.1
@@ -453,14 +459,17 @@ def test_rewarmup_factor_by_hand():
 
 def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone():
     """One that takes each rate from the one before, beside the same one without rewarmup."""
-    param, rates, moved = torch.nn.Parameter(torch.zeros(1)), [], []
+    param = torch.nn.Parameter(torch.zeros(1))
+    rates = []
+    moved = []
     plain, optimizer = (torch.optim.SGD([param], lr=1.0) for _ in range(2))
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, T_max=10) for each in (plain, optimizer)]
     rewarmup = Rewarmup(optimizer, steps=4)
     for step in range(8):
         if step == 2:
             rewarmup.begin()
-        before, param.grad = param.item(), torch.ones(1)
+        before = param.item()
+        param.grad = torch.ones(1)
         rates.append([schedule.get_last_lr()[0] for schedule in schedules])
         optimizer.step()
         moved.append((before - param.item()) / rates[-1][0])

@@ -28,8 +28,11 @@ def quick(monkeypatch):
 
 
 def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
-    out, record, free = tmp_path / "deep" / "out", tmp_path / "record", tmp_path / "free"
-    lock, other = FolderLock(out, record), FolderLock(free, record)
+    out = tmp_path / "deep" / "out"
+    record = tmp_path / "record"
+    free = tmp_path / "free"
+    lock = FolderLock(out, record)
+    other = FolderLock(free, record)
     lock.hold()
     lock.hold()
     lock.let_go()

@@ -9,7 +9,8 @@ from trl_prorl.rollout.thinking import interrupted_rollout
 
 
 TEXT = "\nAnswer: "
-ROWS, BUDGET = 32, 20
+ROWS = 32
+BUDGET = 20
 
 
 @pytest.mark.parametrize("pack", ["off", "on"])
@@ -17,7 +18,8 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
     keys = {"max_completion_length": 40, "max_steps": 2, "per_device_train_batch_size": ROWS, "pack_groups": pack}
     trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": interrupted_rollout(BUDGET, 4, TEXT)})
     forced = trainer.processing_class(TEXT, add_special_tokens=False).input_ids
-    seen, buffered = [], watched(trainer, "_generate_and_score_completions")
+    seen = []
+    buffered = watched(trainer, "_generate_and_score_completions")
     reward = trainer.reward_funcs[0]
     trainer.reward_funcs[0] = lambda completion_ids, interrupted, **columns: (
         seen.append((completion_ids, interrupted)) or reward(completion_ids=completion_ids, **columns)

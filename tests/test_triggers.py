@@ -9,7 +9,8 @@ from trl_prorl import KLSpike, Periodic, Stall
 from trl_prorl.resets.triggers import Trigger, TriggerSet
 
 
-NAN, RESET = math.nan, "a reset is applied"
+NAN = math.nan
+RESET = "a reset is applied"
 SERIES = [
     (Trigger(), [9.0, RESET, 1.0], []),
     (Periodic(every=3), [None] * 9, [("periodic", step, 3, step) for step in (3, 6, 9)]),
@@ -39,7 +40,8 @@ SERIES = [
 @pytest.mark.parametrize("trigger, values, expected", SERIES)
 def test_where_a_trigger_fires(trigger, values, expected):
     """Reason, value, threshold and step; every value is one of a step, and one of an evaluation after it."""
-    fired, step = [trigger.observe_step(0)], 0
+    fired = [trigger.observe_step(0)]
+    step = 0
     for value in values:
         if value is RESET:
             trigger.applied(step)
@@ -81,7 +83,8 @@ def test_state_survives_json_in_the_middle_of_a_series():
 
     whole = build()
     expected = play(whole, range(1, 25))
-    first, second = build(), build()
+    first = build()
+    second = build()
     fired = play(first, range(1, 10))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     fired += play(second, range(10, 25))

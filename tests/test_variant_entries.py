@@ -106,7 +106,8 @@ def folder(root, name, variant, steps, resets=0):
 @pytest.mark.parametrize("steps, resets", [(4, 0), (3, 0), (4, 1)])
 def test_compare_report_and_card_say_it(tmp_path, steps, resets):
     path = folder(tmp_path, "arm", "A", steps, resets)
-    a, control = load_run(path), load_run(folder(tmp_path, "other", "control", 4))
+    a = load_run(path)
+    control = load_run(folder(tmp_path, "other", "control", 4))
     said = None if resets else NEVER_RESET if steps == 4 else "has not been reset yet"
     pages = {
         "compare": " ".join(pair_notes(a, control)),

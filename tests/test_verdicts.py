@@ -25,7 +25,8 @@ def judged(verdicts, rewards=None):
     A reward function of given rewards, whose verifier gives these verdicts, completion by completion of an evaluation;
     in training nothing is right.
     """
-    verdicts, rewards = iter(verdicts), iter(rewards or [])
+    verdicts = iter(verdicts)
+    rewards = iter(rewards or [])
 
     def reward(completions, **columns):
         return [next(rewards, 0.5) for _ in completions]

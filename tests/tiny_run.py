@@ -41,14 +41,16 @@ def constant(value, verifier=None):
 
 def evaluated_as(trainer, *rewards):
     """Evaluations whose rewards are known."""
-    evaluate, known = trainer._evaluate, iter(rewards)
+    evaluate = trainer._evaluate
+    known = iter(rewards)
     trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(known)}
     return trainer
 
 
 def watched(owner, name):
     """What a method returns from now on, call by call."""
-    method, seen = getattr(owner, name), []
+    method = getattr(owner, name)
+    seen = []
     setattr(owner, name, lambda *args, **kwargs: seen.append(method(*args, **kwargs)) or seen[-1])
     return seen
 

@@ -59,7 +59,9 @@ def bits(model):
 
 
 def main(keys):
-    resume, lora, dies_at = keys.pop("resume", None), keys.pop("lora", True), keys.pop("dies_at", None)
+    resume = keys.pop("resume", None)
+    lora = keys.pop("lora", True)
+    dies_at = keys.pop("dies_at", None)
     if not keys.get("vllm_enable_lora"):  # on a CPU vLLM packs weights once they are loaded, and cannot take new ones
         linear = torch.nn.functional.linear
         layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer, "cpu_linear", linear)
@@ -74,8 +76,10 @@ def main(keys):
     adapter = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
     rows = Dataset.from_list(list(task.rows("train", 64)))
     trainer = ProRLTrainer(model, task_reward(task), args, train_dataset=rows, peft_config=adapter)
-    policy, found = trainer.accelerator.unwrap_model(trainer.model), []
-    before, generate = bits(policy), trainer.vllm_generation.generate
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    found = []
+    before = bits(policy)
+    generate = trainer.vllm_generation.generate
 
     def compared(prompts, *rest, **named):
         drawn = generate(prompts, *rest, **named)

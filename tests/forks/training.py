@@ -61,7 +61,8 @@ class AtStep(TrainerCallback):
     """Calls a function when a step is done and not yet saved."""
 
     def __init__(self, step, act):
-        self.step, self.act = step, act
+        self.step = step
+        self.act = act
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.step:
@@ -83,7 +84,8 @@ def hold(args):
 
 def wait_in_save(trainer, step, signals):
     """Half a checkpoint is written when this process says so, and waits until it is told to go on."""
-    save, signals = trainer._save_beside, Path(signals)
+    save = trainer._save_beside
+    signals = Path(signals)
 
     def wait(checkpoint):
         if trainer.state.global_step == step:

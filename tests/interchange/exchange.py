@@ -12,7 +12,8 @@ from trl_prorl.interchange import export_update
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
 STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
-A, B = "layer.lora_A.default.weight", "layer.lora_B.default.weight"
+A = "layer.lora_A.default.weight"
+B = "layer.lora_B.default.weight"
 
 
 def script(path: Path):
@@ -44,7 +45,10 @@ class EveryUpdate(TrainerCallback):
     """Exports every update into `folder/1`, `folder/2`, …, and keeps what torch made of it."""
 
     def __init__(self, folder):
-        self.folder, self.trainer, self.export, self.after = folder, None, None, {}
+        self.folder = folder
+        self.trainer = None
+        self.export = None
+        self.after = {}
 
     def on_step_begin(self, args, state, control, **kwargs):
         if self.export is None or self.export.done:  # the export of a step that was left out waits

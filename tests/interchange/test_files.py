@@ -22,7 +22,8 @@ from trl_prorl.interchange import UpdateInputs, UpdateOutputs, files, read, writ
 
 
 def same(first, second):
-    ours, theirs = first.tensors(), second.tensors()
+    ours = first.tensors()
+    theirs = second.tensors()
     assert list(ours) == list(theirs) and first.values() == second.values()
     for name in ours:
         assert ours[name].dtype == theirs[name].dtype, name
@@ -110,7 +111,9 @@ def flipped(whole):
     return data
 
 
-FIRST, SECOND, TURNED = f"exp_avg/{A}", f"exp_avg_sq/{A}", f"parameters/{B}"
+FIRST = f"exp_avg/{A}"
+SECOND = f"exp_avg_sq/{A}"
+TURNED = f"parameters/{B}"
 
 
 def swapped(sidecar):

@@ -256,7 +256,8 @@ def test_an_import_into_a_new_optimizer_makes_the_state_that_torch_would(make_tr
         for name, param in trainer.model.named_parameters():
             param.grad = gradients[name].clone() if name in gradients else None
         trainer.optimizer.step()
-    first, second = live_state(trained), live_state(fresh)
+    first = live_state(trained)
+    second = live_state(fresh)
     for kind in STATE:
         for name in outputs.names:
             assert torch.equal(first[kind][name], second[kind][name]), (kind, name)
@@ -306,7 +307,9 @@ CHANGES = [
 
 def test_outputs_of_another_model_or_damaged_ones_change_nothing(run, tmp_path):
     trainer = run(max_steps=1)
-    before, names, folder = live_state(trainer), outputs_of(trainer).names, tmp_path / "x"
+    before = live_state(trainer)
+    names = outputs_of(trainer).names
+    folder = tmp_path / "x"
     for kind, change, told in CHANGES:
         named = f"{kind}/{names[1 if change is reordered else -1]}"
         with pytest.raises(InputError, match=f"tensor {re.escape(named)}{told}") as caught:
@@ -325,7 +328,10 @@ class Imports(TrainerCallback):
     """Imports outputs of update `number` in every step, in the place of torch's update."""
 
     def __init__(self, folder, number):
-        self.folder, self.number, self.trainer, self.refused = folder, number, None, []
+        self.folder = folder
+        self.number = number
+        self.trainer = None
+        self.refused = []
 
     def on_optimizer_step(self, args, state, control, **kwargs):
         outputs = outputs_of(self.trainer)

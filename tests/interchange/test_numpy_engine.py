@@ -180,7 +180,9 @@ class ByTheEngine(TrainerCallback):
     """Every update is the engine's: out to files, in from files, over torch's own."""
 
     def __init__(self, engine, folder):
-        self.engine, self.folder, self.trainer = engine, folder, None
+        self.engine = engine
+        self.folder = folder
+        self.trainer = None
 
     def on_step_begin(self, args, state, control, **kwargs):
         export_update(self.trainer, self.folder / str(state.global_step + 1))
@@ -218,7 +220,9 @@ def test_ten_updates_with_resets_and_a_growth_are_torch_s(engine, exporting, mod
     keys = TEN | GROWTH | treating(mode) | {"lora_growth_every": every}
     _, callback = exporting(**keys, trainer_kwargs=of_the_embedded_model())
     state, _ = engine.read_inputs(callback.folder / "1")
-    grew, resets, clipped = [], [], 0
+    grew = []
+    resets = []
+    clipped = 0
     for number in range(1, 11):
         folder = callback.folder / str(number)
         inputs = engine.read_inputs(folder)[1]

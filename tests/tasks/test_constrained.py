@@ -78,7 +78,8 @@ def test_the_prompt_says_what_the_form_is(level):
     counts = set()
     kinds = set()
     for row in get_task("constrained", level=level).rows("train", 300):
-        prompt, form = row["prompt"][0]["content"], json.loads(row["form"])
+        prompt = row["prompt"][0]["content"]
+        form = json.loads(row["form"])
         kinds.add(form["kind"])
         if form["kind"] == "initials":
             number, words, of, two, letters, starting, with_, *initials = prompt.split()

@@ -15,7 +15,9 @@ NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eve", "Finn"]
 
 
 def problem(i):
-    name, bags, apples = NAMES[i % len(NAMES)], i + 2, 10 * i + 3
+    name = NAMES[i % len(NAMES)]
+    bags = i + 2
+    apples = 10 * i + 3
     return {
         "question": f"{name} has {bags} bags with {apples} apples each. How many apples does {name} have?",
         "answer": f"{name} has {bags} * {apples} = <<{bags}*{apples}={bags * apples}>>{bags * apples} apples.\n"
@@ -352,7 +354,8 @@ def test_only_short_texts_are_read_as_numbers(piece, monkeypatch):
 @settings(deadline=None)
 @given(st.integers(-(10**12), 10**12))
 def test_every_way_to_write_a_number(value):
-    task, row = get_task("gsm8k"), {"answer": str(value)}
+    task = get_task("gsm8k")
+    row = {"answer": str(value)}
     for text in (f"{value}", f"{value:,}", f"{value}.00", f"{value} apples", f"{value:,}%"):
         assert task.verify(f"#### {text}", row)
         assert task.verify(f"\\boxed{{{text}}}", row)

@@ -91,7 +91,8 @@ def test_a_forked_process_has_a_worker_of_its_own():
 def test_the_worker_ends_with_its_owner(tmp_path):
     script = "from tasks.math_equality import WORKER, equal\nequal('1', '1')\nprint(WORKER._process.pid)"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    pid, deadline = int(out), time.monotonic() + 30
+    pid = int(out)
+    deadline = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()

@@ -227,7 +227,8 @@ def test_wrong_options(name, options, message):
 def test_every_family():
     from reasoning_gym.factory import DATASETS
 
-    without_answer, refused = set(), set()
+    without_answer = set()
+    refused = set()
     for family in sorted(DATASETS):
         try:
             task = get_task(f"rg:{family}")

@@ -139,7 +139,8 @@ ROW = {"prompt": [{"role": "user", "content": "add 17 48 5"}], "working": "17+48
 
 @pytest.mark.parametrize("level", [1, 3, 8])
 def test_numbers_and_answers(level):
-    counts, digits = set(), set()
+    counts = set()
+    digits = set()
     for row in get_task("sums", level=level).rows("train", 300):
         verb, *terms = row["prompt"][0]["content"].split(" ")
         assert verb == "add" and all(term.isdecimal() and not term.startswith("0") for term in terms)

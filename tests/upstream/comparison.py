@@ -34,7 +34,9 @@ def read_outcomes(report: str) -> dict[str, Outcome]:
 
 
 ABSENT = Outcome("absent", "it did not report an outcome")
-BOTH, LOST, GAINED = "passed with both", "passed with TRL's classes, not with ours", "passed with ours, not with TRL's"
+BOTH = "passed with both"
+LOST = "passed with TRL's classes, not with ours"
+GAINED = "passed with ours, not with TRL's"
 NEITHER, NOT_RUN = (
     "passed with neither",
     "not run with either",

@@ -60,7 +60,8 @@ def main() -> int:
     trl = args.trl or os.environ.get("TRL_TESTS")
     if not trl:
         parser.error("which TRL? Give the path of a checkout, or set TRL_TESTS.")
-    suite, chosen = suite_of(Path(trl)), ["-k", args.k] if args.k else []
+    suite = suite_of(Path(trl))
+    chosen = ["-k", args.k] if args.k else []
     with tempfile.TemporaryDirectory() as work:
         run_python([str(HERE / "stand_in_models.py"), work], Path(work))
         comparison = Comparison(*(run_suite(suite, classes, Path(work), chosen) for classes in ("trl", "prorl")))

@@ -26,7 +26,8 @@ SMALL |= {"intermediate_size": 32, "max_position_embeddings": 4096}
 REWARD = {**SMALL, "hidden_size": 16, "num_labels": 1}
 
 
-HEADED, EXPERTS = {**SMALL, "head_dim": 8}, {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+HEADED = {**SMALL, "head_dim": 8}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GLM = {**SMALL, **EXPERTS, "head_dim": 2, "n_routed_experts": 4, "attention_bias": True, "use_qk_norm": True}
 NEMOTRON = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
 NEMOTRON |= {"layers_block_type": ["mamba", "attention", "moe"], "mamba_num_heads": 8, "mamba_head_dim": 4}
@@ -92,7 +93,8 @@ def _save(model: PreTrainedModel, processing_class, hub: Path, name: str) -> Pat
 
 def make(hub: Path, name: str, model: str, template: str, keys: dict) -> Path:
     """One model in a Hub cache; its folder."""
-    model_class, tokenizer = getattr(transformers, model), make_tokenizer(template)
+    model_class = getattr(transformers, model)
+    tokenizer = make_tokenizer(template)
     torch.manual_seed(0)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     config = model_class.config_class(vocab_size=len(tokenizer), **ids, **keys)

@@ -12,9 +12,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 
-BYTES, SIZE = 256, 512
+BYTES = 256
+SIZE = 512
 
-PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
 # By their numbers in Qwen's vocabulary, of which the first 256 are the bytes, as here.
 MARKERS = {151643: PAD, 151644: START, 151645: END}  # left out of text
 TAGS = {151657: "<tool_call>", 151658: "</tool_call>", 151665: "<tool_response>", 151666: "</tool_response>"}

@@ -19,7 +19,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update "
 FLAGS += "--disable-sync"
 PATIENCE = 300_000  # milliseconds; a busy machine is no failure
-PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
+PHONE = {"width": 360, "height": 740}
+DESKTOP = {"width": 1280, "height": 900}
 HOSTILE = "A <b>&amp; 'x' [y](http://z)"
 
 
@@ -94,7 +95,10 @@ class Page(HTMLParser):
 
     def __init__(self, source: str):
         super().__init__()
-        self.tags, self.text, self.open, self.problems = [], [], [], []
+        self.tags = []
+        self.text = []
+        self.open = []
+        self.problems = []
         self.feed(source)
         self.close()
         self.problems += [f"never closed: {tag}" for tag in self.open]
@@ -118,7 +122,8 @@ class Page(HTMLParser):
 def test_the_source_is_whole_and_needs_nothing_beside_it(page):
     source = page.read_text()
     parsed = Page(source)
-    names, links = parsed.values("id"), parsed.values("href", "src")
+    names = parsed.values("id")
+    links = parsed.values("href", "src")
     inside, outside = ([link for link in links if link.startswith("#") is within] for within in (True, False))
     assert not parsed.problems and len(set(names)) == len(names)
     assert {link[1:] for link in inside} <= set(names) and all(link.startswith("data:") for link in outside)
@@ -223,7 +228,9 @@ def browser():
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser(browser, page, viewport, scheme):
     """As a reader would open it, with what is folded: no missing picture, no sideways scrolling, no error."""
-    context, problems, asked = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True), [], []
+    context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)
+    problems = []
+    asked = []
     context.set_default_timeout(PATIENCE)
     tab = context.new_page()
     tab.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
@@ -246,7 +253,8 @@ def test_contents_lead_there(tab):
     for place in range(links.count()):
         links.nth(place).click()
         heading = tab.locator(links.nth(place).get_attribute("href"))
-        top, bar = heading.bounding_box()["y"], tab.locator("nav").bounding_box()
+        top = heading.bounding_box()["y"]
+        bar = tab.locator("nav").bounding_box()
         assert bar["y"] + bar["height"] - 1 <= top < PHONE["height"]
 
 

@@ -15,7 +15,8 @@ from trl_prorl.record.base_model import fingerprint
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A project with a base model, data and a run, and another directory, which one is in."""
-    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project = tmp_path / "project"
+    elsewhere = tmp_path / "elsewhere"
     for folder in (project / "runs/embedded/7b", project / "data/gsm8k", project / "runs/study/A", elsewhere):
         folder.mkdir(parents=True)
     (project / "runs/embedded/7b/config.json").write_text("{}")
@@ -64,7 +65,9 @@ def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch
     """One evaluates in a directory that has a model of this name too; the run noted the weights that it began from."""
     run = project / "runs/study/A"
     monkeypatch.setattr("trl_prorl.record.base_model.READ_WHOLE", read_whole)
-    config, here, theirs = {"model_name_or_path": "runs/embedded/7b"}, Path("runs/embedded/7b"), "runs/embedded/7b"
+    config = {"model_name_or_path": "runs/embedded/7b"}
+    here = Path("runs/embedded/7b")
+    theirs = "runs/embedded/7b"
     here.mkdir(parents=True)
     (here / "config.json").write_text("{}")
     weights = bytes(2**23)

@@ -133,7 +133,8 @@ def test_a_folder_that_two_runs_had(run_dir, base, add_checkpoints, capsys):
 
 def test_of_two_folders_of_a_name_the_runs_own_is_taken(run_dir, tmp_path, monkeypatch):
     """`output_dir: out` from a directory that has an `out` of its own."""
-    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project = tmp_path / "project"
+    elsewhere = tmp_path / "elsewhere"
     for folder, run_id in ((project, "1"), (elsewhere, "2")):
         shutil.copytree(run_dir, folder / "out")
         write_run_id(folder / "out", run_id)
