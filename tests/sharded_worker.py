@@ -71,7 +71,8 @@ def main(model, out, kind, engine, keys, checkpoint=None):
         old, _, before = state()
         event = original(step)
         if event is not None:
-            (new, policy, after), mix = state(), trainer.args.ref_reset_mix
+            new, policy, after = state()
+            mix = trainer.args.ref_reset_mix
             off = (new - mix * policy - (1 - mix) * old).abs().max().item()
             kept = (after.abs().sum() / before.abs().sum()).item()
             seen.append({"step": step, "off": off, "moved": not torch.equal(new, old), "kept": kept})

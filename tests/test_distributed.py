@@ -35,7 +35,8 @@ def two_processes(forks, tiny_model, tmp_path):
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(two_processes, kind):
     out, ranks = two_processes(kind, 0)
-    (event,), metrics = read_rows(out, "events.jsonl"), read_rows(out)
+    (event,) = read_rows(out, "events.jsonl")
+    metrics = read_rows(out)
     assert ranks[0] == ranks[1]  # bitwise: the same hashes at the same steps
     assert [(seen["step"], seen["moved"]) for seen in ranks[0]] == [(0, False), (2, True)]
     assert ranks[0][1]["reference"] == ranks[0][1]["policy"] != ranks[0][0]["policy"]

@@ -97,7 +97,8 @@ def test_what_is_random_by_any_generator_is_found(draw):
 
 @pytest.mark.parametrize("kind", ["qwen2", "seed_oss"])
 def test_the_look_leaves_no_trace(kind):
-    model = small(kind, **({"residual_dropout": 0.3} if kind == "seed_oss" else {})).eval()
+    keys = {"residual_dropout": 0.3} if kind == "seed_oss" else {}
+    model = small(kind, **keys).eval()
     model.lm_head.train()
     modes = [module.training for module in model.modules()]
     before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())

@@ -210,7 +210,8 @@ def test_the_run_that_had_the_rank_from_the_start(make_trainer, largest_differen
                 factor.linear.weight[4:] = drawn[factor.name]
 
     # After growth, and before the generation.
-    growing.parts["note"], control.parts["fill"] = AtBoundary(note), AtBoundary(fill)
+    growing.parts["note"] = AtBoundary(note)
+    control.parts["fill"] = AtBoundary(fill)
     for trainer in (growing, control):
         torch.manual_seed(3)
         trainer.train()
@@ -272,7 +273,8 @@ def test_elastic_reset_averages_the_grown_policy(make_trainer):
     for factor in factors_of(trainer.model):
         name = factor.name
         axis = factor.axis
-        before, (policy, mean) = seen[2][1][name], (each[name] for each in seen[3])
+        before = seen[2][1][name]
+        policy, mean = (each[name] for each in seen[3])
         assert before.shape[axis] == 4 and mean.shape[axis] == policy.shape[axis] == 6
         kept = 0.5 * before + 0.5 * policy.narrow(axis, 0, 4)
         assert torch.allclose(mean.narrow(axis, 0, 4), kept, atol=1e-7)

@@ -127,7 +127,9 @@ def test_a_folder_of_the_core_imports_lower_floors_only(floor):
     assert (files | folders) - {"__init__"} == set(FLOOR_OF) and len(FLOORS) <= 7
     for module, imported in CORE.items():
         mine = module.partition(".")[2].split(".")[0]
-        for name in imported if FLOOR_OF.get(mine) == floor else ():
+        if FLOOR_OF.get(mine) != floor:
+            continue
+        for name in imported:
             theirs = name.split(".")[1]
             beside = {mine, theirs} <= files and FLOOR_OF[theirs] == floor
             below = FLOOR_OF[theirs] < floor or theirs == mine or beside

@@ -90,7 +90,9 @@ LONG = {"plain", "base anchor", "base anchor of B, full", "B, full", "elastic, a
 LONG |= {"C, step count"}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in LONG)) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in LONG else case for case in CASES]
+)
 def test_a_killed_run_ends_as_one_that_was_never_touched(train, case):
     steps = 9 if case in LATER else 7
     keys = CASES[case] | {"max_steps": steps}

@@ -130,7 +130,8 @@ CLAMPED = {
 
 @pytest.mark.parametrize("estimator", CLAMPED)
 def test_the_bound_by_hand(estimator):
-    (logps, anchor), (clamp, values, derivatives) = of(LOG_RATIOS), CLAMPED[estimator]
+    logps, anchor = of(LOG_RATIOS)
+    clamp, values, derivatives = CLAMPED[estimator]
     penalty = kl_penalty(logps, anchor, estimator, clamp=clamp)
     close(penalty, values)
     close(gradient(penalty, logps), derivatives)

@@ -333,7 +333,9 @@ def test_why_not(make, reason):
 
 def uneven(kind, **keys):
     """A model whose norms and biases are not what they are initialised to, as after training."""
-    model = build(kind, head_dim=8, sliding_window=None, **(MOE if kind.endswith(("moe", "mixtral")) else {}), **keys)
+    if kind.endswith(("moe", "mixtral")):
+        keys = MOE | keys
+    model = build(kind, head_dim=8, sliding_window=None, **keys)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for param in model.parameters():
@@ -453,7 +455,8 @@ def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, mon
     made = make_trainer(pack_groups="on")
     monkeypatch.setattr(acceleration, "probe_packing", lambda *args: pytest.fail("half of the weights were asked"))
     for fsdp, plugin in ((True, None), (False, SimpleNamespace(zero_stage=3))):
-        made.is_fsdp_enabled, made.args.deepspeed_plugin = fsdp, plugin
+        made.is_fsdp_enabled = fsdp
+        made.args.deepspeed_plugin = plugin
         caplog.clear()
         assert chosen(made) == "on; its numbers were not tried, because the weights are sharded"
         assert "not tried on this model: its weights are sharded" in caplog.text

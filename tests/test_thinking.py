@@ -25,7 +25,8 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
         seen.append((completion_ids, interrupted)) or reward(completion_ids=completion_ids, **columns)
     )
     trainer.train()
-    (ids, interrupted), (batch,) = seen[0], buffered
+    ids, interrupted = seen[0]
+    (batch,) = buffered
     assert 0 < sum(interrupted) < ROWS
     for row in range(ROWS):
         length = int(batch["completion_mask"][row].sum())

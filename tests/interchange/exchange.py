@@ -36,7 +36,8 @@ def live_state(trainer):
         if param in optimizer.state:
             state = optimizer.state[param]
             found["parameters"][name] = param.detach().clone()
-            found["exp_avg"][name], found["exp_avg_sq"][name] = state["exp_avg"].clone(), state["exp_avg_sq"].clone()
+            found["exp_avg"][name] = state["exp_avg"].clone()
+            found["exp_avg_sq"][name] = state["exp_avg_sq"].clone()
             found["steps"][name] = state["step"].clone().reshape(1)
     return found
 

@@ -335,7 +335,8 @@ class Imports(TrainerCallback):
 
     def on_optimizer_step(self, args, state, control, **kwargs):
         outputs = outputs_of(self.trainer)
-        outputs.update, before = self.number, live_state(self.trainer)
+        outputs.update = self.number
+        before = live_state(self.trainer)
         write(outputs, self.folder)
         try:
             import_update(self.trainer, self.folder)
