@@ -165,14 +165,28 @@ def make_trainer(tiny_model, tmp_path, device):
     def make(
         cls=ProRLTrainer, lora=True, reward=vowels, model=None, prompts=16, trainer_kwargs=None, columns=None, **keys
     ):
-        defaults = {"output_dir": str(tmp_path / f"run{next(counter)}"), "max_steps": 4, "num_iterations": 2}
-        defaults |= {"per_device_train_batch_size": 8, "lr_scheduler_type": "constant", "use_cpu": device == "cpu"}
-        defaults |= {"report_to": "none", "save_strategy": "no", "logging_steps": 1, **SETTINGS}
+        defaults = {
+            "output_dir": str(tmp_path / f"run{next(counter)}"),
+            "max_steps": 4,
+            "num_iterations": 2,
+            "per_device_train_batch_size": 8,
+            "lr_scheduler_type": "constant",
+            "use_cpu": device == "cpu",
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_steps": 1,
+            **SETTINGS,
+        }
         texts = [f"say {i * 37 % 101}" + "!" * (i % 3) for i in range(prompts)]
         rows = {"prompt": [[{"role": "user", "content": text}] for text in texts], **(columns or {})}
-        given = {"model": tiny_model if model is None else model, "train_dataset": Dataset.from_dict(rows)}
-        given |= {"processing_class": AutoTokenizer.from_pretrained(tiny_model), "reward_funcs": reward}
-        given |= {"peft_config": LoraConfig(**LORA) if lora else None, **(trainer_kwargs or {})}
+        given = {
+            "model": tiny_model if model is None else model,
+            "train_dataset": Dataset.from_dict(rows),
+            "processing_class": AutoTokenizer.from_pretrained(tiny_model),
+            "reward_funcs": reward,
+            "peft_config": LoraConfig(**LORA) if lora else None,
+            **(trainer_kwargs or {}),
+        }
         config_class = ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -206,8 +206,16 @@ def test_a_clip_of_trl_s_beside_a_ratio_without_one_is_refused(mode):
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_the_logged_policy_loss_has_the_penalty_in_it(run, trained_adapter, loss_type):
     """Beside an entropy bonus, too, B is TRL with a KL to a reference that moves before every generation."""
-    keys = {"lora": False, "loss_type": loss_type, "entropy_coef": 0.01, "max_steps": 4, "learning_rate": 2e-2}
-    keys |= {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4}
+    keys = {
+        "lora": False,
+        "loss_type": loss_type,
+        "entropy_coef": 0.01,
+        "max_steps": 4,
+        "learning_rate": 2e-2,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "per_device_train_batch_size": 4,
+    }
     b = run(model=trained_adapter(), beta_old=2.0, **keys)
     control = run(MovedEveryGeneration, model=trained_adapter(), beta=2.0, **keys)
     ours, theirs = ([entry for entry in one.state.log_history if "policy_loss" in entry] for one in (b, control))

@@ -224,9 +224,19 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
     run, make_trainer, largest_difference
 ):
     """Also of the start, which is not the resume's, and of an epoch's end, which comes after a save."""
-    keys = {"beta": 0.3, "max_steps": 8, "prompts": 4, "save_strategy": "steps", "save_steps": 2}
-    keys |= {"eval_on_start": True, "eval_strategy": "epoch", "per_device_eval_batch_size": 4, "ref_reset_stall": 1}
-    keys |= {"ref_reset_metric_mode": "min", "trainer_kwargs": QUESTIONS}
+    keys = {
+        "beta": 0.3,
+        "max_steps": 8,
+        "prompts": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "eval_on_start": True,
+        "eval_strategy": "epoch",
+        "per_device_eval_batch_size": 4,
+        "ref_reset_stall": 1,
+        "ref_reset_metric_mode": "min",
+        "trainer_kwargs": QUESTIONS,
+    }
     whole = run(**keys)
     assert [row["step"] for row in read_rows(whole, "evaluations.jsonl")] == [0, 4, 8]
     resets = untimed(read_events(whole))

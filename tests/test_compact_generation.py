@@ -317,8 +317,16 @@ def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, mon
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "gpt2", "mamba"])
 def test_other_architectures_are_asked_for_numbers(kind):
-    keys = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    keys |= {"num_key_value_heads": 1, "intermediate_size": 48, "sliding_window": 4, "head_dim": 16}
+    keys = {
+        "vocab_size": 200,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 48,
+        "sliding_window": 4,
+        "head_dim": 16,
+    }
     keys = {"gpt2": {"vocab_size": 200, "n_embd": 32, "n_layer": 2, "n_head": 2}}.get(kind, keys)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, pad_token_id=0, **keys))
@@ -573,8 +581,17 @@ def test_positions_that_depend_on_the_longest_row_are_refused(kind):
     """When that row ends and is dropped, the others' frequencies would change under them."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4} if kind == "longrope" else {}
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16, **factors}
-    keys = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
-    keys |= {"intermediate_size": 48, "max_position_embeddings": 16, "pad_token_id": 0, "rope_parameters": rope}
+    keys = {
+        "vocab_size": 200,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "max_position_embeddings": 16,
+        "pad_token_id": 0,
+        "rope_parameters": rope,
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **keys))
     assert probe(model, 200) == f"rope_type='{kind}': its frequencies depend on the longest row, which may be dropped."
 

@@ -10,8 +10,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl_prorl.scoring.dropout import check_dropout, check_randomness
 
 
-SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-SHAPE |= {"vocab_size": 300, "num_key_value_heads": 2, "head_dim": 16, "attention_dropout": 0.0}
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 300,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "attention_dropout": 0.0,
+}
 
 
 def small(kind, **keys):

@@ -50,8 +50,13 @@ def test_which_reward_decides_by_hand(rewards, weights, functions, expected):
 
 
 def batch_of(prompt_ids, prompt_mask, completion_ids, advantages, tokens):
-    tensors = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids}
-    tensors |= {"advantages": advantages, "num_items_in_batch": tokens}
+    tensors = {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "advantages": advantages,
+        "num_items_in_batch": tokens,
+    }
     return {name: torch.tensor(value) for name, value in tensors.items()}
 
 
@@ -120,8 +125,11 @@ def rollout_of(count, columns):
 
 # Completions of 1 to 4 tokens in every group.
 UNEVEN = rollout_of(4, lambda trainer, ids: {"completion_ids": [one[: 1 + row % 4] for row, one in enumerate(ids)]})
-LENGTH_TERMS = {"cosine": cosine_length_reward(6, -1.0), "target": target_length_reward(3, 0.1)}
-LENGTH_TERMS |= {"overlong": get_soft_overlong_punishment(6, 5)}
+LENGTH_TERMS = {
+    "cosine": cosine_length_reward(6, -1.0),
+    "target": target_length_reward(3, 0.1),
+    "overlong": get_soft_overlong_punishment(6, 5),
+}
 
 
 @pytest.mark.parametrize("term", LENGTH_TERMS)
@@ -136,8 +144,14 @@ def test_rounds_are_bounded_and_a_length_reward_makes_no_hopeless_group_a_decide
 
 
 def test_the_functions_that_decide_can_be_named(run, make_trainer):
-    keys = {"reward": [hopeless, solved, LENGTH_TERMS["cosine"]], "max_steps": 1, "num_iterations": 1}
-    keys |= {"dynamic_sampling_rounds": 1, "per_device_train_batch_size": 32, **UNEVEN}
+    keys = {
+        "reward": [hopeless, solved, LENGTH_TERMS["cosine"]],
+        "max_steps": 1,
+        "num_iterations": 1,
+        "dynamic_sampling_rounds": 1,
+        "per_device_train_batch_size": 32,
+        **UNEVEN,
+    }
     by = {}
     for names in [(), ("hopeless",), ("hopeless", "solved"), ("cosine_length",)]:
         trainer = run(dynamic_sampling_rewards=list(names) or None, **keys)
@@ -159,8 +173,15 @@ NORMALIZED = "normalize_then_sum"
 def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estimator, aggregation):
     reward = torch.full((8,), 17 / 97)
     assert (reward - reward.mean()).abs().max() > 0.0
-    keys = {"drop_zero_rows": True, "skip_zero_rows": True, "beta_old": 0.2, "num_generations": 8, "max_steps": 2}
-    keys |= {"advantage_estimator": estimator, "multi_objective_aggregation": aggregation}
+    keys = {
+        "drop_zero_rows": True,
+        "skip_zero_rows": True,
+        "beta_old": 0.2,
+        "num_generations": 8,
+        "max_steps": 2,
+        "advantage_estimator": estimator,
+        "multi_objective_aggregation": aggregation,
+    }
     found = rows(run(reward=constant(17 / 97), **keys))  # in float32, not the mean of eight of these
     assert [(row["grad_norm"], row["advantage_std"], row["rows_skipped"]) for row in found] == [(0.0, 0.0, 7)] * 2
 
@@ -168,8 +189,13 @@ def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estima
 DECIDED_AT_ONCE = {
     "A": {"max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3},
     # Tokens that a rollout has forced are masked out, and do not dilute the loss.
-    "forced tokens": {"loss_type": "dapo", "max_steps": 2, "num_iterations": 1, "learning_rate": 1e-3}
-    | {"trainer_kwargs": {"rollout_func": interrupted_rollout(3, 2, "ANSWER:")}},
+    "forced tokens": {
+        "loss_type": "dapo",
+        "max_steps": 2,
+        "num_iterations": 1,
+        "learning_rate": 1e-3,
+        "trainer_kwargs": {"rollout_func": interrupted_rollout(3, 2, "ANSWER:")},
+    },
 }
 
 

@@ -37,9 +37,16 @@ def test_b_is_trl_with_the_reference_moved_before_every_generation(
     run, trained_adapter, largest_difference, loss_type, level, corrected
 ):
     """TRL's own loss, KL included, is the control for the term that we add to it: every normaliser, both ratios."""
-    shared = {"loss_type": loss_type, "importance_sampling_level": level, "use_bias_correction_kl": corrected}
-    shared |= {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 2}
-    shared |= {"lora": False, "max_steps": 6}  # no `peft_config`: the models are wrapped already
+    shared = {
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "use_bias_correction_kl": corrected,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "per_device_train_batch_size": 2,
+        "lora": False,  # no `peft_config`: the models are wrapped already
+        "max_steps": 6,
+    }
     b = run(model=trained_adapter(), beta_old=0.5, **shared)
     control = run(MovedEveryGeneration, model=trained_adapter(), beta=0.5, **shared)
     assert largest_difference(b, control) < 2e-6
@@ -117,8 +124,14 @@ def test_kl_ref_is_zero_after_a_reset_until_the_next_update(run, lora):
 @pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_first_pass_log_probabilities_are_those_of_a_forward_of_their_own(run, largest_difference, lora):
-    shared = {"lora": lora, "beta_old": 0.5, "max_steps": 6, "gradient_accumulation_steps": 2}
-    shared |= {"per_device_train_batch_size": 4, "num_iterations": 3}
+    shared = {
+        "lora": lora,
+        "beta_old": 0.5,
+        "max_steps": 6,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4,
+        "num_iterations": 3,
+    }
     reused = run(reuse_old_logps=True, **shared)
     forward = run(**shared)
     assert largest_difference(reused, forward) < 2e-6

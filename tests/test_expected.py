@@ -32,8 +32,14 @@ def run(tmp_path):
         base = {"name": "embedded:reverse_digits:0", "sha256": sha256 or weights_sha256("embedded")}
         env = {"seed": seed, "base_model": base, "git_commit": "abc"}
         rows = [{"step": step + 1, "ref_forward_calls": step % 2} for step in range(steps)]
-        passk = {"prompts": 256, "n": 16, "step": steps, "base": {"pass@1": 0.25}}
-        passk |= {"trained": {"pass@1": pass1, "pass@8": 0.9}, "greedy": {"trained": {"accuracy": 0.8}}}
+        passk = {
+            "prompts": 256,
+            "n": 16,
+            "step": steps,
+            "base": {"pass@1": 0.25},
+            "trained": {"pass@1": pass1, "pass@8": 0.9},
+            "greedy": {"trained": {"accuracy": 0.8}},
+        }
         return write_run(tmp_path / f"{recipe}_{seed}", config, rows, env=env, passk=passk)
 
     return write

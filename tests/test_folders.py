@@ -128,8 +128,15 @@ def test_a_folder_of_the_record(by_recipe, by_script, tmp_path):
 
 def test_what_a_run_writes_is_known(make_trainer, tmp_path):
     """So that it is protected where it is somebody else's, and set aside with an earlier run."""
-    settings = {"beta": 0.1, "ref_reset_every": 2, "eval_strategy": "steps", "eval_steps": 2}
-    settings |= {"save_strategy": "steps", "save_steps": 2, "log_completions": True}
+    settings = {
+        "beta": 0.1,
+        "ref_reset_every": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "log_completions": True,
+    }
     for lora in (True, False):
         out = tmp_path / str(lora)
         trainer = make_trainer(output_dir=str(out), lora=lora, **settings, trainer_kwargs=QUESTIONS)

@@ -59,8 +59,13 @@ def grown(model, step=1, **keys):
     return part.boundary(step)
 
 
-KINDS = {"LoRA": {}, "an uneven α": {"r": 3, "lora_alpha": 7}, "rsLoRA": {"use_rslora": True}}
-KINDS |= {"gaussian": {"init_lora_weights": "gaussian"}, "DoRA": {"use_dora": True}}
+KINDS = {
+    "LoRA": {},
+    "an uneven α": {"r": 3, "lora_alpha": 7},
+    "rsLoRA": {"use_rslora": True},
+    "gaussian": {"init_lora_weights": "gaussian"},
+    "DoRA": {"use_dora": True},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -239,8 +244,15 @@ def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
     found = events(run(**keys, ref_reset_every=4, elastic_reset_every=2, elastic_ema=0.5))
     order = "growth 2, elastic_reset 2, growth 4, elastic_reset 4, reset 4"
     assert ", ".join(f"{event['event']} {event['step_applied']}" for event in found) == order
-    expected = {"step_requested": 2, "reason": "periodic", "value": 2, "threshold": 2}
-    expected |= {"rank_before": 4, "rank": 5, "world_size": 1}
+    expected = {
+        "step_requested": 2,
+        "reason": "periodic",
+        "value": 2,
+        "threshold": 2,
+        "rank_before": 4,
+        "rank": 5,
+        "world_size": 1,
+    }
     assert expected.items() <= found[0].items() and found[0]["seconds_copy"] > 0 and found[0]["seconds_optimizer"] > 0
     alone = run(**keys)
     assert [event["event"] for event in events(alone)] == ["growth", "growth"]
@@ -296,8 +308,16 @@ RESUMED = {
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_resume_around_a_growth_is_exact(run, resume, largest_difference, case):
     """Requested at 3 in the middle of a batch and applied at 4; at 6 and applied there, after the checkpoint."""
-    keys = {**RESUMED[case], "lora_growth_every": 3, "lora_growth_step": 2, "lora_growth_max_rank": 8}
-    keys |= {"num_iterations": 2, "max_steps": 8, "save_strategy": "steps", "save_steps": 1}
+    keys = {
+        **RESUMED[case],
+        "lora_growth_every": 3,
+        "lora_growth_step": 2,
+        "lora_growth_max_rank": 8,
+        "num_iterations": 2,
+        "max_steps": 8,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
     whole = run(**keys)
     told = events(whole)
     growths = [[e[key] for key in ("step_requested", "step_applied", "rank")] for e in told if e["event"] == "growth"]
@@ -319,8 +339,16 @@ def test_a_resume_around_a_growth_is_exact(run, resume, largest_difference, case
 
 def test_the_best_checkpoint_has_a_smaller_rank_and_comes_with_its_own_reference(make_trainer, tiny_model):
     """The newest one, moved after a growth, has ranks that the best policy has not."""
-    keys = {**BEST, "num_iterations": 1, "beta": 0.3, "ref_reset_every": 1, "max_steps": 6}
-    keys |= {"lora_growth_every": 3, "lora_growth_step": 2, "lora_growth_max_rank": 6}
+    keys = {
+        **BEST,
+        "num_iterations": 1,
+        "beta": 0.3,
+        "ref_reset_every": 1,
+        "max_steps": 6,
+        "lora_growth_every": 3,
+        "lora_growth_step": 2,
+        "lora_growth_max_rank": 6,
+    }
     trainer = evaluated_as(make_trainer(**keys, trainer_kwargs=QUESTIONS), 9.0, 1.0, 1.0)
     trainer.train()
     out = Path(trainer.args.output_dir)

@@ -62,9 +62,13 @@ def test_momentum_of_sgd():
 
 # What the first update of a value with gradient 1 is, in learning rates, late in a run, for old and new ranks. Of an
 # old one m = v = 1 before: m̂ = f1 · 0.9 + 0.1, v̂ = f2 · 0.999 + 0.001, corrected where t was cleared.
-FIRST = {("keep", 1.0): (1.0, 0.1 / 0.001**0.5), ("hard", 1.0): (1.0, 1.0)}
-FIRST |= {("soft", 0.1): (0.19 / 0.1009**0.5, 0.1 / 0.001**0.5), ("asym", 1.0): (0.1, 0.1 / 0.001**0.5)}
-FIRST |= {("step", 1.0): (10.0 / 1000**0.5, 1.0)}
+FIRST = {
+    ("keep", 1.0): (1.0, 0.1 / 0.001**0.5),
+    ("hard", 1.0): (1.0, 1.0),
+    ("soft", 0.1): (0.19 / 0.1009**0.5, 0.1 / 0.001**0.5),
+    ("asym", 1.0): (0.1, 0.1 / 0.001**0.5),
+    ("step", 1.0): (10.0 / 1000**0.5, 1.0),
+}
 
 
 def late(side, t):

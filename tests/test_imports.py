@@ -35,9 +35,16 @@ def test_what_only_reads_waits_for_no_model_library(modules, libraries):
 
 ROOT = Path(__file__).parent.parent
 # What a folder of `eval` may import of the others, from the ground up; the commands at the top may import everything.
-LAYERS = {"metrics": (), "stepcost": ("command",), "run_folder": (), "analysis": ("metrics", "run_folder")}
-LAYERS |= {"samples": ("run_folder",), "pages": ("analysis", "run_folder", "samples"), "gpucheck": ("stepcost",)}
-LAYERS |= {"readiness": ("analysis", "pages", "run_folder", "samples")}
+LAYERS = {
+    "metrics": (),
+    "stepcost": ("command",),
+    "run_folder": (),
+    "analysis": ("metrics", "run_folder"),
+    "samples": ("run_folder",),
+    "pages": ("analysis", "run_folder", "samples"),
+    "gpucheck": ("stepcost",),
+    "readiness": ("analysis", "pages", "run_folder", "samples"),
+}
 DRAWS_READS_OR_ASKS = ("matplotlib", "rich", "jinja2", "argparse", "json", "eval.run_folder.reading")
 
 

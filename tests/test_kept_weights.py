@@ -174,8 +174,15 @@ def test_without_vllm_requests_are_refused_by_trl(make_trainer):
 
 def test_a_policy_that_was_reset_is_handed_on_although_an_evaluation_of_this_step_has_sampled(with_engine):
     """An evaluation at steps 2 and 4, then Elastic Reset: without the second hand-over vLLM samples from no policy."""
-    keys = {"elastic_reset_every": 2, "elastic_ema": 0.5, "eval_strategy": "steps", "eval_steps": 2}
-    keys |= {"per_device_eval_batch_size": 8, "max_steps": 6, "lora": False}
+    keys = {
+        "elastic_reset_every": 2,
+        "elastic_ema": 0.5,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "per_device_eval_batch_size": 8,
+        "max_steps": 6,
+        "lora": False,
+    }
     trainer, engine = with_engine(trainer_kwargs=QUESTIONS, **keys)
     trainer.train()
     assert len(engine.is_current) >= 6 and all(engine.is_current)

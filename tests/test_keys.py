@@ -54,8 +54,15 @@ def other_values(name):
 
 VALUES = {name: other_values(name) for name in KEYS}
 CHANGES = [{}, *({name: value} for name, values in VALUES.items() for value in values)]
-BASES = [{}, {"beta": 0.1}, {"beta": 0.1, "ref_reset_every": 9}, {"beta_base": 0.1}, {"elastic_reset_every": 5}]
-BASES += [{"beta": 0.1, "guard_gap": 0.1}, {"dynamic_sampling_rounds": 2, "entropy_floor": 0.1}]
+BASES = [
+    {},
+    {"beta": 0.1},
+    {"beta": 0.1, "ref_reset_every": 9},
+    {"beta_base": 0.1},
+    {"elastic_reset_every": 5},
+    {"beta": 0.1, "guard_gap": 0.1},
+    {"dynamic_sampling_rounds": 2, "entropy_floor": 0.1},
+]
 
 
 def accepted(**keys):

@@ -167,8 +167,10 @@ def test_without_a_ratio_it_is_torch_clamp(estimator):
     logps, anchor = of((4 * torch.randn(500, generator=torch.Generator().manual_seed(1))).tolist(), torch.float32)
     free = kl_penalty(logps, anchor, estimator)
     ratio = torch.exp(logps - 0.1)
-    pairs = [(kl_penalty(logps, anchor, estimator, clamp=10.0), torch.clamp(free, min=-10, max=10))]
-    pairs += [(kl_penalty(logps, anchor, estimator, ratio, 1e9), kl_penalty(logps, anchor, estimator, ratio))]
+    pairs = [
+        (kl_penalty(logps, anchor, estimator, clamp=10.0), torch.clamp(free, min=-10, max=10)),
+        (kl_penalty(logps, anchor, estimator, ratio, 1e9), kl_penalty(logps, anchor, estimator, ratio)),
+    ]
     for ours, theirs in pairs:
         assert torch.equal(ours, theirs) and torch.equal(gradient(ours, logps), gradient(theirs, logps))
     assert (pairs[0][0].abs() == 10).any() or estimator == "k1"
@@ -185,8 +187,12 @@ def test_an_estimate_that_overflows_has_a_gradient_of_0_and_nan_stays_nan():
     assert beyond_clamp(logps, anchor, "k3", 10.0).tolist() == [[True, False, False]]
 
 
-ARMS = {"A": {"beta": 0.5, "ref_reset_every": 4}, "control": {"beta": 0.5}, "B": {"beta_old": 0.5}}
-ARMS |= {"base": {"beta_base": 0.5}}
+ARMS = {
+    "A": {"beta": 0.5, "ref_reset_every": 4},
+    "control": {"beta": 0.5},
+    "B": {"beta_old": 0.5},
+    "base": {"beta_base": 0.5},
+}
 
 
 @pytest.mark.parametrize("arm, packed", [*((arm, "off") for arm in ARMS), ("A", "on")])

@@ -65,8 +65,16 @@ def test_row_of_a_step(clock, processes):
     clock.now += 1
     row = meter.end_step(lambda tensor: processes * tensor, processes)
     assert row["kl_ref"] == 3.0 and row["kl_penalty"] == 0.75 and row["clip_region_mean"] == 0.5
-    names = ["ref_forward_calls", "policy_forward_calls", "old_forward_calls", "rows_skipped"]
-    names += ["tokens_processed_ref", "tokens_processed_policy", "tokens_per_second", "positions_per_second"]
+    names = [
+        "ref_forward_calls",
+        "policy_forward_calls",
+        "old_forward_calls",
+        "rows_skipped",
+        "tokens_processed_ref",
+        "tokens_processed_policy",
+        "tokens_per_second",
+        "positions_per_second",
+    ]
     assert [row[name] for name in names] == [processes * one for one in (1, 1, 0, 2, 10, 20, 2.0, 5.0)]
     assert (row["time_ref"], row["time_update"], row["time_step"]) == (3.0, 1.0, 4.0)
     assert row["ref_time_fraction"] == 0.75 and row["time_ended"] == 1_000_000.0 + clock.now
@@ -103,8 +111,12 @@ def card(monkeypatch):
     """A GPU that is not there: `card(synchronize=...)` says what torch answers."""
 
     def answers(**functions):
-        idle = {"synchronize": lambda device: None, "reset_peak_memory_stats": lambda device: None}
-        idle |= {"max_memory_allocated": lambda device: 2**30, "utilization": lambda device: 50}
+        idle = {
+            "synchronize": lambda device: None,
+            "reset_peak_memory_stats": lambda device: None,
+            "max_memory_allocated": lambda device: 2**30,
+            "utilization": lambda device: 50,
+        }
         for name, function in (idle | functions).items():
             monkeypatch.setattr(torch.cuda, name, function)
         return torch.device("cuda", 0)

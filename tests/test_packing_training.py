@@ -55,8 +55,15 @@ CASES += [("two", "bnpo"), ("two", "entropy bonus")]
 @pytest.mark.parametrize("schedule, objective", CASES)
 def test_every_step_has_the_gradient_of_trl_s_own_rows(run, schedule, objective):
     """TRL itself is the control. No update is so large that rounding could grow."""
-    keys = {"per_device_train_batch_size": 4, "max_completion_length": 12, "num_iterations": 1, "learning_rate": 1e-6}
-    keys |= {"max_steps": 2, **SCHEDULES[schedule], **OBJECTIVES[objective]}
+    keys = {
+        "per_device_train_batch_size": 4,
+        "max_completion_length": 12,
+        "num_iterations": 1,
+        "learning_rate": 1e-6,
+        "max_steps": 2,
+        **SCHEDULES[schedule],
+        **OBJECTIVES[objective],
+    }
     theirs = [row["grad_norm"] for row in run(cls=GRPOTrainer, **keys).state.log_history if "grad_norm" in row]
     ours = [row["grad_norm"] for row in rows(run(pack_groups="on", **keys))]
     assert len(theirs) == 2 and min(theirs) > 1e-3
@@ -166,8 +173,14 @@ def solved(completions, prompts, **kwargs):
 @pytest.mark.parametrize("pack", ["off", "on"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "cispo"])
 def test_rows_without_gradient_are_left_out_and_change_nothing(run, largest_difference, pack, loss_type):
-    keys = {"reward": solved, "loss_type": loss_type, "max_steps": 6, "pack_groups": pack, "learning_rate": 1e-3}
-    keys |= {"per_device_train_batch_size": 16}
+    keys = {
+        "reward": solved,
+        "loss_type": loss_type,
+        "max_steps": 6,
+        "pack_groups": pack,
+        "learning_rate": 1e-3,
+        "per_device_train_batch_size": 16,
+    }
     whole = run(**keys)
     less = run(skip_zero_rows=True, **keys)
     assert largest_difference(whole, less) < 1e-5
@@ -252,8 +265,10 @@ def test_a_limit_too_small_for_a_late_prompt_is_refused_when_the_trainer_is_made
     validation = Dataset.from_dict({"prompt": say(16, 13 if which != "training" else None)})
     if which == "hard":
         validation = {"easy": Dataset.from_dict({"prompt": say(16)}), "hard": validation}
-    keys = {"columns": {"prompt": say(16, 13 if which == "training" else None)}}
-    keys |= {"trainer_kwargs": {"eval_dataset": validation}}
+    keys = {
+        "columns": {"prompt": say(16, 13 if which == "training" else None)},
+        "trainer_kwargs": {"eval_dataset": validation},
+    }
     length = len(make_trainer().tokenize_prompts(say(1, 0))[0])
     with pytest.raises(ValueError) as error:
         make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 5)

@@ -141,8 +141,15 @@ def test_the_record_of_a_run_tells_which_keys_have_an_effect(name, keys):
     """From a mapping that lacks keys of newer versions."""
     need = NEEDS[name].need
     assert need.is_met(keys.get) and not need.is_met({}.get)
-    off = {"optimizer_reset": "hard", "pack_groups": "off", "length_reward": None, "ref_reset_stall": 0}
-    off |= {"beta_base": 0.0, "eval_strategy": "steps"}  # what none of them needs
+    # What none of them needs.
+    off = {
+        "optimizer_reset": "hard",
+        "pack_groups": "off",
+        "length_reward": None,
+        "ref_reset_stall": 0,
+        "beta_base": 0.0,
+        "eval_strategy": "steps",
+    }
     assert not need.is_met(off.get)
 
 

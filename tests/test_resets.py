@@ -42,8 +42,13 @@ def steps(trainer):
     ],
 )
 def test_a_reset_waits_for_the_next_generation(run, caplog, accumulation, per_generation, iterations, every, applied):
-    keys = {"gradient_accumulation_steps": accumulation, "steps_per_generation": per_generation}
-    keys |= {"num_iterations": iterations, "per_device_train_batch_size": 4, "max_steps": 6}
+    keys = {
+        "gradient_accumulation_steps": accumulation,
+        "steps_per_generation": per_generation,
+        "num_iterations": iterations,
+        "per_device_train_batch_size": 4,
+        "max_steps": 6,
+    }
     trainer = run(beta=0.1, ref_reset_every=every, **keys)
     assert steps(trainer) == applied and trainer.args.first_reset(6) == (applied[0][1] if applied else None)
     after = {step + 1 for _, step in applied}
@@ -167,8 +172,16 @@ WAITS, MOVED = ({"ref_reset_every": every, "optimizer_reset": "hard"} for every 
 # The counts differ from the number of the step, so that a resume could lose them; the schedule goes on.
 COUNTS = {"ref_reset_every": 3, "lr_scheduler_type": "linear", "optimizer_reset": "step"}
 ELASTIC = {"kl_target": 1e-3, "kl_horizon": 5, "elastic_reset_every": 3, "elastic_ema": 0.5}
-EVERY_EVENT = {"beta": 0.1, "ref_reset_every": 2, "elastic_reset_every": 4, "max_steps": 5, "reward": poison}
-EVERY_EVENT |= {"entropy_floor": 100.0, "entropy_patience": 4, "nonfinite": "skip"}
+EVERY_EVENT = {
+    "beta": 0.1,
+    "ref_reset_every": 2,
+    "elastic_reset_every": 4,
+    "max_steps": 5,
+    "reward": poison,
+    "entropy_floor": 100.0,
+    "entropy_patience": 4,
+    "nonfinite": "skip",
+}
 RESUMED = {
     "a request waits": (WAITS, at("reset", 2, 4, 6)),
     "a request waits, full": (WAITS | {"lora": False}, at("reset", 2, 4, 6)),
@@ -266,8 +279,17 @@ def test_an_evaluation_outside_the_training_is_no_validation(make_trainer):
 
 
 def test_every_key_of_a_trigger_reaches_it(make_trainer):
-    keys = {"every": 50, "kl": 0.5, "kl_window": 7, "stall": 3, "drop": 0.2, "cooldown": 9}
-    keys |= {"metric": "eval_loss", "metric_mode": "min", "min_delta": 0.01}
+    keys = {
+        "every": 50,
+        "kl": 0.5,
+        "kl_window": 7,
+        "stall": 3,
+        "drop": 0.2,
+        "cooldown": 9,
+        "metric": "eval_loss",
+        "metric_mode": "min",
+        "min_delta": 0.01,
+    }
     trainer = make_trainer(beta=0.1, **{f"ref_reset_{key}": value for key, value in keys.items()}, **EVALUATED)
     (callback,) = trainer.resets.callbacks
     periodic, spike, stall = callback.triggers.triggers
@@ -372,8 +394,15 @@ class Interrupt(TrainerCallback):
 
 
 def test_a_run_broken_off_and_resumed_in_the_same_process_is_exact(run, make_trainer, largest_difference):
-    keys = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 8, "gradient_accumulation_steps": 2}
-    keys |= {"per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 4}
+    keys = {
+        "beta": 0.1,
+        "ref_reset_every": 2,
+        "max_steps": 8,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4,
+        "save_strategy": "steps",
+        "save_steps": 4,
+    }
     whole = run(**keys)
     broken = make_trainer(trainer_kwargs={"callbacks": [Interrupt()]}, **keys)
     with pytest.raises(RuntimeError, match="broken off"):

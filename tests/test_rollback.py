@@ -56,8 +56,13 @@ class Fault(Part):
         return {**event, "action": "stop", "last_good": self.last_good}
 
 
-EVALUATED = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 4}
-EVALUATED |= {"trainer_kwargs": QUESTIONS}
+EVALUATED = {
+    "eval_on_start": True,
+    "eval_strategy": "steps",
+    "eval_steps": 4,
+    "per_device_eval_batch_size": 4,
+    "trainer_kwargs": QUESTIONS,
+}
 ARMS = {
     "A, hard": {"beta": 0.3, "ref_reset_every": 3, "optimizer_reset": "hard"},
     "a schedule": {"lr_scheduler_type": "cosine", "warmup_steps": 2},

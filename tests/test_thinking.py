@@ -46,8 +46,14 @@ def test_forced_tokens_carry_no_gradient(make_trainer):
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     ones = torch.ones(4, 5, dtype=torch.long)
-    batch = {"prompt_ids": 70 * ones, "prompt_mask": ones, "completion_ids": 80 * ones, "completion_mask": ones}
-    batch |= {"advantages": torch.tensor([1.0, -1.0, 2.0, -2.0]), "num_items_in_batch": torch.tensor(20)}
+    batch = {
+        "prompt_ids": 70 * ones,
+        "prompt_mask": ones,
+        "completion_ids": 80 * ones,
+        "completion_mask": ones,
+        "advantages": torch.tensor([1.0, -1.0, 2.0, -2.0]),
+        "num_items_in_batch": torch.tensor(20),
+    }
     for mask, silent in ((0, True), (1, False)):
         trainer.model.zero_grad()
         trainer._compute_loss(trainer.model, {**batch, "tool_mask": mask * ones}).backward()

@@ -44,11 +44,29 @@ GAMES = {
     "no room for a turn": (["4" * 36, "5"], ["4" * 36 + "<|end|>", OVER_4], "4" * 36 + "\nguess > 4"),
     "no room for a reply": (["4" * 37, "5"], ["4" * 37 + "<|end|>"], "4" * 37),
 }
-KEYS = {"task": "guess", "task_level": 8, "model_name_or_path": "embedded", "train_rows": 64, "max_steps": 4}
-KEYS |= {"per_device_train_batch_size": 32, "num_generations": 4, "num_iterations": 2, "seed": 1}
-KEYS |= {"max_completion_length": MOST, "learning_rate": 1e-3, "use_peft": True, "lora_target_modules": "all-linear"}
-KEYS |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True, "report_to": "none"}
-KEYS |= {"save_strategy": "no", "reuse_old_logps": True, "lora_dropout": 0.0}
+KEYS = {
+    "task": "guess",
+    "task_level": 8,
+    "model_name_or_path": "embedded",
+    "train_rows": 64,
+    "max_steps": 4,
+    "per_device_train_batch_size": 32,
+    "num_generations": 4,
+    "num_iterations": 2,
+    "seed": 1,
+    "max_completion_length": MOST,
+    "learning_rate": 1e-3,
+    "use_peft": True,
+    "lora_target_modules": "all-linear",
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "reuse_old_logps": True,
+    "lora_dropout": 0.0,
+}
 
 
 def recipe(out, **keys):

@@ -47,7 +47,8 @@ def templates() -> list[str]:
             }
             for node in ast.walk(tree):
                 if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
-                    node.format_spec, text = None, texts.get(node.value.id)
+                    node.format_spec = None
+                    text = texts.get(node.value.id)
                     if text:
                         node.__class__ = ast.Constant
                         node.value = text

@@ -72,10 +72,6 @@ def test_figures_are_in_the_log_or_in_the_study_s_findings(page):
     assert figures(page) and [figure for figure in figures(page) if figure not in known] == []
 
 
-def test_pages_are_short():
-    assert [page.stem for page in VARIANTS.glob("*.md") if len(page.read_text().splitlines()) > 60] == []
-
-
 COMPARING = ["README.md", "docs/concepts.md", "docs/performance.md", "docs/variants/A.md", "docs/variants/B.md"]
 
 

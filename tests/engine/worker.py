@@ -69,9 +69,21 @@ def main(keys):
     torch.set_num_threads(1)
     task = get_task("sorting", level=3, reward="inclusion_ordering")
     model = AutoModelForCausalLM.from_pretrained(embedded_model("embedded:sorting"), dtype=dtype)
-    fixed = {"use_vllm": True, "vllm_mode": "colocate", "max_completion_length": 16, "num_generations": 4}
-    fixed |= {"per_device_train_batch_size": 8, "report_to": "none", "logging_steps": 1, "save_strategy": "no"}
-    fixed |= {"vllm_max_model_length": 64, "learning_rate": 1e-2, "use_cpu": True, "bf16": False, "seed": 1}
+    fixed = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "max_completion_length": 16,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "vllm_max_model_length": 64,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "bf16": False,
+        "seed": 1,
+    }
     args = ProRLConfig(**(fixed | {"gradient_checkpointing": False} | keys))
     adapter = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
     rows = Dataset.from_list(list(task.rows("train", 64)))

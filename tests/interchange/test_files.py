@@ -40,7 +40,8 @@ def test_a_schema_comes_back_as_it_was(hand_made, rows, tmp_path):
         metrics={"update_norm": 0.1},
     )
     half = hand_made()
-    half.parameters[A], half.parameters[B] = half.parameters[A].bfloat16(), half.parameters[B].half()
+    half.parameters[A] = half.parameters[A].bfloat16()
+    half.parameters[B] = half.parameters[B].half()
     for data in (inputs, rows, outputs, half):
         write(data, tmp_path)
         same(read(type(data), tmp_path), data)

@@ -63,8 +63,14 @@ def test_gradients_and_norm_are_those_before_clipping(make_trainer, tmp_path):
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_learning_rate_is_the_one_in_force(exporting, accumulation):
     """Of the schedule and of the re-warm-up, as the record has it; and with accumulated micro-batches."""
-    keys = {"optimizer_reset": "hard", "optimizer_reset_rewarmup_steps": 4, "optimizer_reset_schedule": "keep"}
-    keys |= {"beta": 0.1, "ref_reset_every": 2, "lr_scheduler_type": "linear"}
+    keys = {
+        "optimizer_reset": "hard",
+        "optimizer_reset_rewarmup_steps": 4,
+        "optimizer_reset_schedule": "keep",
+        "beta": 0.1,
+        "ref_reset_every": 2,
+        "lr_scheduler_type": "linear",
+    }
     trainer, callback = exporting(**keys, max_steps=4, gradient_accumulation_steps=accumulation)
     rates = []
     for row in read_rows(trainer):

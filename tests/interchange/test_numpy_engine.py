@@ -160,8 +160,16 @@ def test_it_refuses_what_is_not_whole(engine, hand_made, tmp_path, damage):
 
 # ------------------------------------------------------------------------------------------- a real trainer with LoRA
 
-TEN = {"model": embedded_model(), "max_steps": 10, "beta": 0.1, "ref_reset_every": 4}
-TEN |= {"optimizer_reset_rewarmup_steps": 3, "lr_scheduler_type": "linear", "weight_decay": 0.1, "max_grad_norm": 0.1}
+TEN = {
+    "model": embedded_model(),
+    "max_steps": 10,
+    "beta": 0.1,
+    "ref_reset_every": 4,
+    "optimizer_reset_rewarmup_steps": 3,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.1,
+}
 
 # With the usual ε of 1e-8 Adam makes a step of a gradient that is rounding noise, and a run amplifies it.
 SMOOTH = {"adam_epsilon": 1e-2}

@@ -20,8 +20,14 @@ from transformers import PreTrainedModel
 OWNER = "trl-internal-testing"
 REVISION = "0" * 40  # stands for a commit
 
-SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-SMALL |= {"intermediate_size": 32, "max_position_embeddings": 4096}
+SMALL = {
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 4096,
+}
 # A scalar reward needs a wider network to tell completions apart.
 REWARD = {**SMALL, "hidden_size": 16, "num_labels": 1}
 
@@ -29,10 +35,23 @@ REWARD = {**SMALL, "hidden_size": 16, "num_labels": 1}
 HEADED = {**SMALL, "head_dim": 8}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GLM = {**SMALL, **EXPERTS, "head_dim": 2, "n_routed_experts": 4, "attention_bias": True, "use_qk_norm": True}
-NEMOTRON = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
-NEMOTRON |= {"layers_block_type": ["mamba", "attention", "moe"], "mamba_num_heads": 8, "mamba_head_dim": 4}
-NEMOTRON |= {"mamba_n_groups": 1, "ssm_state_size": 16, "mamba_d_conv": 4, "mamba_expand": 2, "n_routed_experts": 4}
-NEMOTRON |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}
+NEMOTRON = {
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "layers_block_type": ["mamba", "attention", "moe"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 4,
+    "mamba_n_groups": 1,
+    "ssm_state_size": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+}
 
 # By the name on the Hub, in which the class in transformers stands: chat template, and what its config is made of.
 STAND_INS = {

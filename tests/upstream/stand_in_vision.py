@@ -70,5 +70,8 @@ def llava_next() -> tuple[PreTrainedModel, ProcessorMixin]:
 
 # Qwen's processor needs torchvision: Gemma's architecture answers to its name, for the tests that ask for any model
 # that sees.
-STAND_INS = {"tiny-Gemma3ForConditionalGeneration": gemma3, "tiny-LlavaNextForConditionalGeneration": llava_next}
-STAND_INS |= {"tiny-Qwen2_5_VLForConditionalGeneration": gemma3}
+STAND_INS = {
+    "tiny-Gemma3ForConditionalGeneration": gemma3,
+    "tiny-LlavaNextForConditionalGeneration": llava_next,
+    "tiny-Qwen2_5_VLForConditionalGeneration": gemma3,
+}

@@ -73,8 +73,19 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
     assert passk.main([*arguments, "--no-greedy"]) == 0
     first = (run_dir / "passk.json").read_text()
     result = json.loads(first)
-    settings = {"split": "test", "prompts": 6, "n": 8, "k": [1, 4], "temperature": 0.7, "max_new_tokens": 6, "seed": 0}
-    settings |= {"task": "parity", "level": None, "step": None, "steps_on_record": None}
+    settings = {
+        "split": "test",
+        "prompts": 6,
+        "n": 8,
+        "k": [1, 4],
+        "temperature": 0.7,
+        "max_new_tokens": 6,
+        "seed": 0,
+        "task": "parity",
+        "level": None,
+        "step": None,
+        "steps_on_record": None,
+    }
     measured = {"base", "trained", "prompt_ids", "gain"}
     assert {key: value for key, value in result.items() if key not in measured} == settings
     assert len(set(result["prompt_ids"])) == 6
@@ -298,8 +309,15 @@ ALL = ("--checkpoints", "all", "--others", "parity@2", "sorting")
 
 
 def test_parts_asked_one_by_one_are_the_whole(evaluate, run_dir):
-    parts = ["--no-greedy", "--checkpoints 20 --k 2", "--others sorting", "--no-greedy --k 1"]
-    parts += ["--checkpoints 10 --no-greedy", "--others parity@2 --k 3", "--no-greedy"]
+    parts = [
+        "--no-greedy",
+        "--checkpoints 20 --k 2",
+        "--others sorting",
+        "--no-greedy --k 1",
+        "--checkpoints 10 --no-greedy",
+        "--others parity@2 --k 3",
+        "--no-greedy",
+    ]
     for part in parts:
         code, result = evaluate(*part.split())
         assert code == 0

@@ -41,8 +41,13 @@ def store_samples(folder, side, counts):
     """The samples behind a side of `passk.json`, as `eval.passk` keeps them; the first of each prompt is right."""
     for temperature in (0.0, 1.0):
         rows = [
-            {"prompt_id": name, "sample": n, "prompt": f"ask {name}", "correct": n < right}
-            | {"completion": f"{side} {SHOWN} {temperature}"}
+            {
+                "prompt_id": name,
+                "sample": n,
+                "prompt": f"ask {name}",
+                "correct": n < right,
+                "completion": f"{side} {SHOWN} {temperature}",
+            }
             for name, right in zip(PROMPTS, counts, strict=True)
             for n in range(8)
         ]
@@ -66,8 +71,15 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
         ],
         "others": {"parity@2": {"task": "parity", "level": 2, "prompts": 4, "n": 8, **sides}},
     }
-    row = {"kl_ref": lambda step: step % 10 / 100, "kl_old": 1e-4, "entropy": 0.7, "time_rollout": 0.3}
-    row |= {"grad_norm": lambda step: 1 + step % 7, "tokens_generated": 50, "tokens_per_second": 1000.0}
+    row = {
+        "kl_ref": lambda step: step % 10 / 100,
+        "kl_old": 1e-4,
+        "entropy": 0.7,
+        "time_rollout": 0.3,
+        "grad_norm": lambda step: 1 + step % 7,
+        "tokens_generated": 50,
+        "tokens_per_second": 1000.0,
+    }
     for variant, solved in (("control", 3), ("A", 6), ("B", 5), ("C", 7)):
         of_b = variant == "B"
         row |= {"ref_forward_calls": 0 if of_b else 1, "time_ref": 0.0 if of_b else 0.1}

@@ -25,8 +25,12 @@ def project(tmp_path, monkeypatch):
 
 
 def test_relative_paths_are_found_from_anywhere(project, monkeypatch):
-    written = {"model_name_or_path": "runs/embedded/7b", "dataset_name": "data/gsm8k", "output_dir": "runs/study/A"}
-    written |= {"task": "gsm8k"}
+    written = {
+        "model_name_or_path": "runs/embedded/7b",
+        "dataset_name": "data/gsm8k",
+        "output_dir": "runs/study/A",
+        "task": "gsm8k",
+    }
     found = with_local_paths(project / "runs/study/A", written)
     paths = {key: str(project / path) for key, path in written.items() if key != "task"}
     assert found == {**written, **paths}
