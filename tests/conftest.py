@@ -40,6 +40,7 @@ from hub_cache import fill_hf_home  # noqa: E402
 from hub_server import TOKEN, HubServer, constants_for  # noqa: E402
 from once import do_once  # noqa: E402
 from tiny_run import LORA, SETTINGS, save_tiny_model, vowels  # noqa: E402
+from tool_run import tools_tokenizer  # noqa: E402
 
 
 torch.set_num_threads(1)
@@ -65,6 +66,12 @@ def make_tiny_model(tmp_path_factory):
 def tiny_model(make_tiny_model):
     """Path of a tiny Qwen2 that reads bytes."""
     return make_tiny_model(byte_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def tools_model(make_tiny_model):
+    """Path of a tiny Qwen2 that can call tools."""
+    return make_tiny_model(tools_tokenizer())
 
 
 class Forks:

@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from packed_models import batch_of, build, with_adapter
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from run_record import read_rows as rows
-from test_packing import batch_of, build, with_adapter
 from tiny_run import TOKENS
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from trl import GRPOTrainer

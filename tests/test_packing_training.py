@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from packed_models import MOE, build
 from peft import LoraConfig
 from run_record import read_rows as rows
-from test_packing import MOE, build
 from tiny_run import LORA, constant, vowels, watched
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer

@@ -1,6 +1,6 @@
 """
-docs/variants: a step's cost is the cost that runs count, measurements are in the log, and B is said to be another
-objective.
+docs/variants: a step's cost is the cost that runs count, every treatment has its row, measurements are in the log, and
+B is said to be another objective.
 """
 
 import re
@@ -11,6 +11,7 @@ from doc_pages import PAGES, ROOT, blocks
 from run_record import read_rows
 
 from trl_prorl import ProRLConfig
+from trl_prorl.resets.treatments import ALPHA, TREATMENTS
 
 
 VARIANTS = ROOT / "docs" / "variants"
@@ -49,6 +50,37 @@ def test_what_a_step_costs_is_counted(arm, run):
 def test_the_keys_that_define_a_variant_make_it(arm):
     keys = yaml.safe_load(next(b.text for b in blocks((VARIANTS / f"{arm}.md").read_text()) if b.language == "yaml"))
     assert ProRLConfig(output_dir="run", use_cpu=True, bf16=False, **keys).variant == arm
+
+
+def rows_of_treatments(page):
+    """Read the table of `optimizer_reset`: {treatment: (m, v, t, learning-rate schedule)}."""
+    table = re.search(r"(?m)^\| `optimizer_reset` \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text())[1]
+    rows = {}
+    for line in table.splitlines():
+        first, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        name = re.match(r"`(\w+)`", first)[1]
+        rows[name] = tuple(cells[:4])
+    return rows
+
+
+def row_of(treatment):
+    """Write what a page says of a treatment that multiplies; `None` where it does something else to a moment."""
+    row = []
+    for letter, factor in (("m", treatment.first), ("v", treatment.second)):
+        known = {0.0: "0", 1.0: letter, ALPHA: f"α{letter}"}
+        row.append(known.get(factor))
+    row.append("0" if treatment.clears_step else "t")
+    row.append("starts again" if treatment.restarts_schedule else "goes on")
+    return row
+
+
+@pytest.mark.parametrize("page", ["docs/concepts.md", "docs/variants/C.md"])
+def test_every_treatment_has_its_row(page):
+    rows = rows_of_treatments(page)
+    assert set(rows) == set(TREATMENTS), f"{page} has a row for {sorted(rows)}, TREATMENTS has {sorted(TREATMENTS)}"
+    for name, treatment in TREATMENTS.items():
+        for cell, expected in zip(rows[name], row_of(treatment), strict=True):
+            assert expected in (None, cell.replace(" ", "") if "α" in cell else cell), f"{page}: the row of {name}"
 
 
 NUMBER = r"(?:[+−]?\d\.\d+|\d+%)"

@@ -9,8 +9,8 @@ import torch
 from exchange import STATE, EveryUpdate, live_state
 from run_record import read_rows
 from safetensors.torch import load_file, save_file
-from test_packing_tools import KEYS, add, rewarded, speaks, tools_model  # noqa: F401
 from tiny_run import QUESTIONS
+from tool_run import KEYS, add, rewarded, speaks
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_prorl.errors import InputError
@@ -368,7 +368,7 @@ def test_outputs_beside_other_inputs_are_refused(exporting, tmp_path):
         import_update(trainer, callback.folder / "1")
 
 
-def test_a_tool_s_answer_is_context_and_no_part_of_the_loss(make_trainer, tools_model, tmp_path):  # noqa: F811
+def test_a_tool_s_answer_is_context_and_no_part_of_the_loss(make_trainer, tools_model, tmp_path):
     """
     The reference of a new LoRA is the model itself, so that its log-probabilities come from the files and the model:
     every completion token up to the last with mask 1 is attended to, a tool's answer too.
