@@ -4,8 +4,13 @@ from hypothesis import HealthCheck, Phase
 
 
 # A failure shows the content as it is: to shrink it takes minutes.
-QUICK = {"phases": [Phase.generate], "deadline": None, "derandomize": True, "database": None}
-QUICK |= {"suppress_health_check": list(HealthCheck)}
+QUICK = {
+    "phases": [Phase.generate],
+    "deadline": None,
+    "derandomize": True,
+    "database": None,
+    "suppress_health_check": list(HealthCheck),
+}
 
 
 def places(value, at=()):

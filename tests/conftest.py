@@ -40,6 +40,7 @@ from hub_cache import fill_hf_home  # noqa: E402
 from hub_server import TOKEN, HubServer, constants_for  # noqa: E402
 from once import do_once  # noqa: E402
 from tiny_run import LORA, SETTINGS, save_tiny_model, vowels  # noqa: E402
+from tool_run import tools_tokenizer  # noqa: E402
 
 
 torch.set_num_threads(1)
@@ -65,6 +66,12 @@ def make_tiny_model(tmp_path_factory):
 def tiny_model(make_tiny_model):
     """Path of a tiny Qwen2 that reads bytes."""
     return make_tiny_model(byte_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def tools_model(make_tiny_model):
+    """Path of a tiny Qwen2 that can call tools."""
+    return make_tiny_model(tools_tokenizer())
 
 
 class Forks:
@@ -165,14 +172,28 @@ def make_trainer(tiny_model, tmp_path, device):
     def make(
         cls=ProRLTrainer, lora=True, reward=vowels, model=None, prompts=16, trainer_kwargs=None, columns=None, **keys
     ):
-        defaults = {"output_dir": str(tmp_path / f"run{next(counter)}"), "max_steps": 4, "num_iterations": 2}
-        defaults |= {"per_device_train_batch_size": 8, "lr_scheduler_type": "constant", "use_cpu": device == "cpu"}
-        defaults |= {"report_to": "none", "save_strategy": "no", "logging_steps": 1, **SETTINGS}
+        defaults = {
+            "output_dir": str(tmp_path / f"run{next(counter)}"),
+            "max_steps": 4,
+            "num_iterations": 2,
+            "per_device_train_batch_size": 8,
+            "lr_scheduler_type": "constant",
+            "use_cpu": device == "cpu",
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_steps": 1,
+            **SETTINGS,
+        }
         texts = [f"say {i * 37 % 101}" + "!" * (i % 3) for i in range(prompts)]
         rows = {"prompt": [[{"role": "user", "content": text}] for text in texts], **(columns or {})}
-        given = {"model": tiny_model if model is None else model, "train_dataset": Dataset.from_dict(rows)}
-        given |= {"processing_class": AutoTokenizer.from_pretrained(tiny_model), "reward_funcs": reward}
-        given |= {"peft_config": LoraConfig(**LORA) if lora else None, **(trainer_kwargs or {})}
+        given = {
+            "model": tiny_model if model is None else model,
+            "train_dataset": Dataset.from_dict(rows),
+            "processing_class": AutoTokenizer.from_pretrained(tiny_model),
+            "reward_funcs": reward,
+            "peft_config": LoraConfig(**LORA) if lora else None,
+            **(trainer_kwargs or {}),
+        }
         config_class = ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -244,7 +265,8 @@ def largest_difference(weights):
     """
 
     def compare(first, second):
-        a, b = weights(first), weights(second)
+        a = weights(first)
+        b = weights(second)
         assert a.keys() == b.keys()
         return max((a[name] - b[name]).abs().max().item() for name in a if not name.endswith("k_proj.bias"))
 

@@ -32,8 +32,14 @@ def digest(tensors):
 def small_trainer(model, out, kind, given=None, **keys):
     """A trainer of a tiny model: `kind` is `lora` or `full`, `given` goes to it, `keys` are the configuration's."""
     torch.set_num_threads(1)
-    fixed = {"beta": 0.1, "num_iterations": 2, "report_to": "none", "save_total_limit": None}
-    fixed |= {"lr_scheduler_type": "constant", "ddp_find_unused_parameters": False}
+    fixed = {
+        "beta": 0.1,
+        "num_iterations": 2,
+        "report_to": "none",
+        "save_total_limit": None,
+        "lr_scheduler_type": "constant",
+        "ddp_find_unused_parameters": False,
+    }
     return build(model, out, kind == "lora", 16, fixed | keys, **(given or {}))
 
 

@@ -16,8 +16,17 @@ from training import build  # noqa: E402
 
 
 # FSDP2 in bf16 rounds log-probabilities to bf16, so that an update must be large for the KL to show it.
-KEYS = {"use_cpu": False, "bf16": True, "max_steps": 4, "num_iterations": 2, "save_strategy": "no"}
-KEYS |= {"beta": 0.3, "ref_reset_every": 2, "pack_groups": "auto", "report_to": "none"}
+KEYS = {
+    "use_cpu": False,
+    "bf16": True,
+    "max_steps": 4,
+    "num_iterations": 2,
+    "save_strategy": "no",
+    "beta": 0.3,
+    "ref_reset_every": 2,
+    "pack_groups": "auto",
+    "report_to": "none",
+}
 
 
 def main(model: str, out: str, kind: str) -> None:

@@ -18,7 +18,9 @@ def gsm8k_rows(count: int, first: int = 0) -> list[dict[str, str]]:
     """Rows in GSM8K's form: a question in words, and an answer whose last line is `#### ` and the number."""
     rows = []
     for number in range(first, first + count):
-        apples, more, total = 3 + number, 2 + number % 7, 5 + number + number % 7
+        apples = 3 + number
+        more = 2 + number % 7
+        total = 5 + number + number % 7
         question = f"Ann has {apples} apples and buys {more} more. How many apples does she have?"
         answer = f"She has {apples} + {more} = <<{apples}+{more}={total}>>{total}.\n#### {total}"
         rows.append({"question": question, "answer": answer})

@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 
-TOKEN, USER = "hf_" + "a" * 30, "someone"
+TOKEN = "hf_" + "a" * 30
+USER = "someone"
 REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
 
 
@@ -33,7 +34,10 @@ class HubServer:
     """
 
     def __init__(self):
-        self.repos, self.blobs, self.requests, self.failures = {}, {}, [], {}
+        self.repos = {}
+        self.blobs = {}
+        self.requests = []
+        self.failures = {}
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
@@ -90,7 +94,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_request(self):
         length = int(self.headers.get("Content-Length") or 0)
-        body, path = self.rfile.read(length), unquote(urlsplit(self.path).path)
+        body = self.rfile.read(length)
+        path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
         for part, status in self.hub.failures.items():
             if part in path:
@@ -151,7 +156,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def commit(self, match, body):
         repo = self.hub.repos[match["repo"]]
-        files, message = dict(repo["files"]), None
+        files = dict(repo["files"])
+        message = None
         for line in body.decode().splitlines():
             operation = json.loads(line)
             value = operation["value"]

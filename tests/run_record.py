@@ -1,5 +1,6 @@
 """What a run has written, as the tests read it."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -38,6 +39,12 @@ def read_events(run, *kinds):
 def everything(folder):
     """The files and folders below one, with the time of their last change."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def hash_files(folder, without=()):
+    """Return the SHA-256 of every file below a folder by its name, without those in a path part of `without`."""
+    found = [path for path in Path(folder).rglob("*") if path.is_file() and not {*path.parts} & {*without}]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def errors(written):

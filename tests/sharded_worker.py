@@ -58,7 +58,8 @@ def main(model, out, kind, engine, keys, checkpoint=None):
     own = {"fsdp2": as_fsdp2, "zero2": as_zero2}[engine]() or {}
     own |= {"max_steps": 6, "ref_reset_every": 2, "save_strategy": "steps", "save_steps": 4}
     trainer = small_trainer(model, out, kind, **(own | keys))
-    seen, original = [], trainer.resets.boundary
+    seen = []
+    original = trainer.resets.boundary
 
     def state():
         """Every number of references, policies and first moments."""
@@ -70,7 +71,8 @@ def main(model, out, kind, engine, keys, checkpoint=None):
         old, _, before = state()
         event = original(step)
         if event is not None:
-            (new, policy, after), mix = state(), trainer.args.ref_reset_mix
+            new, policy, after = state()
+            mix = trainer.args.ref_reset_mix
             off = (new - mix * policy - (1 - mix) * old).abs().max().item()
             kept = (after.abs().sum() / before.abs().sum()).item()
             seen.append({"step": step, "off": off, "moved": not torch.equal(new, old), "kept": kept})

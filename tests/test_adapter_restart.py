@@ -38,7 +38,8 @@ KINDS = ({}, {"r": 3, "lora_alpha": 7}, {"use_rslora": True}, {"init_lora_weight
 @pytest.mark.parametrize("dtype, close", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_path, kind, dtype, close):
     model = adapted(tiny_model, 0.0, dtype, **kind).to(dtype)
-    begun, rank = logits(model), kind.get("r", 4)
+    begun = logits(model)
+    rank = kind.get("r", 4)
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     part = Restart(model, SimpleNamespace(seed=7))
     for count in (1, 2):
@@ -84,13 +85,16 @@ def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
     """Each product is a small part of a rounding step of the weights. In place, all of them would be lost."""
     model = adapted(tiny_model, 0.0, torch.bfloat16)
     layer = factors_of(model)[0].layer
-    weight, part = layer.get_base_layer().weight, Restart(model, SimpleNamespace(seed=1))
-    exact, in_place = weight.double(), weight.detach().clone()
+    weight = layer.get_base_layer().weight
+    part = Restart(model, SimpleNamespace(seed=1))
+    exact = weight.double()
+    in_place = weight.detach().clone()
     for _ in range(200):
         disturbed(model, 1e-3)
         a, b = (next(f.linear.weight for f in factors_of(model) if f.layer is layer and f.side == s) for s in "AB")
         product = 2.0 * (b.double() @ a.double())
-        exact, in_place = exact + product, in_place + product.to(torch.bfloat16)
+        exact = exact + product
+        in_place = in_place + product.to(torch.bfloat16)
         part.apply()
     right = exact.to(torch.bfloat16)
     assert (weight == right).double().mean() > 0.999  # but where fp32 and fp64 round to two sides
@@ -148,7 +152,8 @@ def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model
         if step == 2:
             kept["random"] = torch.get_rng_state()
             kept["factors"] = {f.name: f.linear.weight.detach().clone() for f in factors_of(one.model)}
-            merged, state = AutoModelForCausalLM.from_pretrained(tiny_model), {}
+            merged = AutoModelForCausalLM.from_pretrained(tiny_model)
+            state = {}
             for name, value in one.model.state_dict().items():
                 if "lora_" not in name:
                     state[name.replace("base_model.model.", "").replace("base_layer.", "")] = value

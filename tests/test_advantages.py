@@ -88,7 +88,8 @@ def test_equal_rewards_have_no_advantage_whatever_their_mean_is_rounded_to(estim
         for reward in [i / 97 for i in range(98)] + [-0.1, 1e6 / 3]:
             assert estimate(torch.full((size,), reward), size, estimator).tolist() == [0.0] * size
     # The sums of two reward functions differ in their last digit only.
-    first, second = torch.tensor([0.1]) + torch.tensor([0.6]), torch.tensor([0.7])
+    first = torch.tensor([0.1]) + torch.tensor([0.6])
+    second = torch.tensor([0.7])
     assert first != second and estimate(torch.cat([first, second]), 2, estimator).tolist() == [0.0, 0.0]
     assert estimate(torch.tensor([0.7, 0.70001]), 2, estimator)[1] > 0.0
     if estimator == "max":
@@ -99,7 +100,8 @@ def test_equal_rewards_have_no_advantage_whatever_their_mean_is_rounded_to(estim
 def test_group_normalized_is_trl_s_own(run, largest_difference):
     keys = {"max_steps": 4, "learning_rate": 1e-3}
     assert largest_difference(run(GRPOTrainer, **keys), run(advantage_estimator="group_normalized", **keys)) < 1e-6
-    trl, ours = run(GRPOTrainer, scale_rewards="none", **keys), run(advantage_estimator="centered", **keys)
+    trl = run(GRPOTrainer, scale_rewards="none", **keys)
+    ours = run(advantage_estimator="centered", **keys)
     assert largest_difference(trl, ours) < 1e-6
     assert largest_difference(ours, run(advantage_estimator="max", **keys)) > 1e-4
 
@@ -122,11 +124,18 @@ def gradient(trainer, **others):
     logps = LOGPS.clone().requires_grad_()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    scored = lambda model, **others: (logps, torch.zeros_like(logps), None)  # noqa: E731
-    trainer.scorer._packed, trainer.scorer.packs = lambda model, *args, **kwargs: scored(model), True
-    inputs = {"prompt_ids": torch.ones(2, 2, dtype=torch.long), "prompt_mask": torch.ones(2, 2, dtype=torch.long)}
-    inputs |= {"completion_ids": torch.ones(2, 3, dtype=torch.long), "completion_mask": MASK, "advantages": ADVANTAGES}
-    inputs |= {"old_per_token_logps": OLD, "num_items_in_batch": torch.tensor(5), **others}
+    trainer.scorer._packed = lambda model, *args, **kwargs: (logps, torch.zeros_like(logps), None)
+    trainer.scorer.packs = True
+    inputs = {
+        "prompt_ids": torch.ones(2, 2, dtype=torch.long),
+        "prompt_mask": torch.ones(2, 2, dtype=torch.long),
+        "completion_ids": torch.ones(2, 3, dtype=torch.long),
+        "completion_mask": MASK,
+        "advantages": ADVANTAGES,
+        "old_per_token_logps": OLD,
+        "num_items_in_batch": torch.tensor(5),
+        **others,
+    }
     (result,) = torch.autograd.grad(trainer._compute_loss(trainer.model, inputs), logps)
     return result
 
@@ -197,8 +206,16 @@ def test_a_clip_of_trl_s_beside_a_ratio_without_one_is_refused(mode):
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_the_logged_policy_loss_has_the_penalty_in_it(run, trained_adapter, loss_type):
     """Beside an entropy bonus, too, B is TRL with a KL to a reference that moves before every generation."""
-    keys = {"lora": False, "loss_type": loss_type, "entropy_coef": 0.01, "max_steps": 4, "learning_rate": 2e-2}
-    keys |= {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4}
+    keys = {
+        "lora": False,
+        "loss_type": loss_type,
+        "entropy_coef": 0.01,
+        "max_steps": 4,
+        "learning_rate": 2e-2,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "per_device_train_batch_size": 4,
+    }
     b = run(model=trained_adapter(), beta_old=2.0, **keys)
     control = run(MovedEveryGeneration, model=trained_adapter(), beta=2.0, **keys)
     ours, theirs = ([entry for entry in one.state.log_history if "policy_loss" in entry] for one in (b, control))

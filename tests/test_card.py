@@ -15,10 +15,23 @@ SECRET = "hf_" + "S" * 34
 EVALUATION = {"prompts": 4, "n": 4, "temperature": 0.7, "seed": 5}
 # pass@1 = mean(c / 4); pass@2 = mean(1 - C(4 - c, 2) / 6)
 BASE = {"pass@1": 0.25, "interval@1": [0.0, 0.5], "pass@2": 0.5, "interval@2": [0.25, 0.75], "correct": [1] * 4}
-TRAINED = {"pass@1": 0.5, "interval@1": [0.125, 0.875], "pass@2": 2 / 3, "interval@2": [0.5, 0.9]}
-TRAINED |= {"correct": [0, 2, 2, 4]}
-PASSK = {"split": "test", **EVALUATION, "k": [1, 2], "task": "sorting", "level": 2, "base": BASE, "trained": TRAINED}
-PASSK |= {"gain": {"pass@1": [0.25, -0.125, 0.625], "pass@2": [1 / 6, -0.25, 0.5]}}
+TRAINED = {
+    "pass@1": 0.5,
+    "interval@1": [0.125, 0.875],
+    "pass@2": 2 / 3,
+    "interval@2": [0.5, 0.9],
+    "correct": [0, 2, 2, 4],
+}
+PASSK = {
+    "split": "test",
+    **EVALUATION,
+    "k": [1, 2],
+    "task": "sorting",
+    "level": 2,
+    "base": BASE,
+    "trained": TRAINED,
+    "gain": {"pass@1": [0.25, -0.125, 0.625], "pass@2": [1 / 6, -0.25, 0.5]},
+}
 
 
 @pytest.fixture

@@ -59,7 +59,8 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, harm, reason):
-    older, newer = write(tmp_path, 9), write(tmp_path, 10)
+    older = write(tmp_path, 9)
+    newer = write(tmp_path, 10)
     (tmp_path / "_incomplete-checkpoint-11").mkdir()
     harm(newer)
     found, skipped = newest_complete(tmp_path)
@@ -106,7 +107,8 @@ def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trai
 
 
 def test_a_pickle_in_a_model_that_one_was_given_does_not_run(make_trainer, tiny_model, tmp_path):
-    model, mark = tmp_path / "model", tmp_path / "mark"
+    model = tmp_path / "model"
+    mark = tmp_path / "mark"
     shutil.copytree(tiny_model, model)
     (model / "model.safetensors").unlink()
     torch.save(Bomb(mark), model / "pytorch_model.bin")
@@ -131,7 +133,8 @@ def test_the_policy_is_loaded_beside_its_reference(run, resume, largest_differen
 def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
     """`identity.json` is read before a model is loaded, and the weights are not."""
     monkeypatch.setattr(on_disk, "SMALL", 20)
-    older, newer = write(tmp_path, 9), write(tmp_path, 10, weights="w" * 30, **{"identity.json": '{"seed": 7}'})
+    older = write(tmp_path, 9)
+    newer = write(tmp_path, 10, weights="w" * 30, **{"identity.json": '{"seed": 7}'})
     (newer / "weights").write_text("w" * 29 + "x")
     assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {}) and "damaged" in why_unusable(newer)
     (newer / "identity.json").write_bytes(b'{"seed"\0\0\0\0')
@@ -143,7 +146,8 @@ def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
     for step in (2, 4, 10, 8, 6):
         write(tmp_path, step)
     os.utime(tmp_path / "checkpoint-2", (2e9, 2e9))  # a removal that was broken off changes the folder
-    best, all_of_them = tmp_path / "checkpoint-4", [2, 4, 6, 8, 10]
+    best = tmp_path / "checkpoint-4"
+    all_of_them = [2, 4, 6, 8, 10]
     left = {None: all_of_them, 0: all_of_them, 4: all_of_them, 3: [4, 6, 8, 10], 2: [4, 8, 10], 1: [4, 8, 10]}
     for limit, steps in left.items():
         rotate(tmp_path, 8, limit, os.path.relpath(best))  # 10 lies after the run's newest, and is not of this run
@@ -220,9 +224,19 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
     run, make_trainer, largest_difference
 ):
     """Also of the start, which is not the resume's, and of an epoch's end, which comes after a save."""
-    keys = {"beta": 0.3, "max_steps": 8, "prompts": 4, "save_strategy": "steps", "save_steps": 2}
-    keys |= {"eval_on_start": True, "eval_strategy": "epoch", "per_device_eval_batch_size": 4, "ref_reset_stall": 1}
-    keys |= {"ref_reset_metric_mode": "min", "trainer_kwargs": QUESTIONS}
+    keys = {
+        "beta": 0.3,
+        "max_steps": 8,
+        "prompts": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "eval_on_start": True,
+        "eval_strategy": "epoch",
+        "per_device_eval_batch_size": 4,
+        "ref_reset_stall": 1,
+        "ref_reset_metric_mode": "min",
+        "trainer_kwargs": QUESTIONS,
+    }
     whole = run(**keys)
     assert [row["step"] for row in read_rows(whole, "evaluations.jsonl")] == [0, 4, 8]
     resets = untimed(read_events(whole))
@@ -260,7 +274,8 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
 def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trainer, file):
     """Every library has errors of its own for it, tokenizers a bare `Exception`."""
     trainer = make_trainer(**KEYS)
-    out, save = Path(trainer.args.output_dir), trainer._save
+    out = Path(trainer.args.output_dir)
+    save = trainer._save
 
     def cannot(folder=None, *args, **kwargs):
         if trainer.state.global_step == 4:

@@ -216,7 +216,8 @@ def test_train_alone_lists_the_recipes(hidden):
     assert done.returncode == 0 and done.stderr == ""
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) < 80
-    listed, folder = set(), ""
+    listed = set()
+    folder = ""
     for line in lines:
         if line.startswith("    "):
             stem, _, what = line.strip().partition(" ")

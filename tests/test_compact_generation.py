@@ -81,7 +81,8 @@ def test_greedy_tokens_are_those_of_generate(model, keys):
 
 def test_rows_that_end_are_no_longer_computed(model):
     """16 rows end one token after another; what is computed is counted at the model."""
-    rows, ends = [], list(range(0, 256, 16))
+    rows = []
+    ends = list(range(0, 256, 16))
     seen = lambda module, args, kwargs: rows.append(tuple(kwargs["input_ids"].shape))  # noqa: E731
     hook = model.register_forward_pre_hook(seen, with_kwargs=True)
     _, drawn = compact(model, seed=3, do_sample=True, eos_token_id=ends, max_new_tokens=40)
@@ -115,13 +116,17 @@ def exact(model, prompt, temperature, top_p, length):
 @torch.no_grad()
 def test_samples_have_the_right_distribution_and_are_independent(model):
     """64 sequences of three of four tokens, by enumeration, for two prompts of different lengths in one batch."""
-    temperature, top_p, number, length = 6.0, 0.7, 4000, 3
+    temperature = 6.0
+    top_p = 0.7
+    number = 4000
+    length = 3
     copies = torch.arange(2).repeat_interleave(number)
     keys = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0, "max_new_tokens": length}
     keys["suppress_tokens"] = [token for token in range(model.config.vocab_size) if token not in LEFT]
     _, drawn = compact(model, PROMPTS[:2], copies, seed=5, **keys)
     for place, prompt in enumerate(PROMPTS[:2]):
-        mine, expected = drawn[copies == place], exact(model, prompt, temperature, top_p, length)
+        mine = drawn[copies == place]
+        expected = exact(model, prompt, temperature, top_p, length)
         counts = Counter(map(tuple, mine.tolist()))
         possible = [sequence for sequence, share in expected.items() if share > 0.0]
         assert len(possible) < len(expected) and counts.keys() <= {*possible}
@@ -137,7 +142,8 @@ def test_samples_have_the_right_distribution_and_are_independent(model):
 
 @torch.no_grad()
 def test_log_probabilities_are_those_of_a_plain_forward(model):
-    ends, temperature = list(range(0, 256, 5)), 1.3
+    ends = list(range(0, 256, 5))
+    temperature = 1.3
     keys = {"temperature": temperature, "top_k": 5, "eos_token_id": ends, "max_new_tokens": 20}
     result, drawn = compact(model, seed=2, logps_at=temperature, do_sample=True, **keys)
     for row, place in enumerate(COPIES.tolist()):
@@ -174,10 +180,12 @@ def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_m
     policy = adapted(tiny_model, **keys)
     before = {name: param.clone() for name, param in policy.named_parameters()}
     assert why_not_merged(policy) is None
-    merged, tokens = MergedCopy(policy), torch.arange(24).view(2, 12)
+    merged = MergedCopy(policy)
+    tokens = torch.arange(24).view(2, 12)
     for _ in range(3):
         merged.refresh()
-        theirs, mine = policy(tokens).logits.log_softmax(-1), merged.model(tokens).logits.log_softmax(-1)
+        theirs = policy(tokens).logits.log_softmax(-1)
+        mine = merged.model(tokens).logits.log_softmax(-1)
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
         assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
         for name, param in policy.named_parameters():
@@ -222,7 +230,8 @@ def test_a_released_copy_holds_no_merged_weights_and_merges_them_again(tiny_mode
     if not can_pack:
         monkeypatch.setattr("trl_prorl.rollout.merged_copy.can_be_packed", lambda layer: False)
     policy = adapted(tiny_model, **LORA)
-    merged, tokens = MergedCopy(policy), torch.arange(24).view(2, 12)
+    merged = MergedCopy(policy)
+    tokens = torch.arange(24).view(2, 12)
     assert not holds_merged_weights(merged)
     merged.refresh()
     first = merged.model(tokens).logits
@@ -260,7 +269,8 @@ def test_which_layers_are_packed_and_that_they_give_their_products(dtype, bias, 
     layer = torch.nn.Linear(64, 300, bias=bias, dtype=getattr(torch, dtype))
     assert can_be_packed(layer) is packed
     if packed:
-        states, ours = torch.randn(3, 2, 64, dtype=layer.weight.dtype), PackedLinear(layer)
+        states = torch.randn(3, 2, 64, dtype=layer.weight.dtype)
+        ours = PackedLinear(layer)
         ours.pack()
         unit = torch.finfo(layer.weight.dtype).eps
         torch.testing.assert_close(ours(states), layer(states), atol=4 * unit, rtol=4 * unit)
@@ -288,7 +298,8 @@ def test_what_cannot_be_merged_is_said(tiny_model):
 
 def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    size, with_adapter = model.config.vocab_size, adapted(tiny_model, **LORA)
+    size = model.config.vocab_size
+    with_adapter = adapted(tiny_model, **LORA)
     state = torch.get_rng_state()
     assert probe(model, size) is None and probe(with_adapter, size) is None
     assert torch.equal(state, torch.get_rng_state()) and model.training is False
@@ -306,8 +317,16 @@ def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, mon
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "gpt2", "mamba"])
 def test_other_architectures_are_asked_for_numbers(kind):
-    keys = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    keys |= {"num_key_value_heads": 1, "intermediate_size": 48, "sliding_window": 4, "head_dim": 16}
+    keys = {
+        "vocab_size": 200,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 48,
+        "sliding_window": 4,
+        "head_dim": 16,
+    }
     keys = {"gpt2": {"vocab_size": 200, "n_embd": 32, "n_layer": 2, "n_head": 2}}.get(kind, keys)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, pad_token_id=0, **keys))
@@ -351,8 +370,12 @@ A = {"beta": 0.1, "ref_reset_every": 2, "compact_generation": "on"}
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_a_training_with_it(make_trainer, lora, monkeypatch):
-    trainer, prefilled, calls, layer = make_trainer(lora=lora, **A), [], [], LoraLinear.forward
-    policy, sampling = trainer.accelerator.unwrap_model(trainer.model), trainer._generate_single_turn
+    trainer = make_trainer(lora=lora, **A)
+    prefilled = []
+    calls = []
+    layer = LoraLinear.forward
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    sampling = trainer._generate_single_turn
 
     def seen(module, args, kwargs):
         prompts = kwargs["input_ids"].shape[1] > 1 and kwargs.get("past_key_values") is not None
@@ -407,7 +430,8 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
         trainer = bf16()
         refreshed = watched(trainer.parts["generation"].copy, "refresh")
         trainer.train()
-        found, events = measured(trainer), read_events(trainer, "unmerged_generation")
+        found = measured(trainer)
+        events = read_events(trainer, "unmerged_generation")
         assert found[0] == below[0] and len(refreshed) == (1 if leaves else 2)
         assert len(found) == (2 if leaves else 3)
         assert [event["step_applied"] for event in events] == [3] * leaves
@@ -442,7 +466,9 @@ def test_with_what_else_samples(run):
 
 def not_the_policy_s(trainer):
     """Train with greedy rollouts, and count for each generation the tokens that a plain forward would not choose."""
-    counts, sampling, policy = [], trainer._generate_single_turn, trainer.accelerator.unwrap_model(trainer.model)
+    counts = []
+    sampling = trainer._generate_single_turn
+    policy = trainer.accelerator.unwrap_model(trainer.model)
 
     def counted(prompts, *args, **kwargs):
         completions, logps = sampling(prompts, *args, **kwargs)
@@ -463,11 +489,13 @@ def not_the_policy_s(trainer):
 @pytest.mark.parametrize("lora", [True, False])
 def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(make_trainer, tiny_model, lora):
     """Of a model that is given with it, too: layers with checkpointing drop the cache in training mode."""
-    model, how = AutoModelForCausalLM.from_pretrained(tiny_model), {"use_reentrant": True}
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    how = {"use_reentrant": True}
     model.gradient_checkpointing_enable()
     keys = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": how, "max_completion_length": 12}
     trainer = make_trainer(model=model, lora=lora, compact_generation="on", **keys)
-    sample, found = trainer.compact.sample, []
+    sample = trainer.compact.sample
+    found = []
     trainer.compact.sample = lambda model, *a: found.append(model.is_gradient_checkpointing) or sample(model, *a)
     assert not_the_policy_s(trainer) == [0, 0] and found == [False, False]
     layers = [m for m in trainer.model.modules() if hasattr(m, "_gradient_checkpointing_func")]
@@ -503,7 +531,8 @@ def test_a_copy_with_other_numbers_is_not_sampled(tiny_model):
     """A new adapter changes nothing, so that a copy without it would look right at first."""
     policy = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
     assert why_not_merged(policy) is None
-    before, state = {name: param.clone() for name, param in policy.named_parameters()}, torch.get_rng_state()
+    before = {name: param.clone() for name, param in policy.named_parameters()}
+    state = torch.get_rng_state()
     layer = policy.get_base_model().model.layers[1].self_attn.v_proj
     layer.merge = lambda *args, **kwargs: None
     assert why_not_merged(policy).startswith("merged, its log-probabilities differ by ")
@@ -552,8 +581,17 @@ def test_positions_that_depend_on_the_longest_row_are_refused(kind):
     """When that row ends and is dropped, the others' frequencies would change under them."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4} if kind == "longrope" else {}
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16, **factors}
-    keys = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
-    keys |= {"intermediate_size": 48, "max_position_embeddings": 16, "pad_token_id": 0, "rope_parameters": rope}
+    keys = {
+        "vocab_size": 200,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "max_position_embeddings": 16,
+        "pad_token_id": 0,
+        "rope_parameters": rope,
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **keys))
     assert probe(model, 200) == f"rope_type='{kind}': its frequencies depend on the longest row, which may be dropped."
 

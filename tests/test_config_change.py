@@ -17,9 +17,18 @@ from trl_prorl.resets.triggers import KLSpike, Stall, TriggerSet
 
 
 # Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.
-KEYS = {"beta": 0.3, "ref_reset_every": 2, "num_iterations": 2, "max_steps": 4, "save_strategy": "steps"}
-KEYS |= {"save_steps": 1}
-KEYS |= {"lr_scheduler_type": "linear", "warmup_steps": 2, "weight_decay": 0.1, "optim": "adamw_torch"}
+KEYS = {
+    "beta": 0.3,
+    "ref_reset_every": 2,
+    "num_iterations": 2,
+    "max_steps": 4,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 2,
+    "weight_decay": 0.1,
+    "optim": "adamw_torch",
+}
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +152,28 @@ def test_the_best_of_another_metric_is_forgotten():
 
 
 # What nothing in a checkpoint brings back: it is read where it acts.
-LIVE = {"beta": 3.0, "beta_old": 0.5, "beta_base": 0.5, "kl_estimator": "k2", "epsilon": 1e-4, "max_grad_norm": 1e-3}
-LIVE |= {"ref_reset_mix": 0.5, "optimizer_reset": "hard", "temperature": 0.5}
-LIVE |= {"scale_rewards": "none", "advantage_estimator": "raw", "loss_mode": "no_ratio", "max_completion_length": 3}
-LIVE |= {"num_generations": 2, "num_iterations": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-LIVE |= {"optimizer_reset_rewarmup_steps": 5, "use_bias_correction_kl": False, "top_k": 2}
+LIVE = {
+    "beta": 3.0,
+    "beta_old": 0.5,
+    "beta_base": 0.5,
+    "kl_estimator": "k2",
+    "epsilon": 1e-4,
+    "max_grad_norm": 1e-3,
+    "ref_reset_mix": 0.5,
+    "optimizer_reset": "hard",
+    "temperature": 0.5,
+    "scale_rewards": "none",
+    "advantage_estimator": "raw",
+    "loss_mode": "no_ratio",
+    "max_completion_length": 3,
+    "num_generations": 2,
+    "num_iterations": 1,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "optimizer_reset_rewarmup_steps": 5,
+    "use_bias_correction_kl": False,
+    "top_k": 2,
+}
 
 
 @pytest.mark.slow
@@ -174,8 +200,12 @@ def test_a_checkpoint_holds_nothing_else(begun):
     ours = json.loads((checkpoint / "prorl_state.json").read_text())
     assert set(ours) == {"generations", "micro_batches", "parts", "log"}
     assert set(ours["log"]) == {"metrics", "completions"}
-    parts = {"anchors": {"coefficients", "kl_since_generation"}, "recorder": {"kl_ref", "generation_row"}}
-    parts |= {"guard": {"skips"}, "resets": {"requests", "callbacks", "updates_since_reset"}}
+    parts = {
+        "anchors": {"coefficients", "kl_since_generation"},
+        "recorder": {"kl_ref", "generation_row"},
+        "guard": {"skips"},
+        "resets": {"requests", "callbacks", "updates_since_reset"},
+    }
     assert {name: set(state) for name, state in ours["parts"].items()} == parts
 
 
@@ -195,9 +225,16 @@ REFUSED = {
     "lora_growth_every": (2, 0, "would not be made again"),
     "ref_reset_every": (2, 0, "this run's has moved"),
 }
-INSIDE = {"per_device_train_batch_size": (8, 4), "gradient_accumulation_steps": (1, 2), "num_iterations": (2, 3)}
-INSIDE |= {"num_generations": (4, 2), "steps_per_generation": (1, 2), "processes": (1, 2), "beta": (0.0, 0.3)}
-INSIDE |= {"generation_batch_size": (8, 16)}
+INSIDE = {
+    "per_device_train_batch_size": (8, 4),
+    "gradient_accumulation_steps": (1, 2),
+    "num_iterations": (2, 3),
+    "num_generations": (4, 2),
+    "steps_per_generation": (1, 2),
+    "processes": (1, 2),
+    "beta": (0.0, 0.3),
+    "generation_batch_size": (8, 16),
+}
 
 
 @pytest.mark.parametrize("key", [*REFUSED, *INSIDE])
@@ -229,11 +266,29 @@ def config_of(**keys):
     return ProRLConfig(use_cpu=True, bf16=False, output_dir="a", **keys)
 
 
-NUMBERS_DEPEND = {"beta": 0.1, "num_generations": 4, "seed": 1, "learning_rate": 1e-3, "temperature": 0.7}
-NUMBERS_DEPEND |= {"max_steps": 9, "kl_estimator": "k2", "optim": "sgd", "adam_beta2": 0.9, "nonfinite": "skip"}
-NONE_DEPENDS = {"save_steps": 3, "logging_steps": 3, "report_to": "none", "run_dir": "b", "disable_tqdm": True}
-NONE_DEPENDS |= {"resume_from_checkpoint": "c", "save_total_limit": 1, "reward_timeout": 1.0}
-NONE_DEPENDS |= {"allow_config_change": True}
+NUMBERS_DEPEND = {
+    "beta": 0.1,
+    "num_generations": 4,
+    "seed": 1,
+    "learning_rate": 1e-3,
+    "temperature": 0.7,
+    "max_steps": 9,
+    "kl_estimator": "k2",
+    "optim": "sgd",
+    "adam_beta2": 0.9,
+    "nonfinite": "skip",
+}
+NONE_DEPENDS = {
+    "save_steps": 3,
+    "logging_steps": 3,
+    "report_to": "none",
+    "run_dir": "b",
+    "disable_tqdm": True,
+    "resume_from_checkpoint": "c",
+    "save_total_limit": 1,
+    "reward_timeout": 1.0,
+    "allow_config_change": True,
+}
 
 
 def test_arguments_on_which_numbers_depend_and_others():
@@ -252,7 +307,8 @@ def test_a_run_may_be_made_longer_where_its_past_does_not_depend_on_its_length()
 
 def test_datasets_are_told_apart_by_content():
     rows = {"prompt": ["a", "b", "c"], "answer": ["1", "2", "3"]}
-    same, first = Dataset.from_dict(rows), identity.dataset_hash(Dataset.from_dict(rows))
+    same = Dataset.from_dict(rows)
+    first = identity.dataset_hash(Dataset.from_dict(rows))
     assert identity.dataset_hash(same) == identity.dataset_hash(same.map(lambda row: row)) == first
     assert identity.dataset_hash(Dataset.from_dict({**rows, "answer": ["1", "2", "4"]})) != first
     assert (
@@ -270,7 +326,8 @@ def test_models_are_told_apart_by_their_weights():
 
 
 def test_what_differs_is_listed():
-    then, now = {"beta": 0.1, "seed": 1, "gone": 2}, {"beta": 0.2, "seed": 1, "new": 3}
+    then = {"beta": 0.1, "seed": 1, "gone": 2}
+    now = {"beta": 0.2, "seed": 1, "new": 3}
     with pytest.raises(ValueError, match="beta: 0.1 -> 0.2. .*allow_config_change: true"):
         check_same_run(then, now, allowed=False)
     assert check_same_run(then, now, allowed=True) == {"beta": [0.1, 0.2]}

@@ -14,7 +14,8 @@ class Witness:
     """Counts scoring forwards of the backbone by what the network itself shows at that moment."""
 
     def __init__(self, trainer):
-        self.calls, self.tokens = {"policy": 0, "ref": 0, "old": 0}, {"policy": 0, "ref": 0, "old": 0}
+        self.calls = {"policy": 0, "ref": 0, "old": 0}
+        self.tokens = {"policy": 0, "ref": 0, "old": 0}
         model = trainer.accelerator.unwrap_model(trainer.model)
         self.tuner = next((m for m in model.modules() if isinstance(m, BaseTunerLayer)), None)
         backbones = [(model.get_base_model() if self.tuner else model).model]
@@ -55,7 +56,8 @@ class Witness:
 @pytest.mark.parametrize("lora", [True, False])
 def test_counts_agree_with_a_hook_on_the_model(make_trainer, lora, keys, ref, old):
     """`ref` and `old` are scorings of the whole generation batch, of which there are two in this run."""
-    steps_per_generation, iterations = 2, keys.get("num_iterations", 2)
+    steps_per_generation = 2
+    iterations = keys.get("num_iterations", 2)
     keys = {"num_iterations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, **keys}
     trainer = make_trainer(lora=lora, max_steps=2 * iterations, **keys)
     witness = Witness(trainer)
@@ -76,8 +78,10 @@ def test_counts_agree_with_a_hook_on_the_model(make_trainer, lora, keys, ref, ol
 @pytest.mark.gpu
 def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
     trainer = make_trainer(beta=0.1, ref_reset_every=4, max_steps=5)
-    pairs, seen = trainer.reference.pairs(), []
-    begun, original = [ref.detach().clone() for ref, _ in pairs], trainer.resets.boundary
+    pairs = trainer.reference.pairs()
+    seen = []
+    begun = [ref.detach().clone() for ref, _ in pairs]
+    original = trainer.resets.boundary
 
     def boundary(step, *others):
         unchanged = all(torch.equal(ref, old) for (ref, _), old in zip(pairs, begun, strict=True))

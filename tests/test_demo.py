@@ -70,7 +70,8 @@ def test_it_says_which_base_it_starts_from(script, tmp_path, capsys):
 def test_with_a_pretrained_model_it_is_two_arms_and_their_texts(monkeypatch, tmp_path, capsys):
     """Nothing is trained or evaluated; the samples are there already."""
     monkeypatch.setattr(demo_module, "embedded_model", lambda name: embedded_model())
-    asked, trained = [], []
+    asked = []
+    trained = []
     monkeypatch.setattr(demo_module, "evaluate", lambda *words: asked.append(words))
     monkeypatch.setattr(demo_module, "train", lambda arms, side_by_side: trained.extend(arms))
     for run, label in (("control", "base"), ("control", "trained"), ("plain", "trained")):

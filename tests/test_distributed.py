@@ -22,7 +22,8 @@ def two_processes(forks, tiny_model, tmp_path):
     """A function that trains or evaluates as a worker does: the run folder, and what each rank found."""
 
     def run(*arguments, worker="distributed_worker.py"):
-        log, out = tmp_path / "log", tmp_path / "run"
+        log = tmp_path / "log"
+        out = tmp_path / "run"
         argv = [tiny_model, str(out), *map(str, arguments)]
         forks.start(run=str(Path(__file__).with_name(worker)), argv=argv, ranks=2, log=str(log))
         assert forks.status() == 0, log.read_text()[-4000:]
@@ -34,7 +35,8 @@ def two_processes(forks, tiny_model, tmp_path):
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(two_processes, kind):
     out, ranks = two_processes(kind, 0)
-    (event,), metrics = read_rows(out, "events.jsonl"), read_rows(out)
+    (event,) = read_rows(out, "events.jsonl")
+    metrics = read_rows(out)
     assert ranks[0] == ranks[1]  # bitwise: the same hashes at the same steps
     assert [(seen["step"], seen["moved"]) for seen in ranks[0]] == [(0, False), (2, True)]
     assert ranks[0][1]["reference"] == ranks[0][1]["policy"] != ranks[0][0]["policy"]

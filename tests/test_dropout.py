@@ -10,8 +10,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl_prorl.scoring.dropout import check_dropout, check_randomness
 
 
-SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-SHAPE |= {"vocab_size": 300, "num_key_value_heads": 2, "head_dim": 16, "attention_dropout": 0.0}
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 300,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "attention_dropout": 0.0,
+}
 
 
 def small(kind, **keys):
@@ -97,7 +105,8 @@ def test_what_is_random_by_any_generator_is_found(draw):
 
 @pytest.mark.parametrize("kind", ["qwen2", "seed_oss"])
 def test_the_look_leaves_no_trace(kind):
-    model = small(kind, **({"residual_dropout": 0.3} if kind == "seed_oss" else {})).eval()
+    keys = {"residual_dropout": 0.3} if kind == "seed_oss" else {}
+    model = small(kind, **keys).eval()
     model.lm_head.train()
     modes = [module.training for module in model.modules()]
     before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())

@@ -50,13 +50,19 @@ def test_which_reward_decides_by_hand(rewards, weights, functions, expected):
 
 
 def batch_of(prompt_ids, prompt_mask, completion_ids, advantages, tokens):
-    tensors = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids}
-    tensors |= {"advantages": advantages, "num_items_in_batch": tokens}
+    tensors = {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "advantages": advantages,
+        "num_items_in_batch": tokens,
+    }
     return {name: torch.tensor(value) for name, value in tensors.items()}
 
 
 def test_groups_are_put_with_padding_on_the_right_sides():
-    mine, masks = [[1, 2], [1, 2], [9, 3], [9, 3]], [[1, 1], [1, 1], [0, 1], [0, 1]]
+    mine = [[1, 2], [1, 2], [9, 3], [9, 3]]
+    masks = [[1, 1], [1, 1], [0, 1], [0, 1]]
     batch = batch_of(mine, masks, [[4], [5], [6], [7]], [0.0, 0.0, 1.0, -1.0], 4)
     theirs = [[1, 0], [2, 0], [3, 1], [4, 1]]
     others = batch_of([[8, 8, 8]] * 4, [[1, 1, 1]] * 4, theirs, [0.0, 0.0, 2.0, -2.0], 9)
@@ -119,8 +125,11 @@ def rollout_of(count, columns):
 
 # Completions of 1 to 4 tokens in every group.
 UNEVEN = rollout_of(4, lambda trainer, ids: {"completion_ids": [one[: 1 + row % 4] for row, one in enumerate(ids)]})
-LENGTH_TERMS = {"cosine": cosine_length_reward(6, -1.0), "target": target_length_reward(3, 0.1)}
-LENGTH_TERMS |= {"overlong": get_soft_overlong_punishment(6, 5)}
+LENGTH_TERMS = {
+    "cosine": cosine_length_reward(6, -1.0),
+    "target": target_length_reward(3, 0.1),
+    "overlong": get_soft_overlong_punishment(6, 5),
+}
 
 
 @pytest.mark.parametrize("term", LENGTH_TERMS)
@@ -135,8 +144,14 @@ def test_rounds_are_bounded_and_a_length_reward_makes_no_hopeless_group_a_decide
 
 
 def test_the_functions_that_decide_can_be_named(run, make_trainer):
-    keys = {"reward": [hopeless, solved, LENGTH_TERMS["cosine"]], "max_steps": 1, "num_iterations": 1}
-    keys |= {"dynamic_sampling_rounds": 1, "per_device_train_batch_size": 32, **UNEVEN}
+    keys = {
+        "reward": [hopeless, solved, LENGTH_TERMS["cosine"]],
+        "max_steps": 1,
+        "num_iterations": 1,
+        "dynamic_sampling_rounds": 1,
+        "per_device_train_batch_size": 32,
+        **UNEVEN,
+    }
     by = {}
     for names in [(), ("hopeless",), ("hopeless", "solved"), ("cosine_length",)]:
         trainer = run(dynamic_sampling_rewards=list(names) or None, **keys)
@@ -150,15 +165,23 @@ def test_the_functions_that_decide_can_be_named(run, make_trainer):
         make_trainer(dynamic_sampling_rewards=["solved"], reward_weights=[1.0, 0.0, 1.0], model="none", **keys)
 
 
-SUM, NORMALIZED = "sum_then_normalize", "normalize_then_sum"
+SUM = "sum_then_normalize"
+NORMALIZED = "normalize_then_sum"
 
 
 @pytest.mark.parametrize("estimator, aggregation", [(None, SUM), (None, NORMALIZED), ("group_normalized", SUM)])
 def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estimator, aggregation):
     reward = torch.full((8,), 17 / 97)
     assert (reward - reward.mean()).abs().max() > 0.0
-    keys = {"drop_zero_rows": True, "skip_zero_rows": True, "beta_old": 0.2, "num_generations": 8, "max_steps": 2}
-    keys |= {"advantage_estimator": estimator, "multi_objective_aggregation": aggregation}
+    keys = {
+        "drop_zero_rows": True,
+        "skip_zero_rows": True,
+        "beta_old": 0.2,
+        "num_generations": 8,
+        "max_steps": 2,
+        "advantage_estimator": estimator,
+        "multi_objective_aggregation": aggregation,
+    }
     found = rows(run(reward=constant(17 / 97), **keys))  # in float32, not the mean of eight of these
     assert [(row["grad_norm"], row["advantage_std"], row["rows_skipped"]) for row in found] == [(0.0, 0.0, 7)] * 2
 
@@ -166,14 +189,20 @@ def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estima
 DECIDED_AT_ONCE = {
     "A": {"max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3},
     # Tokens that a rollout has forced are masked out, and do not dilute the loss.
-    "forced tokens": {"loss_type": "dapo", "max_steps": 2, "num_iterations": 1, "learning_rate": 1e-3}
-    | {"trainer_kwargs": {"rollout_func": interrupted_rollout(3, 2, "ANSWER:")}},
+    "forced tokens": {
+        "loss_type": "dapo",
+        "max_steps": 2,
+        "num_iterations": 1,
+        "learning_rate": 1e-3,
+        "trainer_kwargs": {"rollout_func": interrupted_rollout(3, 2, "ANSWER:")},
+    },
 }
 
 
 @pytest.mark.parametrize("keys", DECIDED_AT_ONCE.values(), ids=DECIDED_AT_ONCE)
 def test_where_every_group_is_decided_nothing_changes(run, largest_difference, keys):
-    none, some = run(**keys), run(dynamic_sampling_rounds=1, **keys)
+    none = run(**keys)
+    some = run(dynamic_sampling_rounds=1, **keys)
     assert rows(some)[0]["groups_replaced"] == 0 and largest_difference(none, some) < 1e-6
     assert rows(some)[0]["grad_norm"] == pytest.approx(rows(none)[0]["grad_norm"], rel=1e-4)
 
@@ -190,7 +219,8 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
     keys = {"max_steps": 1, "num_iterations": 1, "lora": False, "optim": "sgd", "learning_rate": 1.0}
     trainer = run(reward=watched, dynamic_sampling_rounds=8, **keys)
     groups = [(p[i : i + 4], c[i : i + 4], r[i : i + 4]) for p, c, r in seen for i in range(0, len(p), 4)]
-    first, later = groups[:2], groups[2:]
+    first = groups[:2]
+    later = groups[2:]
     decided = iter([group for group in later if len(set(group[2])) > 1])
     final = [group if len(set(group[2])) > 1 else next(decided) for group in first]
     assert final != first
@@ -205,7 +235,8 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
         return [reward for group in final for reward in group[2]]
 
     control = run(reward=given, trainer_kwargs={"rollout_func": rollout}, **keys)
-    mine, theirs = weights(trainer), weights(control)
+    mine = weights(trainer)
+    theirs = weights(control)
     assert max((mine[name] - theirs[name]).abs().max().item() for name in mine) < 1e-6
 
 

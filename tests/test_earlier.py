@@ -1,12 +1,11 @@
 """A script that is run twice in one output_dir loses nothing of the first run; a run of an earlier version goes on."""
 
-import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from run_record import read_events, read_rows
+from run_record import hash_files, read_events, read_rows
 from safetensors.torch import load_file
 from trl import GRPOTrainer
 
@@ -15,11 +14,6 @@ from trl_prorl.checkpoint.files import find_checkpoint
 
 
 SAVED = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-
-
-def files(folder, without=()):
-    found = [path for path in Path(folder).rglob("*") if path.is_file() and not {*path.parts} & {*without}]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def train(make_trainer, out, cls=ProRLTrainer, **keys):
@@ -35,10 +29,10 @@ def test_the_second_run_sets_the_first_aside_and_says_so(make_trainer, tmp_path,
     out.mkdir()
     (out / "notes.txt").write_text("mine")
     train(make_trainer, out, cls)
-    first = files(out)
+    first = hash_files(out)
     train(make_trainer, out, beta=0.3, max_steps=2)
     assert f"held an earlier run, which is now in {out}/earlier-1" in caplog.text
-    assert files(out / "earlier-1") == {name: sha for name, sha in first.items() if name != "notes.txt"}
+    assert hash_files(out / "earlier-1") == {name: sha for name, sha in first.items() if name != "notes.txt"}
     assert (out / "notes.txt").read_text() == "mine"
     assert [row["step"] for row in read_rows(out)] == [1, 2]
     assert find_checkpoint(True, str(out))[0].name == "checkpoint-2"  # of this run, not checkpoint-4 of the first
@@ -47,7 +41,8 @@ def test_the_second_run_sets_the_first_aside_and_says_so(make_trainer, tmp_path,
 
 
 def test_two_folders_give_way_together(make_trainer, tmp_path):
-    out, record = tmp_path / "run", tmp_path / "record"
+    out = tmp_path / "run"
+    record = tmp_path / "record"
     for _ in range(2):
         train(make_trainer, out, run_dir=str(record))
     assert (out / "earlier-1" / "checkpoint-4").is_dir() and (record / "earlier-1" / "metrics.jsonl").exists()
@@ -56,9 +51,9 @@ def test_two_folders_give_way_together(make_trainer, tmp_path):
 def test_what_is_no_second_run_moves_nothing(make_trainer, tmp_path):
     out = tmp_path / "run"
     train(make_trainer, out)
-    first = files(out)
+    first = hash_files(out)
     again = make_trainer(output_dir=str(out), **SAVED)
-    assert files(out) == first
+    assert hash_files(out) == first
     again.train(resume_from_checkpoint=True)
     assert not list(out.glob("earlier-*"))
 
@@ -66,12 +61,12 @@ def test_what_is_no_second_run_moves_nothing(make_trainer, tmp_path):
 def test_a_model_that_would_move_with_the_earlier_run_is_refused(make_trainer, tmp_path):
     out = tmp_path / "run"
     train(make_trainer, out, lora=False)
-    first = files(out, without=["run.lock"])
+    first = hash_files(out, without=["run.lock"])
     for model in (out / "checkpoint-4", out):
         trainer = make_trainer(output_dir=str(out), model=str(model), lora=False, **SAVED)
         with pytest.raises(ValueError, match="is a part of it. Choose another output_dir"):
             trainer.train()
-    assert files(out) == first
+    assert hash_files(out) == first
 
 
 # Written at commit 53d6735 by `trl-prorl train arm.yaml`, six steps with torch 2.13; of its checkpoints the one of

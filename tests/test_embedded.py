@@ -71,7 +71,8 @@ def test_of_several_tasks_the_first_alone_has_wrong_demonstrations():
 
 def wrong_answers(task, prompt, answer):
     """Every answer that comes up to a question."""
-    rng, row = random.Random(0), {"prompt": [{"role": "user", "content": prompt}], "answer": answer}
+    rng = random.Random(0)
+    row = {"prompt": [{"role": "user", "content": prompt}], "answer": answer}
     return {embedded.WRONG_ANSWERS[task](row, rng) for _ in range(400)}
 
 
@@ -220,7 +221,8 @@ def test_the_demos_base_is_there_and_its_hash_is_that_of_its_file():
 
 def test_it_is_the_network_and_the_tokenizer_of_its_settings():
     model, tokenizer = (auto.from_pretrained(embedded_model()) for auto in (AutoModelForCausalLM, AutoTokenizer))
-    mine, fresh = model.state_dict(), new_model(EmbeddedSettings(), TOKENIZER).state_dict()
+    mine = model.state_dict()
+    fresh = new_model(EmbeddedSettings(), TOKENIZER).state_dict()
     assert {name: value.shape for name, value in mine.items()} == {name: value.shape for name, value in fresh.items()}
     assert {value.dtype for value in (*mine.values(), *fresh.values())} == {torch.float32}
     assert 0.5e6 < sum(param.numel() for param in model.parameters()) < 1.3e6
@@ -306,7 +308,8 @@ def test_a_run_says_which_base_and_its_hash_and_is_evaluated_on_it(forks, tmp_pa
     small = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --train_rows 16 --disable_tqdm true"
     status, shown = forks.run(ROOT / "recipes" / "grpo_variantB.py", "--output_dir", run, *small.split(), cwd=tmp_path)
     assert status == 0, shown
-    env, config = json.loads((run / "env.json").read_text()), yaml.safe_load((run / "config.yaml").read_text())
+    env = json.loads((run / "env.json").read_text())
+    config = yaml.safe_load((run / "config.yaml").read_text())
     assert env["base_model"] == {"name": DEFAULT, "hub_id": None, "origin": None, "sha256": weights_sha256(DEFAULT)}
     assert config["model_name_or_path"] == "embedded"
     card = model_card(run).text

@@ -20,7 +20,8 @@ LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vesp
 def test_all_options_off_is_trl_bit_for_bit(run, weights, lora, beta):
     ours = run(lora=lora, beta=beta)
     theirs = run(GRPOTrainer, lora=lora, beta=beta)
-    a, b = weights(ours), weights(theirs)
+    a = weights(ours)
+    b = weights(theirs)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     for mine, entry in zip(ours.state.log_history, untimed(theirs.state.log_history), strict=True):
         assert {k: mine[k] for k in entry} == entry
@@ -36,9 +37,16 @@ def test_b_is_trl_with_the_reference_moved_before_every_generation(
     run, trained_adapter, largest_difference, loss_type, level, corrected
 ):
     """TRL's own loss, KL included, is the control for the term that we add to it: every normaliser, both ratios."""
-    shared = {"loss_type": loss_type, "importance_sampling_level": level, "use_bias_correction_kl": corrected}
-    shared |= {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 2}
-    shared |= {"lora": False, "max_steps": 6}  # no `peft_config`: the models are wrapped already
+    shared = {
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "use_bias_correction_kl": corrected,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "per_device_train_batch_size": 2,
+        "lora": False,  # no `peft_config`: the models are wrapped already
+        "max_steps": 6,
+    }
     b = run(model=trained_adapter(), beta_old=0.5, **shared)
     control = run(MovedEveryGeneration, model=trained_adapter(), beta=0.5, **shared)
     assert largest_difference(b, control) < 2e-6
@@ -50,7 +58,8 @@ def test_a_reset_at_every_boundary_is_b_plus_a_reference_forward(run, largest_di
     a = run(beta=0.5, ref_reset_every=1, max_steps=8)
     b = run(beta_old=0.5, max_steps=8)
     assert largest_difference(a, b) < 2e-6
-    of_a, of_b = rows(a), rows(b)
+    of_a = rows(a)
+    of_b = rows(b)
     assert [r["kl_ref"] for r in of_a] == pytest.approx([r["kl_old"] for r in of_b], abs=1e-6)
     assert [r["kl_penalty"] for r in of_a] == pytest.approx([r["kl_penalty"] for r in of_b], abs=1e-6)
     # TRL's own metric of A, and what we log in its place for B.
@@ -65,7 +74,8 @@ def test_a_at_every_boundary_is_b_for_every_estimator(run, largest_difference):
     k3 = run(beta_old=0.5, max_steps=6)
     for estimator, corrected in (("k1", True), ("k2", False), ("k2", True)):
         shared = {"kl_estimator": estimator, "use_bias_correction_kl": corrected, "max_steps": 6}
-        a, b = run(beta=0.5, ref_reset_every=1, **shared), run(beta_old=0.5, **shared)
+        a = run(beta=0.5, ref_reset_every=1, **shared)
+        b = run(beta_old=0.5, **shared)
         assert largest_difference(a, b) < 2e-6 and largest_difference(b, k3) > 1e-5
 
 
@@ -74,7 +84,8 @@ def test_a_at_every_boundary_is_b_for_every_estimator(run, largest_difference):
 @pytest.mark.parametrize("resets", [0, 2])
 def test_ref_compute_changes_the_cost_and_not_the_numbers(run, largest_difference, lora, resets):
     shared = {"lora": lora, "beta": 0.5, "ref_reset_every": resets, "max_steps": 6, "num_iterations": 3}
-    cached, naive = run(**shared), run(ref_compute="naive_epoch", **shared)
+    cached = run(**shared)
+    naive = run(ref_compute="naive_epoch", **shared)
     assert largest_difference(cached, naive) < 2e-6
     assert [r["kl_ref"] for r in rows(cached)] == pytest.approx([r["kl_ref"] for r in rows(naive)], abs=1e-6)
     assert [r["ref_forward_calls"] for r in rows(cached)] == [1, 0, 0] * 2
@@ -113,9 +124,16 @@ def test_kl_ref_is_zero_after_a_reset_until_the_next_update(run, lora):
 @pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_first_pass_log_probabilities_are_those_of_a_forward_of_their_own(run, largest_difference, lora):
-    shared = {"lora": lora, "beta_old": 0.5, "max_steps": 6, "gradient_accumulation_steps": 2}
-    shared |= {"per_device_train_batch_size": 4, "num_iterations": 3}
-    reused, forward = run(reuse_old_logps=True, **shared), run(**shared)
+    shared = {
+        "lora": lora,
+        "beta_old": 0.5,
+        "max_steps": 6,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4,
+        "num_iterations": 3,
+    }
+    reused = run(reuse_old_logps=True, **shared)
+    forward = run(**shared)
     assert largest_difference(reused, forward) < 2e-6
     assert [row["old_forward_calls"] for row in rows(forward)] == [2, 0, 0] * 2
     assert [row["old_forward_calls"] for row in rows(reused)] == [0] * 6
@@ -125,7 +143,8 @@ def test_first_pass_log_probabilities_are_those_of_a_forward_of_their_own(run, l
 def test_where_the_first_pass_comes_after_an_update_the_forward_stays(run, largest_difference):
     # Four micro-batches of a generation, an update after each: only the first is scored before an update.
     shared = {"beta_old": 0.5, "max_steps": 8, "steps_per_generation": 4, "per_device_train_batch_size": 4}
-    asked, forward = run(reuse_old_logps=True, **shared), run(**shared)
+    asked = run(reuse_old_logps=True, **shared)
+    forward = run(**shared)
     assert largest_difference(asked, forward) == 0.0
     assert sum(row["old_forward_calls"] for row in rows(asked)) == 4
     env = json.loads(Path(asked.args.output_dir, "env.json").read_text())

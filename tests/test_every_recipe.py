@@ -20,9 +20,20 @@ FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml", "kimi_k1.5.yaml", "dapo.yaml
 # Of `trl-prorl smollm2`: the list of words is needed, a small model stands in for the large one.
 NEEDS_WORDS = pytest.mark.skipif(find_spec("spellchecker") is None, reason="needs pyspellchecker")
 STAND_IN = {"model_name_or_path": "embedded", "log_completions": "false"}
-SMALL = {"bf16": "false", "use_cpu": "true", "dtype": "float32", "gradient_checkpointing": "false", "max_steps": 3}
-SMALL |= {"train_rows": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4}
-SMALL |= {"max_completion_length": 4, "disable_tqdm": "true", "report_to": "none"}
+SMALL = {
+    "bf16": "false",
+    "use_cpu": "true",
+    "dtype": "float32",
+    "gradient_checkpointing": "false",
+    "max_steps": 3,
+    "train_rows": 2,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 4,
+    "max_completion_length": 4,
+    "disable_tqdm": "true",
+    "report_to": "none",
+}
 OTHER_CLOCKS = {"elastic_reset_every": "elastic_reset", "lora_growth_every": "growth"}
 
 

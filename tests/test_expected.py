@@ -32,8 +32,14 @@ def run(tmp_path):
         base = {"name": "embedded:reverse_digits:0", "sha256": sha256 or weights_sha256("embedded")}
         env = {"seed": seed, "base_model": base, "git_commit": "abc"}
         rows = [{"step": step + 1, "ref_forward_calls": step % 2} for step in range(steps)]
-        passk = {"prompts": 256, "n": 16, "step": steps, "base": {"pass@1": 0.25}}
-        passk |= {"trained": {"pass@1": pass1, "pass@8": 0.9}, "greedy": {"trained": {"accuracy": 0.8}}}
+        passk = {
+            "prompts": 256,
+            "n": 16,
+            "step": steps,
+            "base": {"pass@1": 0.25},
+            "trained": {"pass@1": pass1, "pass@8": 0.9},
+            "greedy": {"trained": {"accuracy": 0.8}},
+        }
         return write_run(tmp_path / f"{recipe}_{seed}", config, rows, env=env, passk=passk)
 
     return write
@@ -83,7 +89,8 @@ def test_a_night_s_runs_are_held_against_the_table(run, tmp_path, monkeypatch, c
     monkeypatch.setattr(expected, "TABLE", tmp_path / "expected.csv")
     expected.write_rows([run(seed=seed, pass1=0.6 + 0.001 * seed) for seed in (1, 2, 3)])
     # mean 0.602, s = 0.001, t(0.9995, 2) = 31.599055: 0.602 ± 0.036487
-    inside, beyond = run(seed=7, pass1=0.6384), run(seed=8, pass1=0.6386)
+    inside = run(seed=7, pass1=0.6384)
+    beyond = run(seed=8, pass1=0.6386)
     assert expected.outside([inside]) == []
     (line,) = expected.outside([inside, beyond])
     assert line == f"{beyond}: pass@1 0.639 lies outside [0.566, 0.638] of variantA"

@@ -93,14 +93,16 @@ ARMS = {
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_numbers_are_those_of_the_keys_set_by_hand(run, largest_difference, caplog, arm):
-    fast, by_hand = run(fast=True, **ARMS[arm]), run(**BY_HAND, **ARMS[arm])
+    fast = run(fast=True, **ARMS[arm])
+    by_hand = run(**BY_HAND, **ARMS[arm])
     assert rows(fast) == rows(by_hand) and largest_difference(fast, by_hand) == 0.0
     assert execution(fast) == execution(by_hand) and execution(fast)["packing"] == "on"
     assert "Not possible here" not in caplog.text
 
 
 WITH_DROPOUT = {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)}
-EAGER, BEAMS = {"attn_implementation": "eager"}, {"num_beams": 2, "do_sample": False}
+EAGER = {"attn_implementation": "eager"}
+BEAMS = {"num_beams": 2, "do_sample": False}
 TWO_STEPS = {"steps_per_generation": 2, "per_device_train_batch_size": 4}
 # Keys, what is not possible with them, and why.
 WHY = {

@@ -11,8 +11,17 @@ from trl_prorl.scoring.first_layers import first_layers, tried_on_first_layers
 
 
 LAYERS = 6
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES |= {"vocab_size": 300, "head_dim": 8, "num_hidden_layers": LAYERS, "pad_token_id": 0, "eos_token_id": 2}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "head_dim": 8,
+    "num_hidden_layers": LAYERS,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
 
 
 def decoder(kind="qwen2", **keys):

@@ -4,8 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_record import errors, read_rows
-from test_earlier import files
+from run_record import errors, hash_files, read_rows
 from tiny_run import QUESTIONS
 
 from trl_prorl.checkpoint.files import rotate
@@ -73,7 +72,7 @@ def fill(folder, names, content="mine"):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
-    return files(folder)
+    return hash_files(folder)
 
 
 @pytest.mark.parametrize("case", FOREIGN)
@@ -83,7 +82,7 @@ def test_a_script_refuses_what_it_would_overwrite(by_script, tmp_path, case):
     (line,) = by_script(out)
     named = ", ".join(sorted(name for name in FOREIGN[case].values() if name))
     assert line.startswith(f"output_dir='{out}' holds {named}: ") and "Choose another output_dir" in line
-    assert files(out) == before
+    assert hash_files(out) == before
 
 
 @pytest.mark.parametrize("case", ["weights", "git checkout"])
@@ -91,21 +90,21 @@ def test_a_recipe_refuses_it_before_a_model_is_loaded(by_recipe, tmp_path, case)
     out = tmp_path / "out"
     before = fill(out, FOREIGN[case])
     (line,) = by_recipe(out)
-    assert f"output_dir='{out}' holds " in line and files(out) == before
+    assert f"output_dir='{out}' holds " in line and hash_files(out) == before
 
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_the_base_s_own_folder(by_recipe, by_script, tiny_model, tmp_path, lora):
     base = tmp_path / "base"
     shutil.copytree(tiny_model, base)
-    before = files(base)
+    before = hash_files(base)
     linked = tmp_path / "linked"
     linked.symlink_to(base)
     for out in (base, linked):
         (line,) = by_recipe(out, base, "--use_peft", str(lora).lower())
         assert "holds chat_template.jinja, config.json, generation_config.json, model.safetensors" in line
         assert by_script(out, str(base), lora=lora)[0].startswith(f"output_dir='{out}' holds ")
-    assert files(base) == before
+    assert hash_files(base) == before
 
 
 def test_files_that_no_run_writes_stay_and_hinder_nothing(by_recipe, by_script, tmp_path):
@@ -113,7 +112,7 @@ def test_files_that_no_run_writes_stay_and_hinder_nothing(by_recipe, by_script, 
         out = tmp_path / str(number)
         before = fill(out, OF_THEIRS)
         assert train(out) == [] and len(read_rows(out)) == 2
-        assert before.items() <= files(out).items()
+        assert before.items() <= hash_files(out).items()
 
 
 def test_a_folder_of_the_record(by_recipe, by_script, tmp_path):
@@ -123,13 +122,20 @@ def test_a_folder_of_the_record(by_recipe, by_script, tmp_path):
     (line,) = by_recipe(tmp_path / "out", "embedded", "--run_dir", str(record))
     assert f"run_dir='{record}' holds env.json: " in line
     (line,) = by_script(tmp_path / "script", run_dir=str(record))
-    assert line.startswith(f"run_dir='{record}' holds env.json: ") and files(record) == before
+    assert line.startswith(f"run_dir='{record}' holds env.json: ") and hash_files(record) == before
 
 
 def test_what_a_run_writes_is_known(make_trainer, tmp_path):
     """So that it is protected where it is somebody else's, and set aside with an earlier run."""
-    settings = {"beta": 0.1, "ref_reset_every": 2, "eval_strategy": "steps", "eval_steps": 2}
-    settings |= {"save_strategy": "steps", "save_steps": 2, "log_completions": True}
+    settings = {
+        "beta": 0.1,
+        "ref_reset_every": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "log_completions": True,
+    }
     for lora in (True, False):
         out = tmp_path / str(lora)
         trainer = make_trainer(output_dir=str(out), lora=lora, **settings, trainer_kwargs=QUESTIONS)
@@ -142,36 +148,40 @@ def test_what_a_run_writes_is_known(make_trainer, tmp_path):
 
 def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_recipe, by_script, tmp_path):
     """Else its resume would cut the other run's record, and its checkpoints would replace the other's."""
-    one, other = tmp_path / "one", tmp_path / "other"
+    one = tmp_path / "one"
+    other = tmp_path / "other"
     for out in (one, other):
         assert by_script(out) == []
-    first = files(other, without=["run.lock"])
+    first = hash_files(other, without=["run.lock"])
     assert by_script(other, resume=str(one / "checkpoint-2"), max_steps=3) == []
-    assert files(other / "earlier-1") == first and [row["step"] for row in read_rows(other)] == [3]
+    assert hash_files(other / "earlier-1") == first and [row["step"] for row in read_rows(other)] == [3]
 
-    one, other = tmp_path / "r1", tmp_path / "r2"
+    one = tmp_path / "r1"
+    other = tmp_path / "r2"
     for out in (one, other):
         assert by_recipe(out) == []
-    first = files(other)
+    first = hash_files(other)
     (line,) = by_recipe(other, "embedded", "--resume_from_checkpoint", str(one / "checkpoint-2"))
-    assert "already holds a run" in line and files(other) == first
+    assert "already holds a run" in line and hash_files(other) == first
 
 
 def test_a_resume_whose_end_would_replace_its_base(by_script, tiny_model, tmp_path):
     """A run that an earlier version began in the folder of its base."""
-    base, out = tmp_path / "base", tmp_path / "out"
+    base = tmp_path / "base"
+    out = tmp_path / "out"
     shutil.copytree(tiny_model, base)
     assert by_script(out, str(base), lora=False) == []
     for path in (out / "checkpoint-2", out / "metrics.jsonl", out / "config.yaml", out / "env.json"):
         path.rename(base / path.name)
-    before = files(base)
+    before = hash_files(base)
     (line,) = by_script(base, str(base), lora=False, resume=True, max_steps=3)
-    assert "is the folder of the model itself" in line and files(base) == before
+    assert "is the folder of the model itself" in line and hash_files(base) == before
 
 
 def test_a_resume_keeps_folders_that_are_not_of_the_run(by_script, tmp_path):
     """A user's own `checkpoint-1`, another run's `checkpoint-2`, and one that lies where the next will be written."""
-    out, other = tmp_path / "out", tmp_path / "other"
+    out = tmp_path / "out"
+    other = tmp_path / "other"
     assert by_script(out) == [] and by_script(other) == []
     (out / "checkpoint-2").rename(out / "checkpoint-3")  # makes room, and is put back
     shutil.copytree(other / "checkpoint-2", out / "checkpoint-1")
@@ -179,7 +189,7 @@ def test_a_resume_keeps_folders_that_are_not_of_the_run(by_script, tmp_path):
     theirs = fill(out, ["checkpoint-0/a.txt", "checkpoint-3/a.txt", "_incomplete-x/a.txt"])
     theirs = {name: sha for name, sha in theirs.items() if name.endswith("a.txt") or "checkpoint-1/" in name}
     assert by_script(out, resume=True, max_steps=4) == []
-    left = files(out)
+    left = hash_files(out)
     moved = {name.replace("checkpoint-3/a.txt", "abandoned-checkpoint-3/a.txt"): sha for name, sha in theirs.items()}
     assert moved.items() <= left.items()
     assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-0", "checkpoint-1", "checkpoint-4"]
@@ -191,7 +201,7 @@ def test_leftovers_are_the_run_s_own(tmp_path):
     fill(tmp_path, ["_incomplete-checkpoint-2/a", "_incomplete-old-checkpoint-1/a", "_push-2/a"])
     (tmp_path / "_incomplete-old-checkpoint-3").symlink_to(tmp_path / "elsewhere")
     clear_leftovers(tmp_path)
-    assert files(tmp_path) == before and not list(tmp_path.glob("_incomplete-old*"))
+    assert hash_files(tmp_path) == before and not list(tmp_path.glob("_incomplete-old*"))
 
 
 def test_a_checkpoint_that_was_moved_and_linked_is_unlinked_and_not_removed(tmp_path):
@@ -201,7 +211,7 @@ def test_a_checkpoint_that_was_moved_and_linked_is_unlinked_and_not_removed(tmp_
     rotate(tmp_path, 2, 1, None)
     clear_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "disk"]
-    assert len(files(tmp_path / "disk")) == 2
+    assert len(hash_files(tmp_path / "disk")) == 2
 
 
 @pytest.mark.parametrize("key", ["output_dir", "run_dir"])

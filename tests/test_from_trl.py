@@ -33,7 +33,8 @@ def test_until_its_first_reset_it_is_trl_s(run, of_trl, tiny_model, largest_diff
     ours = run(lora=False, model=model(), **NEVER_RESET[arm])
     assert largest_difference(ours, theirs) < 1e-6
     if lora:  # and both have moved
-        begun, moved = dict(model().named_parameters()), weights(ours)
+        begun = dict(model().named_parameters())
+        moved = weights(ours)
         assert any((moved[name] - begun[name]).abs().max() > 1e-3 for name in moved if "lora_B" in name)
 
 

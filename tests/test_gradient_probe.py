@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from packed_models import padded_logps, uneven
 from peft import LoraConfig, get_peft_model
-from test_packing import padded_logps, uneven
 
 from trl_prorl.scoring import gradient_probe
 from trl_prorl.scoring.gradient_probe import first_difference, last_of_each_kind, probe_gradients

@@ -59,8 +59,13 @@ def grown(model, step=1, **keys):
     return part.boundary(step)
 
 
-KINDS = {"LoRA": {}, "an uneven α": {"r": 3, "lora_alpha": 7}, "rsLoRA": {"use_rslora": True}}
-KINDS |= {"gaussian": {"init_lora_weights": "gaussian"}, "DoRA": {"use_dora": True}}
+KINDS = {
+    "LoRA": {},
+    "an uneven α": {"r": 3, "lora_alpha": 7},
+    "rsLoRA": {"use_rslora": True},
+    "gaussian": {"init_lora_weights": "gaussian"},
+    "DoRA": {"use_dora": True},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,7 +110,8 @@ def test_new_rows_follow_from_the_run_s_seed_and_the_step_alone(adapted):
         state = torch.get_rng_state()
         grown(model, step, seed=seed)
         assert torch.equal(torch.get_rng_state(), state)  # TRL's random numbers are as before
-        mine, theirs = {}, {}
+        mine = {}
+        theirs = {}
         for factor in (factor for factor in factors_of(model) if factor.side == "A"):
             (theirs if factor.adapter == "ref" else mine)[factor.place] = factor.linear.weight[4:]
         assert all(torch.equal(mine[place], theirs[place]) for place in mine)
@@ -189,7 +195,8 @@ def test_the_run_that_had_the_rank_from_the_start(make_trainer, largest_differen
 
     growing = trainer_of(lora, **GROWS)
     control = trainer_of({**lora, "r": 6, "lora_alpha": 8 * factor})
-    small, large = growing.model, control.model
+    small = growing.model
+    large = control.model
     begun = {factor.name: factor.linear.weight.detach().clone() for factor in factors_of(small)}
     with torch.no_grad():
         for factor in factors_of(large):
@@ -208,13 +215,15 @@ def test_the_run_that_had_the_rank_from_the_start(make_trainer, largest_differen
                 factor.linear.weight[4:] = drawn[factor.name]
 
     # After growth, and before the generation.
-    growing.parts["note"], control.parts["fill"] = AtBoundary(note), AtBoundary(fill)
+    growing.parts["note"] = AtBoundary(note)
+    control.parts["fill"] = AtBoundary(fill)
     for trainer in (growing, control):
         torch.manual_seed(3)
         trainer.train()
     assert [event["rank"] for event in events(growing) if event["event"] == "growth"] == [6]
     assert largest_difference(growing, control) < 2e-6
-    of_growing, of_control = rows(growing), rows(control)
+    of_growing = rows(growing)
+    of_control = rows(control)
     for key in ("grad_norm", "update_norm", "reward", "lr"):
         assert [row[key] for row in of_growing] == pytest.approx([row[key] for row in of_control], rel=1e-4), key
     new = [f.linear.weight.narrow(f.axis, 4, 2) for f in factors_of(small) if f.adapter == "default" and f.side == "B"]
@@ -224,7 +233,8 @@ def test_the_run_that_had_the_rank_from_the_start(make_trainer, largest_differen
 
 
 def test_a_growth_that_never_comes_changes_nothing(run, largest_difference):
-    plain, never = run(beta=0.1), run(beta=0.1, lora_growth_every=100)
+    plain = run(beta=0.1)
+    never = run(beta=0.1, lora_growth_every=100)
     assert ["growth" in trainer.parts for trainer in (plain, never)] == [False, True]
     assert largest_difference(plain, never) == 0.0
 
@@ -234,8 +244,15 @@ def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
     found = events(run(**keys, ref_reset_every=4, elastic_reset_every=2, elastic_ema=0.5))
     order = "growth 2, elastic_reset 2, growth 4, elastic_reset 4, reset 4"
     assert ", ".join(f"{event['event']} {event['step_applied']}" for event in found) == order
-    expected = {"step_requested": 2, "reason": "periodic", "value": 2, "threshold": 2}
-    expected |= {"rank_before": 4, "rank": 5, "world_size": 1}
+    expected = {
+        "step_requested": 2,
+        "reason": "periodic",
+        "value": 2,
+        "threshold": 2,
+        "rank_before": 4,
+        "rank": 5,
+        "world_size": 1,
+    }
     assert expected.items() <= found[0].items() and found[0]["seconds_copy"] > 0 and found[0]["seconds_optimizer"] > 0
     alone = run(**keys)
     assert [event["event"] for event in events(alone)] == ["growth", "growth"]
@@ -247,7 +264,8 @@ def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
 
 def test_elastic_reset_averages_the_grown_policy(make_trainer):
     trainer = make_trainer(**GROWS, elastic_reset_every=4, elastic_ema=0.5, num_iterations=2, max_steps=6)
-    average, seen = trainer.parts["elastic"].average, {}
+    average = trainer.parts["elastic"].average
+    seen = {}
 
     def copied(*tensors):
         return [{name: value.detach().clone() for name, value in each.items()} for each in tensors]
@@ -261,11 +279,14 @@ def test_elastic_reset_averages_the_grown_policy(make_trainer):
         type(average).reset(average)
         seen["reset"] = copied(average.parameters)
 
-    average.update, average.reset = update, reset
+    average.update = update
+    average.reset = reset
     trainer.train()
     for factor in factors_of(trainer.model):
-        name, axis = factor.name, factor.axis
-        before, (policy, mean) = seen[2][1][name], (each[name] for each in seen[3])
+        name = factor.name
+        axis = factor.axis
+        before = seen[2][1][name]
+        policy, mean = (each[name] for each in seen[3])
         assert before.shape[axis] == 4 and mean.shape[axis] == policy.shape[axis] == 6
         kept = 0.5 * before + 0.5 * policy.narrow(axis, 0, 4)
         assert torch.allclose(mean.narrow(axis, 0, 4), kept, atol=1e-7)
@@ -287,8 +308,16 @@ RESUMED = {
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_resume_around_a_growth_is_exact(run, resume, largest_difference, case):
     """Requested at 3 in the middle of a batch and applied at 4; at 6 and applied there, after the checkpoint."""
-    keys = {**RESUMED[case], "lora_growth_every": 3, "lora_growth_step": 2, "lora_growth_max_rank": 8}
-    keys |= {"num_iterations": 2, "max_steps": 8, "save_strategy": "steps", "save_steps": 1}
+    keys = {
+        **RESUMED[case],
+        "lora_growth_every": 3,
+        "lora_growth_step": 2,
+        "lora_growth_max_rank": 8,
+        "num_iterations": 2,
+        "max_steps": 8,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
     whole = run(**keys)
     told = events(whole)
     growths = [[e[key] for key in ("step_requested", "step_applied", "rank")] for e in told if e["event"] == "growth"]
@@ -310,11 +339,20 @@ def test_a_resume_around_a_growth_is_exact(run, resume, largest_difference, case
 
 def test_the_best_checkpoint_has_a_smaller_rank_and_comes_with_its_own_reference(make_trainer, tiny_model):
     """The newest one, moved after a growth, has ranks that the best policy has not."""
-    keys = {**BEST, "num_iterations": 1, "beta": 0.3, "ref_reset_every": 1, "max_steps": 6}
-    keys |= {"lora_growth_every": 3, "lora_growth_step": 2, "lora_growth_max_rank": 6}
+    keys = {
+        **BEST,
+        "num_iterations": 1,
+        "beta": 0.3,
+        "ref_reset_every": 1,
+        "max_steps": 6,
+        "lora_growth_every": 3,
+        "lora_growth_step": 2,
+        "lora_growth_max_rank": 6,
+    }
     trainer = evaluated_as(make_trainer(**keys, trainer_kwargs=QUESTIONS), 9.0, 1.0, 1.0)
     trainer.train()
-    out, best = Path(trainer.args.output_dir), Path(trainer.args.output_dir, "checkpoint-2")
+    out = Path(trainer.args.output_dir)
+    best = Path(trainer.args.output_dir, "checkpoint-2")
     assert trainer.state.best_model_checkpoint == str(best) and trainer.model.peft_config["default"].r == 4
     assert all(state["exp_avg"].shape == param.shape for param, state in trainer.optimizer.state.items())
     trainer.save_model()

@@ -13,7 +13,10 @@ from trl_prorl.adapters.growth import check_growing_optimizer, migrated, resized
 from trl_prorl.resets.optimizer_state import reset_optimizer
 
 
-LR, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8
+LR = 0.1
+B1 = 0.9
+B2 = 0.99
+EPS = 1e-8
 AXES = {"A": 0, "B": 1}
 
 
@@ -21,7 +24,8 @@ def grow(param, optimizer, axis, rank, new=None):
     """A factor and its state, as a run grows them."""
     state = optimizer.state[param]
     changed = migrated(state, param.shape, axis, rank)
-    param.data, param.grad = resized(param.detach(), axis, rank, new), None
+    param.data = resized(param.detach(), axis, rank, new)
+    param.grad = None
     state.update(changed)
 
 
@@ -58,9 +62,13 @@ def test_momentum_of_sgd():
 
 # What the first update of a value with gradient 1 is, in learning rates, late in a run, for old and new ranks. Of an
 # old one m = v = 1 before: m̂ = f1 · 0.9 + 0.1, v̂ = f2 · 0.999 + 0.001, corrected where t was cleared.
-FIRST = {("keep", 1.0): (1.0, 0.1 / 0.001**0.5), ("hard", 1.0): (1.0, 1.0)}
-FIRST |= {("soft", 0.1): (0.19 / 0.1009**0.5, 0.1 / 0.001**0.5), ("asym", 1.0): (0.1, 0.1 / 0.001**0.5)}
-FIRST |= {("step", 1.0): (10.0 / 1000**0.5, 1.0)}
+FIRST = {
+    ("keep", 1.0): (1.0, 0.1 / 0.001**0.5),
+    ("hard", 1.0): (1.0, 1.0),
+    ("soft", 0.1): (0.19 / 0.1009**0.5, 0.1 / 0.001**0.5),
+    ("asym", 1.0): (0.1, 0.1 / 0.001**0.5),
+    ("step", 1.0): (10.0 / 1000**0.5, 1.0),
+}
 
 
 def late(side, t):
@@ -101,7 +109,8 @@ def test_the_updates_of_new_ranks_while_the_gradient_stays(t, first, largest):
 @pytest.mark.parametrize("side", AXES)
 def test_a_factor_that_had_the_rank_from_the_start_with_zero_gradients(kind, side):
     """The control: as many ranks from the beginning, of which the last have no gradient until the growth."""
-    axis, generator = AXES[side], torch.Generator().manual_seed(0)
+    axis = AXES[side]
+    generator = torch.Generator().manual_seed(0)
 
     def drawn(ranks):
         return torch.randn((ranks, 5) if side == "A" else (5, ranks), generator=generator)
@@ -112,9 +121,12 @@ def test_a_factor_that_had_the_rank_from_the_start_with_zero_gradients(kind, sid
         flags = {"foreach": kind == "foreach"} if kind != "fused" else {"fused": True}
         return torch.optim.AdamW([param], lr=LR, betas=(B1, B2), amsgrad=kind == "amsgrad", **flags)
 
-    begun, new = drawn(2), drawn(2)
-    small, large = torch.nn.Parameter(begun.clone()), torch.nn.Parameter(resized(begun, axis, 4))
-    of_small, of_large = make(small), make(large)
+    begun = drawn(2)
+    new = drawn(2)
+    small = torch.nn.Parameter(begun.clone())
+    large = torch.nn.Parameter(resized(begun, axis, 4))
+    of_small = make(small)
+    of_large = make(large)
     for _ in range(3):
         gradient = drawn(2)
         update(small, of_small, gradient), update(large, of_large, resized(gradient, axis, 4))

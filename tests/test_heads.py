@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from packed_models import batch_of, build, with_adapter
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from run_record import read_rows as rows
-from test_packing import batch_of, build, with_adapter
 from tiny_run import TOKENS
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from trl import GRPOTrainer
@@ -106,7 +106,8 @@ def test_a_head_of_another_name_is_cast_under_an_adapter_and_refused_without(mak
     """TRL ends in an AttributeError for both."""
     config = GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=64, vocab_size=300)
     GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained(tmp_path)
-    model, keys = str(tmp_path), {**KEYS, "beta": 0.1}
+    model = str(tmp_path)
+    keys = {**KEYS, "beta": 0.1}
     for given in (model, GPT2LMHeadModel(config)):
         with pytest.raises(ValueError, match="GPT2LMHeadModel names them otherwise.*Train a LoRA adapter"):
             make_trainer(model=given, lora=False, **{**keys, "model_init_kwargs": None})
@@ -121,7 +122,8 @@ def errors(dtype, temperature, score):
     torch.manual_seed(0)
     states, weight = (torch.randn(*shape, dtype=torch.float64) for shape in ((40, 48), (3000, 48)))
     states, weight = (part.to(dtype) for part in (states, weight / 4))
-    labels, wanted = torch.randint(0, 3000, (40,)), torch.randn(40)
+    labels = torch.randint(0, 3000, (40,))
+    wanted = torch.randn(40)
     exact = states.double().requires_grad_()
     all_logps = (exact @ weight.double().t() / temperature).log_softmax(-1)
     logps = all_logps.gather(1, labels[:, None])[:, 0]
@@ -145,7 +147,8 @@ def trls(states, weight, labels, temperature=0.7):
 
 def test_numbers_in_fp32_and_in_bf16_where_it_errs_no_more_than_trl():
     assert max(errors(torch.float32, 0.7, ours)) < 2e-6
-    mine, theirs = errors(torch.bfloat16, 0.7, ours), errors(torch.bfloat16, 0.7, trls)
+    mine = errors(torch.bfloat16, 0.7, ours)
+    theirs = errors(torch.bfloat16, 0.7, trls)
     assert all(a <= b for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
 
 
@@ -163,7 +166,8 @@ def test_which_calls_it_scores_and_that_values_stay(monkeypatch, case, groups, c
     ids, mask, keep = batch_of(groups)
     before = packed_logps(model, ids, mask, keep, compute_entropy=True)
     add_frozen_head(model.get_base_model(), 0.7)
-    made, apply = [], FrozenHead.apply
+    made = []
+    apply = FrozenHead.apply
     monkeypatch.setattr(FrozenHead, "apply", lambda *given: made.append(1) or apply(*given))
     after = packed_logps(model, ids, mask, keep, compute_entropy=True)
     torch.testing.assert_close(after, before, atol=2e-6, rtol=0)
@@ -241,7 +245,8 @@ def test_other_calls_are_pefts_to_the_bit(way):
         model.merge_adapter()
     other = copy.deepcopy(model)
     lean(other)
-    states, found = torch.ones(3, 24, dtype=torch.bfloat16 if "bf16" in way else torch.float32), []
+    states = torch.ones(3, 24, dtype=torch.bfloat16 if "bf16" in way else torch.float32)
+    found = []
     for each in (model, other):
         with each.disable_adapter() if way == "disabled" else nullcontext():
             found.append(each(states))

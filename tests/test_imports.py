@@ -35,9 +35,16 @@ def test_what_only_reads_waits_for_no_model_library(modules, libraries):
 
 ROOT = Path(__file__).parent.parent
 # What a folder of `eval` may import of the others, from the ground up; the commands at the top may import everything.
-LAYERS = {"metrics": (), "stepcost": ("command",), "run_folder": (), "analysis": ("metrics", "run_folder")}
-LAYERS |= {"samples": ("run_folder",), "pages": ("analysis", "run_folder", "samples"), "gpucheck": ("stepcost",)}
-LAYERS |= {"readiness": ("analysis", "pages", "run_folder", "samples")}
+LAYERS = {
+    "metrics": (),
+    "stepcost": ("command",),
+    "run_folder": (),
+    "analysis": ("metrics", "run_folder"),
+    "samples": ("run_folder",),
+    "pages": ("analysis", "run_folder", "samples"),
+    "gpucheck": ("stepcost",),
+    "readiness": ("analysis", "pages", "run_folder", "samples"),
+}
 DRAWS_READS_OR_ASKS = ("matplotlib", "rich", "jinja2", "argparse", "json", "eval.run_folder.reading")
 
 
@@ -46,7 +53,9 @@ def imports_of(file: Path) -> set[str]:
     Full names of the modules that a file imports when it runs, wherever in it; of `from a import b` both `a` and
     `a.b`. `trl_prorl` and `tasks` import themselves relatively, the other packages nothing so.
     """
-    module, tree, found = module_of(file), ast.parse(file.read_text()), set()
+    module = module_of(file)
+    tree = ast.parse(file.read_text())
+    found = set()
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     hints = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
     passed = {id(inner) for hint in hints for inner in ast.walk(hint)}
@@ -69,7 +78,9 @@ def modules_of(folder: str) -> dict[str, set[str]]:
     return {module_of(file): imports_of(file) for file in (ROOT / folder).rglob("*.py")}
 
 
-EVAL, STUDY, CORE = modules_of("eval"), modules_of("study"), modules_of("trl_prorl")
+EVAL = modules_of("eval")
+STUDY = modules_of("study")
+CORE = modules_of("trl_prorl")
 CORE = {module: {name for name in found if name in CORE} - {"trl_prorl", module} for module, found in CORE.items()}
 
 
@@ -123,7 +134,9 @@ def test_a_folder_of_the_core_imports_lower_floors_only(floor):
     assert (files | folders) - {"__init__"} == set(FLOOR_OF) and len(FLOORS) <= 7
     for module, imported in CORE.items():
         mine = module.partition(".")[2].split(".")[0]
-        for name in imported if FLOOR_OF.get(mine) == floor else ():
+        if FLOOR_OF.get(mine) != floor:
+            continue
+        for name in imported:
             theirs = name.split(".")[1]
             beside = {mine, theirs} <= files and FLOOR_OF[theirs] == floor
             below = FLOOR_OF[theirs] < floor or theirs == mine or beside

@@ -105,7 +105,8 @@ def files(folder, name):
 
 
 def test_every_file_is_there_but_the_bases_of_the_study(installed):
-    there, wanted = files(installed[0], "trl_prorl"), {}
+    there = files(installed[0], "trl_prorl")
+    wanted = {}
     for name in PACKAGES:
         within = "" if name == "trl_prorl" else "trl_prorl/"
         wanted |= {f"{within}{path}": content for path, content in files(ROOT, name).items()}
@@ -164,8 +165,11 @@ def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"eval", "tasks"}
     assert "--arms" in run("trl-prorl", "demo", "--help")
     a_run = tmp_path / "runs" / "tiny" / "variantA"
-    lines = [f"train tiny/variantA {SMALL}", f"passk --run {a_run} --prompts 4 --n 2 --no-greedy"]
-    lines += [f"report --runs {a_run} --out {tmp_path / 'page'}"]
+    lines = [
+        f"train tiny/variantA {SMALL}",
+        f"passk --run {a_run} --prompts 4 --n 2 --no-greedy",
+        f"report --runs {a_run} --out {tmp_path / 'page'}",
+    ]
     code = f"from trl_prorl.commands import main; assert not any(main(line.split()) for line in {lines})"
     shown = run("python", "-c", code, imports_all=True)
     assert "reward " in shown and "pass@k" in shown

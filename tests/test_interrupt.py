@@ -51,7 +51,8 @@ def lines_of(text, beginning="interrupted: "):
 
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_path, tiny_model, ranks):
-    out, log = tmp_path / "run", tmp_path / "log"
+    out = tmp_path / "run"
+    log = tmp_path / "log"
     order = {"ranks": ranks} if ranks else {}
     process = forks.start(run=str(RECIPE), argv=arguments(tiny_model, out, save_steps=2), log=str(log), **order)
     wait_for(lambda: newest_complete(out, content=False)[0] is not None, process)
@@ -65,7 +66,8 @@ def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_pat
 
 
 def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, tiny_model):
-    out, log = tmp_path / "run", tmp_path / "log"
+    out = tmp_path / "run"
+    log = tmp_path / "log"
     process = forks.start(run=str(RECIPE), argv=arguments(tiny_model, out, save_steps=500), log=str(log))
     metrics = out / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
@@ -170,7 +172,8 @@ def test_a_command_at_work(forks, tmp_path, case):
 
 def test_a_push(hub, hub_forks, run, tmp_path):
     """While it waits to try again."""
-    trainer, log = run(max_steps=1), tmp_path / "log"
+    trainer = run(max_steps=1)
+    log = tmp_path / "log"
     trainer.save_model()
     hub.fail("/commit/", 500)
     argv = ["eval.push", "--run", trainer.args.output_dir, "--repo", "someone/stopped"]
@@ -231,7 +234,8 @@ def test_where_the_signal_is_ignored_it_stays_ignored(handler):
 
 @pytest.mark.slow
 def test_under_the_launcher_our_line_is_there_too(tmp_path, tiny_model):
-    out, log = tmp_path / "run", tmp_path / "log"
+    out = tmp_path / "run"
+    log = tmp_path / "log"
     launcher = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_processes", "1", "--cpu"]
     with open(log, "w") as file:
         command = [*launcher, str(RECIPE), *arguments(tiny_model, out, save_steps=2)]

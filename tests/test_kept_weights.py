@@ -25,7 +25,8 @@ from trl_prorl.launch.checks import check_in_one_place
 def test_a_generation_by_continuous_batching(make_trainer, weights, monkeypatch, cls, lora):
     """What `generate_batch` returns is made up; what TRL does around it is TRL's."""
     trainer = make_trainer(cls, lora=lora)
-    trainer.use_transformers_continuous_batching, trainer.continuous_batching_config = True, None
+    trainer.use_transformers_continuous_batching = True
+    trainer.continuous_batching_config = None
     trainer.args.bf16 = True  # as on a GPU
     model = trainer.accelerator.unwrap_model(trainer.model)
     seen = []
@@ -39,7 +40,8 @@ def test_a_generation_by_continuous_batching(make_trainer, weights, monkeypatch,
     with torch.no_grad():
         for param in model.parameters():
             param.add_(torch.randn_like(param) * 1e-3)
-    before, buffers = weights(trainer), [buffer.clone() for buffer in model.buffers()]
+    before = weights(trainer)
+    buffers = [buffer.clone() for buffer in model.buffers()]
     completions, _ = trainer._generate_single_turn([[1, 2], [3]], None, {}, 1)
     assert completions == [[5, 6], [5, 6]] and seen == [torch.bfloat16]
     after = weights(trainer)
@@ -79,7 +81,8 @@ def test_before_anything_reads_its_weights(make_trainer, tiny_model, monkeypatch
 @pytest.mark.parametrize("lora", [True, False])
 def test_a_model_on_one_device_is_not_said_to_be_on_several(make_trainer, tiny_model, monkeypatch, lora):
     """What transformers logs for any model with a device map."""
-    said, heard = [], logging.Handler()
+    said = []
+    heard = logging.Handler()
     heard.emit = lambda record: said.append(record.msg)
     monkeypatch.setattr(logging.getLogger("transformers.trainer"), "handlers", [heard])
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
@@ -95,7 +98,9 @@ class Engine(VLLMGeneration):
     """TRL's, with made-up completions. It keeps what it is given, and compares that with the policy as it samples."""
 
     def __init__(self, model, accelerator, **settings):
-        self.model, self.given, self.is_current = model, {}, []
+        self.model = model
+        self.given = {}
+        self.is_current = []
         self._dist = DistributedBackend(accelerator)
 
     def sync_weights(self):
@@ -169,8 +174,15 @@ def test_without_vllm_requests_are_refused_by_trl(make_trainer):
 
 def test_a_policy_that_was_reset_is_handed_on_although_an_evaluation_of_this_step_has_sampled(with_engine):
     """An evaluation at steps 2 and 4, then Elastic Reset: without the second hand-over vLLM samples from no policy."""
-    keys = {"elastic_reset_every": 2, "elastic_ema": 0.5, "eval_strategy": "steps", "eval_steps": 2}
-    keys |= {"per_device_eval_batch_size": 8, "max_steps": 6, "lora": False}
+    keys = {
+        "elastic_reset_every": 2,
+        "elastic_ema": 0.5,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "per_device_eval_batch_size": 8,
+        "max_steps": 6,
+        "lora": False,
+    }
     trainer, engine = with_engine(trainer_kwargs=QUESTIONS, **keys)
     trainer.train()
     assert len(engine.is_current) >= 6 and all(engine.is_current)

@@ -54,8 +54,15 @@ def other_values(name):
 
 VALUES = {name: other_values(name) for name in KEYS}
 CHANGES = [{}, *({name: value} for name, values in VALUES.items() for value in values)]
-BASES = [{}, {"beta": 0.1}, {"beta": 0.1, "ref_reset_every": 9}, {"beta_base": 0.1}, {"elastic_reset_every": 5}]
-BASES += [{"beta": 0.1, "guard_gap": 0.1}, {"dynamic_sampling_rounds": 2, "entropy_floor": 0.1}]
+BASES = [
+    {},
+    {"beta": 0.1},
+    {"beta": 0.1, "ref_reset_every": 9},
+    {"beta_base": 0.1},
+    {"elastic_reset_every": 5},
+    {"beta": 0.1, "guard_gap": 0.1},
+    {"dynamic_sampling_rounds": 2, "entropy_floor": 0.1},
+]
 
 
 def accepted(**keys):
@@ -71,12 +78,15 @@ def accepted(**keys):
 
 @pytest.mark.parametrize("base", BASES, ids=str)
 def test_what_follows_from_one_or_two_keys_is_what_the_lists_by_hand_said(base):
-    compared, on = 0, set()
+    compared = 0
+    on = set()
     for first, second in itertools.combinations_with_replacement(CHANGES, 2):
         if len(first) + len(second) == 2 and base != BASES[1]:
             continue  # pairs of keys on top of one base are many enough
         args = accepted(**{**base, **first, **second})
-        for given_up in (None, "it is not possible") if args is not None else ():
+        if args is None:
+            continue
+        for given_up in (None, "it is not possible"):
             args.given_up = given_up
             compared += 1
             on |= {*first, *second}
@@ -135,7 +145,8 @@ def test_the_choices_are_the_objects_that_there_are():
 
 
 # By hand: refused when switched on, when switched off, and without another trigger.
-ON, OFF = ["elastic_reset_every", "adapter_restart"], ["lora_growth_every", "adapter_restart"]
+ON = ["elastic_reset_every", "adapter_restart"]
+OFF = ["lora_growth_every", "adapter_restart"]
 LAST = "every kl stall drop".split()
 
 
@@ -149,7 +160,8 @@ def refused_change(key, old, new, folder, **now):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_which_changes_of_a_key_a_resume_refuses(tmp_path, key):
-    default, other = KEYS[key].default, VALUES[key][0]
+    default = KEYS[key].default
+    other = VALUES[key][0]
     last = key in [f"ref_reset_{name}" for name in LAST]
     assert refused_change(key, default, other, tmp_path, beta=0.3) == (key in ON)
     assert refused_change(key, other, default, tmp_path, beta=0.3) == (key in OFF or last)

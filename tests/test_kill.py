@@ -63,14 +63,33 @@ CASES = {
     "A, full, a buffer of several steps": A | SPREAD | {"ref_reset_cooldown": 6, "lora": False},
     "B": B | {"lora": True},
     "B, full": B | SPREAD | {"num_iterations": 2, "lora": False, "log_completions": True},
-    "C by a KL spike, hard": {"beta": 0.1, "num_iterations": 2, "lora": True, "optimizer_reset": "hard"}
-    | {"ref_reset_kl": 5e-4, "ref_reset_kl_window": 2, "lr_scheduler_type": "cosine"},
-    "C by a stall, soft, full": {"beta": 0.1, "num_iterations": 2, "lora": False, "optimizer_reset": "soft"}
-    | {"optimizer_reset_rewarmup_steps": 9}
+    "C by a KL spike, hard": {
+        "beta": 0.1,
+        "num_iterations": 2,
+        "lora": True,
+        "optimizer_reset": "hard",
+        "ref_reset_kl": 5e-4,
+        "ref_reset_kl_window": 2,
+        "lr_scheduler_type": "cosine",
+    },
+    "C by a stall, soft, full": {
+        "beta": 0.1,
+        "num_iterations": 2,
+        "lora": False,
+        "optimizer_reset": "soft",
+        "optimizer_reset_rewarmup_steps": 9,
+    }
     | STALL,
     "C, step count": A | {"optimizer_reset": "step", "lora": True},
-    "elastic, adaptive coefficient, full": {"elastic_reset_every": 3, "elastic_ema": 0.5, "num_iterations": 2}
-    | {"beta": 0.3, "kl_target": 1e-3, "kl_horizon": 5, "lora": False},
+    "elastic, adaptive coefficient, full": {
+        "elastic_reset_every": 3,
+        "elastic_ema": 0.5,
+        "num_iterations": 2,
+        "beta": 0.3,
+        "kl_target": 1e-3,
+        "kl_horizon": 5,
+        "lora": False,
+    },
     "base anchor": A | {"beta_base": 0.2, "base_anchor_every": 2, "lora": True},
     "base anchor of B, full": B | {"beta_base": 0.2, "lora": False},
     # Requested at 3, within a batch, and applied at 4; at 6, and applied there.
@@ -80,22 +99,36 @@ CASES = {
 # How many rows are written when a kill comes, mostly just before that step's checkpoint: the resume is from the one
 # before.
 # A generation serves 2 to 4 steps, an epoch as many. Some runs are killed again after they were resumed.
-KILLS = {"A": (3, 7), "C by a KL spike, hard": (3, 6), "C by a stall, soft, full": (4, 8), "plain": (3, 8)}
-KILLS |= {"growth": (4, 6)}
+KILLS = {
+    "A": (3, 7),
+    "C by a KL spike, hard": (3, 6),
+    "C by a stall, soft, full": (4, 8),
+    "plain": (3, 8),
+    "growth": (4, 6),
+}
 IN_THE_MIDDLE = (4,)
 LATER = {"A, full, a buffer of several steps", *KILLS}  # something happens after step 7
 
 
-LONG = {"plain", "base anchor", "base anchor of B, full", "B, full", "elastic, adaptive coefficient, full"}
-LONG |= {"C, step count"}
+LONG = {
+    "plain",
+    "base anchor",
+    "base anchor of B, full",
+    "B, full",
+    "elastic, adaptive coefficient, full",
+    "C, step count",
+}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in LONG)) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in LONG else case for case in CASES]
+)
 def test_a_killed_run_ends_as_one_that_was_never_touched(train, case):
     steps = 9 if case in LATER else 7
     keys = CASES[case] | {"max_steps": steps}
     spec = {"lora": keys.pop("lora"), "prompts": 2, "keys": keys}
-    control, resume = train("control", spec), None
+    control = train("control", spec)
+    resume = None
     for kill in KILLS.get(case, IN_THE_MIDDLE):
         out = train("run", spec, KILLED, kill, resume=resume, hold_at_step=min(kill + 2, steps))
         resume = newest_complete(out)[0] is not None
@@ -194,18 +227,35 @@ train.main(None, arguments)
 # The first writes the weights before Trainer's barrier for the best checkpoint, the second its random state after it.
 @pytest.mark.parametrize("rank, size", [(0, 20_000), (1, 1_000)])
 def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(forks, tiny_model, tmp_path, rank, size):
-    script, out, log = tmp_path / "full.py", tmp_path / "run", tmp_path / "log"
+    script = tmp_path / "full.py"
+    out = tmp_path / "run"
+    log = tmp_path / "log"
     script.write_text(FULL_IN_ONE)
-    keys = {"config": RECIPE, "model_name_or_path": tiny_model, "output_dir": out, "train_rows": 4, "max_steps": 6}
-    keys |= {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 4, "eval_rows": 2}
-    keys |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "save_strategy": "steps"}
-    keys |= {"save_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
-    keys |= {"disable_tqdm": True}
+    keys = {
+        "config": RECIPE,
+        "model_name_or_path": tiny_model,
+        "output_dir": out,
+        "train_rows": 4,
+        "max_steps": 6,
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 4,
+        "eval_rows": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "per_device_eval_batch_size": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_reward",
+        "disable_tqdm": True,
+    }
     arguments = [str(rank), str(size)]
     for key, value in keys.items():
         arguments += [f"--{key}", str(value)]
     forks.start(run=str(script), argv=arguments, log=str(log), ranks=2, patient=True)
-    status, written = forks.status(), log.read_text()
+    status = forks.status()
+    written = log.read_text()
     assert status == 1 and "Traceback" not in written, written[-3000:]
     (line,) = errors(written)
     assert line.startswith(f"error: In process {rank}, {out / 'checkpoint-4'} could not be written")

@@ -14,7 +14,8 @@ from trl_prorl.objective.advantages import estimate
 from trl_prorl.objective.kl import ESTIMATORS, beyond_clamp, gradient_bias, importance_ratio, kl_penalty, kl_values
 
 
-VOCABULARY, LENGTH = 3, 3
+VOCABULARY = 3
+LENGTH = 3
 PREFIXES = [p for n in range(LENGTH) for p in itertools.product(range(VOCABULARY), repeat=n)]
 ROW = {prefix: number for number, prefix in enumerate(PREFIXES)}
 COMPLETIONS = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
@@ -43,7 +44,8 @@ def exact_gradient(theta, sampler, anchor):
 def estimated_gradient(theta, sampler, anchor, estimator, corrected, level="token"):
     """Expected gradient of the penalty, every completion weighted by the sampler's probability."""
     theta = theta.clone().requires_grad_()
-    logps, old = completion_logps(theta), completion_logps(sampler)
+    logps = completion_logps(theta)
+    old = completion_logps(sampler)
     ratio = importance_ratio(logps, old, torch.ones_like(old), level) if corrected else None
     penalty = kl_penalty(logps, completion_logps(anchor), estimator, ratio)
     return torch.autograd.grad((old.sum(-1).exp()[:, None] * penalty).sum(), theta)[0]
@@ -68,13 +70,15 @@ def test_gradient_is_exact_where_the_table_says_so_and_biased_where_it_does_not(
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_sequence_ratio_is_exact_for_no_estimator(estimator):
-    theta, anchor = table(0), table(1)
+    theta = table(0)
+    anchor = table(1)
     assert relative_error(theta, theta + 0.3 * table(2), anchor, estimator, True, "sequence") > 1e-2
     assert gradient_bias(estimator, True, "sequence", False) is not None
 
 
 def test_values_by_hand():
-    logps, anchor = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
+    logps = torch.tensor([[-1.0, -2.0]])
+    anchor = torch.tensor([[-1.5, -1.0]])
     assert torch.allclose(kl_values(logps, anchor, "k1"), torch.tensor([[0.5, -1.0]]))
     assert torch.allclose(kl_values(logps, anchor, "k2"), torch.tensor([[0.125, 0.5]]))
     k3 = [math.exp(-0.5) - 1 + 0.5, math.exp(1.0) - 1 - 1.0]
@@ -82,7 +86,8 @@ def test_values_by_hand():
 
 
 def test_sequence_ratio_is_the_geometric_mean_over_counted_tokens():
-    logps, old = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.2, -1.4, -1.0]])
+    logps = torch.tensor([[-1.0, -2.0, -9.0]])
+    old = torch.tensor([[-1.2, -1.4, -1.0]])
     ratio = importance_ratio(logps, old, torch.tensor([[1, 1, 0]]), "sequence")
     assert torch.allclose(ratio, torch.tensor([[math.exp((0.2 - 0.6) / 2)]]))
 
@@ -114,7 +119,8 @@ def close(found, expected):
     assert torch.allclose(found, torch.tensor([expected], dtype=found.dtype), atol=1e-9)
 
 
-E3, E5 = math.exp(-0.5), math.exp(-5.0)
+E3 = math.exp(-0.5)
+E5 = math.exp(-5.0)
 CLAMPED = {
     "k3": (10.0, [E3 - 0.5, 10.0, E5 + 4.0, 10.0, 10.0], [1 - E3, 0.0, 1 - E5, 0.0, 0.0]),
     "k1": (4.0, [0.5, -3.0, 4.0, 4.0, -4.0], [1.0, 1.0, 0.0, 0.0, 0.0]),  # signed, and bounded on both sides
@@ -124,7 +130,8 @@ CLAMPED = {
 
 @pytest.mark.parametrize("estimator", CLAMPED)
 def test_the_bound_by_hand(estimator):
-    (logps, anchor), (clamp, values, derivatives) = of(LOG_RATIOS), CLAMPED[estimator]
+    logps, anchor = of(LOG_RATIOS)
+    clamp, values, derivatives = CLAMPED[estimator]
     penalty = kl_penalty(logps, anchor, estimator, clamp=clamp)
     close(penalty, values)
     close(gradient(penalty, logps), derivatives)
@@ -149,7 +156,8 @@ def test_a_sequence_ratio_keeps_the_other_tokens_gradient():
     old = torch.zeros_like(anchor)
     ratio = importance_ratio(logps, old, torch.ones_like(old), "sequence")  # exp of the mean, (0.5 − 5) / 2
     found = gradient(kl_penalty(logps, anchor, "k3", ratio, 10.0), logps)
-    r, k3 = math.exp(-2.25), math.exp(-0.5) - 0.5
+    r = math.exp(-2.25)
+    k3 = math.exp(-0.5) - 0.5
     close(found, [r * (1 - math.exp(-0.5)) + k3 * r / 2, k3 * r / 2])
 
 
@@ -157,9 +165,12 @@ def test_a_sequence_ratio_keeps_the_other_tokens_gradient():
 def test_without_a_ratio_it_is_torch_clamp(estimator):
     """verl's `torch.clamp(kld, min=-10, max=10)`, to the bit, in value and gradient; a high bound changes none."""
     logps, anchor = of((4 * torch.randn(500, generator=torch.Generator().manual_seed(1))).tolist(), torch.float32)
-    free, ratio = kl_penalty(logps, anchor, estimator), torch.exp(logps - 0.1)
-    pairs = [(kl_penalty(logps, anchor, estimator, clamp=10.0), torch.clamp(free, min=-10, max=10))]
-    pairs += [(kl_penalty(logps, anchor, estimator, ratio, 1e9), kl_penalty(logps, anchor, estimator, ratio))]
+    free = kl_penalty(logps, anchor, estimator)
+    ratio = torch.exp(logps - 0.1)
+    pairs = [
+        (kl_penalty(logps, anchor, estimator, clamp=10.0), torch.clamp(free, min=-10, max=10)),
+        (kl_penalty(logps, anchor, estimator, ratio, 1e9), kl_penalty(logps, anchor, estimator, ratio)),
+    ]
     for ours, theirs in pairs:
         assert torch.equal(ours, theirs) and torch.equal(gradient(ours, logps), gradient(theirs, logps))
     assert (pairs[0][0].abs() == 10).any() or estimator == "k1"
@@ -176,8 +187,12 @@ def test_an_estimate_that_overflows_has_a_gradient_of_0_and_nan_stays_nan():
     assert beyond_clamp(logps, anchor, "k3", 10.0).tolist() == [[True, False, False]]
 
 
-ARMS = {"A": {"beta": 0.5, "ref_reset_every": 4}, "control": {"beta": 0.5}, "B": {"beta_old": 0.5}}
-ARMS |= {"base": {"beta_base": 0.5}}
+ARMS = {
+    "A": {"beta": 0.5, "ref_reset_every": 4},
+    "control": {"beta": 0.5},
+    "B": {"beta_old": 0.5},
+    "base": {"beta_base": 0.5},
+}
 
 
 @pytest.mark.parametrize("arm, packed", [*((arm, "off") for arm in ARMS), ("A", "on")])
@@ -212,10 +227,12 @@ def test_packed_and_padded_agree_where_a_part_is_bounded(run, largest_difference
 
 def test_the_record_counts_each_token_once_however_many_anchors_bound_it(make_trainer):
     trainer = make_trainer(beta=0.2, beta_old=0.2, beta_base=0.2, kl_clamp=0.005, ref_reset_every=2, max_steps=6)
-    seen, record = [], trainer.recorder.micro_batch
+    seen = []
+    record = trainer.recorder.micro_batch
 
     def micro_batch(found):
-        batch, logps = found.batch, found.logps
+        batch = found.batch
+        logps = found.logps
         anchors = [batch[name] for name in batch if name.endswith("per_token_logps")]
         k3 = [torch.expm1(a - logps) - (a - logps) for a in anchors if a.shape == logps.shape]
         assert len(k3) == 3
@@ -264,7 +281,8 @@ def test_bf16_keeps_the_bound(estimator):
     """At 8 bits of precision, too, the bounded are the bound to the bit, and without gradient."""
     logps, anchor = of([0.5, -3.0, 5.0, 13.0, -90.0], torch.bfloat16)
     penalty = kl_penalty(logps, anchor, estimator, torch.exp(logps - logps.detach()), 4.0)
-    found, beyond = gradient(penalty, logps), beyond_clamp(logps, anchor, estimator, 4.0)
+    found = gradient(penalty, logps)
+    beyond = beyond_clamp(logps, anchor, estimator, 4.0)
     assert penalty.dtype == torch.bfloat16 and penalty.isfinite().all() and found.isfinite().all()
     assert (penalty[beyond].abs() == 4.0).all() and not found[beyond].any() and beyond.any() and not beyond.all()
 
@@ -274,7 +292,8 @@ IN_REWARD = {"beta": 0.5, "kl_in": "reward", "advantage_estimator": "global_norm
 
 def batches_of(trainer):
     """What the trainer trains on, generation batch by generation batch, and the task's rewards."""
-    sampled, made = watched(trainer, "_sample"), watched(trainer, "_generate_and_score_completions")
+    sampled = watched(trainer, "_sample")
+    made = watched(trainer, "_generate_and_score_completions")
     trainer.train()
     return made, [outcome.rewards for _, outcome in sampled]
 

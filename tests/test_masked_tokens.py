@@ -32,7 +32,8 @@ class LastTokenIsATools(ProRLTrainer):
 @pytest.fixture
 def shifted(monkeypatch):
     """Makes whoever scores find other log-probabilities, with gradient, where no token counts."""
-    padded, packed = GRPOTrainer._get_per_token_logps_and_entropies, scorer.packed_logps
+    padded = GRPOTrainer._get_per_token_logps_and_entropies
+    packed = scorer.packed_logps
 
     def install(shifts):
         turns = itertools.cycle(shifts)

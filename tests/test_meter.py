@@ -65,8 +65,16 @@ def test_row_of_a_step(clock, processes):
     clock.now += 1
     row = meter.end_step(lambda tensor: processes * tensor, processes)
     assert row["kl_ref"] == 3.0 and row["kl_penalty"] == 0.75 and row["clip_region_mean"] == 0.5
-    names = ["ref_forward_calls", "policy_forward_calls", "old_forward_calls", "rows_skipped"]
-    names += ["tokens_processed_ref", "tokens_processed_policy", "tokens_per_second", "positions_per_second"]
+    names = [
+        "ref_forward_calls",
+        "policy_forward_calls",
+        "old_forward_calls",
+        "rows_skipped",
+        "tokens_processed_ref",
+        "tokens_processed_policy",
+        "tokens_per_second",
+        "positions_per_second",
+    ]
     assert [row[name] for name in names] == [processes * one for one in (1, 1, 0, 2, 10, 20, 2.0, 5.0)]
     assert (row["time_ref"], row["time_update"], row["time_step"]) == (3.0, 1.0, 4.0)
     assert row["ref_time_fraction"] == 0.75 and row["time_ended"] == 1_000_000.0 + clock.now
@@ -103,8 +111,12 @@ def card(monkeypatch):
     """A GPU that is not there: `card(synchronize=...)` says what torch answers."""
 
     def answers(**functions):
-        idle = {"synchronize": lambda device: None, "reset_peak_memory_stats": lambda device: None}
-        idle |= {"max_memory_allocated": lambda device: 2**30, "utilization": lambda device: 50}
+        idle = {
+            "synchronize": lambda device: None,
+            "reset_peak_memory_stats": lambda device: None,
+            "max_memory_allocated": lambda device: 2**30,
+            "utilization": lambda device: 50,
+        }
         for name, function in (idle | functions).items():
             monkeypatch.setattr(torch.cuda, name, function)
         return torch.device("cuda", 0)
@@ -114,7 +126,8 @@ def card(monkeypatch):
 
 def test_a_gpu_that_has_failed_does_not_hide_the_first_error(card):
     """To wait for it raises again: what a device-side assertion does."""
-    failed, synchronize = RuntimeError("CUDA error: device-side assert triggered"), Mock()
+    failed = RuntimeError("CUDA error: device-side assert triggered")
+    synchronize = Mock()
     timer = StageTimer(card(synchronize=synchronize))
     for first, seen in ((KeyError, KeyError), (None, RuntimeError)):  # without another error it is one
         synchronize.side_effect = None
@@ -142,7 +155,8 @@ def test_a_machine_without_the_package_of_nvml_is_told_of_it_once(card, caplog):
 
 def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     """Three readings while the step lasts, 90, 80 and 70 %, and one of 0 at its end, where the GPU is idle."""
-    values, over = [90, 80, 70], threading.Event()
+    values = [90, 80, 70]
+    over = threading.Event()
     monkeypatch.setattr(meter_module.Utilization, "EVERY", 0.001)
 
     def utilization(device):
@@ -154,7 +168,8 @@ def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
         over.set()
         raise RuntimeError("no more")  # the thread ends, as where NVML fails
 
-    gpu, threads = card(utilization=utilization), threading.active_count()
+    gpu = card(utilization=utilization)
+    threads = threading.active_count()
     meter = Meter(gpu)
     meter.begin_step()
     assert over.wait(10)
@@ -165,7 +180,8 @@ def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
 
 
 def test_the_readings_of_a_step_that_is_abandoned_end(card):
-    threads, meter = threading.active_count(), Meter(card())
+    threads = threading.active_count()
+    meter = Meter(card())
     meter.begin_step()
     assert threading.active_count() == threads + 1
     meter.abandon_step()
@@ -189,7 +205,8 @@ def slow_evaluation(monkeypatch):
     """A clock of its own: an evaluation takes exactly 1000 seconds."""
     from trl import GRPOTrainer
 
-    real, ahead = time.perf_counter, [0.0]
+    real = time.perf_counter
+    ahead = [0.0]
     evaluate = GRPOTrainer.evaluate
 
     def slowly(self, *args, **kwargs):

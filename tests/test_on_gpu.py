@@ -61,7 +61,8 @@ def test_finite_on_the_gpu(dtype):
 
 
 def test_a_stage_waits_for_the_work_that_it_began():
-    matrix, done = torch.randn(4096, 4096, device="cuda"), torch.cuda.Event()
+    matrix = torch.randn(4096, 4096, device="cuda")
+    done = torch.cuda.Event()
     torch.cuda.synchronize()
     with StageTimer(torch.device("cuda")).stage("update"):
         for _ in range(50):

@@ -18,9 +18,13 @@ from trl_prorl.resets.optimizer_state import changes, check_optimizer, reset_opt
 from trl_prorl.resets.treatments import TREATMENTS, WITH_ALPHA, Treatment, treatment_of
 
 
-LR, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8
+LR = 0.1
+B1 = 0.9
+B2 = 0.99
+EPS = 1e-8
 # An AdamW after two updates with gradients 1 and 3.
-M, V = 0.9 * 0.1 * 1 + 0.1 * 3, 0.99 * 0.01 * 1 + 0.01 * 9
+M = 0.9 * 0.1 * 1 + 0.1 * 3
+V = 0.99 * 0.01 * 1 + 0.01 * 9
 FLAGS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 FLAGS["amsgrad"] = {"foreach": False, "amsgrad": True}
 
@@ -42,18 +46,34 @@ def update_after(param, optimizer, gradient):
 
 def by_hand(m, v, t, gradient, largest=0.0):
     """Adam's next update from (m, v, t), with amsgrad from the largest v."""
-    m, v, t = B1 * m + (1 - B1) * gradient, B2 * v + (1 - B2) * gradient**2, t + 1
+    m = B1 * m + (1 - B1) * gradient
+    v = B2 * v + (1 - B2) * gradient**2
+    t = t + 1
     return -LR * (m / (1 - B1**t)) / ((max(v, largest) / (1 - B2**t)) ** 0.5 + EPS)
 
 
-ALL_MODES = [("keep", 1.0), ("hard", 1.0), ("soft", 0.25), ("asym", 1.0), ("step", 1.0)]
-ALL_MODES += [("scale(0.2, 0.8)", 1.0), ("scale(0.5,0.25, step)", 1.0), ("scale(0, 1)", 1.0)]
+ALL_MODES = [
+    ("keep", 1.0),
+    ("hard", 1.0),
+    ("soft", 0.25),
+    ("asym", 1.0),
+    ("step", 1.0),
+    ("scale(0.2, 0.8)", 1.0),
+    ("scale(0.5,0.25, step)", 1.0),
+    ("scale(0, 1)", 1.0),
+]
 
 
 def after(mode, alpha, m, v, t):
-    cleared = {"keep": (m, v, t), "hard": (0.0, 0.0, 0), "asym": (0.0, v, t), "step": (m, v, 0)}
-    cleared |= {"scale(0.2, 0.8)": (0.2 * m, 0.8 * v, t), "scale(0.5,0.25, step)": (0.5 * m, 0.25 * v, 0)}
-    cleared |= {"scale(0, 1)": (0.0, v, t)}
+    cleared = {
+        "keep": (m, v, t),
+        "hard": (0.0, 0.0, 0),
+        "asym": (0.0, v, t),
+        "step": (m, v, 0),
+        "scale(0.2, 0.8)": (0.2 * m, 0.8 * v, t),
+        "scale(0.5,0.25, step)": (0.5 * m, 0.25 * v, 0),
+        "scale(0, 1)": (0.0, v, t),
+    }
     return (alpha * m, alpha * v, t) if mode == "soft" else cleared[mode]
 
 
@@ -209,7 +229,8 @@ def test_the_sentences_about_early_resets_and_cleared_step_counts():
 
 
 def test_a_state_that_is_not_understood_changes_nothing():
-    first, second = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    first = torch.nn.Parameter(torch.zeros(2))
+    second = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.AdamW([first, second])
     first.grad = second.grad = torch.ones(2)
     optimizer.step()
@@ -221,7 +242,9 @@ def test_a_state_that_is_not_understood_changes_nothing():
 
 
 PARAM = torch.nn.Parameter(torch.ones(2, 3))
-SGD, ADAM, ADAMW = torch.optim.SGD([PARAM], lr=LR, momentum=0.9), torch.optim.Adam([PARAM]), torch.optim.AdamW([PARAM])
+SGD = torch.optim.SGD([PARAM], lr=LR, momentum=0.9)
+ADAM = torch.optim.Adam([PARAM])
+ADAMW = torch.optim.AdamW([PARAM])
 WITHOUT_FIRST = (torch.optim.Adafactor([PARAM]), Adafactor([PARAM], lr=LR, relative_step=False))
 REFUSED = [
     (torch.optim.RMSprop([PARAM]), "hard", "RMSprop.*optimizer_reset: keep"),
@@ -337,7 +360,8 @@ def test_first_update_of_adafactor_by_hand(mode, alpha):
 @pytest.mark.parametrize("make", [TORCH_ADAFACTOR, WITH_FIRST])
 def test_adafactor_replaces_a_second_moment_whose_step_count_is_cleared(make):
     """The reason for its refusal: the moments are those of a hard reset after the next update."""
-    param, found = torch.nn.Parameter(torch.ones(2, 3)), []
+    param = torch.nn.Parameter(torch.ones(2, 3))
+    found = []
     optimizer = make([param])
     for mode in ("step", "hard"):
         update_after(param, optimizer, 3.0)

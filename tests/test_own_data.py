@@ -53,7 +53,8 @@ def test_the_numbers_are_the_verdicts_of_the_samples(run, lora, tmp_path, capsys
         assert result[side]["pass@2"] == pytest.approx(sum(pass_at_k(6, int(c), 2) for c in counts) / 4)
     assert all(torch.equal(before[name], value) for name, value in trained.model.named_parameters())
     # Base is the model that training began from: its greedy completions are.
-    model, greedy = AutoModelForCausalLM.from_pretrained(trained.base_name()), frames(trained.run_dir, "base")[0.0]
+    model = AutoModelForCausalLM.from_pretrained(trained.base_name())
+    greedy = frames(trained.run_dir, "base")[0.0]
     assert sorted(greedy["prompt"]) == sorted(ROWS["prompt"])
     for text, ids in zip(greedy["prompt"], greedy["ids"], strict=True):
         (prompt,) = trained.tokenize_prompts([text])

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from packed_models import MOE, SIZES, batch_of, build, padded_logps, uneven, with_adapter, with_head
+from peft import PrefixTuningConfig, get_peft_model
 from transformers import (
     AttentionInterface,
     AutoConfig,
@@ -22,9 +23,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from trl import GRPOTrainer
 from trl.trainer import utils
-from trl.trainer.utils import add_fused_lm_head
 
 from eval.run_folder.reading import read_env
 from trl_prorl.embedded.shipped import embedded_model
@@ -34,70 +33,9 @@ from trl_prorl.scoring.packing import packed_logps, plan, why_not
 from trl_prorl.scoring.packing_probe import probe, tokens, unequal_rows
 
 
-VOCAB = 48
-SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
-SIZES |= {"tie_word_embeddings": True, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-
-
-def build(kind="qwen2", attention="sdpa", **keys):
-    """A tiny model of some family with random weights, of a distribution that is not flat."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**SIZES, **keys})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if param.dim() > 1:
-                param.mul_(5.0)
-            elif name.endswith("bias"):
-                param.normal_(std=0.1)
-    return model
-
-
-def with_head(model):
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    return model.train()
-
-
-def with_adapter(model, **keys):
-    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], **keys))
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if "lora_B" in name:
-                param.normal_(std=0.1)
-    return model
-
-
 @pytest.fixture(scope="module")
 def models():
     return {"full": with_head(build()), "lora": with_adapter(with_head(build()))}
-
-
-def padded_logps(model, input_ids, attention_mask, logits_to_keep, compute_entropy=False, autocast=nullcontext):
-    """TRL's method itself, on a stand-in for its trainer."""
-    stand_in = SimpleNamespace(accelerator=SimpleNamespace(autocast=autocast, is_main_process=True))
-    method = GRPOTrainer._get_per_token_logps_and_entropies
-    return method(stand_in, model, input_ids, attention_mask, logits_to_keep, compute_entropy=compute_entropy)[:2]
-
-
-def batch_of(groups, seed=0, masked=(), shuffled=True):
-    """A padded batch: `groups` of a prompt's length and its completions' lengths; `masked` ones do not count."""
-    generator = torch.Generator().manual_seed(seed)
-    start, keep = max(p for p, _ in groups), max(1, max(max(c) for _, c in groups))
-    rows, masks = [], []
-    for prompt_length, lengths in groups:
-        prompt = torch.randint(3, VOCAB, (prompt_length,), generator=generator)
-        for length in lengths:
-            row = torch.zeros(start + keep, dtype=torch.long)
-            row[start - prompt_length : start] = prompt
-            row[start : start + length] = torch.randint(3, VOCAB, (length,), generator=generator)
-            mask = torch.zeros_like(row)
-            mask[start - prompt_length : start + (0 if len(rows) in masked else length)] = 1
-            rows.append(row)
-            masks.append(mask)
-    order = torch.randperm(len(rows), generator=generator) if shuffled else torch.arange(len(rows))
-    return torch.stack(rows)[order], torch.stack(masks)[order], keep
 
 
 def gradient(model, value):
@@ -116,7 +54,8 @@ def weighted(logps, entropies=None, seed=1):
 def visible(layout):
     """Who sees whom, `(T, T)`: with equal scores a result is the mean of the values seen."""
     size = len(layout.order)
-    nothing, values = torch.zeros(1, 1, size, 1), torch.eye(size)[None, None]
+    nothing = torch.zeros(1, 1, size, 1)
+    values = torch.eye(size)[None, None]
     return (prefix_attention.prefix_attention(nothing, nothing, values, layout)[0, :, 0] > 0).int()
 
 
@@ -140,7 +79,9 @@ lengths = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1, 
 @example([(9, [12] * 6)] * 4, set(), 0, 0, 128, "full", True, False)  # a call for every sequence
 def test_values_and_gradients_are_trls(models, groups, masked, seed, spare, block, adapter, entropy, as_on_a_gpu):
     """On a GPU TRL's head scores labelled positions alone."""
-    model, scored, kernel = models[adapter], [], utils._ChunkedLogProbFunction.apply
+    model = models[adapter]
+    scored = []
+    kernel = utils._ChunkedLogProbFunction.apply
     counting = SimpleNamespace(apply=lambda hidden, *others: scored.append(len(hidden)) or kernel(hidden, *others))
     ids, mask, keep = batch_of(groups, seed, masked)
     longest = int(mask.sum(1).max())
@@ -326,17 +267,6 @@ def test_why_not(make, reason):
     assert why_not(with_adapter(build(use_sliding_window=False))) is None
 
 
-def uneven(kind, **keys):
-    """A model whose norms and biases are not what they are initialised to, as after training."""
-    model = build(kind, head_dim=8, sliding_window=None, **(MOE if kind.endswith(("moe", "mixtral")) else {}), **keys)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for param in model.parameters():
-            if param.dim() == 1:
-                param.add_(0.3 * torch.randn(param.shape, generator=generator))
-    return with_head(model)
-
-
 def probed(model, precision="fp32", packed=packed_logps):
     autocast = partial(torch.autocast, "cpu", torch.bfloat16) if precision == "autocast" else nullcontext
     if precision == "bf16":
@@ -416,7 +346,8 @@ def test_no_random_number_is_drawn_and_no_mode_is_left_changed(fails):
 
 def test_the_rows_are_padded_as_trl_pads_them():
     ids, mask, keep = unequal_rows(1000)
-    prompts, completions = mask[:, :-keep], mask[:, -keep:]
+    prompts = mask[:, :-keep]
+    completions = mask[:, -keep:]
     assert prompts.sum(1).tolist() == [3, 3, 61, 61, 8, 8] and completions.sum(1).tolist() == [6, 2, 5, 1, 4, 6]
     assert (prompts.diff() >= 0).all() and (completions.diff() <= 0).all()
     for first in (0, 2, 4):  # one prompt, two completions
@@ -447,7 +378,8 @@ def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, mon
     made = make_trainer(pack_groups="on")
     monkeypatch.setattr(acceleration, "probe_packing", lambda *args: pytest.fail("half of the weights were asked"))
     for fsdp, plugin in ((True, None), (False, SimpleNamespace(zero_stage=3))):
-        made.is_fsdp_enabled, made.args.deepspeed_plugin = fsdp, plugin
+        made.is_fsdp_enabled = fsdp
+        made.args.deepspeed_plugin = plugin
         caplog.clear()
         assert chosen(made) == "on; its numbers were not tried, because the weights are sharded"
         assert "not tried on this model: its weights are sharded" in caplog.text

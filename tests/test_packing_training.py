@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from packed_models import MOE, build
 from peft import LoraConfig
 from run_record import read_rows as rows
-from test_packing import MOE, build
 from tiny_run import LORA, constant, vowels, watched
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
@@ -55,8 +55,15 @@ CASES += [("two", "bnpo"), ("two", "entropy bonus")]
 @pytest.mark.parametrize("schedule, objective", CASES)
 def test_every_step_has_the_gradient_of_trl_s_own_rows(run, schedule, objective):
     """TRL itself is the control. No update is so large that rounding could grow."""
-    keys = {"per_device_train_batch_size": 4, "max_completion_length": 12, "num_iterations": 1, "learning_rate": 1e-6}
-    keys |= {"max_steps": 2, **SCHEDULES[schedule], **OBJECTIVES[objective]}
+    keys = {
+        "per_device_train_batch_size": 4,
+        "max_completion_length": 12,
+        "num_iterations": 1,
+        "learning_rate": 1e-6,
+        "max_steps": 2,
+        **SCHEDULES[schedule],
+        **OBJECTIVES[objective],
+    }
     theirs = [row["grad_norm"] for row in run(cls=GRPOTrainer, **keys).state.log_history if "grad_norm" in row]
     ours = [row["grad_norm"] for row in rows(run(pack_groups="on", **keys))]
     assert len(theirs) == 2 and min(theirs) > 1e-3
@@ -166,9 +173,16 @@ def solved(completions, prompts, **kwargs):
 @pytest.mark.parametrize("pack", ["off", "on"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "cispo"])
 def test_rows_without_gradient_are_left_out_and_change_nothing(run, largest_difference, pack, loss_type):
-    keys = {"reward": solved, "loss_type": loss_type, "max_steps": 6, "pack_groups": pack, "learning_rate": 1e-3}
-    keys |= {"per_device_train_batch_size": 16}
-    whole, less = run(**keys), run(skip_zero_rows=True, **keys)
+    keys = {
+        "reward": solved,
+        "loss_type": loss_type,
+        "max_steps": 6,
+        "pack_groups": pack,
+        "learning_rate": 1e-3,
+        "per_device_train_batch_size": 16,
+    }
+    whole = run(**keys)
+    less = run(skip_zero_rows=True, **keys)
     assert largest_difference(whole, less) < 1e-5
     skipped = [row["rows_skipped"] for row in rows(less)]
     assert 20 < sum(skipped) < 96
@@ -181,8 +195,11 @@ def test_rows_without_gradient_are_left_out_and_change_nothing(run, largest_diff
 
 def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean():
     """A ratio far from 1 times an advantage of 0 would still be NaN once it overflows; TRL logs the mean entropy."""
-    kept, mask = torch.tensor([0, 2]), torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
-    old, logps, entropies = -torch.rand(3, 3), -torch.rand(2, 3), torch.rand(2, 3)
+    kept = torch.tensor([0, 2])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
+    old = -torch.rand(3, 3)
+    logps = -torch.rand(2, 3)
+    entropies = torch.rand(2, 3)
     current = SimpleNamespace(rows=kept, mask=mask, fill=old)
     score = lambda model, ids, of, keep: (logps, entropies, None)  # noqa: E731
     found, filled, _ = Scorer._some_rows(score, current, None, mask, mask, 3)
@@ -200,7 +217,8 @@ WATCHED = {"use_adaptive_entropy": True, "entropy_coef": 0.0, "entropy_coef_min"
 def test_rows_on_which_something_else_acts_stay(run, largest_difference, keys):
     """An adaptive entropy bonus watches them while it is zero."""
     keys |= {"reward": solved, "max_steps": 6, "learning_rate": 1e-3}
-    whole, kept = run(**keys), run(skip_zero_rows=True, **keys)
+    whole = run(**keys)
+    kept = run(skip_zero_rows=True, **keys)
     assert largest_difference(whole, kept) == 0.0 and all(row["rows_skipped"] == 0 for row in rows(kept))
     assert whole.entropy_coef == kept.entropy_coef
 
@@ -210,7 +228,8 @@ def test_rows_that_carry_a_penalty_go_where_the_recipe_drops_them_and_steer_no_c
     run, largest_difference, keys
 ):
     keys |= {"reward": solved, "max_steps": 8, "per_device_train_batch_size": 16, "learning_rate": 1e-3}
-    dropped, skipped = run(drop_zero_rows=True, **keys), run(drop_zero_rows=True, skip_zero_rows=True, **keys)
+    dropped = run(drop_zero_rows=True, **keys)
+    skipped = run(drop_zero_rows=True, skip_zero_rows=True, **keys)
     assert largest_difference(dropped, skipped) < 1e-5 and sum(row["rows_skipped"] for row in rows(skipped)) > 10
     for mine, theirs in zip(rows(skipped), rows(dropped), strict=True):
         assert mine.get("kl_ref", 0.0) == pytest.approx(theirs.get("kl_ref", 0.0), rel=1e-4, abs=1e-7)
@@ -226,7 +245,8 @@ def test_a_batch_without_any_gradient_changes_nothing(run, largest_difference):
 
 def test_a_forward_holds_at_most_pack_max_tokens(run, make_trainer, largest_difference):
     keys = {"pack_groups": "on", "max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3}
-    whole, bounded = run(**keys), run(pack_max_tokens=60, **keys)
+    whole = run(**keys)
+    bounded = run(pack_max_tokens=60, **keys)
     assert largest_difference(whole, bounded) < 1e-5
     for row in rows(bounded):
         assert row["policy_forward_calls"] > 1
@@ -245,8 +265,10 @@ def test_a_limit_too_small_for_a_late_prompt_is_refused_when_the_trainer_is_made
     validation = Dataset.from_dict({"prompt": say(16, 13 if which != "training" else None)})
     if which == "hard":
         validation = {"easy": Dataset.from_dict({"prompt": say(16)}), "hard": validation}
-    keys = {"columns": {"prompt": say(16, 13 if which == "training" else None)}}
-    keys |= {"trainer_kwargs": {"eval_dataset": validation}}
+    keys = {
+        "columns": {"prompt": say(16, 13 if which == "training" else None)},
+        "trainer_kwargs": {"eval_dataset": validation},
+    }
     length = len(make_trainer().tokenize_prompts(say(1, 0))[0])
     with pytest.raises(ValueError) as error:
         make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 5)

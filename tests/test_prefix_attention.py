@@ -23,7 +23,8 @@ def dense(sequences):
 
 def row_of(groups):
     """Sequences of a row: each group's prefix, and what continues it."""
-    sequences, end = [], 0
+    sequences = []
+    end = 0
     for prefix, lengths in groups:
         shared = (end, prefix)
         sequences.append((end, 0, *shared))
@@ -88,7 +89,8 @@ def test_what_it_cannot_compute_is_refused():
 
 def test_dropout_drops_weights_and_keeps_their_mean():
     torch.manual_seed(0)
-    states, place = torch.zeros(1, 500, 8, 1), layout([(0, 0, 0, 3), (0, 3, 3, 5)])
+    states = torch.zeros(1, 500, 8, 1)
+    place = layout([(0, 0, 0, 3), (0, 3, 3, 5)])
     given = {"dropout": 0.5, "prefix_layout": place}
     result, _ = sdpa_or_prefix_attention(torch.nn.Module(), states, states, torch.ones_like(states), None, **given)
     assert sorted(set(result[0, 0].flatten().tolist())) == [0.0, 2.0]  # the first place sees itself alone

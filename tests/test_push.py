@@ -42,7 +42,8 @@ A = {"beta": 0.1, "ref_reset_every": 1, "max_steps": 2, "push_to_hub": True}
 @pytest.fixture
 def recipe(hub_forks, tiny_model, tmp_path):
     """A function that runs variant A in a process of its own: exit status, what it wrote, and the run folder."""
-    out, script = tmp_path / "a-run", ROOT / "recipes" / "grpo_variantA.py"
+    out = tmp_path / "a-run"
+    script = ROOT / "recipes" / "grpo_variantA.py"
 
     def run(*arguments):
         options = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL.split(), *arguments]
@@ -168,8 +169,13 @@ def test_nothing_is_pushed_before_the_end_if_so_asked(online, run):
     [("checkpoint", ["last-checkpoint"]), ("all_checkpoints", ["checkpoint-1", "checkpoint-2"])],
 )
 def test_a_pushed_checkpoint_can_be_resumed_from(online, run, tmp_path, strategy, folders):
-    keys = {"hub_strategy": strategy, "save_strategy": "steps", "save_steps": 1, "hub_always_push": True}
-    keys |= {"save_total_limit": 1}  # the first is deleted here while it may still be on its way
+    keys = {
+        "hub_strategy": strategy,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "hub_always_push": True,
+        "save_total_limit": 1,  # the first is deleted here while it may still be on its way
+    }
     trainer = run(**A, hub_model_id="someone/whole", hub_token=TOKEN, **keys)
     trainer._finish_current_push()
     files = online.files("someone/whole")

@@ -25,10 +25,27 @@ HINTS = PARSER.hints()
 
 
 # YAML reads 1e-4 as text, which the parser converts; of `many` it complains. A bare `off` is false.
-FIT = [(1, int), (1, float), (None, float | None), ("1e-4", float), ("many", int), (["a"], list[str])]
-FIT += [("all-linear", list[str]), (["a"], list[str] | None), ({"a": 1}, dict | str | None)]
-OTHERS = [(1.0, int), (True, int), (True, float), (None, float), ([1], int), ([1], dict | str | None)]
-OTHERS += [(False, str), (1, bool)]
+FIT = [
+    (1, int),
+    (1, float),
+    (None, float | None),
+    ("1e-4", float),
+    ("many", int),
+    (["a"], list[str]),
+    ("all-linear", list[str]),
+    (["a"], list[str] | None),
+    ({"a": 1}, dict | str | None),
+]
+OTHERS = [
+    (1.0, int),
+    (True, int),
+    (True, float),
+    (None, float),
+    ([1], int),
+    ([1], dict | str | None),
+    (False, str),
+    (1, bool),
+]
 
 
 @pytest.mark.parametrize("value, hint, right", [(*case, True) for case in FIT] + [(*case, False) for case in OTHERS])
@@ -216,8 +233,15 @@ def test_no_value_ends_in_a_traceback_of_the_parser(tmp_path_factory, recipe):
 
 MAPPINGS = sorted(name for name, hint in HINTS.items() if takes_mapping(hint))
 JSON_TEXTS = sorted({"task_options", *ProRLConfig._VALID_DICT_FIELDS})  # text of these is read as JSON
-KERNELS = ["owner/kernel", "owner/kernel@v1:forward", "paged|owner/kernel", {"": "owner/kernel"}]
-KERNELS += [{"text_config": "owner/kernel"}, ["owner/kernel"], {"": {"": "a/b"}}]
+KERNELS = [
+    "owner/kernel",
+    "owner/kernel@v1:forward",
+    "paged|owner/kernel",
+    {"": "owner/kernel"},
+    {"text_config": "owner/kernel"},
+    ["owner/kernel"],
+    {"": {"": "a/b"}},
+]
 # What `model_init_kwargs` may not hold; the last key is the culprit's.
 FORBIDDEN = [{"trust_remote_code": value} for value in (True, "true", "false", 1, "", [True])]
 FORBIDDEN += [{"attn_implementation": value} for value in KERNELS]

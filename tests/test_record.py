@@ -80,8 +80,17 @@ def test_env_names_versions_seed_hardware_and_execution(tmp_path):
 
 
 SIDE = {"correct": [0, 1], "pass@1": 0.5, "interval@1": [None, None]}
-PASSK = {"split": "test", "prompts": 2, "n": 1, "k": [1], "temperature": 1.0, "seed": 0, "task": "parity"}
-PASSK |= {"base": SIDE, "trained": SIDE}
+PASSK = {
+    "split": "test",
+    "prompts": 2,
+    "n": 1,
+    "k": [1],
+    "temperature": 1.0,
+    "seed": 0,
+    "task": "parity",
+    "base": SIDE,
+    "trained": SIDE,
+}
 
 
 def test_one_id_from_the_first_checkpoint_to_the_model_at_the_end_and_through_a_resume(make_trainer, tmp_path):

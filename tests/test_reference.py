@@ -118,7 +118,8 @@ def test_alone_it_is_a_reference_that_never_moves(run, largest_difference, lora)
     base = run(lora=lora, beta_base=0.5, max_steps=6, **rate)
     control = run(lora=lora, beta=0.5, max_steps=6, **rate)
     assert largest_difference(base, control) < 2e-6
-    of_base, of_control = read_rows(base), read_rows(control)
+    of_base = read_rows(base)
+    of_control = read_rows(control)
     assert [r["kl_base"] for r in of_base] == pytest.approx([r["kl_ref"] for r in of_control], abs=1e-6)
     assert [r["base_forward_calls"] for r in of_base] == [1, 0] * 3
     assert [r["ref_forward_calls"] for r in of_base] == [0] * 6
@@ -129,7 +130,8 @@ def test_alone_it_is_a_reference_that_never_moves(run, largest_difference, lora)
 @pytest.mark.parametrize("keys", [{"beta": 0.2, "ref_reset_every": 2}, {"beta_old": 0.2}], ids=["A", "B"])
 def test_beside_another_anchor_it_holds_the_policy_to_where_it_began(run, largest_difference, lora, keys):
     keys = {"lora": lora, "max_steps": 6, "learning_rate": 5e-3 if lora else 5e-4, **keys}
-    both, alone = run(beta_base=0.5, **keys), run(**keys)
+    both = run(beta_base=0.5, **keys)
+    alone = run(**keys)
     assert largest_difference(both, alone) > 1e-5
     kl = [r["kl_base"] for r in read_rows(both)]
     assert kl[0] == pytest.approx(0.0, abs=1e-6) and min(kl[1:]) > 1e-5  # never reset, unlike kl_ref
@@ -164,7 +166,8 @@ def test_the_next_coefficient_by_hand():
 def test_the_active_anchor_follows_its_own_kl(run, name, measure):
     resets = 4 if name == "beta" else 0
     trainer = run(kl_target=1e-3, kl_horizon=5, max_steps=8, ref_reset_every=resets, **{name: 0.5})
-    found, expected = read_rows(trainer), 0.5
+    found = read_rows(trainer)
+    expected = 0.5
     for first, second in zip(found[::2], found[1::2], strict=True):  # two steps of each generation
         assert first["beta"] == second["beta"] == pytest.approx(expected)
         mean = (first[measure] + second[measure]) / 2
@@ -195,8 +198,11 @@ def test_average_and_reset_by_hand(tmp_path):
 @pytest.mark.parametrize("lora", [True, False])
 def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora):
     trainer = make_trainer(lora=lora, elastic_reset_every=2, elastic_ema=0.5, max_steps=3, num_iterations=2)
-    average, snapshots, after = trainer.parts["elastic"].average, [weights(trainer)], []
-    update, reset = average.update, average.reset
+    average = trainer.parts["elastic"].average
+    snapshots = [weights(trainer)]
+    after = []
+    update = average.update
+    reset = average.reset
     average.update = lambda: snapshots.append(weights(trainer)) or update()
     average.reset = lambda: reset() or after.append(weights(trainer))
     trainer.train()

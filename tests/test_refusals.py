@@ -128,7 +128,8 @@ def test_every_key_that_needs_another_one_is_here():
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_a_key_without_the_one_it_needs_is_refused_and_with_it_is_not(name):
-    key, (cls, base) = NEEDS[name], (ProRLConfig, CPU) if name in KEYS else (TaskArguments, {})
+    key = NEEDS[name]
+    cls, base = (ProRLConfig, CPU) if name in KEYS else (TaskArguments, {})
     with pytest.raises(ValueError, match=f"^{name}={re.escape(repr(key.example))} ") as error:
         cls(**base, **{name: key.example})
     assert CURE.search(str(error.value)) and str(error.value).endswith(".")
@@ -140,8 +141,15 @@ def test_the_record_of_a_run_tells_which_keys_have_an_effect(name, keys):
     """From a mapping that lacks keys of newer versions."""
     need = NEEDS[name].need
     assert need.is_met(keys.get) and not need.is_met({}.get)
-    off = {"optimizer_reset": "hard", "pack_groups": "off", "length_reward": None, "ref_reset_stall": 0}
-    off |= {"beta_base": 0.0, "eval_strategy": "steps"}  # what none of them needs
+    # What none of them needs.
+    off = {
+        "optimizer_reset": "hard",
+        "pack_groups": "off",
+        "length_reward": None,
+        "ref_reset_stall": 0,
+        "beta_base": 0.0,
+        "eval_strategy": "steps",
+    }
     assert not need.is_met(off.get)
 
 
@@ -228,7 +236,8 @@ def test_every_number_has_its_range():
 
 @pytest.mark.parametrize("name", VALUED)
 def test_a_value_out_of_its_range_is_refused_with_the_range(name):
-    key, (cls, base) = VALUED[name], (TaskArguments, {}) if name in TASK_KEYS else (ProRLConfig, CPU)
+    key = VALUED[name]
+    cls, base = (TaskArguments, {}) if name in TASK_KEYS else (ProRLConfig, CPU)
     for wrong in RANGES[key.values.words][0]:
         if not (key.nullable and wrong is None):
             with pytest.raises(ValueError) as error:

@@ -42,8 +42,13 @@ def steps(trainer):
     ],
 )
 def test_a_reset_waits_for_the_next_generation(run, caplog, accumulation, per_generation, iterations, every, applied):
-    keys = {"gradient_accumulation_steps": accumulation, "steps_per_generation": per_generation}
-    keys |= {"num_iterations": iterations, "per_device_train_batch_size": 4, "max_steps": 6}
+    keys = {
+        "gradient_accumulation_steps": accumulation,
+        "steps_per_generation": per_generation,
+        "num_iterations": iterations,
+        "per_device_train_batch_size": 4,
+        "max_steps": 6,
+    }
     trainer = run(beta=0.1, ref_reset_every=every, **keys)
     assert steps(trainer) == applied and trainer.args.first_reset(6) == (applied[0][1] if applied else None)
     after = {step + 1 for _, step in applied}
@@ -167,8 +172,16 @@ WAITS, MOVED = ({"ref_reset_every": every, "optimizer_reset": "hard"} for every 
 # The counts differ from the number of the step, so that a resume could lose them; the schedule goes on.
 COUNTS = {"ref_reset_every": 3, "lr_scheduler_type": "linear", "optimizer_reset": "step"}
 ELASTIC = {"kl_target": 1e-3, "kl_horizon": 5, "elastic_reset_every": 3, "elastic_ema": 0.5}
-EVERY_EVENT = {"beta": 0.1, "ref_reset_every": 2, "elastic_reset_every": 4, "max_steps": 5, "reward": poison}
-EVERY_EVENT |= {"entropy_floor": 100.0, "entropy_patience": 4, "nonfinite": "skip"}
+EVERY_EVENT = {
+    "beta": 0.1,
+    "ref_reset_every": 2,
+    "elastic_reset_every": 4,
+    "max_steps": 5,
+    "reward": poison,
+    "entropy_floor": 100.0,
+    "entropy_patience": 4,
+    "nonfinite": "skip",
+}
 RESUMED = {
     "a request waits": (WAITS, at("reset", 2, 4, 6)),
     "a request waits, full": (WAITS | {"lora": False}, at("reset", 2, 4, 6)),
@@ -189,7 +202,8 @@ def test_a_resumed_run_is_the_run_that_was_not_broken_off(run, resume, largest_d
     keys, expected = RESUMED[case]
     keys = {"beta": 0.3, "max_steps": 8, "num_iterations": 1, "save_strategy": "steps", "save_steps": 4} | keys
     whole = run(**keys)
-    told, rows = events(whole), metrics(whole)
+    told = events(whole)
+    rows = metrics(whole)
     again = resume(whole, 4, output_dir=whole.args.output_dir, **keys)
     assert largest_difference(whole, again) == 0.0
     assert [(event["event"], event["step_applied"]) for event in told] == expected
@@ -265,8 +279,17 @@ def test_an_evaluation_outside_the_training_is_no_validation(make_trainer):
 
 
 def test_every_key_of_a_trigger_reaches_it(make_trainer):
-    keys = {"every": 50, "kl": 0.5, "kl_window": 7, "stall": 3, "drop": 0.2, "cooldown": 9}
-    keys |= {"metric": "eval_loss", "metric_mode": "min", "min_delta": 0.01}
+    keys = {
+        "every": 50,
+        "kl": 0.5,
+        "kl_window": 7,
+        "stall": 3,
+        "drop": 0.2,
+        "cooldown": 9,
+        "metric": "eval_loss",
+        "metric_mode": "min",
+        "min_delta": 0.01,
+    }
     trainer = make_trainer(beta=0.1, **{f"ref_reset_{key}": value for key, value in keys.items()}, **EVALUATED)
     (callback,) = trainer.resets.callbacks
     periodic, spike, stall = callback.triggers.triggers
@@ -288,7 +311,8 @@ def test_how_often_one_evaluates_does_not_change_the_training(run, largest_diffe
 
 def test_hard_starts_the_schedule_again_and_a_key_of_its_own_decides_otherwise(run):
     shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 6, "lr_scheduler_type": "linear", "num_iterations": 1}
-    hard, soft = {"optimizer_reset": "hard"}, {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
+    hard = {"optimizer_reset": "hard"}
+    soft = {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
     kept = ({"optimizer_reset": "keep"}, hard | {"optimizer_reset_schedule": "keep"}, {"optimizer_reset": "step"})
     plain, *rates = ([row["lr"] for row in metrics(run(**shared, **arm))] for arm in (*kept, hard, soft))
     assert plain == sorted(plain, reverse=True) and len(set(plain)) == 6
@@ -305,7 +329,8 @@ class AdamWitness(TrainerCallback):
     """Of each step: every parameter's gradient as it is used, and its moments and step count as they are left."""
 
     def __init__(self):
-        self.gradients, self.states = [], []
+        self.gradients = []
+        self.states = []
 
     def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
         self.gradients.append([param.grad.double() for param in optimizer.param_groups[0]["params"]])
@@ -318,7 +343,8 @@ class AdamWitness(TrainerCallback):
 @pytest.mark.parametrize("mode", ["keep", "hard", "soft", "asym", "step"])
 def test_the_update_after_a_reset_by_hand(run, mode):
     """From what the step before left of the moments, and this step's gradients."""
-    witness, alpha = AdamWitness(), 0.1
+    witness = AdamWitness()
+    alpha = 0.1
     keys = {"optimizer_reset_alpha": alpha} if mode == "soft" else {}
     keys |= {"beta": 0.1, "ref_reset_every": 3, "max_steps": 4, "num_iterations": 1, "log_update_norm": True}
     trainer = run(optimizer_reset=mode, trainer_kwargs={"callbacks": [witness]}, **keys)
@@ -328,7 +354,8 @@ def test_the_update_after_a_reset_by_hand(run, mode):
     for (m, v, t), gradient in zip(witness.states[2], witness.gradients[3], strict=True):
         assert t == 3
         t = 1 if mode in ("hard", "step") else 4
-        m, v = 0.9 * on_first * m + 0.1 * gradient, 0.999 * on_second * v + 0.001 * gradient**2
+        m = 0.9 * on_first * m + 0.1 * gradient
+        v = 0.999 * on_second * v + 0.001 * gradient**2
         update = 5e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
         square += update.square().sum().item()
     assert [e["step_applied"] for e in events(trainer)] == [3]
@@ -348,7 +375,8 @@ def test_the_way_to_compute_a_reference_changes_no_number(run, tiny_model):
 def test_a_second_training_counts_from_the_beginning(run):
     keys = {"beta": 0.1, "ref_reset_every": 3, "num_iterations": 1, "max_steps": 8}
     trainer = run(**keys, kl_target=1e-4, kl_horizon=1)
-    first, adapted = steps(trainer), trainer.beta
+    first = steps(trainer)
+    adapted = trainer.beta
     trainer.train()
     assert steps(trainer) == first == [(3, 3), (6, 6)]
     assert adapted != 0.1 and metrics(trainer)[0]["beta"] == 0.1
@@ -366,8 +394,15 @@ class Interrupt(TrainerCallback):
 
 
 def test_a_run_broken_off_and_resumed_in_the_same_process_is_exact(run, make_trainer, largest_difference):
-    keys = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 8, "gradient_accumulation_steps": 2}
-    keys |= {"per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 4}
+    keys = {
+        "beta": 0.1,
+        "ref_reset_every": 2,
+        "max_steps": 8,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4,
+        "save_strategy": "steps",
+        "save_steps": 4,
+    }
     whole = run(**keys)
     broken = make_trainer(trainer_kwargs={"callbacks": [Interrupt()]}, **keys)
     with pytest.raises(RuntimeError, match="broken off"):
@@ -453,14 +488,17 @@ def test_rewarmup_factor_by_hand():
 
 def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone():
     """One that takes each rate from the one before, beside the same one without rewarmup."""
-    param, rates, moved = torch.nn.Parameter(torch.zeros(1)), [], []
+    param = torch.nn.Parameter(torch.zeros(1))
+    rates = []
+    moved = []
     plain, optimizer = (torch.optim.SGD([param], lr=1.0) for _ in range(2))
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, T_max=10) for each in (plain, optimizer)]
     rewarmup = Rewarmup(optimizer, steps=4)
     for step in range(8):
         if step == 2:
             rewarmup.begin()
-        before, param.grad = param.item(), torch.ones(1)
+        before = param.item()
+        param.grad = torch.ones(1)
         rates.append([schedule.get_last_lr()[0] for schedule in schedules])
         optimizer.step()
         moved.append((before - param.item()) / rates[-1][0])

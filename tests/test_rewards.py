@@ -209,7 +209,8 @@ def line_of(text):
 @pytest.mark.parametrize("function, method", [("now", "train"), ("later", "train"), ("now", "evaluate")])
 def test_in_a_script_of_one_s_own_its_frames_come_first_and_our_line_last(own, tiny_model, tmp_path, function, method):
     status, frames, written = own(OWN_SCRIPT, tiny_model, str(tmp_path / "run"), function, method)
-    file, raised = str(tmp_path / "own.py"), line_of('return {}["answer"]')
+    file = str(tmp_path / "own.py")
+    raised = line_of('return {}["answer"]')
     assert status == 1 and written[-1] == (
         f"trl_prorl.errors.RewardError: reward function '{function}' raised KeyError: 'answer' "
         f"({file}, line {raised}) for a batch of 4 that begins with 'say it'."
@@ -235,6 +236,7 @@ def test_in_a_recipe_it_is_one_line(own, tiny_model, tmp_path):
         RECIPE_SCRIPT, *f"{options} --max_steps 1 --train_rows 8 --disable_tqdm true".split()
     )
     assert (status, frames) == (1, [])
-    file, raised = str(tmp_path / "own.py"), line_of('return {}["answer"]')
+    file = str(tmp_path / "own.py")
+    raised = line_of('return {}["answer"]')
     assert [line for line in written if line.startswith("error: ")] == written[-1:]
     assert written[-1].startswith(f"error: reward function 'now' raised KeyError: 'answer' ({file}, line {raised})")

@@ -44,7 +44,9 @@ class Fault(Part):
     """Asks once, after a step, for the run to end; and kills the process' training there if told so."""
 
     def __init__(self, step, last_good):
-        self.step, self.last_good, self.fired = step, last_good, 0
+        self.step = step
+        self.last_good = last_good
+        self.fired = 0
 
     def row(self, step, row):
         if step != self.step or self.fired:
@@ -54,8 +56,13 @@ class Fault(Part):
         return {**event, "action": "stop", "last_good": self.last_good}
 
 
-EVALUATED = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 4}
-EVALUATED |= {"trainer_kwargs": QUESTIONS}
+EVALUATED = {
+    "eval_on_start": True,
+    "eval_strategy": "steps",
+    "eval_steps": 4,
+    "per_device_eval_batch_size": 4,
+    "trainer_kwargs": QUESTIONS,
+}
 ARMS = {
     "A, hard": {"beta": 0.3, "ref_reset_every": 3, "optimizer_reset": "hard"},
     "a schedule": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
@@ -123,7 +130,9 @@ class Killed(Exception):
 
 def dying(trainer):
     """Where a run is killed, and by which function: arguments of `setattr`."""
-    part, opened, row = trainer.parts["rollback"], trainer.recorder.open, trainer.parts["rollback"].row
+    part = trainer.parts["rollback"]
+    opened = trainer.recorder.open
+    row = trainer.parts["rollback"].row
     die = Mock(side_effect=Killed)
     return {
         "before the event": (trainer, "_event", die),
@@ -160,7 +169,8 @@ def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, lar
 def test_nan_goes_back_too(make_trainer, rollback, times):
     """The norm of the gradients is NaN at step 6, so many times."""
     trainer = make_trainer(**SAVES, rollback=rollback)
-    update, left = trainer.guard.before_update, [float("nan")] * times
+    update = trainer.guard.before_update
+    left = [float("nan")] * times
     trainer.guard.before_update = lambda step, norm, rate: update(
         step, left.pop() if step == 6 and left else norm, rate
     )

@@ -28,8 +28,11 @@ def quick(monkeypatch):
 
 
 def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
-    out, record, free = tmp_path / "deep" / "out", tmp_path / "record", tmp_path / "free"
-    lock, other = FolderLock(out, record), FolderLock(free, record)
+    out = tmp_path / "deep" / "out"
+    record = tmp_path / "record"
+    free = tmp_path / "free"
+    lock = FolderLock(out, record)
+    other = FolderLock(free, record)
     lock.hold()
     lock.hold()
     lock.let_go()
@@ -99,8 +102,15 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
 ):
     request.addfinalizer((tmp_path / "go").touch)  # however this ends
     out = tmp_path / "run"
-    spec = {"run": "training", "model": tiny_model, "lora": True, "prompts": 4, "log": str(tmp_path / "log")}
-    spec |= {"keys": A | {"max_steps": 3, "run_dir": str(tmp_path / "record")}, "out": str(out)}
+    spec = {
+        "run": "training",
+        "model": tiny_model,
+        "lora": True,
+        "prompts": 4,
+        "log": str(tmp_path / "log"),
+        "keys": A | {"max_steps": 3, "run_dir": str(tmp_path / "record")},
+        "out": str(out),
+    }
     process = forks.start(**spec, wait_in_save=[2, str(tmp_path)])
     while not (tmp_path / "waits").exists():
         os.kill(process, 0)  # it lives
@@ -175,8 +185,14 @@ def test_two_nodes_without_a_shared_disk_are_refused_in_one_line_before_a_model_
     for rank in "01":
         (tmp_path / rank).mkdir()
     (tmp_path / "node.py").write_text(ON_TWO_NODES)
-    keys = {"output_dir": str(tmp_path / "run"), "run_dir": str(tmp_path / "record"), "train_rows": "64"}
-    keys |= {"model_name_or_path": tiny_model, "max_steps": "1", apart: "here"}
+    keys = {
+        "output_dir": str(tmp_path / "run"),
+        "run_dir": str(tmp_path / "record"),
+        "train_rows": "64",
+        "model_name_or_path": tiny_model,
+        "max_steps": "1",
+        apart: "here",
+    }
     arguments = [str(RECIPE)]
     for key, value in keys.items():
         arguments += [f"--{key}", value]

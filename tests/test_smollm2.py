@@ -63,7 +63,8 @@ def package(tmp_path, monkeypatch):
         loaded.hf_quantizer = SimpleNamespace(is_serializable=lambda **kwargs: False)  # as transformers' own
         return loaded
 
-    load_model, load_tokenizer = AutoModelForCausalLM.from_pretrained, AutoTokenizer.from_pretrained
+    load_model = AutoModelForCausalLM.from_pretrained
+    load_tokenizer = AutoTokenizer.from_pretrained
     with monkeypatch.context() as patched:
         patched.setattr(AutoModelForCausalLM, "from_pretrained", model)
         patched.setattr(AutoTokenizer, "from_pretrained", lambda folder, gguf_file: load_tokenizer(STAND_IN))
@@ -145,7 +146,8 @@ def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package, tmp
 def test_the_real_one_speaks_and_stops(cache):
     """Its tokenizer reads digits one by one, its chat template ends a turn, and greedy text is English that ends."""
     folder = smollm2.install()
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     assert (tokenizer.eos_token, tokenizer.pad_token_id) == ("<|im_end|>", model.generation_config.eos_token_id)
     assert tokenizer.tokenize("12 345") == ["1", "2", "Ġ", "3", "4", "5"]
     chat = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]

@@ -9,7 +9,8 @@ from trl_prorl.rollout.thinking import interrupted_rollout
 
 
 TEXT = "\nAnswer: "
-ROWS, BUDGET = 32, 20
+ROWS = 32
+BUDGET = 20
 
 
 @pytest.mark.parametrize("pack", ["off", "on"])
@@ -17,13 +18,15 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
     keys = {"max_completion_length": 40, "max_steps": 2, "per_device_train_batch_size": ROWS, "pack_groups": pack}
     trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": interrupted_rollout(BUDGET, 4, TEXT)})
     forced = trainer.processing_class(TEXT, add_special_tokens=False).input_ids
-    seen, buffered = [], watched(trainer, "_generate_and_score_completions")
+    seen = []
+    buffered = watched(trainer, "_generate_and_score_completions")
     reward = trainer.reward_funcs[0]
     trainer.reward_funcs[0] = lambda completion_ids, interrupted, **columns: (
         seen.append((completion_ids, interrupted)) or reward(completion_ids=completion_ids, **columns)
     )
     trainer.train()
-    (ids, interrupted), (batch,) = seen[0], buffered
+    ids, interrupted = seen[0]
+    (batch,) = buffered
     assert 0 < sum(interrupted) < ROWS
     for row in range(ROWS):
         length = int(batch["completion_mask"][row].sum())
@@ -43,8 +46,14 @@ def test_forced_tokens_carry_no_gradient(make_trainer):
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     ones = torch.ones(4, 5, dtype=torch.long)
-    batch = {"prompt_ids": 70 * ones, "prompt_mask": ones, "completion_ids": 80 * ones, "completion_mask": ones}
-    batch |= {"advantages": torch.tensor([1.0, -1.0, 2.0, -2.0]), "num_items_in_batch": torch.tensor(20)}
+    batch = {
+        "prompt_ids": 70 * ones,
+        "prompt_mask": ones,
+        "completion_ids": 80 * ones,
+        "completion_mask": ones,
+        "advantages": torch.tensor([1.0, -1.0, 2.0, -2.0]),
+        "num_items_in_batch": torch.tensor(20),
+    }
     for mask, silent in ((0, True), (1, False)):
         trainer.model.zero_grad()
         trainer._compute_loss(trainer.model, {**batch, "tool_mask": mask * ones}).backward()

@@ -41,7 +41,8 @@ def recipe(forks, tiny_model, tmp_path):
 
 
 def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, recipe, tmp_path):
-    first, again = tmp_path / "run", tmp_path / "again"
+    first = tmp_path / "run"
+    again = tmp_path / "again"
     status, written = recipe()
     assert status == 0, written[-3000:]
     for file in ("config.yaml", "env.json", "metrics.jsonl", "events.jsonl", "adapter_model.safetensors"):

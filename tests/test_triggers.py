@@ -9,7 +9,8 @@ from trl_prorl import KLSpike, Periodic, Stall
 from trl_prorl.resets.triggers import Trigger, TriggerSet
 
 
-NAN, RESET = math.nan, "a reset is applied"
+NAN = math.nan
+RESET = "a reset is applied"
 SERIES = [
     (Trigger(), [9.0, RESET, 1.0], []),
     (Periodic(every=3), [None] * 9, [("periodic", step, 3, step) for step in (3, 6, 9)]),
@@ -39,7 +40,8 @@ SERIES = [
 @pytest.mark.parametrize("trigger, values, expected", SERIES)
 def test_where_a_trigger_fires(trigger, values, expected):
     """Reason, value, threshold and step; every value is one of a step, and one of an evaluation after it."""
-    fired, step = [trigger.observe_step(0)], 0
+    fired = [trigger.observe_step(0)]
+    step = 0
     for value in values:
         if value is RESET:
             trigger.applied(step)
@@ -59,7 +61,12 @@ def test_cooldown_silences_every_trigger_but_they_go_on_observing():
         if step == 2:
             triggers.applied(2)
     # Silent at 3 and 4; the window that the reset emptied is full again by 4.
-    assert seen == {1: [], 2: ["periodic", "kl_spike"], 3: [], 4: [], 5: ["kl_spike"]} | {
+    assert seen == {
+        1: [],
+        2: ["periodic", "kl_spike"],
+        3: [],
+        4: [],
+        5: ["kl_spike"],
         6: ["periodic", "kl_spike"],
         7: ["kl_spike"],
         8: ["periodic", "kl_spike"],
@@ -81,7 +88,8 @@ def test_state_survives_json_in_the_middle_of_a_series():
 
     whole = build()
     expected = play(whole, range(1, 25))
-    first, second = build(), build()
+    first = build()
+    second = build()
     fired = play(first, range(1, 10))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     fired += play(second, range(10, 25))

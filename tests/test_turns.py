@@ -44,11 +44,29 @@ GAMES = {
     "no room for a turn": (["4" * 36, "5"], ["4" * 36 + "<|end|>", OVER_4], "4" * 36 + "\nguess > 4"),
     "no room for a reply": (["4" * 37, "5"], ["4" * 37 + "<|end|>"], "4" * 37),
 }
-KEYS = {"task": "guess", "task_level": 8, "model_name_or_path": "embedded", "train_rows": 64, "max_steps": 4}
-KEYS |= {"per_device_train_batch_size": 32, "num_generations": 4, "num_iterations": 2, "seed": 1}
-KEYS |= {"max_completion_length": MOST, "learning_rate": 1e-3, "use_peft": True, "lora_target_modules": "all-linear"}
-KEYS |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True, "report_to": "none"}
-KEYS |= {"save_strategy": "no", "reuse_old_logps": True, "lora_dropout": 0.0}
+KEYS = {
+    "task": "guess",
+    "task_level": 8,
+    "model_name_or_path": "embedded",
+    "train_rows": 64,
+    "max_steps": 4,
+    "per_device_train_batch_size": 32,
+    "num_generations": 4,
+    "num_iterations": 2,
+    "seed": 1,
+    "max_completion_length": MOST,
+    "learning_rate": 1e-3,
+    "use_peft": True,
+    "lora_target_modules": "all-linear",
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "reuse_old_logps": True,
+    "lora_dropout": 0.0,
+}
 
 
 def recipe(out, **keys):
@@ -79,7 +97,8 @@ def speaker(tokenizer, turns):
 
     def say(ids, most=MOST):
         text = tokenizer.decode(ids)
-        name, place = re.search(r"guess (\d+)", text)[1], text.count("<|end|>")
+        name = re.search(r"guess (\d+)", text)[1]
+        place = text.count("<|end|>")
         return tokenizer.encode(turns(name, place, text) + "<|end|>", add_special_tokens=False)[:most]
 
     return say
@@ -90,7 +109,8 @@ class Scripted(torch.nn.Module):
 
     def __init__(self, say):
         super().__init__()
-        self.weight, self.say = torch.nn.Parameter(torch.zeros(1)), say
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.say = say
         self.generation_config = type("config", (), {"eos_token_id": None})()
 
     def generate(self, input_ids, attention_mask, max_new_tokens, pad_token_id, num_return_sequences, **settings):
@@ -128,7 +148,8 @@ def test_games_in_training_token_by_token(made, tokenizer):
 def test_held_out_games_have_the_tokens_of_training(made, tokenizer):
     rows, say = by_hand(tokenizer)
     trainer, _ = made(say)
-    sampled, task = trainer.sample_rows(rows), get_task("guess", level=8)
+    sampled = trainer.sample_rows(rows)
+    task = get_task("guess", level=8)
     prompts = trainer.tokenize_prompts([row["prompt"] for row in rows])
     own = AutoTokenizer.from_pretrained(embedded_model())
     drawn = sample(Scripted(say), own, task, rows, 2, Drawing(max_new_tokens=MOST))
@@ -172,12 +193,14 @@ def test_the_tokens_of_a_reply_are_trl_s(made, reply):
 
 def test_a_model_that_bisects_always_wins_and_one_that_does_not_look_rarely(tokenizer):
     def bisect(name, place, text):
-        low, high = 0, 9
+        low = 0
+        high = 9
         for reply, guess in re.findall(r"guess ([<>]) (\d)", text):
             low, high = (int(guess) + 1, high) if reply == ">" else (low, int(guess) - 1)
         return str((low + high) // 2)
 
-    rows, task = get_task("guess", level=8).rows("test", 40).to_list(), get_task("guess", level=8)
+    rows = get_task("guess", level=8).rows("test", 40).to_list()
+    task = get_task("guess", level=8)
     for turns, least, most in ((bisect, 1.0, 1.0), (lambda name, place, text: "4", 0.0, 0.3)):
         drawn = sample(Scripted(speaker(tokenizer, turns)), tokenizer, task, rows, 2, Drawing(max_new_tokens=MOST))
         share = sum(one.correct for samples in drawn for one in samples) / 80
@@ -222,7 +245,8 @@ def test_a_resumed_run_plays_the_same_games(made, weights):
     whole.train()
     resumed, resume = made(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2", **keys)
     resumed.train(resume_from_checkpoint=resume)
-    first, second = weights(whole), weights(resumed)
+    first = weights(whole)
+    second = weights(resumed)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert untimed(read_rows(resumed)) == untimed(read_rows(whole)[2:])
 

@@ -27,10 +27,19 @@ ROOT = Path(__file__).parent.parent
 RESETS = {"beta": 0.1, "ref_reset_every": 4}
 ALONE = {"ref_reset_every": 4, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}
 STALL = {"beta": 0.1, "ref_reset_stall": 3, "eval_strategy": "steps", "eval_steps": 5, "optimizer_reset": "hard"}
-KEYS = [("plain", {}), ("plain", ALONE), ("control", {"beta": 0.1}), ("A", RESETS)]
-KEYS += [("A", {"beta": 0.1, "ref_reset_kl": 0.1}), ("B", {"beta_old": 0.1, "num_iterations": 2}), ("C", STALL)]
-KEYS += [("C", RESETS | {"optimizer_reset": "soft"}), ("optimizer-only", RESETS | ALONE)]
-KEYS += [("elastic", {"elastic_reset_every": 4}), ("base-anchored", {"beta_base": 0.1})]
+KEYS = [
+    ("plain", {}),
+    ("plain", ALONE),
+    ("control", {"beta": 0.1}),
+    ("A", RESETS),
+    ("A", {"beta": 0.1, "ref_reset_kl": 0.1}),
+    ("B", {"beta_old": 0.1, "num_iterations": 2}),
+    ("C", STALL),
+    ("C", RESETS | {"optimizer_reset": "soft"}),
+    ("optimizer-only", RESETS | ALONE),
+    ("elastic", {"elastic_reset_every": 4}),
+    ("base-anchored", {"beta_base": 0.1}),
+]
 
 
 def test_every_configuration_is_of_exactly_one_variant():
@@ -90,8 +99,18 @@ def test_what_is_said_of_a_run_without_resets(variants, config, applied, steps, 
 
 
 SIDE = {"pass@1": 0.5, "interval@1": [0.0, 1.0], "correct": [1, 1]}
-PASSK = {"split": "test", "prompts": 2, "n": 2, "k": [1], "temperature": 1.0, "seed": 0, "task": "sorting"}
-PASSK |= {"level": 3, "base": SIDE, "trained": SIDE}
+PASSK = {
+    "split": "test",
+    "prompts": 2,
+    "n": 2,
+    "k": [1],
+    "temperature": 1.0,
+    "seed": 0,
+    "task": "sorting",
+    "level": 3,
+    "base": SIDE,
+    "trained": SIDE,
+}
 
 
 def folder(root, name, variant, steps, resets=0):
@@ -106,7 +125,8 @@ def folder(root, name, variant, steps, resets=0):
 @pytest.mark.parametrize("steps, resets", [(4, 0), (3, 0), (4, 1)])
 def test_compare_report_and_card_say_it(tmp_path, steps, resets):
     path = folder(tmp_path, "arm", "A", steps, resets)
-    a, control = load_run(path), load_run(folder(tmp_path, "other", "control", 4))
+    a = load_run(path)
+    control = load_run(folder(tmp_path, "other", "control", 4))
     said = None if resets else NEVER_RESET if steps == 4 else "has not been reset yet"
     pages = {
         "compare": " ".join(pair_notes(a, control)),

@@ -25,7 +25,8 @@ def judged(verdicts, rewards=None):
     A reward function of given rewards, whose verifier gives these verdicts, completion by completion of an evaluation;
     in training nothing is right.
     """
-    verdicts, rewards = iter(verdicts), iter(rewards or [])
+    verdicts = iter(verdicts)
+    rewards = iter(rewards or [])
 
     def reward(completions, **columns):
         return [next(rewards, 0.5) for _ in completions]
@@ -122,8 +123,14 @@ RISING = [i / 1000 for i in range(1000)]
 def test_a_stalled_pass_at_1_resets_while_the_reward_rises(run):
     # Right of eight: 4, 4, 5, 5, 5. Evaluations 2 to 5, but for the third, are no improvement.
     verdicts = [place < right for right in (4, 4, 5, 5, 5) for place in range(8)]
-    keys = {"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_pass@1", "max_steps": 5}
-    keys |= {"trainer_kwargs": {"eval_dataset": say(2)}, **EVALUATED}
+    keys = {
+        "beta": 0.1,
+        "ref_reset_stall": 1,
+        "ref_reset_metric": "eval_pass@1",
+        "max_steps": 5,
+        "trainer_kwargs": {"eval_dataset": say(2)},
+        **EVALUATED,
+    }
     trainer = run(reward=judged(verdicts, RISING), **keys)
     rewards = [row["eval_reward"] for row in read(trainer, "evaluations.jsonl")]
     assert rewards == sorted(rewards) and len(set(rewards)) == 5
@@ -133,8 +140,15 @@ def test_a_stalled_pass_at_1_resets_while_the_reward_rises(run):
 
 def test_the_best_model_by_pass_at_1_is_not_the_one_by_the_reward(run):
     verdicts = [place < right for right in (3, 6, 2) for place in range(8)]
-    keys = {"load_best_model_at_end": True, "metric_for_best_model": "eval_pass@1", "max_steps": 3}
-    keys |= {"save_strategy": "steps", "save_steps": 1, "trainer_kwargs": {"eval_dataset": say(2)}, **EVALUATED}
+    keys = {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_pass@1",
+        "max_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "trainer_kwargs": {"eval_dataset": say(2)},
+        **EVALUATED,
+    }
     trainer = run(reward=judged(verdicts, RISING), **keys)
     assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2" and trainer.state.best_metric == 0.75
 
@@ -143,8 +157,14 @@ def test_several_validation_sets_have_each_its_own(run):
     # TRL gives their rewards one name. Eight verdicts of `easy`, then four of `hard`.
     steps = [([1] * 8, [0, 0, 0, 1]), ([1] * 8, [0] * 4), ([0] * 8, [0, 0, 1, 1])]
     verdicts = [verdict for easy, hard in steps for verdict in (*easy, *hard)]
-    keys = {"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_hard_pass@1", "max_steps": 3}
-    keys |= {"trainer_kwargs": {"eval_dataset": {"easy": say(2), "hard": say(1)}}, **EVALUATED}
+    keys = {
+        "beta": 0.1,
+        "ref_reset_stall": 1,
+        "ref_reset_metric": "eval_hard_pass@1",
+        "max_steps": 3,
+        "trainer_kwargs": {"eval_dataset": {"easy": say(2), "hard": say(1)}},
+        **EVALUATED,
+    }
     trainer = run(reward=judged(verdicts), **keys | {"per_device_eval_batch_size": 4})
     rows = read(trainer, "evaluations.jsonl")
     assert [row["eval_easy_pass@1"] for row in rows] == [1.0, 1.0, 0.0]

@@ -14,11 +14,26 @@ from trl_prorl.parts import Part
 
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
-SETTINGS = {"num_generations": 4, "max_completion_length": 6, "learning_rate": 5e-3, "seed": 7}
-SETTINGS |= {"bf16": False, "gradient_checkpointing": False, "disable_tqdm": True}
+SETTINGS = {
+    "num_generations": 4,
+    "max_completion_length": 6,
+    "learning_rate": 5e-3,
+    "seed": 7,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+}
 # A run that keeps its best checkpoint, with `QUESTIONS` for its `trainer_kwargs`, and with `evaluated_as`.
-BEST = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "load_best_model_at_end": True}
-BEST |= {"metric_for_best_model": "eval_reward", "greater_is_better": True, "save_strategy": "steps", "save_steps": 2}
+BEST = {
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "per_device_eval_batch_size": 4,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_reward",
+    "greater_is_better": True,
+    "save_strategy": "steps",
+    "save_steps": 2,
+}
 QUESTIONS = {"eval_dataset": Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})}
 
 
@@ -41,14 +56,16 @@ def constant(value, verifier=None):
 
 def evaluated_as(trainer, *rewards):
     """Evaluations whose rewards are known."""
-    evaluate, known = trainer._evaluate, iter(rewards)
+    evaluate = trainer._evaluate
+    known = iter(rewards)
     trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(known)}
     return trainer
 
 
 def watched(owner, name):
     """What a method returns from now on, call by call."""
-    method, seen = getattr(owner, name), []
+    method = getattr(owner, name)
+    seen = []
     setattr(owner, name, lambda *args, **kwargs: seen.append(method(*args, **kwargs)) or seen[-1])
     return seen
 

@@ -146,10 +146,26 @@ def right_once():
 
 
 def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
-    keys = {"beta": 0.1, "beta_old": 0.1, "beta_base": 0.1, "ref_reset_every": 2, "optimizer_reset": "soft"}
-    keys |= {"elastic_reset_every": 2, "lora_growth_every": 2, "kl_clamp": 10.0, "log_update_norm": True}
-    keys |= {"skip_zero_rows": True, "drop_zero_rows": True, "dynamic_sampling_rounds": 1, "nonfinite": "skip"}
-    keys |= {"entropy_floor": 100.0, "entropy_patience": 1, "max_steps": 6, "save_strategy": "steps", "save_steps": 4}
+    keys = {
+        "beta": 0.1,
+        "beta_old": 0.1,
+        "beta_base": 0.1,
+        "ref_reset_every": 2,
+        "optimizer_reset": "soft",
+        "elastic_reset_every": 2,
+        "lora_growth_every": 2,
+        "kl_clamp": 10.0,
+        "log_update_norm": True,
+        "skip_zero_rows": True,
+        "drop_zero_rows": True,
+        "dynamic_sampling_rounds": 1,
+        "nonfinite": "skip",
+        "entropy_floor": 100.0,
+        "entropy_patience": 1,
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 4,
+    }
     given = {"columns": {"task": ["talk"] * 16}, "trainer_kwargs": {"rollout_func": interrupted_rollout(2, 2, "so")}}
     rich = run(reward=everything(), **given, **keys)
     plain = run(num_iterations=1)

@@ -20,7 +20,8 @@ from sort_toy.problem import EVERY_RESPONSE, PROMPTS, Batch, Setting, initial_we
 
 EXACT = 1e-12  # of gradients of about 0.01 to 0.1, in float64
 ARMS = list(problem.ARMS.items())
-PROMPT_COUNT, RESPONSE_COUNT = len(PROMPTS), len(EVERY_RESPONSE)
+PROMPT_COUNT = len(PROMPTS)
+RESPONSE_COUNT = len(EVERY_RESPONSE)
 
 
 # The toy once more, by loops over scalars and matrices, for complex weights: if one weight is moved by an imaginary h,
@@ -29,7 +30,9 @@ PROMPT_COUNT, RESPONSE_COUNT = len(PROMPTS), len(EVERY_RESPONSE)
 
 def logps_of(weights):
     """Log-probabilities by prompt and position."""
-    embedding, encode, decode = weights["embedding"], weights["encode"], weights["decode"]
+    embedding = weights["embedding"]
+    encode = weights["encode"]
+    decode = weights["decode"]
     found = []
     for prompt in PROMPTS:
         hidden = sum(embedding[number] @ encode[place] for place, number in enumerate(prompt))
@@ -123,7 +126,8 @@ def reward_table(reward):
 
 @pytest.mark.parametrize("loss", problem.LOSSES)
 def test_the_gradient_before_the_first_update_is_that_of_the_expected_reward(loss, weights):
-    rewards, policy = reward_table("inclusion_ordering"), logps_of(weights)
+    rewards = reward_table("inclusion_ordering")
+    policy = logps_of(weights)
     _, exact = derivative(expected_reward(rewards), weights)
     mean = np.array([(probability(policy, p) * rewards[p]).sum() for p in range(PROMPT_COUNT)])[:, None]
     for advantages in (rewards, rewards - mean):  # a baseline changes nothing in the mean
@@ -135,8 +139,10 @@ def test_the_gradient_before_the_first_update_is_that_of_the_expected_reward(los
 
 @pytest.mark.parametrize("loss, beyond", [("unclipped", 0.0), ("clipped", 0.01), ("clipped", 0.2)])
 def test_the_gradient_after_some_updates_is_that_of_the_surrogate(loss, beyond, weights, before):
-    old, rewards = logps_of(before), reward_table("distance") - 0.4
-    batch, old_chosen = every_response(old, old, rewards), chosen(old)
+    old = logps_of(before)
+    rewards = reward_table("distance") - 0.4
+    batch = every_response(old, old, rewards)
+    old_chosen = chosen(old)
 
     def surrogate(logps):
         total = 0.0
@@ -173,11 +179,14 @@ def test_k3_times_the_ratio_has_the_gradient_of_the_kl_and_k3_alone_has_not(weig
 def test_the_backward_by_hand_is_autograd_s(loss, beta, correction, weights, before):
     """So what is exact for one engine is so for the other."""
     rng = np.random.default_rng(2)
-    old, anchor = logps_of(before), logps_of(initial_weights(1))
+    old = logps_of(before)
+    anchor = logps_of(initial_weights(1))
     batch = every_response(old, anchor, rng.normal(size=(PROMPT_COUNT, RESPONSE_COUNT)))
     setting = Setting(loss=loss, epsilon=0.2, beta=beta, anchor="reference", bias_correction=correction)
-    (one, first), (other, second) = by_torch(weights, batch, setting), by_numpy(weights, batch, setting)
-    assert one == pytest.approx(other, abs=EXACT) and distance(first, second) < EXACT
+    loss_of_torch, gradients_of_torch = by_torch(weights, batch, setting)
+    loss_of_numpy, gradients_of_numpy = by_numpy(weights, batch, setting)
+    assert loss_of_torch == pytest.approx(loss_of_numpy, abs=EXACT)
+    assert distance(gradients_of_torch, gradients_of_numpy) < EXACT
 
 
 @pytest.mark.parametrize("reward", problem.REWARDS)
@@ -225,10 +234,12 @@ def test_the_log_has_what_each_response_was_sampled_and_paid_by(tmp_path):
     assert run.main(["--epochs", "2", "--log", str(path)]) == 0
     head, *lines = (line.split("\t") for line in path.read_text().splitlines())
     assert head == ["epoch", "prompt", "response", "log-probability", "reward", "delta"] and len(lines) == 2 * 3 * 10
-    logps, rewards = logps_of(initial_weights(0)), reward_table("inclusion_ordering")
+    logps = logps_of(initial_weights(0))
+    rewards = reward_table("inclusion_ordering")
     every = [" ".join(map(str, response)) for response in EVERY_RESPONSE]
     for place, (epoch, prompt, response, logp, reward, _) in enumerate(lines[:30]):
-        p, r = place // 10, every.index(response)
+        p = place // 10
+        r = every.index(response)
         assert epoch == "1" and prompt == " ".join(map(str, PROMPTS[p]))
         assert float(logp) == pytest.approx(np.log(probability(logps, p)[r]), abs=6e-5)
         assert float(reward) == pytest.approx(rewards[p, r], abs=6e-5)
@@ -244,7 +255,10 @@ def curves():
     """By arm: its setting, and what both engines make of it. A and C reset before the 4th and the 7th epoch."""
     found = {}
     for arm, keys in problem.ARMS.items():
-        setting = Setting(**{**vars(SHORT), **keys, **({"reset_every": 3} if keys.get("reset_every") else {})})
+        fields = {**vars(SHORT), **keys}
+        if keys.get("reset_every"):
+            fields["reset_every"] = 3
+        setting = Setting(**fields)
         found[arm] = (setting, with_torch.train(setting), with_numpy.train(setting))
     return found
 
@@ -288,7 +302,8 @@ def test_what_the_anchors_hold():
     assert rewards("B", **one_update) == rewards("plain", **one_update) != rewards("control", **one_update)
     assert rewards("B", epochs=2, inner_steps=2) != rewards("plain", epochs=2, inner_steps=2)
     eleven = {"epochs": 11, "inner_steps": 3}
-    control, moved = rewards("control", **eleven), rewards("A", **eleven)
+    control = rewards("control", **eleven)
+    moved = rewards("A", **eleven)
     assert moved[:10] == control[:10] and moved[10] != control[10]
 
 
@@ -334,12 +349,14 @@ def test_the_files_of_an_update_are_the_project_s(tmp_path):
     optimizer.step(ones)
     optimizer.reset("soft", 0.5)
     optimizer.step(ones)
-    inputs, outputs = read(UpdateInputs, tmp_path), read(UpdateOutputs, tmp_path)
+    inputs = read(UpdateInputs, tmp_path)
+    outputs = read(UpdateOutputs, tmp_path)
     assert inputs.update == outputs.update == 2 and inputs.reset["mode"] == "soft" and inputs.reset["alpha"] == 0.5
     assert inputs.names == ["embedding", "encode", "decode"]
     assert all(array.dtype == torch.float64 for array in outputs.parameters.values())
     # The first update is the learning rate; then m = 0.1 and v = 0.001 are halved, and the next gradient is 1 again.
     first = begin["embedding"] - 1e-3
     assert np.allclose(inputs.parameters["embedding"].numpy(), first, rtol=0.0, atol=1e-10)
-    m, v = (0.9 * 0.05 + 0.1) / (1 - 0.9**2), (0.999 * 0.0005 + 0.001) / (1 - 0.999**2)
+    m = (0.9 * 0.05 + 0.1) / (1 - 0.9**2)
+    v = (0.999 * 0.0005 + 0.001) / (1 - 0.999**2)
     assert np.allclose(optimizer.weights["embedding"], first - 1e-3 * m / np.sqrt(v), rtol=0.0, atol=1e-10)

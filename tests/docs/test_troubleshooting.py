@@ -27,7 +27,8 @@ def template(node: ast.AST) -> str | None:
     if isinstance(node, ast.FormattedValue):
         return ANY
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = template(node.left), template(node.right)
+        left = template(node.left)
+        right = template(node.right)
         return None if left is None and right is None else (left or ANY) + (right or ANY)
     return None
 
@@ -46,9 +47,11 @@ def templates() -> list[str]:
             }
             for node in ast.walk(tree):
                 if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
-                    node.format_spec, text = None, texts.get(node.value.id)
+                    node.format_spec = None
+                    text = texts.get(node.value.id)
                     if text:
-                        node.__class__, node.value = ast.Constant, text
+                        node.__class__ = ast.Constant
+                        node.value = text
             found += [text for node in ast.walk(tree) if (text := template(node))]
     return [re.sub(r"\s+", " ", text) for text in found]
 

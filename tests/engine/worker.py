@@ -59,7 +59,9 @@ def bits(model):
 
 
 def main(keys):
-    resume, lora, dies_at = keys.pop("resume", None), keys.pop("lora", True), keys.pop("dies_at", None)
+    resume = keys.pop("resume", None)
+    lora = keys.pop("lora", True)
+    dies_at = keys.pop("dies_at", None)
     if not keys.get("vllm_enable_lora"):  # on a CPU vLLM packs weights once they are loaded, and cannot take new ones
         linear = torch.nn.functional.linear
         layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer, "cpu_linear", linear)
@@ -67,15 +69,29 @@ def main(keys):
     torch.set_num_threads(1)
     task = get_task("sorting", level=3, reward="inclusion_ordering")
     model = AutoModelForCausalLM.from_pretrained(embedded_model("embedded:sorting"), dtype=dtype)
-    fixed = {"use_vllm": True, "vllm_mode": "colocate", "max_completion_length": 16, "num_generations": 4}
-    fixed |= {"per_device_train_batch_size": 8, "report_to": "none", "logging_steps": 1, "save_strategy": "no"}
-    fixed |= {"vllm_max_model_length": 64, "learning_rate": 1e-2, "use_cpu": True, "bf16": False, "seed": 1}
+    fixed = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "max_completion_length": 16,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "vllm_max_model_length": 64,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "bf16": False,
+        "seed": 1,
+    }
     args = ProRLConfig(**(fixed | {"gradient_checkpointing": False} | keys))
     adapter = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
     rows = Dataset.from_list(list(task.rows("train", 64)))
     trainer = ProRLTrainer(model, task_reward(task), args, train_dataset=rows, peft_config=adapter)
-    policy, found = trainer.accelerator.unwrap_model(trainer.model), []
-    before, generate = bits(policy), trainer.vllm_generation.generate
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    found = []
+    before = bits(policy)
+    generate = trainer.vllm_generation.generate
 
     def compared(prompts, *rest, **named):
         drawn = generate(prompts, *rest, **named)

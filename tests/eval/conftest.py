@@ -176,8 +176,12 @@ def run_dir(base, random_adapter, tmp_path):
     for file in base.iterdir():
         if "token" in file.name or "template" in file.name:
             shutil.copy(file, path)
-    config = {"model_name_or_path": str(base), "task": "parity", "temperature": 0.7}
-    config |= {"max_completion_length": NEW_TOKENS}
+    config = {
+        "model_name_or_path": str(base),
+        "task": "parity",
+        "temperature": 0.7,
+        "max_completion_length": NEW_TOKENS,
+    }
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     return path
 

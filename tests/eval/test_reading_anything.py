@@ -99,7 +99,8 @@ def folders(tmp_path_factory):
 @pytest.fixture
 def readers(folders):
     """Everything that reads the run folder, pictures aside; each ends, or raises an `InputError`."""
-    run, other = folders / "damaged", folders / "sound"
+    run = folders / "damaged"
+    other = folders / "sound"
 
     def over(run_dir):
         return build_report(Frame([load_run(run_dir), load_run(other)]), "report")
@@ -142,7 +143,8 @@ def damage():
 
 def read_damaged(folders, readers, file, content):
     """Whether any of them refused the file."""
-    path, refused = folders / "damaged" / file, []
+    path = folders / "damaged" / file
+    refused = []
     before = path.read_bytes()
     try:
         path.unlink()
@@ -221,7 +223,8 @@ def test_any_number_of_a_row_is_read(folders, readers, caplog, file, key, value)
 
 
 def test_rows_that_are_missing_are_named(folders, caplog):
-    run, rows = folders / "damaged", [{"step": step} for step in (9, 3, 4, 12)]
+    run = folders / "damaged"
+    rows = [{"step": step} for step in (9, 3, 4, 12)]
     before = (run / "metrics.jsonl").read_bytes()
     write(run, "metrics.jsonl", rows)
     load_run(run)
@@ -242,7 +245,8 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
         for end in (b"", b"\0" * 9, b"\n"):
             path.write_bytes(whole[:cut] + end)
             caplog.clear()
-            rows, left = read_jsonl(path), whole[:cut].count(b"\n")
+            rows = read_jsonl(path)
+            left = whole[:cut].count(b"\n")
             is_whole = whole[:cut].split(b"\n")[-1] == lines[left] != b"" and end != b"\0" * 9
             assert rows == FILES[file][: left + is_whole], (cut, end)
             begun = whole[:cut].split(b"\n")[-1] != b"" and not is_whole

@@ -44,7 +44,8 @@ sys.path.pop()  # the folders there must not hide packages of their names
 def work(order):
     torch.set_num_threads(1)
     if order["hub"]:
-        os.environ["HF_TOKEN"], hf_api.api.endpoint = TOKEN, order["hub"]
+        os.environ["HF_TOKEN"] = TOKEN
+        hf_api.api.endpoint = order["hub"]
         vars(constants).update(constants_for(order["hub"]))
     if order["run"] == "training":
         return training.train(order)

@@ -23,15 +23,27 @@ def rows(count, first):
 
 
 def build(model, out, lora, prompts, keys, **given):
-    defaults = {"output_dir": out, "max_steps": 9, "per_device_train_batch_size": 4, "use_cpu": True, **SETTINGS}
-    defaults |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3, "logging_steps": 2}
+    defaults = {
+        "output_dir": out,
+        "max_steps": 9,
+        "per_device_train_batch_size": 4,
+        "use_cpu": True,
+        **SETTINGS,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "save_total_limit": 3,
+        "logging_steps": 2,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         args = ProRLConfig(**{**defaults, **keys})
-    ours = {"reward_funcs": vowels, "train_dataset": rows(prompts, 0)}
-    ours |= {"eval_dataset": rows(2, 50) if args.eval_strategy != "no" else None}
-    ours |= {"processing_class": AutoTokenizer.from_pretrained(model)}
-    ours |= {"peft_config": LoraConfig(**LORA) if lora else None}
+    ours = {
+        "reward_funcs": vowels,
+        "train_dataset": rows(prompts, 0),
+        "eval_dataset": rows(2, 50) if args.eval_strategy != "no" else None,
+        "processing_class": AutoTokenizer.from_pretrained(model),
+        "peft_config": LoraConfig(**LORA) if lora else None,
+    }
     return ProRLTrainer(model=model, args=args, **ours | given)
 
 
@@ -61,7 +73,8 @@ class AtStep(TrainerCallback):
     """Calls a function when a step is done and not yet saved."""
 
     def __init__(self, step, act):
-        self.step, self.act = step, act
+        self.step = step
+        self.act = act
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.step:
@@ -83,7 +96,8 @@ def hold(args):
 
 def wait_in_save(trainer, step, signals):
     """Half a checkpoint is written when this process says so, and waits until it is told to go on."""
-    save, signals = trainer._save_beside, Path(signals)
+    save = trainer._save_beside
+    signals = Path(signals)
 
     def wait(checkpoint):
         if trainer.state.global_step == step:

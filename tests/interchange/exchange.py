@@ -12,7 +12,8 @@ from trl_prorl.interchange import export_update
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
 STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
-A, B = "layer.lora_A.default.weight", "layer.lora_B.default.weight"
+A = "layer.lora_A.default.weight"
+B = "layer.lora_B.default.weight"
 
 
 def script(path: Path):
@@ -35,7 +36,8 @@ def live_state(trainer):
         if param in optimizer.state:
             state = optimizer.state[param]
             found["parameters"][name] = param.detach().clone()
-            found["exp_avg"][name], found["exp_avg_sq"][name] = state["exp_avg"].clone(), state["exp_avg_sq"].clone()
+            found["exp_avg"][name] = state["exp_avg"].clone()
+            found["exp_avg_sq"][name] = state["exp_avg_sq"].clone()
             found["steps"][name] = state["step"].clone().reshape(1)
     return found
 
@@ -44,7 +46,10 @@ class EveryUpdate(TrainerCallback):
     """Exports every update into `folder/1`, `folder/2`, …, and keeps what torch made of it."""
 
     def __init__(self, folder):
-        self.folder, self.trainer, self.export, self.after = folder, None, None, {}
+        self.folder = folder
+        self.trainer = None
+        self.export = None
+        self.after = {}
 
     def on_step_begin(self, args, state, control, **kwargs):
         if self.export is None or self.export.done:  # the export of a step that was left out waits

@@ -22,7 +22,8 @@ from trl_prorl.interchange import UpdateInputs, UpdateOutputs, files, read, writ
 
 
 def same(first, second):
-    ours, theirs = first.tensors(), second.tensors()
+    ours = first.tensors()
+    theirs = second.tensors()
     assert list(ours) == list(theirs) and first.values() == second.values()
     for name in ours:
         assert ours[name].dtype == theirs[name].dtype, name
@@ -39,7 +40,8 @@ def test_a_schema_comes_back_as_it_was(hand_made, rows, tmp_path):
         metrics={"update_norm": 0.1},
     )
     half = hand_made()
-    half.parameters[A], half.parameters[B] = half.parameters[A].bfloat16(), half.parameters[B].half()
+    half.parameters[A] = half.parameters[A].bfloat16()
+    half.parameters[B] = half.parameters[B].half()
     for data in (inputs, rows, outputs, half):
         write(data, tmp_path)
         same(read(type(data), tmp_path), data)
@@ -110,7 +112,9 @@ def flipped(whole):
     return data
 
 
-FIRST, SECOND, TURNED = f"exp_avg/{A}", f"exp_avg_sq/{A}", f"parameters/{B}"
+FIRST = f"exp_avg/{A}"
+SECOND = f"exp_avg_sq/{A}"
+TURNED = f"parameters/{B}"
 
 
 def swapped(sidecar):

@@ -9,8 +9,8 @@ import torch
 from exchange import STATE, EveryUpdate, live_state
 from run_record import read_rows
 from safetensors.torch import load_file, save_file
-from test_packing_tools import KEYS, add, rewarded, speaks, tools_model  # noqa: F401
 from tiny_run import QUESTIONS
+from tool_run import KEYS, add, rewarded, speaks
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_prorl.errors import InputError
@@ -63,8 +63,14 @@ def test_gradients_and_norm_are_those_before_clipping(make_trainer, tmp_path):
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_learning_rate_is_the_one_in_force(exporting, accumulation):
     """Of the schedule and of the re-warm-up, as the record has it; and with accumulated micro-batches."""
-    keys = {"optimizer_reset": "hard", "optimizer_reset_rewarmup_steps": 4, "optimizer_reset_schedule": "keep"}
-    keys |= {"beta": 0.1, "ref_reset_every": 2, "lr_scheduler_type": "linear"}
+    keys = {
+        "optimizer_reset": "hard",
+        "optimizer_reset_rewarmup_steps": 4,
+        "optimizer_reset_schedule": "keep",
+        "beta": 0.1,
+        "ref_reset_every": 2,
+        "lr_scheduler_type": "linear",
+    }
     trainer, callback = exporting(**keys, max_steps=4, gradient_accumulation_steps=accumulation)
     rates = []
     for row in read_rows(trainer):
@@ -256,7 +262,8 @@ def test_an_import_into_a_new_optimizer_makes_the_state_that_torch_would(make_tr
         for name, param in trainer.model.named_parameters():
             param.grad = gradients[name].clone() if name in gradients else None
         trainer.optimizer.step()
-    first, second = live_state(trained), live_state(fresh)
+    first = live_state(trained)
+    second = live_state(fresh)
     for kind in STATE:
         for name in outputs.names:
             assert torch.equal(first[kind][name], second[kind][name]), (kind, name)
@@ -306,7 +313,9 @@ CHANGES = [
 
 def test_outputs_of_another_model_or_damaged_ones_change_nothing(run, tmp_path):
     trainer = run(max_steps=1)
-    before, names, folder = live_state(trainer), outputs_of(trainer).names, tmp_path / "x"
+    before = live_state(trainer)
+    names = outputs_of(trainer).names
+    folder = tmp_path / "x"
     for kind, change, told in CHANGES:
         named = f"{kind}/{names[1 if change is reordered else -1]}"
         with pytest.raises(InputError, match=f"tensor {re.escape(named)}{told}") as caught:
@@ -325,11 +334,15 @@ class Imports(TrainerCallback):
     """Imports outputs of update `number` in every step, in the place of torch's update."""
 
     def __init__(self, folder, number):
-        self.folder, self.number, self.trainer, self.refused = folder, number, None, []
+        self.folder = folder
+        self.number = number
+        self.trainer = None
+        self.refused = []
 
     def on_optimizer_step(self, args, state, control, **kwargs):
         outputs = outputs_of(self.trainer)
-        outputs.update, before = self.number, live_state(self.trainer)
+        outputs.update = self.number
+        before = live_state(self.trainer)
         write(outputs, self.folder)
         try:
             import_update(self.trainer, self.folder)
@@ -355,7 +368,7 @@ def test_outputs_beside_other_inputs_are_refused(exporting, tmp_path):
         import_update(trainer, callback.folder / "1")
 
 
-def test_a_tool_s_answer_is_context_and_no_part_of_the_loss(make_trainer, tools_model, tmp_path):  # noqa: F811
+def test_a_tool_s_answer_is_context_and_no_part_of_the_loss(make_trainer, tools_model, tmp_path):
     """
     The reference of a new LoRA is the model itself, so that its log-probabilities come from the files and the model:
     every completion token up to the last with mask 1 is attended to, a tool's answer too.

@@ -160,8 +160,16 @@ def test_it_refuses_what_is_not_whole(engine, hand_made, tmp_path, damage):
 
 # ------------------------------------------------------------------------------------------- a real trainer with LoRA
 
-TEN = {"model": embedded_model(), "max_steps": 10, "beta": 0.1, "ref_reset_every": 4}
-TEN |= {"optimizer_reset_rewarmup_steps": 3, "lr_scheduler_type": "linear", "weight_decay": 0.1, "max_grad_norm": 0.1}
+TEN = {
+    "model": embedded_model(),
+    "max_steps": 10,
+    "beta": 0.1,
+    "ref_reset_every": 4,
+    "optimizer_reset_rewarmup_steps": 3,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.1,
+}
 
 # With the usual ε of 1e-8 Adam makes a step of a gradient that is rounding noise, and a run amplifies it.
 SMOOTH = {"adam_epsilon": 1e-2}
@@ -180,7 +188,9 @@ class ByTheEngine(TrainerCallback):
     """Every update is the engine's: out to files, in from files, over torch's own."""
 
     def __init__(self, engine, folder):
-        self.engine, self.folder, self.trainer = engine, folder, None
+        self.engine = engine
+        self.folder = folder
+        self.trainer = None
 
     def on_step_begin(self, args, state, control, **kwargs):
         export_update(self.trainer, self.folder / str(state.global_step + 1))
@@ -218,7 +228,9 @@ def test_ten_updates_with_resets_and_a_growth_are_torch_s(engine, exporting, mod
     keys = TEN | GROWTH | treating(mode) | {"lora_growth_every": every}
     _, callback = exporting(**keys, trainer_kwargs=of_the_embedded_model())
     state, _ = engine.read_inputs(callback.folder / "1")
-    grew, resets, clipped = [], [], 0
+    grew = []
+    resets = []
+    clipped = 0
     for number in range(1, 11):
         folder = callback.folder / str(number)
         inputs = engine.read_inputs(folder)[1]

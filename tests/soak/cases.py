@@ -13,12 +13,30 @@ from trl_prorl.embedded.making import END, byte_tokenizer
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 # Two prompts a batch: an epoch ends after two batches, and a resume falls into a later one too.
-COMMON = {"max_steps": 8, "per_device_train_batch_size": 8, "num_generations": 4, "train_rows": 4, "task_level": 1}
-COMMON |= {"max_completion_length": 8, "learning_rate": 2e-3, "temperature": 2.0, "logging_steps": 2}
-# The task's reward is 0 for a model that has learned nothing; the length's differs from completion to completion.
-COMMON |= {"length_reward": "target", "length_target": 3, "length_cost": 0.1, "disable_tqdm": True}
-COMMON |= {"eval_strategy": "steps", "eval_steps": 3, "eval_rows": 2, "per_device_eval_batch_size": 8}
-COMMON |= {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 3, "ddp_find_unused_parameters": False}
+COMMON = {
+    "max_steps": 8,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "train_rows": 4,
+    "task_level": 1,
+    "max_completion_length": 8,
+    "learning_rate": 2e-3,
+    "temperature": 2.0,
+    "logging_steps": 2,
+    # The task's reward is 0 for a model that has learned nothing; the length's differs from completion to completion.
+    "length_reward": "target",
+    "length_target": 3,
+    "length_cost": 0.1,
+    "disable_tqdm": True,
+    "eval_strategy": "steps",
+    "eval_steps": 3,
+    "eval_rows": 2,
+    "per_device_eval_batch_size": 8,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "save_total_limit": 3,
+    "ddp_find_unused_parameters": False,
+}
 LORA = {"lora_r": 4, "lora_alpha": 8}
 # A generation batch that lasts for several steps, so that most checkpoints lie inside one.
 SPREAD = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
@@ -32,18 +50,39 @@ CASES = {
     "B, full": ("B", {"use_peft": False, **SPREAD, "num_iterations": 2, "log_completions": True}),
     "C by a KL spike, hard": (
         "C",
-        {**LORA, "ref_reset_every": 0, "ref_reset_kl": 1e-3, "ref_reset_kl_window": 2, "lr_scheduler_type": "cosine"}
-        | {"optimizer_reset_rewarmup_steps": 5},
+        {
+            **LORA,
+            "ref_reset_every": 0,
+            "ref_reset_kl": 1e-3,
+            "ref_reset_kl_window": 2,
+            "lr_scheduler_type": "cosine",
+            "optimizer_reset_rewarmup_steps": 5,
+        },
     ),
     "C by a stall, soft, full": (
         "C",
-        {"use_peft": False, "ref_reset_every": 0, "ref_reset_stall": 1, "eval_steps": 2, "optimizer_reset": "soft"}
-        | {"eval_on_start": True, "optimizer_reset_rewarmup_steps": 9, "lr_scheduler_type": "linear", "save_steps": 1},
+        {
+            "use_peft": False,
+            "ref_reset_every": 0,
+            "ref_reset_stall": 1,
+            "eval_steps": 2,
+            "optimizer_reset": "soft",
+            "eval_on_start": True,
+            "optimizer_reset_rewarmup_steps": 9,
+            "lr_scheduler_type": "linear",
+            "save_steps": 1,
+        },
     ),
     "C, asymmetric, dynamic sampling": (
         "C",
-        {**LORA, "ref_reset_every": 3, "optimizer_reset": "asym", "dynamic_sampling_rounds": 1, "task": "sorting"}
-        | {"task_options": '{"reward": "inclusion_ordering"}'},
+        {
+            **LORA,
+            "ref_reset_every": 3,
+            "optimizer_reset": "asym",
+            "dynamic_sampling_rounds": 1,
+            "task": "sorting",
+            "task_options": '{"reward": "inclusion_ordering"}',
+        },
     ),
     "C, step count": ("C", {**LORA, "ref_reset_every": 3, "optimizer_reset": "step", "lr_scheduler_type": "cosine"}),
     "A, growth": ("A", {**LORA, "ref_reset_every": 3, "lora_growth_every": 3, "lora_growth_step": 2, "save_steps": 3}),

@@ -130,7 +130,8 @@ def run(job: Job) -> Ended:
                 (process.kill if job.all_die else process.terminate)()
     cat.wait()
     statuses = [process.exitcode for process in group]
-    note, counts = job.folder / "note", job.folder / "counts"
+    note = job.folder / "note"
+    counts = job.folder / "counts"
     struck = json.loads(note.read_text()) if note.exists() else None
     if -signal.SIGALRM in statuses:
         struck = {"stage": "any", "step": "time", "where": "anywhere"}

@@ -62,7 +62,8 @@ class Soak:
     """In a folder of scratch space; a mutant is a defect in every run but the undisturbed ones."""
 
     def __init__(self, folder: Path, mutant: str | None = None):
-        self.folder, self.mutant = folder, mutant
+        self.folder = folder
+        self.mutant = mutant
         (folder / "some" / "where" / "else").mkdir(parents=True)
         self.model = make_model(folder / "model")
         self.disk = small_disk(folder / "disk")
@@ -92,12 +93,15 @@ class Attempt:
     """Everything that is done to one run; `story` is told of a run that turns out to be another."""
 
     def __init__(self, soak: Soak, plan: Trial):
-        self.soak, self.plan = soak, plan
+        self.soak = soak
+        self.plan = plan
         self.control, self.undisturbed = soak.control(plan.case, plan.processes)
         self.disk = soak.disk if plan.small_disk else None
         self.place = (self.disk or soak.folder) / f"trial{plan.number}"
-        self.out, self.logs = self.place / "run", soak.folder / "processes" / f"trial{plan.number}"
-        self.rng, self.story = Random(plan.seed), []
+        self.out = self.place / "run"
+        self.logs = soak.folder / "processes" / f"trial{plan.number}"
+        self.rng = Random(plan.seed)
+        self.story = []
 
     def found(self) -> list[str]:
         """What is wrong, and what had been done."""
@@ -154,14 +158,18 @@ class Attempt:
         if life.kind == "any time":
             # Half, because the undisturbed run was slowed by the counting.
             return {"kill_after": max(0.001, life.at_place * self.undisturbed.seconds / 2)}
-        checkpoint, counts, stage = self._resumed_from(life), self.undisturbed.counts, life.stage
+        checkpoint = self._resumed_from(life)
+        counts = self.undisturbed.counts
+        stage = life.stage
         done = step_of(checkpoint) if checkpoint is not None else 0
         steps = sorted(step for of, step in counts if of == stage and (step > done or not step))
         if not steps:  # the run is over, or an evaluation does not come again
-            stage, steps = "end", [0]
+            stage = "end"
+            steps = [0]
         step = steps[int(life.at_step * len(steps))]
         place = 1 + int(life.at_place * counts[stage, step][life.counts])
-        room, disk = int(life.room * LARGEST_FILE), str(self.disk or "")
+        room = int(life.room * LARGEST_FILE)
+        disk = str(self.disk or "")
         return {"accident": Accident(stage, step, place, life.counts, life.kind, room, disk)}
 
     def _start(self, life: Life, name: str, **accident) -> Ended:
@@ -170,12 +178,15 @@ class Attempt:
         script, arguments = command(self.plan.case, self.soak.model, self.plan.processes)
         at = (lambda path: os.path.relpath(path, cwd)) if life.relative else str
         arguments += ["--output_dir", at(self.out)]
-        checkpoint, record = self._resumed_from(life), self.out / "metrics.jsonl"
+        checkpoint = self._resumed_from(life)
+        record = self.out / "metrics.jsonl"
         if checkpoint is not None or record.exists() and record.stat().st_size > 0:
             older = life.resume == "older" and checkpoint is not None
             arguments += ["--resume_from_checkpoint", at(checkpoint) if older else "True"]
         job = Job(script, arguments, str(cwd), self.logs / name, self.plan.processes, life.torchrun, **accident)
-        job.rank, job.all_die, job.mutant = int(life.rank * job.processes), life.all_die, self.soak.mutant
+        job.rank = int(life.rank * job.processes)
+        job.all_die = life.all_die
+        job.mutant = self.soak.mutant
         ended = run(job)
         what = f"{life.kind}: {{stage}} {{step}}, {{where}}".format(**ended.struck) if ended.struck else "left alone"
         begin = checkpoint.name if checkpoint is not None else "step 0"
@@ -207,15 +218,20 @@ def repeat(args: argparse.Namespace, number: int) -> str:
 
 
 def main() -> int:
-    args, began, findings = arguments(), time.monotonic(), 0
+    args = arguments()
+    began = time.monotonic()
+    findings = 0
     folder = Path(args.folder or tempfile.mkdtemp(prefix="prorl-soak-")).resolve()
     torch.set_num_threads(1)
     disable_progress_bar()
-    soak, number, over = Soak(folder, args.mutant), args.trial or 0, False
+    soak = Soak(folder, args.mutant)
+    number = args.trial or 0
+    over = False
     print(f"seed {args.seed}, in {folder}", flush=True)
     while not over:
         plan = trial(args.seed, number, args.case, args.processes, args.lives)
-        found, accidents = Attempt(soak, plan).found(), soak.accidents.total()
+        found = Attempt(soak, plan).found()
+        accidents = soak.accidents.total()
         processes = f", {plan.processes} processes" if plan.processes > 1 else ""
         state = "found" if found else "same run"
         print(f"trial {number}: {plan.case}{processes}: {state}; {accidents} accidents so far", flush=True)

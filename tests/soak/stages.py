@@ -42,11 +42,15 @@ class Watch:
     """Counts calls and file operations of every stage and step, or makes an accident, which it notes in a file."""
 
     def __init__(self, note: Path, accident: Accident | None):
-        self.note, self.accident, self.counting = note, accident, accident is None
+        self.note = note
+        self.accident = accident
+        self.counting = accident is None
         self.counts: dict[tuple[str, int], Counter] = defaultdict(Counter)
         self.enter("start", 0)
         cls = ProRLTrainer
-        step, train, generate = cls.training_step, cls.train, cls._generate_and_score_completions
+        step = cls.training_step
+        train = cls.train
+        generate = cls._generate_and_score_completions
         cls._generate_and_score_completions = self._inside(generate, "generation", training=True, ahead=1)
         cls.evaluate = self._inside(cls.evaluate, "evaluation")
         cls._save_checkpoint = self._inside(cls._save_checkpoint, "save")
@@ -60,7 +64,8 @@ class Watch:
             self._begin("end", 0)
             return result
 
-        cls.training_step, cls.train = training_step, watched_train
+        cls.training_step = training_step
+        cls.train = watched_train
 
     def enter(self, stage: str, step: int) -> None:
         self.now = (stage, step)
@@ -107,7 +112,8 @@ class Watch:
 
     def _strike(self, frame) -> None:
         sys.setprofile(None)
-        accident, self.accident = self.accident, None
+        accident = self.accident
+        self.accident = None
         code = frame.f_code
         where = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
         self.note.write_text(json.dumps({"stage": accident.stage, "step": accident.step, "where": where}))

@@ -27,7 +27,9 @@ CASES = [
 @pytest.fixture
 def make(write_jsonl, tmp_path):
     def make(name):
-        return get_task(name, **({"path": write_jsonl(tmp_path / "one.jsonl", MATH)} if name == "math" else {}))
+        if name == "math":
+            return get_task(name, path=write_jsonl(tmp_path / "one.jsonl", MATH))
+        return get_task(name)
 
     return make
 

@@ -199,10 +199,12 @@ def test_rewards(completion, share):
 
 
 def test_many_keep_their_order_and_the_same_program_runs_once(monkeypatch):
-    task, runs = make(), []
+    task = make()
+    runs = []
     run_many = task._sandbox.run_many
     monkeypatch.setattr(task._sandbox, "run_many", lambda programs: runs.extend(programs) or run_many(programs))
-    right, wrong = "def double(x):\n    return 2 * x", "def double(x):\n    return x"
+    right = "def double(x):\n    return 2 * x"
+    wrong = "def double(x):\n    return x"
     completions = [wrong, right, "nothing", right, wrong, right]
     assert task.verify_many(completions, [ROW] * 6) == [False, True, False, True, False, True]
     assert len(runs) == 2

@@ -21,8 +21,13 @@ from tasks.generated import GeneratedTask
 # Short enough for a byte-level model of a million parameters.
 TINY = ["bracket_matching", "constrained", "digit_checksum", "guess", "parity", "reverse_digits", "sorting", "sums"]
 NAMES = TINY + ["code", "instructions", "stem"]
-COLUMNS = {"code": {"tests", "entry_point", "setup"}, "constrained": {"form"}, "instructions": {"constraints"}}
-COLUMNS |= {"stem": {"choices"}, "sums": {"working"}}
+COLUMNS = {
+    "code": {"tests", "entry_point", "setup"},
+    "constrained": {"form"},
+    "instructions": {"constraints"},
+    "stem": {"choices"},
+    "sums": {"working"},
+}
 TASKS = [(name, {}) for name in NAMES if name != "code"] + [
     ("instructions", {"reward": "share"}),
     ("sums", {"reward": "steps"}),
@@ -33,9 +38,26 @@ TASKS = [(name, {}) for name in NAMES if name != "code"] + [
 GENEROUS = [("sorting", {"reward": "inclusion_ordering"})]
 ROOT = Path(__file__).parents[2]
 
-NASTY = ["", " ", "\x00", "nan", "inf", "-inf", "1e999", "½ ² ٣", "\ud800", "9" * 100_000, "9 " * 10_000]
-NASTY += ["([{" * 10_000, "#### " + "9" * 100_000, "\\boxed{" * 10_000, "#" * 100_000, "#### 1" + ",123" * 10_000]
-LISTS, CHOICES = st.lists(st.integers().map(str)).map(" ".join), st.text("ABCD answer:\n()*\\boxed{} 3m/s")
+NASTY = [
+    "",
+    " ",
+    "\x00",
+    "nan",
+    "inf",
+    "-inf",
+    "1e999",
+    "½ ² ٣",
+    "\ud800",
+    "9" * 100_000,
+    "9 " * 10_000,
+    "([{" * 10_000,
+    "#### " + "9" * 100_000,
+    "\\boxed{" * 10_000,
+    "#" * 100_000,
+    "#### 1" + ",123" * 10_000,
+]
+LISTS = st.lists(st.integers().map(str)).map(" ".join)
+CHOICES = st.text("ABCD answer:\n()*\\boxed{} 3m/s")
 PIECES = st.sampled_from([*"#### |####|\\boxed{|{|}|$|\\|-|\u2212|.|,|e|nan|inf|7|½|\n".split("|"), "9" * 10_000])
 MARKED = st.lists(PIECES | st.text(max_size=3)).map("".join)
 completions = st.one_of(st.text(), st.text("0123456789 -+.,e()[]{}\n"), st.sampled_from(NASTY), LISTS, MARKED)
@@ -144,7 +166,8 @@ def test_scoring_never_raises(name, options):
     @settings(deadline=None, max_examples=150, derandomize=True)
     @given(completions)
     def scores(completion):
-        correct, reward = task.verify(completion, row), task.reward(completion, row)
+        correct = task.verify(completion, row)
+        reward = task.reward(completion, row)
         assert type(correct) is bool
         assert type(reward) is float
         assert 0.0 <= reward <= 1.0

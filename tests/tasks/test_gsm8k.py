@@ -6,7 +6,6 @@ import pytest
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import pairs
 
 import tasks.gsm8k
 from tasks import get_task
@@ -16,7 +15,9 @@ NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eve", "Finn"]
 
 
 def problem(i):
-    name, bags, apples = NAMES[i % len(NAMES)], i + 2, 10 * i + 3
+    name = NAMES[i % len(NAMES)]
+    bags = i + 2
+    apples = 10 * i + 3
     return {
         "question": f"{name} has {bags} bags with {apples} apples each. How many apples does {name} have?",
         "answer": f"{name} has {bags} * {apples} = <<{bags}*{apples}={bags * apples}>>{bags * apples} apples.\n"
@@ -140,57 +141,202 @@ def test_bad_file(tmp_path, write, text, message):
 
 # Verification
 
-CORRECT = pairs(
-    r"""
-    42 ≟ #### 42 ¦ 6 * 7 = 42⏎#### 42 ¦ ####42 ¦ #### 42⏎That is all. ¦ #### 42.0 ¦ #### 42. ¦ #### +42 ¦ #### **42**
-    #### 42 apples ¦ #### $42$ ¦ #### 42⏎#### 42 ¦ #### 42 #### 42.00 ¦ #### Solution⏎Six times seven.⏎#### 42
-    So it is \boxed{42}. ¦ \boxed{42\text{ apples}} ¦ \boxed{42}⏎#### 42 ¦ #### \boxed{42} ¦ \boxed{\text{42}}
-    #### <answer>42</answer> ¦ <answer>\boxed{42}</answer> ¦ #### Step 1⏎#### 42
-    #### **Step 1:** 6 bags⏎#### Part 2 - 7 apples⏎#### 42 ¦ \boxed{x=42} ¦ #### x = 42 ¦ #### $x = \$42$
-    #### \(x = 42\) ¦ #### (42) ¦ #### [42] ¦ #### \(42\) ¦ #### ¥42 ¦ #### €42 ¦ #### 42 m² ¦ #### 42 m^2
-    \boxed{42\text{ cm}^{3}} ¦ \boxed{42^\circ} ¦ #### 42m ¦ #### 42 T-shirts ¦ #### 42 M&Ms ¦ #### 42 of Ann's eggs!
-    #### $42/hour ¦ #### 42 dollars a day ¦ #### 42</s> ¦ #### 42 quarters ¦ 1234 ≟ #### 1,234 ¦ \boxed{1{,}234}
-    #### 1\,234 ¦ 1234567 ≟ #### $1,234,567.00 ¦ 18 ≟ #### $18 ¦ \boxed{\$18} ¦ #### $18.00 per hour ¦ 25 ≟ #### 25%
-    \boxed{25\%} ¦ -5 ≟ #### -5 ¦ #### -$5 ¦ #### −5 ¦ 0.5 ≟ #### .5 ¦ #### 0.50 ¦ #### 1/2 ¦ \boxed{\frac{1}{2}}
-    \boxed{\dfrac12\text{ hours}} ¦ #### 1/2⏎\boxed{0.5} ¦ 5 ≟ #### 5 km/h ¦ 0.75 ≟ #### $\frac{3}{4}$
-    3.5 ≟ #### 3 1/2 ¦ \boxed{3\frac{1}{2}} ¦ 4000 ≟ \boxed{4 \times 10^{3}} ¦ #### 4e3 ¦ -42 ≟ #### -€42
-    6 ≟ #### 6 p.m. ¦ 0.1 ≟ #### 0.10
-    """
-)
+CORRECT = [
+    # Marks, and what may stand around them.
+    ("42", "#### 42"),
+    ("42", "6 * 7 = 42\n#### 42"),
+    ("42", "####42"),
+    ("42", "#### 42\nThat is all."),
+    ("42", "#### 42.0"),
+    ("42", "#### 42."),
+    ("42", "#### +42"),
+    ("42", "#### **42**"),
+    ("42", "#### 42 apples"),
+    ("42", "#### $42$"),
+    ("42", "#### 42\n#### 42"),
+    ("42", "#### 42 #### 42.00"),
+    ("42", "#### Solution\nSix times seven.\n#### 42"),
+    ("42", r"So it is \boxed{42}."),
+    ("42", r"\boxed{42\text{ apples}}"),
+    ("42", "\\boxed{42}\n#### 42"),
+    ("42", r"#### \boxed{42}"),
+    ("42", r"\boxed{\text{42}}"),
+    ("42", "#### <answer>42</answer>"),
+    ("42", r"<answer>\boxed{42}</answer>"),
+    ("42", "#### Step 1\n#### 42"),
+    ("42", "#### **Step 1:** 6 bags\n#### Part 2 - 7 apples\n#### 42"),
+    # Variables, brackets, currencies, units.
+    ("42", r"\boxed{x=42}"),
+    ("42", "#### x = 42"),
+    ("42", r"#### $x = \$42$"),
+    ("42", r"#### \(x = 42\)"),
+    ("42", "#### (42)"),
+    ("42", "#### [42]"),
+    ("42", r"#### \(42\)"),
+    ("42", "#### €42"),
+    ("42", "#### 42 m²"),
+    ("42", "#### 42 m^2"),
+    ("42", r"\boxed{42\text{ cm}^{3}}"),
+    ("42", r"\boxed{42^\circ}"),
+    ("42", "#### 42m"),
+    ("42", "#### 42 T-shirts"),
+    ("42", "#### 42 M&Ms"),
+    ("42", "#### 42 of Ann's eggs!"),
+    ("42", "#### $42/hour"),
+    ("42", "#### 42 dollars a day"),
+    ("42", "#### 42</s>"),
+    ("42", "#### 42 quarters"),
+    # Separators, signs, decimals, fractions, powers of ten.
+    ("1234", "#### 1,234"),
+    ("1234", r"\boxed{1{,}234}"),
+    ("1234", r"#### 1\,234"),
+    ("1234567", "#### $1,234,567.00"),
+    ("18", r"\boxed{\$18}"),
+    ("18", "#### $18.00 per hour"),
+    ("25", "#### 25%"),
+    ("25", r"\boxed{25\%}"),
+    ("-5", "#### -5"),
+    ("-5", "#### -$5"),
+    ("-5", "#### −5"),
+    ("0.5", "#### .5"),
+    ("0.5", "#### 0.50"),
+    ("0.5", "#### 1/2"),
+    ("0.5", r"\boxed{\frac{1}{2}}"),
+    ("0.5", r"\boxed{\dfrac12\text{ hours}}"),
+    ("0.5", "#### 1/2\n\\boxed{0.5}"),
+    ("5", "#### 5 km/h"),
+    ("0.75", r"#### $\frac{3}{4}$"),
+    ("3.5", "#### 3 1/2"),
+    ("3.5", r"\boxed{3\frac{1}{2}}"),
+    ("4000", r"\boxed{4 \times 10^{3}}"),
+    ("4000", "#### 4e3"),
+    ("-42", "#### -€42"),
+    ("6", "#### 6 p.m."),
+    ("0.1", "#### 0.10"),
+]
 # What makes another number of the one before it.
-CHANGED = [
-    *("M", " M", "k", " bn", " mil", " million", " dozen", " lakh", " hundredths", " tenths", " thousand dollars"),
-    *(" minus five", " or nineteen", " to twenty", " * twenty", ",five", ". Therefore five", " negative", " squared"),
-    *("!", "**!", "\\pi", "\\sqrt{a}", "/x", "+y", "*n", "x", " x", "-x", "_x", "^n", "+", " < 19", "\\cdot x", "²"),
+TAILS = [
+    "M",
+    " M",
+    "k",
+    " bn",
+    " mil",
+    " million",
+    " dozen",
+    " lakh",
+    " hundredths",
+    " tenths",
+    " thousand dollars",
+    " minus five",
+    " or nineteen",
+    " to twenty",
+    " * twenty",
+    ",five",
+    ". Therefore five",
+    " negative",
+    " squared",
+    "!",
+    "**!",
+    "\\pi",
+    "\\sqrt{a}",
+    "/x",
+    "+y",
+    "*n",
+    "x",
+    " x",
+    "-x",
+    "_x",
+    "^n",
+    "+",
+    " < 19",
+    "\\cdot x",
+    "²",
 ]
-WRONG = pairs(
-    r"""
-    42 ≟ ∅ ¦ 42 ¦ The answer is 42. ¦ <answer>42</answer> ¦ ### 42 ¦ #### ¦ ####⏎42 ¦ \boxed{42 ¦ #### 43 ¦ #### -42
-    #### 42.01 ¦ #### 40+2 ¦ #### 40 + 2 = 42 ¦ #### 41 42 ¦ #### 42 or 43 ¦ #### 42 #43 ¦ #### 41⏎#### 42
-    #### 42⏎#### 41 ¦ #### 42 #### 41 ¦ #### 40+2⏎#### 42 ¦ #### 42⏎\boxed{41} ¦ #### 42⏎\boxed{\text{41}}
-    #### about 42 ¦ #### forty-two ¦ #### ٤٢ ¦ #### 42½ ¦ #### 42 thousand ¦ #### 42k ¦ \boxed{40+2}
-    \boxed{6\cdot 7} ¦ \boxed{6 \times 7} ¦ \boxed{6*7} ¦ \boxed{84/2} ¦ \boxed{\frac{84}{2}} ¦ \boxed{41}\boxed{42}
-    \boxed{42}\boxed{41} ¦ #### <b>41</b> <b>42</b> ¦ 41 ≟ #### 41 42 ¦ 1 ≟ #### 1/2 ¦ #### 1,23 ¦ #### Step 1
-    4 ≟ #### 4e1 ¦ 123 ≟ #### 1,23 ¦ 1234 ≟ #### 1 234 ¦ 3 ≟ \boxed{\sqrt{9}} ¦ 8 ≟ \boxed{2^3} ¦ 6 ≟ \boxed{3!}
-    18 ≟ #### x = y = 18 ¦ #### x = 17 = 18 ¦ #### (17)(18) ¦ #### 3*6 = 18 ¦ #### Step 18 ¦ #### Step 1: 17⏎#### 17
-    #### Step 1: \boxed{17}⏎#### 18 ¦ #### Answer 1: 17⏎#### 18 ¦ 43 ≟ \boxed{41 42 43} ¦ \boxed{41, 42, 43}
-    0.5 ≟ #### 1/2⏎#### 1/3 ¦ 5 ≟ \boxed{9^{9^{9^{9}}}}
-    10000000000000000000000000000000 ≟ #### 10000000000000000000000000000001
-    """
-) + [
-    *(("18", f"#### 18{tail}") for tail in CHANGED),
-    *(("18", f"\\boxed{{18{tail}}}") for tail in CHANGED),
-    ("42", "#### 42\n" + "".join(f"#### {i}\n" for i in range(100))),
-    ("42", "#### 42\n" * 1000),
+WRONG = [
+    # No mark, or no number behind it.
+    ("42", ""),
+    ("42", "42"),
+    ("42", "The answer is 42."),
+    ("42", "<answer>42</answer>"),
+    ("42", "### 42"),
+    ("42", "####"),
+    ("42", "####\n42"),
+    ("42", r"\boxed{42"),
+    # Another number, several, or a calculation.
+    ("42", "#### 43"),
+    ("42", "#### -42"),
+    ("42", "#### 42.01"),
+    ("42", "#### 40+2"),
+    ("42", "#### 40 + 2 = 42"),
+    ("42", "#### 41 42"),
+    ("42", "#### 42 or 43"),
+    ("42", "#### 42 #43"),
+    ("42", "#### 41\n#### 42"),
+    ("42", "#### 42\n#### 41"),
+    ("42", "#### 42 #### 41"),
+    ("42", "#### 40+2\n#### 42"),
+    ("42", "#### 42\n\\boxed{41}"),
+    ("42", "#### 42\n\\boxed{\\text{41}}"),
+    # Words, and digits that are not ASCII.
+    ("42", "#### about 42"),
+    ("42", "#### forty-two"),
+    ("42", "#### ٤٢"),
+    ("42", "#### 42½"),
+    # A calculation, or several numbers, in a box.
+    ("42", r"\boxed{40+2}"),
+    ("42", r"\boxed{6\cdot 7}"),
+    ("42", r"\boxed{\frac{84}{2}}"),
+    ("42", r"\boxed{41}\boxed{42}"),
+    ("42", r"\boxed{42}\boxed{41}"),
+    ("42", "#### <b>41</b> <b>42</b>"),
+    # The right number is only a part.
+    ("41", "#### 41 42"),
+    ("1", "#### 1/2"),
+    ("1", "#### 1,23"),
+    ("1", "#### Step 1"),
+    ("4", "#### 4e1"),
+    ("123", "#### 1,23"),
+    ("1234", "#### 1 234"),
+    ("3", r"\boxed{\sqrt{9}}"),
+    ("8", r"\boxed{2^3}"),
+    ("6", r"\boxed{3!}"),
+    # Several sides of an equation, and headings.
+    ("18", "#### x = y = 18"),
+    ("18", "#### x = 17 = 18"),
+    ("18", "#### (17)(18)"),
+    ("18", "#### 3*6 = 18"),
+    ("18", "#### Step 18"),
+    ("18", "#### Step 1: 17\n#### 17"),
+    ("18", "#### Step 1: \\boxed{17}\n#### 18"),
+    ("18", "#### Answer 1: 17\n#### 18"),
+    ("43", r"\boxed{41 42 43}"),
+    ("43", r"\boxed{41, 42, 43}"),
+    ("0.5", "#### 1/2\n#### 1/3"),
+    ("5", r"\boxed{9^{9^{9^{9}}}}"),
+    ("10000000000000000000000000000000", "#### 10000000000000000000000000000001"),
+    pytest.param("42", "#### 42\n" + "".join(f"#### {i}\n" for i in range(100)), id="42-101 marked numbers"),
+    pytest.param("42", "#### 42\n" * 1000, id="42-marked 1000 times"),
 ]
 
 
-@pytest.mark.parametrize(
-    "right, answer, completion", [(cases is CORRECT, *case) for cases in (CORRECT, WRONG) for case in cases]
-)
-def test_verdicts(right, answer, completion):
-    assert get_task("gsm8k").verify(completion, {"answer": answer}) is right
-    assert get_task("gsm8k").reward(completion, {"answer": answer}) == float(right)
+@pytest.mark.parametrize("answer, completion", CORRECT)
+def test_right_answers(answer, completion):
+    assert get_task("gsm8k").verify(completion, {"answer": answer}) is True
+    assert get_task("gsm8k").reward(completion, {"answer": answer}) == 1.0
+
+
+@pytest.mark.parametrize("answer, completion", WRONG)
+def test_wrong_answers(answer, completion):
+    assert get_task("gsm8k").verify(completion, {"answer": answer}) is False
+    assert get_task("gsm8k").reward(completion, {"answer": answer}) == 0.0
+
+
+@pytest.mark.parametrize("marked", ["#### 18{}", "\\boxed{{18{}}}"])
+@pytest.mark.parametrize("tail", TAILS)
+def test_what_follows_makes_it_another_number(marked, tail):
+    completion = marked.format(tail)
+    assert get_task("gsm8k").verify(completion, {"answer": "18"}) is False
+    assert get_task("gsm8k").reward(completion, {"answer": "18"}) == 0.0
 
 
 @pytest.mark.parametrize("piece", ["$", "\\", "*", " ", "1", "1,111", "<", "\\text{", "dozen "])
@@ -208,7 +354,8 @@ def test_only_short_texts_are_read_as_numbers(piece, monkeypatch):
 @settings(deadline=None)
 @given(st.integers(-(10**12), 10**12))
 def test_every_way_to_write_a_number(value):
-    task, row = get_task("gsm8k"), {"answer": str(value)}
+    task = get_task("gsm8k")
+    row = {"answer": str(value)}
     for text in (f"{value}", f"{value:,}", f"{value}.00", f"{value} apples", f"{value:,}%"):
         assert task.verify(f"#### {text}", row)
         assert task.verify(f"\\boxed{{{text}}}", row)

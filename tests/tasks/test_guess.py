@@ -6,8 +6,14 @@ from tasks import get_task
 
 
 ROW = {"prompt": [{"role": "user", "content": "guess 12345"}], "answer": "5", "level": 8}
-WON = ["5", "4\nguess > 4\n5", "4\nguess > 4\n7\nguess < 7\n5", "0\nguess > 0\n9\nguess < 9\n1\nguess > 1\n5"]
-WON += ["x\nguess\n it is 5, 6?", "\nguess\n5\n"]
+WON = [
+    "5",
+    "4\nguess > 4\n5",
+    "4\nguess > 4\n7\nguess < 7\n5",
+    "0\nguess > 0\n9\nguess < 9\n1\nguess > 1\n5",
+    "x\nguess\n it is 5, 6?",
+    "\nguess\n5\n",
+]
 LOST = ["", "4", "4\nguess > 4", "4\nguess > 4\n6", "1\nguess > 1\n2\nguess > 2\n3\nguess > 3\n4", "five"]
 NO_GAME = [
     "4\nguess < 4\n5",  # another reply than the game's

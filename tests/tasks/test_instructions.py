@@ -9,7 +9,8 @@ from tasks.instructions import english_words, is_english, makes_sense, names, re
 
 @pytest.mark.parametrize("level", range(1, 9))
 def test_the_constraints_can_be_met_together(level):
-    task, kinds = get_task("instructions", level=level), set()
+    task = get_task("instructions", level=level)
+    kinds = set()
     for row in task.rows("train", 300):
         constraints = json.loads(row["constraints"])
         kinds |= {constraint["kind"] for constraint in constraints}

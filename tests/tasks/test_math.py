@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import pairs
 
 import tasks.math_equality
 from tasks import get_task
@@ -92,7 +91,8 @@ def test_a_forked_process_has_a_worker_of_its_own():
 def test_the_worker_ends_with_its_owner(tmp_path):
     script = "from tasks.math_equality import WORKER, equal\nequal('1', '1')\nprint(WORKER._process.pid)"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    pid, deadline = int(out), time.monotonic() + 30
+    pid = int(out)
+    deadline = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
@@ -161,58 +161,168 @@ def test_the_answer_of_a_solution(tmp_path, write_jsonl):
         assert row["answer"] == f"\\frac{{{row['prompt'][0]['content'].split('?')[0]}}}{{7}}"
 
 
-CORRECT = pairs(
-    r"""
-    42 ≟ \boxed{42} ¦ It is \boxed{42}. So \boxed{42} ¦ \boxed{ 42 }⏎\boxed{42}. ¦ \boxed{x = 42}
-    \boxed{42\text{ apples}} ¦ \boxed{42.0} ¦ 1{,}234 ≟ \boxed{1234} ¦ \$32,348 ≟ \boxed{32348} ¦ 10\% ≟ \boxed{10\%}
-    90^\circ ≟ \boxed{90} ¦ \frac{3}{4} ≟ \boxed{0.75} ¦ \boxed{\dfrac34} ¦ \boxed{6/8}
-    \frac{\pi}{4} ≟ \boxed{\tfrac{1}{4}\pi} ¦ 3\sqrt{2} ≟ \boxed{\sqrt{18}} ¦ x^2+2x+1 ≟ \boxed{(x+1)^2}
-    (3, \frac{\pi}{2}) ≟ \boxed{\left(3, \frac{\pi}{2}\right)} ¦ [-2, 7] ≟ \boxed{[-2,7]}
-    \text{Evelyn} ≟ \boxed{\text{Evelyn}} ¦ \text{(C)} ≟ \boxed{\text{(C)}} ¦ 1, 2 ≟ \boxed{2, 1} ¦ 5! ≟ \boxed{5!}
-    \begin{pmatrix} 1 \\ 2 \end{pmatrix} ≟ \boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}} ¦ 3x ≟ \boxed{3\cdot x}
-    \boxed{x*3} ¦ 3x^2 ≟ \boxed{x\cdot x\cdot 3} ¦ 2i ≟ \boxed{0+2i} ¦ 5x ≟ \boxed{y=5x} ¦ 3i ≟ \boxed{3\mathrm{i}}
-    2\mathrm{e} ≟ \boxed{2e} ¦ \text{C} ≟ \boxed{\mathrm{C}} ¦ 12\text{ cm}^2 ≟ \boxed{12}
-    12 ≟ \boxed{12\ \mathrm{cm^{2}}} ¦ \boxed{12 \text{ km}/\text{h}} ¦ \boxed{12 units^2} ¦ \boxed{12cm}
-    2516_8 ≟ \boxed{2516_{8}} ¦ 1A_{16} ≟ \boxed{\text{1A}_{16}} ¦ 101_{\text{two}} ≟ \boxed{101_\text{two}}
-    \log_2 5 ≟ \boxed{\log_{2}(5)} ¦ x_1+2 ≟ \boxed{2+x_1} ¦ 2a_1+3 ≟ \boxed{3+2a_1}
-    -\frac{1}{2} ≟ \boxed{\frac{1}{-2}} ¦ 3\frac{1}{2} ≟ \boxed{3.5} ¦ 0.125 ≟ \boxed{\frac18}
-    600 ≟ \boxed{6\cdot 10^2} ¦ 10^{-7} ≟ \boxed{0.0000001} ¦ x=2.50 ≟ \boxed{\frac52} ¦ \{1, 2\} ≟ \boxed{\{2, 1\}}
-    (1, 2) ≟ \boxed{(1,\ 2.0)} ¦ (\frac12, 1) ≟ \boxed{(0.5, 1)} ¦ (0.5, 1) ≟ \boxed{(0.50, 1)}
-    \frac14 x + 1.5 ≟ \boxed{0.25x+\frac32} ¦ 0.1x ≟ \boxed{\frac{x}{10}}
-    """
-)
+CORRECT = [
+    # Numbers.
+    ("42", r"\boxed{42}"),
+    ("42", r"It is \boxed{42}. So \boxed{42}"),
+    ("42", "\\boxed{ 42 }\n\\boxed{42}."),
+    ("42", r"\boxed{x = 42}"),
+    ("42", r"\boxed{42\text{ apples}}"),
+    ("42", r"\boxed{42.0}"),
+    ("1{,}234", r"\boxed{1234}"),
+    (r"\$32,348", r"\boxed{32348}"),
+    (r"10\%", r"\boxed{10\%}"),
+    (r"90^\circ", r"\boxed{90}"),
+    (r"\frac{3}{4}", r"\boxed{0.75}"),
+    (r"\frac{3}{4}", r"\boxed{\dfrac34}"),
+    (r"\frac{3}{4}", r"\boxed{6/8}"),
+    # Terms, pairs, sets, words, matrices.
+    (r"\frac{\pi}{4}", r"\boxed{\tfrac{1}{4}\pi}"),
+    (r"3\sqrt{2}", r"\boxed{\sqrt{18}}"),
+    ("x^2+2x+1", r"\boxed{(x+1)^2}"),
+    (r"(3, \frac{\pi}{2})", r"\boxed{\left(3, \frac{\pi}{2}\right)}"),
+    ("[-2, 7]", r"\boxed{[-2,7]}"),
+    (r"\text{Evelyn}", r"\boxed{\text{Evelyn}}"),
+    (r"\text{(C)}", r"\boxed{\text{(C)}}"),
+    ("1, 2", r"\boxed{2, 1}"),
+    ("5!", r"\boxed{5!}"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}"),
+    ("3x", r"\boxed{3\cdot x}"),
+    ("3x", r"\boxed{x*3}"),
+    ("3x^2", r"\boxed{x\cdot x\cdot 3}"),
+    ("2i", r"\boxed{0+2i}"),
+    ("5x", r"\boxed{y=5x}"),
+    ("3i", r"\boxed{3\mathrm{i}}"),
+    (r"2\mathrm{e}", r"\boxed{2e}"),
+    (r"\text{C}", r"\boxed{\mathrm{C}}"),
+    # Units.
+    (r"12\text{ cm}^2", r"\boxed{12}"),
+    ("12", r"\boxed{12\ \mathrm{cm^{2}}}"),
+    ("12", r"\boxed{12 \text{ km}/\text{h}}"),
+    ("12", r"\boxed{12 units^2}"),
+    ("12", r"\boxed{12cm}"),
+    # Other bases, logarithms and indices.
+    ("2516_8", r"\boxed{2516_{8}}"),
+    ("1A_{16}", r"\boxed{\text{1A}_{16}}"),
+    (r"101_{\text{two}}", r"\boxed{101_\text{two}}"),
+    (r"\log_2 5", r"\boxed{\log_{2}(5)}"),
+    ("x_1+2", r"\boxed{2+x_1}"),
+    ("2a_1+3", r"\boxed{3+2a_1}"),
+    # The same value in another notation.
+    (r"-\frac{1}{2}", r"\boxed{\frac{1}{-2}}"),
+    (r"3\frac{1}{2}", r"\boxed{3.5}"),
+    ("0.125", r"\boxed{\frac18}"),
+    ("600", r"\boxed{6\cdot 10^2}"),
+    ("10^{-7}", r"\boxed{0.0000001}"),
+    ("x=2.50", r"\boxed{\frac52}"),
+    (r"\{1, 2\}", r"\boxed{\{2, 1\}}"),
+    ("(1, 2)", r"\boxed{(1,\ 2.0)}"),
+    (r"(\frac12, 1)", r"\boxed{(0.5, 1)}"),
+    ("(0.5, 1)", r"\boxed{(0.50, 1)}"),
+    (r"\frac14 x + 1.5", r"\boxed{0.25x+\frac32}"),
+    ("0.1x", r"\boxed{\frac{x}{10}}"),
+]
 # Reference and answer: two terms of which one is only a part of the other.
-NO_UNITS = pairs(
-    r"""
-    5x ≟ 5 ¦ 5y ¦ 3x^2 ≟ 3 ¦ 3y ¦ 2i ≟ 2 ¦ -4i ≟ -4 ¦ 2xy ≟ 2ab ¦ 7n ≟ 7 ¦ 3a-b ≟ 3 ¦ 3a/b ≟ 3 ¦ \frac12 x ≟ \frac12
-    5 ≟ 5x ¦ 5ab ¦ 5 abc ¦ 5 minus x ¦ 5\text{ minus }x ¦ 5\text{ minus two} ¦ 5\text{ or six} ¦ 5 dozen
-    5 hundredths ¦ 5 M ¦ 5\text{x}y ¦ 5\mathrm{x} ¦ 12 ≟ 12x ¦ 12m ¦ 12 m^2 ¦ 3\mathrm{i} ≟ 3 ¦ 3 ≟ 3\mathrm{i}
-    2\mathrm{e} ≟ 2
-    """
-)
-WRONG = pairs(
-    r"""
-    42 ≟ ∅ ¦ 42 ¦ #### 42 ¦ \boxed{42 ¦ \boxed{} ¦ \boxed{43} ¦ \boxed{41}\boxed{42} ¦ \boxed{42}\boxed{41}
-    \boxed{40+2} ¦ \boxed{84/2} ¦ \boxed{6 \cdot 7} ¦ \boxed{41 42} ¦ \boxed{41, 42} ¦ \boxed{\{42, 43\}}
-    \boxed{42 \text{ or } 43} ¦ \boxed{x = 42 = 43} ¦ 3 ≟ \boxed{\sqrt{9}} ¦ 120 ≟ \boxed{5!}
-    \frac{\pi}{4} ≟ \boxed{\int_0^1 \frac{1}{1+x^2} dx} ¦ \frac{\pi^2}{6} ≟ \boxed{\sum_{n=1}^{\infty} \frac{1}{n^2}}
-    \frac{3}{4} ≟ \boxed{\frac{4}{3}} ¦ \boxed{1 - \frac{1}{4}} ¦ p-q ≟ \boxed{q-p} ¦ [-2, 7] ≟ \boxed{(-2, 7)}
-    \text{Evelyn} ≟ \boxed{\text{Bob}} ¦ 1, 2 ≟ \boxed{1} ¦ 2516_8 ≟ \boxed{2516} ¦ \boxed{2516_7} ¦ \boxed{2516_{7}}
-    2516 ≟ \boxed{2516_8} ¦ 26 ≟ \boxed{1A_{16}} ¦ FF_{16} ≟ \boxed{FF} ¦ 0.00000012 ≟ \boxed{0.0000001}
-    0 ≟ \boxed{0.0000001} ¦ \frac13 ≟ \boxed{0.333333} ¦ 0.142857 ≟ \boxed{\frac17} ¦ 0.5 ≟ \boxed{\frac{5}{0}}
-    \sqrt{2} ≟ \boxed{1.414214} ¦ \pi ≟ \boxed{3.14159265} ¦ 2x ≟ \boxed{\frac{d}{dx} x^2}
-    \frac13 x ≟ \boxed{0.333333x} ¦ (1, 2) ≟ \boxed{2, 1} ¦ \boxed{(2, 1)} ¦ \boxed{\{1, 2\}}
-    \{1, 2\} ≟ \boxed{(1, 2)}
-    """
-) + [(gold, f"\\boxed{{{answer}}}") for gold, answer in NO_UNITS]
+NOT_THE_SAME_TERM = [
+    ("5x", "5"),
+    ("5x", "5y"),
+    ("3x^2", "3"),
+    ("3x^2", "3y"),
+    ("2i", "2"),
+    ("-4i", "-4"),
+    ("2xy", "2ab"),
+    ("7n", "7"),
+    ("3a-b", "3"),
+    ("3a/b", "3"),
+    (r"\frac12 x", r"\frac12"),
+    ("5", "5x"),
+    ("5", "5ab"),
+    ("5", "5 abc"),
+    ("5", "5 minus x"),
+    ("5", r"5\text{ minus }x"),
+    ("5", r"5\text{ or six}"),
+    ("5", "5 dozen"),
+    ("5", "5 M"),
+    ("5", r"5\text{x}y"),
+    ("5", r"5\mathrm{x}"),
+    ("12", "12x"),
+    ("12", "12m"),
+    ("12", "12 m^2"),
+    (r"3\mathrm{i}", "3"),
+    ("3", r"3\mathrm{i}"),
+    (r"2\mathrm{e}", "2"),
+]
+WRONG = [
+    # No box, or no single answer in it.
+    ("42", ""),
+    ("42", "42"),
+    ("42", "#### 42"),
+    ("42", r"\boxed{42"),
+    ("42", r"\boxed{}"),
+    ("42", r"\boxed{43}"),
+    ("42", r"\boxed{41}\boxed{42}"),
+    ("42", r"\boxed{42}\boxed{41}"),
+    # A calculation, or several numbers.
+    ("42", r"\boxed{40+2}"),
+    ("42", r"\boxed{84/2}"),
+    ("42", r"\boxed{6 \cdot 7}"),
+    ("42", r"\boxed{41 42}"),
+    ("42", r"\boxed{41, 42}"),
+    ("42", r"\boxed{\{42, 43\}}"),
+    ("42", r"\boxed{42 \text{ or } 43}"),
+    ("42", r"\boxed{x = 42 = 43}"),
+    ("3", r"\boxed{\sqrt{9}}"),
+    ("120", r"\boxed{5!}"),
+    (r"\frac{\pi}{4}", r"\boxed{\int_0^1 \frac{1}{1+x^2} dx}"),
+    (r"\frac{\pi^2}{6}", r"\boxed{\sum_{n=1}^{\infty} \frac{1}{n^2}}"),
+    # Another value.
+    (r"\frac{3}{4}", r"\boxed{\frac{4}{3}}"),
+    (r"\frac{3}{4}", r"\boxed{1 - \frac{1}{4}}"),
+    ("p-q", r"\boxed{q-p}"),
+    ("[-2, 7]", r"\boxed{(-2, 7)}"),
+    (r"\text{Evelyn}", r"\boxed{\text{Bob}}"),
+    ("1, 2", r"\boxed{1}"),
+    # Another base.
+    ("2516_8", r"\boxed{2516}"),
+    ("2516_8", r"\boxed{2516_{7}}"),
+    ("2516", r"\boxed{2516_8}"),
+    ("26", r"\boxed{1A_{16}}"),
+    ("FF_{16}", r"\boxed{FF}"),
+    # Rounded.
+    ("0.00000012", r"\boxed{0.0000001}"),
+    ("0", r"\boxed{0.0000001}"),
+    (r"\frac13", r"\boxed{0.333333}"),
+    ("0.142857", r"\boxed{\frac17}"),
+    ("0.5", r"\boxed{\frac{5}{0}}"),
+    (r"\sqrt{2}", r"\boxed{1.414214}"),
+    (r"\pi", r"\boxed{3.14159265}"),
+    ("2x", r"\boxed{\frac{d}{dx} x^2}"),
+    (r"\frac13 x", r"\boxed{0.333333x}"),
+    # An ordered pair, and a set.
+    ("(1, 2)", r"\boxed{2, 1}"),
+    ("(1, 2)", r"\boxed{(2, 1)}"),
+    ("(1, 2)", r"\boxed{\{1, 2\}}"),
+    (r"\{1, 2\}", r"\boxed{(1, 2)}"),
+]
 
 
-@pytest.mark.parametrize(
-    "right, answer, completion", [(cases is CORRECT, *case) for cases in (CORRECT, WRONG) for case in cases]
-)
-def test_verdicts(task, right, answer, completion):
-    assert task.verify(completion, {"answer": answer}) is right
-    assert task.reward(completion, {"answer": answer}) == float(right)
+@pytest.mark.parametrize("answer, completion", CORRECT)
+def test_right_answers(task, answer, completion):
+    assert task.verify(completion, {"answer": answer}) is True
+    assert task.reward(completion, {"answer": answer}) == 1.0
+
+
+@pytest.mark.parametrize("answer, completion", WRONG)
+def test_wrong_answers(task, answer, completion):
+    assert task.verify(completion, {"answer": answer}) is False
+    assert task.reward(completion, {"answer": answer}) == 0.0
+
+
+@pytest.mark.parametrize("answer, boxed", NOT_THE_SAME_TERM)
+def test_what_follows_a_number_is_no_unit(task, answer, boxed):
+    completion = f"\\boxed{{{boxed}}}"
+    assert task.verify(completion, {"answer": answer}) is False
+    assert task.reward(completion, {"answer": answer}) == 0.0
 
 
 @settings(deadline=None, max_examples=100, derandomize=True)

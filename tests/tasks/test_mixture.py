@@ -67,7 +67,8 @@ def test_every_row_is_its_own_tasks(mixture):
     assert all(mixture.verify(text, row) for text, row in zip(gold, rows, strict=True))
     # Another row's answer is wrong, and sorting grades it by its own reward.
     turned = gold[1:] + gold[:1]
-    verdicts, rewards = mixture.verify_many(turned, rows), mixture.reward_many(turned, rows)
+    verdicts = mixture.verify_many(turned, rows)
+    rewards = mixture.reward_many(turned, rows)
     one_by_one = [mixture.reward(text, row) for text, row in zip(turned, rows, strict=True)]
     assert rewards == one_by_one
     assert [reward == 1.0 for reward in rewards] == verdicts and not all(verdicts)

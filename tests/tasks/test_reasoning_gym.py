@@ -7,7 +7,6 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import pairs
 
 from tasks import get_task
 from tasks.reasoning_gym import WORKER, extract_answer
@@ -45,15 +44,19 @@ def test_gold_answers_verify(family):
         assert task.verify("<answer>no such answer</answer>", row) is False
 
 
-ANSWERS = """
-    7 ≟ <answer>7</answer> ¦ <answer>6</answer> no, <answer> 7⏎</answer>. ¦ <answer>a <answer>7</answer> ¦ ␣7␣
-    <think><answer>1</think> 7 ≟ <think><answer>1</think> 7 ¦ ∅ ≟ <answer></answer>
-"""
-
-
-@pytest.mark.parametrize("answer, completion", pairs(ANSWERS))
+@pytest.mark.parametrize(
+    "completion, answer",
+    [
+        ("<answer>7</answer>", "7"),
+        ("<answer>6</answer> no, <answer> 7\n</answer>.", "7"),
+        ("<answer>a <answer>7</answer>", "7"),
+        (" 7 ", "7"),
+        ("<think><answer>1</think> 7", "<think><answer>1</think> 7"),
+        ("<answer></answer>", ""),
+    ],
+)
 def test_extract_answer(completion, answer):
-    assert extract_answer(completion) == (answer or "")
+    assert extract_answer(completion) == answer
 
 
 def test_only_a_full_point_is_correct(task):
@@ -224,7 +227,8 @@ def test_wrong_options(name, options, message):
 def test_every_family():
     from reasoning_gym.factory import DATASETS
 
-    without_answer, refused = set(), set()
+    without_answer = set()
+    refused = set()
     for family in sorted(DATASETS):
         try:
             task = get_task(f"rg:{family}")

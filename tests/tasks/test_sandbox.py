@@ -391,7 +391,8 @@ def test_the_attempts_would_succeed_outside():
 @pytest.fixture
 def hurried(sandbox):
     """The sandbox with little time by the clock."""
-    limits, sandbox.limits = sandbox.limits, Limits(wall_seconds=1.5)
+    limits = sandbox.limits
+    sandbox.limits = Limits(wall_seconds=1.5)
     yield sandbox
     sandbox.limits = limits
 

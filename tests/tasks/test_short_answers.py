@@ -1,12 +1,10 @@
 """Tasks whose question is a few digits or brackets, and whose answer is a word, a number or a sum."""
 
-from ast import literal_eval
 from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import pairs
 
 from tasks import get_task
 from tasks.bracket_matching import is_balanced
@@ -41,28 +39,59 @@ def test_lengths_and_answers(name, level):
 
 # Every task's right answer, and then what is wrong.
 RIGHT = {"reverse_digits": "54321", "digit_checksum": "5", "parity": "odd", "bracket_matching": "yes"}
-WRONG = pairs(
-    """
-    reverse_digits ≟ 12345 ¦ 54321 54321 ¦ 054321 ¦ 5 4 3 2 1 ¦ 54321. ¦ ∅
-    digit_checksum ≟ 15 ¦ 05 ¦ 5.0 ¦ ٥ ¦ 0123456789 ¦ ∅ ¦ parity ≟ even ¦ Odd or even ¦ odd even ¦ o ¦ ∅
-    bracket_matching ≟ no ¦ yes no ¦ yesno ¦ y ¦ ∅
-    """
-)
+WRONG = [
+    ("reverse_digits", "12345"),
+    ("reverse_digits", "54321 54321"),
+    ("reverse_digits", "054321"),
+    ("reverse_digits", "5 4 3 2 1"),
+    ("reverse_digits", "54321."),
+    ("reverse_digits", ""),
+    ("digit_checksum", "15"),
+    ("digit_checksum", "05"),
+    ("digit_checksum", "5.0"),
+    ("digit_checksum", "٥"),
+    ("digit_checksum", "0123456789"),
+    ("digit_checksum", ""),
+    ("parity", "even"),
+    ("parity", "Odd or even"),
+    ("parity", "odd even"),
+    ("parity", "o"),
+    ("parity", ""),
+    ("bracket_matching", "no"),
+    ("bracket_matching", "yes no"),
+    ("bracket_matching", "yesno"),
+    ("bracket_matching", "y"),
+    ("bracket_matching", ""),
+]
 
 
 @pytest.mark.parametrize(
     "name, completion", [*RIGHT.items(), *((name, f" {RIGHT[name]}\n") for name in RIGHT), *WRONG]
 )
 def test_verify(name, completion):
-    task, row, right = get_task(name), {"answer": RIGHT[name]}, completion.strip() == RIGHT[name]
-    assert task.verify(completion, row) is right and task.reward(completion, row) == float(right)
+    task = get_task(name)
+    row = {"answer": RIGHT[name]}
+    correct = completion.strip() == RIGHT[name]
+    assert task.verify(completion, row) is correct
+    assert task.reward(completion, row) == float(correct)
 
 
 @pytest.mark.parametrize(
-    "paid, completion", pairs("1 ≟ 54321 ¦ 50001 ¦ ␣59991⏎ ¦ 0 ≟ 5432 ¦ 543211 ¦ 44321 ¦ 54322 ¦ 5x321", key=int)
+    "completion, paid",
+    [
+        ("54321", 1),
+        ("50001", 1),
+        (" 59991\n", 1),
+        ("5432", 0),
+        ("543211", 0),
+        ("44321", 0),
+        ("54322", 0),
+        ("5x321", 0),
+    ],
 )
-def test_ends_pays_the_first_and_the_last_digit(paid, completion):
-    task, row = get_task("reverse_digits", reward="ends"), {"answer": "54321"}
+def test_ends_pays_the_first_and_the_last_digit(completion, paid):
+    task = get_task("reverse_digits", reward="ends")
+    row = {"answer": "54321"}
     assert task.reward(completion, row) == paid
     assert task.verify(completion, row) is (completion == "54321")
 
@@ -110,7 +139,8 @@ ROW = {"prompt": [{"role": "user", "content": "add 17 48 5"}], "working": "17+48
 
 @pytest.mark.parametrize("level", [1, 3, 8])
 def test_numbers_and_answers(level):
-    counts, digits = set(), set()
+    counts = set()
+    digits = set()
     for row in get_task("sums", level=level).rows("train", 300):
         verb, *terms = row["prompt"][0]["content"].split(" ")
         assert verb == "add" and all(term.isdecimal() and not term.startswith("0") for term in terms)
@@ -134,17 +164,24 @@ def test_answers_of_level_3_are_short():
 
 @pytest.mark.parametrize("reward", ["exact", "steps"])
 @pytest.mark.parametrize(
-    "correct, completion",
-    pairs(
-        """
-        True ≟ 17+48=65 65+5=70 #### 70 ¦ 17+48=65⏎65+5=70⏎#### 70.0 ¦ #### 70 ¦ 17+48=55 55+5=60 #### 70
-        False ≟ 17+48=65 65+5=70 ¦ 17+48=65 65+5=70 70 ¦ 17+48=65 65+5=70 #### 65 ¦ 17+48=65 65+5=70 #### 7
-        17+48=65 65+5=70 #### 70 #### 65 ¦ 17+48=65 65+5=70 #### 65+5 ¦ 17+48=65 65+5=70 ### 70 ¦ #### ¦ ∅
-        """,
-        key=literal_eval,
-    ),
+    "completion, correct",
+    [
+        ("17+48=65 65+5=70 #### 70", True),
+        ("17+48=65\n65+5=70\n#### 70.0", True),
+        ("#### 70", True),
+        ("17+48=55 55+5=60 #### 70", True),
+        ("17+48=65 65+5=70", False),
+        ("17+48=65 65+5=70 70", False),
+        ("17+48=65 65+5=70 #### 65", False),
+        ("17+48=65 65+5=70 #### 7", False),
+        ("17+48=65 65+5=70 #### 70 #### 65", False),
+        ("17+48=65 65+5=70 #### 65+5", False),
+        ("17+48=65 65+5=70 ### 70", False),
+        ("####", False),
+        ("", False),
+    ],
 )
-def test_the_marked_sum_decides(reward, correct, completion):
+def test_the_marked_sum_decides(reward, completion, correct):
     """The working is a way, and not asked for."""
     task = get_task("sums", reward=reward)
     assert task.verify(completion, ROW) is correct

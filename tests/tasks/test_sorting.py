@@ -1,8 +1,6 @@
-from ast import literal_eval
 from itertools import combinations_with_replacement, product
 
 import pytest
-from tables import pairs
 
 from tasks import get_task
 from tasks.sorting import REWARDS
@@ -10,9 +8,18 @@ from tasks.sorting import REWARDS
 
 ROW = {"answer": "1 3 7 9"}
 # Of four numbers: the wrong count, or not numbers.
-NO_ANSWER = (
-    "0 1 2 ¦ 0 1 2 3 3 ¦ 0 1 2 x ¦ 0 1 2 x 3 ¦ 00 1 2 3 ¦ 0, 1, 2, 3 ¦ 0 1 2 nan ¦ 0 1 2 inf ¦ 0 1 2 ٣ ¦ ".split(" ¦ ")
-)
+NO_ANSWER = [
+    "0 1 2",
+    "0 1 2 3 3",
+    "0 1 2 x",
+    "0 1 2 x 3",
+    "00 1 2 3",
+    "0, 1, 2, 3",
+    "0 1 2 nan",
+    "0 1 2 inf",
+    "0 1 2 ٣",
+    "",
+]
 
 
 @pytest.mark.parametrize("level", [1, 3, 8])
@@ -26,12 +33,19 @@ def test_lengths_and_answers(level):
 
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize(
-    "correct, completion",
-    pairs(
-        "True ≟ 1 3 7 9 ¦ ␣1\t3⏎7  9␣ ¦ False ≟ 1 3 9 7 ¦ 1379 ¦ 1, 3, 7, 9 ¦ 01 3 7 9 ¦ 1.0 3 7 9 ¦ 1 3 7"
-        " ¦ 1 3 7 9 9 ¦ ∅",
-        key=literal_eval,
-    ),
+    "completion, correct",
+    [
+        ("1 3 7 9", True),
+        (" 1\t3\n7  9 ", True),
+        ("1 3 9 7", False),
+        ("1379", False),
+        ("1, 3, 7, 9", False),
+        ("01 3 7 9", False),
+        ("1.0 3 7 9", False),
+        ("1 3 7", False),
+        ("1 3 7 9 9", False),
+        ("", False),
+    ],
 )
 def test_verify_is_the_same_for_every_reward(reward, completion, correct):
     task = get_task("sorting", reward=reward)
@@ -79,7 +93,8 @@ def test_distance_and_inclusion_ordering_by_hand(required, completion, distance,
 
 def test_inclusion_ordering_gives_1_to_right_answers_and_where_digits_repeat_to_others():
     """Every question and every answer of three digits from 0 to 3."""
-    task, digits = get_task("sorting", reward="inclusion_ordering"), "0123"
+    task = get_task("sorting", reward="inclusion_ordering")
+    digits = "0123"
     wrong = 0
     for question in combinations_with_replacement(digits, 3):
         row = {"answer": " ".join(question)}

@@ -3,7 +3,6 @@ from collections import Counter
 from random import Random
 
 import pytest
-from tables import pairs
 
 from tasks import get_task
 from tasks.stem import extract_letter
@@ -14,20 +13,58 @@ CHOICES = ["12 m/s", "3 m/s", "1/3 m/s", "Both A and B"]
 
 
 @pytest.mark.parametrize(
-    "letter, completion",
-    pairs(
-        r"""
-        B ≟ Answer: B ¦ 12 / 4 = 3, so⏎Answer: B. ¦ **Answer:** B ¦ **Answer: B** ¦ answer : (B) ¦ Answer: B) 3 m/s
-        Answer: $\boxed{B}$ ¦ \boxed{B} ¦ \boxed{\text{B}} ¦ So \boxed{B}.⏎Answer: B ¦ B ¦ (B) ¦ B) 3 m/s
-        **Answer**: B ¦ __Answer__ : B ¦ Answer:⏎B ¦ **Answer:**⏎**B** ¦ Answer: B (3 m/s) ¦ Answer: B, 3 m/s
-        Answer: B: 3 m/s. ¦ Answer: b ¦ answer: (b) 3 m/s ¦ Answer: B,⏎A ¦ D ≟ Answer: D) Both A and B
-        ∅ ≟ Answer: B (12 m/s) ¦ Answer: B, 12 m/s ¦ Answer: B, A ¦ Answer:⏎B or A ¦ Answer:⏎⏎B ¦ Answer: b⏎Answer: A
-        Answer: be ¦ Answer: a bit ¦ ∅ ¦ Answer: ¦ Answer: E ¦ Answer: 3 m/s ¦ Answer: B) 12 m/s ¦ Answer: A or B
-        Answer: A, B ¦ Answer: AB ¦ Answer: A⏎Answer: B ¦ Answer: A \boxed{B} ¦ The answer is B ¦ A B C D ¦ Because
-        """
-    ),
+    "completion, letter",
+    [
+        ("Answer: B", "B"),
+        ("12 / 4 = 3, so\nAnswer: B.", "B"),
+        ("**Answer:** B", "B"),
+        ("**Answer: B**", "B"),
+        ("answer : (B)", "B"),
+        ("Answer: B) 3 m/s", "B"),
+        (r"Answer: $\boxed{B}$", "B"),
+        (r"\boxed{B}", "B"),
+        (r"\boxed{\text{B}}", "B"),
+        ("So \\boxed{B}.\nAnswer: B", "B"),
+        ("B", "B"),
+        ("(B)", "B"),
+        ("B) 3 m/s", "B"),
+        ("**Answer**: B", "B"),
+        ("__Answer__ : B", "B"),
+        ("Answer:\nB", "B"),
+        ("**Answer:**\n**B**", "B"),
+        ("Answer: B (3 m/s)", "B"),
+        ("Answer: B, 3 m/s", "B"),
+        ("Answer: B: 3 m/s.", "B"),
+        ("Answer: b", "B"),
+        ("answer: (b) 3 m/s", "B"),
+        ("Answer: B,\nA", "B"),
+        ("Answer: D) Both A and B", "D"),
+        # The text of another choice, or two letters.
+        ("Answer: B (12 m/s)", None),
+        ("Answer: B, 12 m/s", None),
+        ("Answer: B) 12 m/s", None),
+        ("Answer: A or B", None),
+        ("Answer: A, B", None),
+        ("Answer: AB", None),
+        ("Answer: A\nAnswer: B", None),
+        (r"Answer: A \boxed{B}", None),
+        ("Answer: B, A", None),
+        ("Answer:\nB or A", None),
+        ("Answer:\n\nB", None),
+        ("Answer: b\nAnswer: A", None),
+        # No letter that stands alone, or no choice.
+        ("Answer: be", None),
+        ("Answer: a bit", None),
+        ("", None),
+        ("Answer:", None),
+        ("Answer: E", None),
+        ("Answer: 3 m/s", None),
+        ("The answer is B", None),
+        ("A B C D", None),
+        ("Because", None),
+    ],
 )
-def test_extract_letter(letter, completion):
+def test_extract_letter(completion, letter):
     assert extract_letter(completion, CHOICES) == letter
 
 

@@ -34,11 +34,11 @@ def read_outcomes(report: str) -> dict[str, Outcome]:
 
 
 ABSENT = Outcome("absent", "it did not report an outcome")
-BOTH, LOST, GAINED = "passed with both", "passed with TRL's classes, not with ours", "passed with ours, not with TRL's"
-NEITHER, NOT_RUN = (
-    "passed with neither",
-    "not run with either",
-)  # a suite of another version asks for what is not there
+BOTH = "passed with both"
+LOST = "passed with TRL's classes, not with ours"
+GAINED = "passed with ours, not with TRL's"
+NEITHER = "passed with neither"
+NOT_RUN = "not run with either"  # a suite of another version asks for what is not there
 
 
 class Comparison:

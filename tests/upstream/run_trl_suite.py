@@ -32,8 +32,15 @@ def suite_of(path: Path) -> Path:
 def run_python(arguments: list[str], work: Path, allowed: tuple[int, ...] = (0,), **variables: str) -> None:
     """Run a process that finds the stand-ins below `work`, reaches no Hub and writes no bytecode."""
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"HF_HOME": str(work), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **variables}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HF_HOME": str(work),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **variables,
+    }
     for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE"):  # they would take precedence
         environment.pop(name, None)
     done = subprocess.run([sys.executable, *arguments], cwd=work, env=environment, capture_output=True, text=True)
@@ -60,7 +67,8 @@ def main() -> int:
     trl = args.trl or os.environ.get("TRL_TESTS")
     if not trl:
         parser.error("which TRL? Give the path of a checkout, or set TRL_TESTS.")
-    suite, chosen = suite_of(Path(trl)), ["-k", args.k] if args.k else []
+    suite = suite_of(Path(trl))
+    chosen = ["-k", args.k] if args.k else []
     with tempfile.TemporaryDirectory() as work:
         run_python([str(HERE / "stand_in_models.py"), work], Path(work))
         comparison = Comparison(*(run_suite(suite, classes, Path(work), chosen) for classes in ("trl", "prorl")))

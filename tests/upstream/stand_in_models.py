@@ -20,18 +20,38 @@ from transformers import PreTrainedModel
 OWNER = "trl-internal-testing"
 REVISION = "0" * 40  # stands for a commit
 
-SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-SMALL |= {"intermediate_size": 32, "max_position_embeddings": 4096}
+SMALL = {
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 4096,
+}
 # A scalar reward needs a wider network to tell completions apart.
 REWARD = {**SMALL, "hidden_size": 16, "num_labels": 1}
 
 
-HEADED, EXPERTS = {**SMALL, "head_dim": 8}, {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+HEADED = {**SMALL, "head_dim": 8}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GLM = {**SMALL, **EXPERTS, "head_dim": 2, "n_routed_experts": 4, "attention_bias": True, "use_qk_norm": True}
-NEMOTRON = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
-NEMOTRON |= {"layers_block_type": ["mamba", "attention", "moe"], "mamba_num_heads": 8, "mamba_head_dim": 4}
-NEMOTRON |= {"mamba_n_groups": 1, "ssm_state_size": 16, "mamba_d_conv": 4, "mamba_expand": 2, "n_routed_experts": 4}
-NEMOTRON |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}
+NEMOTRON = {
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "layers_block_type": ["mamba", "attention", "moe"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 4,
+    "mamba_n_groups": 1,
+    "ssm_state_size": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+}
 
 # By the name on the Hub, in which the class in transformers stands: chat template, and what its config is made of.
 STAND_INS = {
@@ -92,7 +112,8 @@ def _save(model: PreTrainedModel, processing_class, hub: Path, name: str) -> Pat
 
 def make(hub: Path, name: str, model: str, template: str, keys: dict) -> Path:
     """One model in a Hub cache; its folder."""
-    model_class, tokenizer = getattr(transformers, model), make_tokenizer(template)
+    model_class = getattr(transformers, model)
+    tokenizer = make_tokenizer(template)
     torch.manual_seed(0)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     config = model_class.config_class(vocab_size=len(tokenizer), **ids, **keys)

@@ -12,18 +12,59 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 
-BYTES, SIZE = 256, 512
+BYTES = 256
+SIZE = 512
 
-PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
 # By their numbers in Qwen's vocabulary, of which the first 256 are the bytes, as here.
 MARKERS = {151643: PAD, 151644: START, 151645: END}  # left out of text
-TAGS = {151657: "<tool_call>", 151658: "</tool_call>", 151665: "<tool_response>", 151666: "</tool_response>"}
-TAGS |= {151667: "<think>", 151668: "</think>"}
-WORDS = {293: " b", 314: " {", 330: ' "', 397: ">\n", 411: "out", 450: "de", 497: '",', 522: "</", 606: "name"}
-WORDS |= {788: '":', 894: " any", 927: "sh", 944: "'t", 1318: "text", 1414: " know", 1513: " don", 2765: " won"}
-WORDS |= {4913: '{"', 5212: ' {"', 5392: " tool", 6023: "hi", 6659: "call", 7692: "async", 9520: "step", 11248: "}}\n"}
-WORDS |= {13477: "crement", 14172: "tool", 16252: " increment", 16370: "arguments", 17453: "Done", 22785: "_tool"}
-WORDS |= {35744: "increment", 64648: "multiply", 93054: "_multiply", 95642: '"}}\n'}
+TAGS = {
+    151657: "<tool_call>",
+    151658: "</tool_call>",
+    151665: "<tool_response>",
+    151666: "</tool_response>",
+    151667: "<think>",
+    151668: "</think>",
+}
+WORDS = {
+    293: " b",
+    314: " {",
+    330: ' "',
+    397: ">\n",
+    411: "out",
+    450: "de",
+    497: '",',
+    522: "</",
+    606: "name",
+    788: '":',
+    894: " any",
+    927: "sh",
+    944: "'t",
+    1318: "text",
+    1414: " know",
+    1513: " don",
+    2765: " won",
+    4913: '{"',
+    5212: ' {"',
+    5392: " tool",
+    6023: "hi",
+    6659: "call",
+    7692: "async",
+    9520: "step",
+    11248: "}}\n",
+    13477: "crement",
+    14172: "tool",
+    16252: " increment",
+    16370: "arguments",
+    17453: "Done",
+    22785: "_tool",
+    35744: "increment",
+    64648: "multiply",
+    93054: "_multiply",
+    95642: '"}}\n',
+}
 NUMBERS = {number: BYTES + place for place, number in enumerate([*MARKERS, *TAGS, *WORDS])}
 
 

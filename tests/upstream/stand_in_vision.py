@@ -30,7 +30,9 @@ def _text(tokenizer, **keys) -> dict:
 def gemma3() -> tuple[PreTrainedModel, ProcessorMixin]:
     """Four tokens for an image of 56 by 56 pixels."""
     names = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
-    tokenizer, side, length = make_tokenizer("gemma3", names), 4 * PATCH, 4
+    tokenizer = make_tokenizer("gemma3", names)
+    side = 4 * PATCH
+    length = 4
     images = Gemma3ImageProcessorPil(size={"height": side, "width": side})
     template = {"chat_template": tokenizer.chat_template}
     config = Gemma3Config(
@@ -50,7 +52,8 @@ def gemma3() -> tuple[PreTrainedModel, ProcessorMixin]:
 
 def llava_next() -> tuple[PreTrainedModel, ProcessorMixin]:
     """Tiles of 28 by 28 pixels."""
-    tokenizer, side = make_tokenizer("llava_next", {"image_token": "<image>"}), 2 * PATCH
+    tokenizer = make_tokenizer("llava_next", {"image_token": "<image>"})
+    side = 2 * PATCH
     grid = [[side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
     crop = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
     images = LlavaNextImageProcessorPil(**crop, image_grid_pinpoints=grid)
@@ -67,5 +70,8 @@ def llava_next() -> tuple[PreTrainedModel, ProcessorMixin]:
 
 # Qwen's processor needs torchvision: Gemma's architecture answers to its name, for the tests that ask for any model
 # that sees.
-STAND_INS = {"tiny-Gemma3ForConditionalGeneration": gemma3, "tiny-LlavaNextForConditionalGeneration": llava_next}
-STAND_INS |= {"tiny-Qwen2_5_VLForConditionalGeneration": gemma3}
+STAND_INS = {
+    "tiny-Gemma3ForConditionalGeneration": gemma3,
+    "tiny-LlavaNextForConditionalGeneration": llava_next,
+    "tiny-Qwen2_5_VLForConditionalGeneration": gemma3,
+}

@@ -53,7 +53,8 @@ if getattr(chat_template_utils, "_SUPPORTS_RESPONSE_TEMPLATE", False):
     import_utils.is_jmespath_available = lambda: True
 
 if CLASSES == "prorl":
-    trl.GRPOTrainer, trl.GRPOConfig = trl_prorl.ProRLTrainer, trl_prorl.ProRLConfig
+    trl.GRPOTrainer = trl_prorl.ProRLTrainer
+    trl.GRPOConfig = trl_prorl.ProRLConfig
 
 
 class _RenumberedTorch(types.ModuleType):

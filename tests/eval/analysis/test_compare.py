@@ -63,7 +63,8 @@ def test_every_outcome_has_its_own_test(evaluated):
     """a solves one sample more at every other prompt; greedily it is right 6 times alone, and b 6 times alone."""
     a = evaluated("a", [4, 5] * 20, **greedy([1] * 6 + [0] * 34))
     b = evaluated("b", [4, 4] * 20, **greedy([0] * 34 + [1] * 6))
-    sampled, decoded = compare(a, b, k=1), compare(a, b, k=GREEDY)
+    sampled = compare(a, b, k=1)
+    decoded = compare(a, b, k=GREEDY)
     assert (sampled.outcome, decoded.outcome) == ("pass@1", "greedy")
     # Of 40 prompts 20 differ by 1/8: mean 1/16, standard error 1/16/sqrt(39).
     assert sampled.difference.value == 1 / 16 and sampled.p_value == pytest.approx(2 * stats.t.sf(math.sqrt(39), 39))
@@ -98,12 +99,14 @@ def test_greedy_decoding_over_seeds_is_a_test_over_seeds(evaluated, read_run):
 
 def test_of_k_samples_pass_at_k_is_right_or_wrong(evaluated):
     # 9 prompts that only a solves, one that only b solves: 2 (C(10,9) + C(10,10)) / 2^10
-    a, b = evaluated("a", [1] * 9 + [0] * 11), evaluated("b", [0] * 9 + [8] + [0] * 10)
+    a = evaluated("a", [1] * 9 + [0] * 11)
+    b = evaluated("b", [0] * 9 + [8] + [0] * 10)
     assert compare(a, b, k=8).p_value == pytest.approx(22 / 1024)
 
 
 def test_without_greedy_decoding_on_one_side_it_is_not_compared(evaluated, capsys):
-    a, b = evaluated("a", [4] * 20, **greedy([1] * 20)), evaluated("b", [4] * 20)
+    a = evaluated("a", [4] * 20, **greedy([1] * 20))
+    b = evaluated("b", [4] * 20)
     with pytest.raises(InputError, match="'b' has no greedy decoding in passk.json; `trl-prorl passk --run .* adds"):
         compare(a, b, k=GREEDY)
     assert command.main(["--runs", str(a.path), str(b.path)]) == 0
@@ -114,7 +117,8 @@ def test_without_greedy_decoding_on_one_side_it_is_not_compared(evaluated, capsy
 
 def test_prompt_ids_decide_where_both_have_them(evaluated):
     # Another seed of the tasks gave the same prompts, whatever the settings say.
-    a, b = evaluated("a", [1, 2], **IDS), evaluated("b", [2, 2], **IDS, config={"task_seed": 7})
+    a = evaluated("a", [1, 2], **IDS)
+    b = evaluated("b", [2, 2], **IDS, config={"task_seed": 7})
     assert compare(a, b, k=1).difference.value < 0
 
 
@@ -136,7 +140,8 @@ IDS = {"prompt_ids": ["x", "y"]}
     ],
 )
 def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, ids, changes, message):
-    a, b = evaluated("a", [1, 2], **ids), evaluated("b", [1, 2], **changes)
+    a = evaluated("a", [1, 2], **ids)
+    b = evaluated("b", [1, 2], **changes)
     with pytest.raises(InputError, match=message) as refusal:
         compare(a, b, k=1)
     assert f"trl-prorl passk --run {a.path} --run {b.path}" in str(refusal.value)
@@ -165,7 +170,8 @@ def test_other_models_and_lengths_are_noted(evaluated):
 
 
 def test_statements(evaluated):
-    a, b = evaluated("a", [8, 0] * 10), evaluated("b", [0, 8] * 10)
+    a = evaluated("a", [8, 0] * 10)
+    b = evaluated("b", [0, 8] * 10)
     even = compare(a, b, k=1)
     (line,) = comparison_statements([even])
     assert f"no difference found; detectable difference (80 % power): {even.detectable:.3f}." in line
@@ -177,7 +183,8 @@ def test_statements(evaluated):
 
 
 def test_command(evaluated, make_run, make_rows, capsys):
-    a, b = evaluated("a", [1, 2, 3] * 10), evaluated("b", [3, 4, 5] * 10, variant="B", k=[1, 8])
+    a = evaluated("a", [1, 2, 3] * 10)
+    b = evaluated("b", [3, 4, 5] * 10, variant="B", k=[1, 8])
     assert command.main(["--runs", str(a.path), str(b.path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "pass@1: `a` less `b` -0.250 [-0.321, -0.131]: `b` is higher." in printed
@@ -283,7 +290,8 @@ def test_a_seed_that_scored_nothing_counts(found):
 def of_arm(read_run):
     def make(variant, seed, counts):
         ids = {"prompt_ids": [f"p{i}" for i in range(len(counts))]}
-        base, beta = [0] * len(counts), {"beta": len(variant)}
+        base = [0] * len(counts)
+        beta = {"beta": len(variant)}
         return read_run(variant, seed, f"{variant}_{seed}", base=base, trained=counts, passk=ids, config=beta)
 
     return make
@@ -323,7 +331,8 @@ def test_the_difference_is_that_of_the_seeds_both_have(grid):
         assert row.difference.low <= low + 1e-12 and row.difference.high >= high - 1e-12
         assert row.p_value >= stats.ttest_rel(first, second).pvalue - 1e-12
     # Holm by hand: the least of three p-values three times, the next twice, and none below one before it.
-    ordered, worst = sorted(rows, key=lambda row: row.p_value), 0.0
+    ordered = sorted(rows, key=lambda row: row.p_value)
+    worst = 0.0
     for factor, row in zip((3, 2, 1), ordered, strict=True):
         worst = max(worst, factor * row.p_value)
         assert row.adjusted == pytest.approx(min(1.0, worst))

@@ -111,7 +111,8 @@ def test_perplexity_by_hand(ids, nats):
 
 
 def test_perplexity_of_a_model_in_a_plain_loop():
-    model, ids = AutoModelForCausalLM.from_pretrained(embedded_model()).eval(), list(b"reverse 123")
+    model = AutoModelForCausalLM.from_pretrained(embedded_model()).eval()
+    ids = list(b"reverse 123")
     total = 0.0
     for place in range(1, len(ids)):
         with torch.no_grad():

@@ -55,7 +55,8 @@ def test_values_that_do_not_vary_are_no_certainty():
 def test_few_prompts_give_no_interval():
     assert np.isnan(bootstrap_interval(np.arange(19) / 19)).all()
     assert np.isfinite(bootstrap_interval(np.arange(20) / 20)).all()
-    difference, ratio = paired_bootstrap_difference([1, 0], [0, 0]), paired_bootstrap_ratio([1, 0], [1, 1])
+    difference = paired_bootstrap_difference([1, 0], [0, 0])
+    ratio = paired_bootstrap_ratio([1, 0], [1, 1])
     assert (difference.value, ratio.value) == (0.5, 0.5)
     assert np.isnan([*difference[1:], *ratio[1:]]).all()
 
@@ -71,8 +72,10 @@ def test_pairing_removes_what_prompts_share():
 def test_paired_ratio():
     b = np.random.default_rng(0).random(40)
     # The same share: those prompts could be right on one side alone.
-    seen, mean = 0.05 ** (1 / 40), b.mean()
-    low, high = 0.9 * mean * seen / (mean * seen + 1 - seen), (0.9 * mean * seen + 1 - seen) / (mean * seen)
+    seen = 0.05 ** (1 / 40)
+    mean = b.mean()
+    low = 0.9 * mean * seen / (mean * seen + 1 - seen)
+    high = (0.9 * mean * seen + 1 - seen) / (mean * seen)
     assert paired_bootstrap_ratio(0.9 * b, b) == pytest.approx((0.9, low, high))
     ratio = paired_bootstrap_ratio([1, 0, 1, 1] * 5, [1, 1, 1, 1] * 5)
     assert ratio.value == 0.75
@@ -158,7 +161,8 @@ def test_where_all_prompts_agree_the_p_value_is_the_level_of_the_interval(prompt
 def test_the_p_value_and_the_interval_of_a_row_agree():
     """300 pairs of runs: an interval leaves out 0 where p is below 0.05, but for a few on the line between the two."""
     rng = np.random.default_rng(0)
-    disagreeing, apart = [], 0
+    disagreeing = []
+    apart = 0
     for prompts in (20, 48, 256):
         for _ in range(100):
             solved = rng.uniform(0.1, 0.9, prompts)
@@ -199,7 +203,8 @@ def test_fieller_where_a_is_not_told_from_nothing():
 
 def test_bootstrap_of_a_ratio():
     """The mean is over tokens: prompts in lockstep leave no spread, whatever their lengths."""
-    sums, tokens = np.tile([1.0, 30.0], 10), np.tile([10.0, 300.0], 10)
+    sums = np.tile([1.0, 30.0], 10)
+    tokens = np.tile([10.0, 300.0], 10)
     assert ratio_interval(sums, tokens) == pytest.approx((0.1, 0.1))
     # 20 coins of 0 and 3: mean 1.5, standard error 1.5 / sqrt(20).
     low, high = ratio_interval(np.tile([0.0, 30.0], 10), np.full(20, 10.0))
@@ -243,7 +248,9 @@ def test_prediction_interval_holds_a_new_value_as_often_as_it_says():
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_fieller_covers_as_often_as_it_says(paired):
-    rng, trials, true = np.random.default_rng(0), 2000, 0.85
+    rng = np.random.default_rng(0)
+    trials = 2000
+    true = 0.85
     hits = 0
     for _ in range(trials):
         shared = rng.normal(0, 0.05, 4) if paired else np.zeros(4)

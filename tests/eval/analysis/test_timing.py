@@ -54,7 +54,8 @@ def test_one_of_three_trained_alone(run):
 
 
 def test_a_record_without_the_time_says_nothing_of_its_neighbours(run, read_run):
-    earlier, later = read_run("B", name="earlier", steps=3, time_step=2.0, time_ended=None), run("later", 106.0)
+    earlier = read_run("B", name="earlier", steps=3, time_step=2.0, time_ended=None)
+    later = run("later", 106.0)
     timing = Timing([earlier, later])
     assert names(timing.unknown) == ["earlier"] and not timing.alone(earlier) and timing.alone(later)
     assert Timing([earlier]).alone(earlier)  # compared with none

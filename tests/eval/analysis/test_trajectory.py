@@ -169,7 +169,8 @@ def test_picture_has_points_curve_and_resets(evaluated, tmp_path, monkeypatch):
     checks = [check_run(run, k, resamples=20) for k in (1, 4)]
     plot_trajectory(run, checks, tmp_path / "unused.png")
     assert [axes.get_ylabel() for axes in figures[0].axes] == ["pass@1", "pass@4"]
-    axes, fit = figures[0].axes[0], checks[0].fit
+    axes = figures[0].axes[0]
+    fit = checks[0].fit
     (resets,) = [each for each in axes.collections if each.get_label() == "resets"]
     assert [segment[0, 0] for segment in resets.get_segments()] == [15]
     [curve] = [line for line in axes.lines if line.get_label().startswith("1 −")]

@@ -32,7 +32,10 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints, capsys):
     tokenizer = load_tokenizer(base)
     plain = AutoModelForCausalLM.from_pretrained(base).eval()
     trained = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run_dir).eval()
-    kl, same, entropy, tokens = 0.0, 0, 0.0, 0
+    kl = 0.0
+    same = 0
+    entropy = 0.0
+    tokens = 0
     for _, sample in samples.iterrows():
         question = tokenizer(sample["prompt"] + ">").input_ids
         for place, _ in enumerate(sample["ids"]):
@@ -89,7 +92,8 @@ def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch, capsys
     monkeypatch.setattr("tasks.registry.get_task", lambda name, level=None: by_level[level])
     assert drift.main(["--run", str(run_dir), "--prompts", "3", "--samples", "2", "--others", "parity@2"]) == 0
     result = json.loads((run_dir / "drift.json").read_text())
-    own, other = result["points"][-1], result["points"][-1]["others"]["parity@2"]
+    own = result["points"][-1]
+    other = result["points"][-1]["others"]["parity@2"]
     assert other["kl_to_base"] > 0 and other["kl_to_base"] != own["kl_to_base"]
     assert result["points"][0]["others"]["parity@2"]["kl_to_base"] == pytest.approx(0.0, abs=1e-6)
     held_out = HeldOut(run_dir, "test", 3, name=TaskName.parse("parity@2"))

@@ -20,7 +20,8 @@ from eval.samples.models import load_tokenizer
 @pytest.fixture
 def labels(monkeypatch):
     """Which models were sampled, in order, and at which temperature."""
-    drawn, original = [], held_out.HeldOut._draw
+    drawn = []
+    original = held_out.HeldOut._draw
 
     def spy(self, point, batches, have, temperature, store):
         drawn.append(f"{self.run_dir.name}: {point.label}{' greedy' if temperature == 0 else ''}")
@@ -54,7 +55,8 @@ def test_greedy_is_what_each_model_says_alone(base, run_dir, task, greedy_by_han
         result = {side: {**result[side], "accuracy": result[side]["pass@1"]} for side in ("base", "trained")}
     else:
         result = result["greedy"]
-    tokenizer, rows = load_tokenizer(base), task.rows("test", 5)
+    tokenizer = load_tokenizer(base)
+    rows = task.rows("test", 5)
     plain = AutoModelForCausalLM.from_pretrained(base)
     said = {"base": [greedy_by_hand(plain, tokenizer, row["prompt"][0]["content"] + ">") for row in rows]}
     trained = PeftModel.from_pretrained(plain, run_dir)
@@ -71,12 +73,24 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
     assert passk.main([*arguments, "--no-greedy"]) == 0
     first = (run_dir / "passk.json").read_text()
     result = json.loads(first)
-    settings = {"split": "test", "prompts": 6, "n": 8, "k": [1, 4], "temperature": 0.7, "max_new_tokens": 6, "seed": 0}
-    settings |= {"task": "parity", "level": None, "step": None, "steps_on_record": None}
+    settings = {
+        "split": "test",
+        "prompts": 6,
+        "n": 8,
+        "k": [1, 4],
+        "temperature": 0.7,
+        "max_new_tokens": 6,
+        "seed": 0,
+        "task": "parity",
+        "level": None,
+        "step": None,
+        "steps_on_record": None,
+    }
     measured = {"base", "trained", "prompt_ids", "gain"}
     assert {key: value for key, value in result.items() if key not in measured} == settings
     assert len(set(result["prompt_ids"])) == 6
-    rows, seen = task.rows("test", 6), task.seen
+    rows = task.rows("test", 6)
+    seen = task.seen
     for side, verdicts in (("base", seen[:48]), ("trained", seen[48:])):
         counts = [sum(task.verify(text, rows[i]) for text in verdicts[8 * i : 8 * i + 8]) for i in range(6)]
         assert result[side]["correct"] == counts
@@ -278,7 +292,8 @@ def evaluate(run_dir, task, add_checkpoints, tmp_path_factory):
     (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 30}) + "\n")
 
     def run(*options, prompts=6, n=4):
-        code, asked = 0, None if (run_dir / "passk.json").exists() else (options, prompts, n)
+        code = 0
+        asked = None if (run_dir / "passk.json").exists() else (options, prompts, n)
         if asked in KEPT:
             shutil.copytree(KEPT[asked], run_dir, dirs_exist_ok=True)
         else:
@@ -294,8 +309,15 @@ ALL = ("--checkpoints", "all", "--others", "parity@2", "sorting")
 
 
 def test_parts_asked_one_by_one_are_the_whole(evaluate, run_dir):
-    parts = ["--no-greedy", "--checkpoints 20 --k 2", "--others sorting", "--no-greedy --k 1"]
-    parts += ["--checkpoints 10 --no-greedy", "--others parity@2 --k 3", "--no-greedy"]
+    parts = [
+        "--no-greedy",
+        "--checkpoints 20 --k 2",
+        "--others sorting",
+        "--no-greedy --k 1",
+        "--checkpoints 10 --no-greedy",
+        "--others parity@2 --k 3",
+        "--no-greedy",
+    ]
     for part in parts:
         code, result = evaluate(*part.split())
         assert code == 0

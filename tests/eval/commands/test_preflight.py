@@ -70,7 +70,8 @@ def sorted_rows(tmp_path_factory):
     return {"right": found[0], "wrong": found[1]}
 
 
-PAID, SILENT = "reward of gold answers, of other rows'", "groups without signal, expected"
+PAID = "reward of gold answers, of other rows'"
+SILENT = "groups without signal, expected"
 PASS_RATE = "base pass rate (verify)"
 
 
@@ -276,7 +277,8 @@ def test_each_stage_and_step_is_told_on_stderr(tmp_path, capsys):
 
 @pytest.mark.parametrize("compact", ["on", "off"])
 def test_samples_are_drawn_by_the_run_s_own_sampler(tmp_path, monkeypatch, compact):
-    drawn, sample = [], CompactGeneration.sample
+    drawn = []
+    sample = CompactGeneration.sample
     monkeypatch.setattr(
         CompactGeneration, "sample", lambda self, *args, **kwargs: (drawn.append(1), sample(self, *args, **kwargs))[1]
     )

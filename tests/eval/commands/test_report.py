@@ -69,9 +69,19 @@ def test_somebody_else_s_report_is_not_overwritten(demo, capsys, name):
     assert (demo / name).read_text() == "# My report\n" and not list(demo.glob("*.png"))
 
 
-HEADINGS = ["Verdict", "Result matrix", "Curves", "Arms against plain, control and A", "What was learned"]
-HEADINGS += ["pass@k against k", "Newly solved and lost prompts", "Dips and reconvergence after the resets"]
-HEADINGS += ["What it cost", "Caveats", "How to reproduce"]
+HEADINGS = [
+    "Verdict",
+    "Result matrix",
+    "Curves",
+    "Arms against plain, control and A",
+    "What was learned",
+    "pass@k against k",
+    "Newly solved and lost prompts",
+    "Dips and reconvergence after the resets",
+    "What it cost",
+    "Caveats",
+    "How to reproduce",
+]
 
 
 def test_b_is_told_from_a_once_above_the_first_comparison(demo, capsys):

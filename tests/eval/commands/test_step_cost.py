@@ -28,7 +28,8 @@ def arguments(*further):
 
 def test_every_arm_gets_the_same_batches_and_scaled_lengths():
     args = parse(arguments("--longest", "4096"))
-    once, twice = Batches(args, 1.0), Batches(args, 2.0)
+    once = Batches(args, 1.0)
+    twice = Batches(args, 2.0)
     assert once.draw(7) == Batches(args, 1.0).draw(7) != once.draw(8)
     prompts, completions = once.draw(7)
     assert len(prompts) == len(completions) == 4
@@ -105,7 +106,8 @@ def test_each_arm_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkey
     args = parse(["--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "20"])
     batches = Batches(args, 1.0)
     trainer = make_trainer(name, ARMS[name], args, batches, 2, False, str(tmp_path))
-    rows, forward = [], Qwen2Model.forward
+    rows = []
+    forward = Qwen2Model.forward
 
     def watched(self, input_ids=None, **kwargs):
         rows.append(tuple(input_ids.shape))

@@ -35,7 +35,9 @@ def arm(read_run):
     """A run whose prompts have these numbers of 8 samples right."""
 
     def make(variant="A", seed=0, drift=None, base=None, trained=None, name=None, beta=0.0, **passk):
-        name, config, trained = f"{name or variant}{seed}", {"beta": beta}, trained or [4] * len(base or [2] * 40)
+        name = f"{name or variant}{seed}"
+        config = {"beta": beta}
+        trained = trained or [4] * len(base or [2] * 40)
         base = base or [2] * len(trained)
         return read_run(variant, seed, name, 3, base, trained, passk, config, drift=drift)
 
@@ -172,7 +174,8 @@ def test_equal_arms_say_what_would_be_found(arm):
     noisy = [2, 6] * 20
     frame = Frame([arm("control", trained=noisy), arm("A", trained=noisy[::-1])])
     row = comparison.sections(frame)[0].blocks[0].rows[0]
-    difference, found = row[4], row[7]
+    difference = row[4]
+    found = row[7]
     assert difference.startswith(("+0.000", "-0.000"))
     # ±0.5 per prompt, 40 prompts: (1.96 + 0.84) · 0.5 / √40 = 0.221.
     assert float(found) == pytest.approx(0.221, abs=0.02)

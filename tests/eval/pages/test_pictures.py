@@ -142,8 +142,13 @@ def forty(read_run):
     runs = []
     for number, variant in enumerate(variants):
         config = {"task": "sums" if number % 4 == 3 else "reverse_digits", "beta": number / 100, "max_steps": 40}
-        keys = {"events": [{**REQUESTED, "step_applied": 20, "reason": "periodic"}] if variant in ("A", "C") else []}
-        keys |= {"reward": 0.5, "entropy": 0.4, "kl_ref": 0.01, "kl_old": 0.001}
+        keys = {
+            "events": [{**REQUESTED, "step_applied": 20, "reason": "periodic"}] if variant in ("A", "C") else [],
+            "reward": 0.5,
+            "entropy": 0.4,
+            "kl_ref": 0.01,
+            "kl_old": 0.001,
+        }
         runs.append(read_run(variant, 0, f"r{number:02}", 40, config=config, **keys))
     return runs
 
@@ -209,8 +214,11 @@ def test_spikes_in_the_matrix(read_run):
     """B's are of the KL to the sampling policy; the mean number of the seeds, the largest of all."""
     runs = []
     for seed in (0, 1):
-        keys = {"kl_old": lambda step, seed=seed: 0.5 + seed if step in (20, 40)[: 1 + seed] else 0.01}
-        keys |= {"entropy": lambda step, seed=seed: 0.9 if step == 30 and seed else 0.3, "kl_ref": 9.0}
+        keys = {
+            "kl_old": lambda step, seed=seed: 0.5 + seed if step in (20, 40)[: 1 + seed] else 0.01,
+            "entropy": lambda step, seed=seed: 0.9 if step == 30 and seed else 0.3,
+            "kl_ref": 9.0,
+        }
         runs.append(read_run("B", seed, steps=60, **keys))
     table = matrix.result_matrix(Frame(runs))
     cells = dict(zip(table.header, table.rows[0], strict=True))

@@ -19,7 +19,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update "
 FLAGS += "--disable-sync"
 PATIENCE = 300_000  # milliseconds; a busy machine is no failure
-PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
+PHONE = {"width": 360, "height": 740}
+DESKTOP = {"width": 1280, "height": 900}
 HOSTILE = "A <b>&amp; 'x' [y](http://z)"
 
 
@@ -40,8 +41,13 @@ def store_samples(folder, side, counts):
     """The samples behind a side of `passk.json`, as `eval.passk` keeps them; the first of each prompt is right."""
     for temperature in (0.0, 1.0):
         rows = [
-            {"prompt_id": name, "sample": n, "prompt": f"ask {name}", "correct": n < right}
-            | {"completion": f"{side} {SHOWN} {temperature}"}
+            {
+                "prompt_id": name,
+                "sample": n,
+                "prompt": f"ask {name}",
+                "correct": n < right,
+                "completion": f"{side} {SHOWN} {temperature}",
+            }
             for name, right in zip(PROMPTS, counts, strict=True)
             for n in range(8)
         ]
@@ -65,8 +71,15 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
         ],
         "others": {"parity@2": {"task": "parity", "level": 2, "prompts": 4, "n": 8, **sides}},
     }
-    row = {"kl_ref": lambda step: step % 10 / 100, "kl_old": 1e-4, "entropy": 0.7, "time_rollout": 0.3}
-    row |= {"grad_norm": lambda step: 1 + step % 7, "tokens_generated": 50, "tokens_per_second": 1000.0}
+    row = {
+        "kl_ref": lambda step: step % 10 / 100,
+        "kl_old": 1e-4,
+        "entropy": 0.7,
+        "time_rollout": 0.3,
+        "grad_norm": lambda step: 1 + step % 7,
+        "tokens_generated": 50,
+        "tokens_per_second": 1000.0,
+    }
     for variant, solved in (("control", 3), ("A", 6), ("B", 5), ("C", 7)):
         of_b = variant == "B"
         row |= {"ref_forward_calls": 0 if of_b else 1, "time_ref": 0.0 if of_b else 0.1}
@@ -94,7 +107,10 @@ class Page(HTMLParser):
 
     def __init__(self, source: str):
         super().__init__()
-        self.tags, self.text, self.open, self.problems = [], [], [], []
+        self.tags = []
+        self.text = []
+        self.open = []
+        self.problems = []
         self.feed(source)
         self.close()
         self.problems += [f"never closed: {tag}" for tag in self.open]
@@ -118,7 +134,8 @@ class Page(HTMLParser):
 def test_the_source_is_whole_and_needs_nothing_beside_it(page):
     source = page.read_text()
     parsed = Page(source)
-    names, links = parsed.values("id"), parsed.values("href", "src")
+    names = parsed.values("id")
+    links = parsed.values("href", "src")
     inside, outside = ([link for link in links if link.startswith("#") is within] for within in (True, False))
     assert not parsed.problems and len(set(names)) == len(names)
     assert {link[1:] for link in inside} <= set(names) and all(link.startswith("data:") for link in outside)
@@ -223,7 +240,9 @@ def browser():
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser(browser, page, viewport, scheme):
     """As a reader would open it, with what is folded: no missing picture, no sideways scrolling, no error."""
-    context, problems, asked = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True), [], []
+    context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)
+    problems = []
+    asked = []
     context.set_default_timeout(PATIENCE)
     tab = context.new_page()
     tab.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
@@ -246,7 +265,8 @@ def test_contents_lead_there(tab):
     for place in range(links.count()):
         links.nth(place).click()
         heading = tab.locator(links.nth(place).get_attribute("href"))
-        top, bar = heading.bounding_box()["y"], tab.locator("nav").bounding_box()
+        top = heading.bounding_box()["y"]
+        bar = tab.locator("nav").bounding_box()
         assert bar["y"] + bar["height"] - 1 <= top < PHONE["height"]
 
 

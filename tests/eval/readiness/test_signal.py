@@ -29,9 +29,15 @@ def of(found, what, tells=True, most=12, gold=8):
     return finding
 
 
-RATE, SILENT, CUT, PAY = "base pass rate (", "groups without signal", "completions cut", "groups that pay"
-VERIFIER, NEEDED = "verifier beside", "KL to the base"
-NEVER, ALWAYS, MIXED = [0] * 80, [1] * 80, [1, 0, 0, 1] * 5
+RATE = "base pass rate ("
+SILENT = "groups without signal"
+CUT = "completions cut"
+PAY = "groups that pay"
+VERIFIER = "verifier beside"
+NEEDED = "KL to the base"
+NEVER = [0] * 80
+ALWAYS = [1] * 80
+MIXED = [1, 0, 0, 1] * 5
 ANY = {"source": FULL_REWARD}  # verdicts without a verifier
 UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
 
@@ -140,5 +146,6 @@ def test_rewards_vary_beyond_rounding_and_without_nan():
 
 
 def test_exit_codes():
-    look, stop = Finding("a", "1", "do", LOOK), Finding("b", "0", "do", STOP)
+    look = Finding("a", "1", "do", LOOK)
+    stop = Finding("b", "0", "do", STOP)
     assert (exit_code([]), exit_code([look]), exit_code([look, stop])) == (0, 0, 1)

@@ -21,7 +21,8 @@ from trl_prorl.errors import InputError, RunError
 @pytest.fixture
 def calls(monkeypatch):
     """Prompts and samples of every call that draws."""
-    made, original = [], held_out.sample
+    made = []
+    original = held_out.sample
 
     def spy(model, tokenizer, task, rows, n, **settings):
         made.append((len(rows), n))
@@ -113,7 +114,8 @@ def test_changed_weights_are_sampled_anew(run_dir, drawn, calls):
 
 
 def test_greedy_and_sampled_lie_apart(drawn, calls):
-    sampled, greedy = drawn(3, 1), drawn(3, 1, temperature=0.0)
+    sampled = drawn(3, 1)
+    greedy = drawn(3, 1, temperature=0.0)
     assert len(calls) == 2
     assert (drawn(3, 1), drawn(3, 1, temperature=0.0)) == (sampled, greedy) and len(calls) == 2
 

@@ -15,7 +15,8 @@ from trl_prorl.record.base_model import fingerprint
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A project with a base model, data and a run, and another directory, which one is in."""
-    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project = tmp_path / "project"
+    elsewhere = tmp_path / "elsewhere"
     for folder in (project / "runs/embedded/7b", project / "data/gsm8k", project / "runs/study/A", elsewhere):
         folder.mkdir(parents=True)
     (project / "runs/embedded/7b/config.json").write_text("{}")
@@ -24,8 +25,12 @@ def project(tmp_path, monkeypatch):
 
 
 def test_relative_paths_are_found_from_anywhere(project, monkeypatch):
-    written = {"model_name_or_path": "runs/embedded/7b", "dataset_name": "data/gsm8k", "output_dir": "runs/study/A"}
-    written |= {"task": "gsm8k"}
+    written = {
+        "model_name_or_path": "runs/embedded/7b",
+        "dataset_name": "data/gsm8k",
+        "output_dir": "runs/study/A",
+        "task": "gsm8k",
+    }
     found = with_local_paths(project / "runs/study/A", written)
     paths = {key: str(project / path) for key, path in written.items() if key != "task"}
     assert found == {**written, **paths}
@@ -64,7 +69,9 @@ def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch
     """One evaluates in a directory that has a model of this name too; the run noted the weights that it began from."""
     run = project / "runs/study/A"
     monkeypatch.setattr("trl_prorl.record.base_model.READ_WHOLE", read_whole)
-    config, here, theirs = {"model_name_or_path": "runs/embedded/7b"}, Path("runs/embedded/7b"), "runs/embedded/7b"
+    config = {"model_name_or_path": "runs/embedded/7b"}
+    here = Path("runs/embedded/7b")
+    theirs = "runs/embedded/7b"
     here.mkdir(parents=True)
     (here / "config.json").write_text("{}")
     weights = bytes(2**23)

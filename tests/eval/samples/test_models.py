@@ -95,8 +95,9 @@ def test_a_renamed_run_is_not_evaluated_with_the_weights_of_the_new_run_of_its_n
         with pytest.raises(InputError, match="A_old' has no trained model"):
             find_trained_model(old, of_the_old)
     (old / "config.yaml").write_text(yaml.safe_dump(config))
-    for command in (passk, drift, push):
-        assert command.main(["--run", str(old), *(["--dry-run"] if command is push else [])]) == 2
+    assert passk.main(["--run", str(old)]) == 2
+    assert drift.main(["--run", str(old)]) == 2
+    assert push.main(["--run", str(old), "--dry-run"]) == 2
 
 
 def test_a_model_in_output_dir_counts_where_the_ids_agree(run_dir, base, tmp_path, add_checkpoints):
@@ -133,7 +134,8 @@ def test_a_folder_that_two_runs_had(run_dir, base, add_checkpoints, capsys):
 
 def test_of_two_folders_of_a_name_the_runs_own_is_taken(run_dir, tmp_path, monkeypatch):
     """`output_dir: out` from a directory that has an `out` of its own."""
-    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project = tmp_path / "project"
+    elsewhere = tmp_path / "elsewhere"
     for folder, run_id in ((project, "1"), (elsewhere, "2")):
         shutil.copytree(run_dir, folder / "out")
         write_run_id(folder / "out", run_id)

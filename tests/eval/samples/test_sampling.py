@@ -15,7 +15,8 @@ def draw(request, task):
     """`sample` by either loop: what is said here holds of each."""
 
     def draw(model, tokenizer, prompts, n, **keys):
-        rows, drawing = list(task.rows("test", prompts)), Drawing(max_new_tokens=NEW_TOKENS, **keys)
+        rows = list(task.rows("test", prompts))
+        drawing = Drawing(max_new_tokens=NEW_TOKENS, **keys)
         return sample(model, tokenizer, task, rows, n, drawing, compact=request.param)
 
     return draw
@@ -23,7 +24,8 @@ def draw(request, task):
 
 @pytest.mark.parametrize("setting", [{"top_k": 1}, {"top_p": 0.01}])
 def test_sampling_ignores_the_model_s_own_generation_config(base, task, setting, draw):
-    model, tokenizer = load_model(base), load_tokenizer(base)
+    model = load_model(base)
+    tokenizer = load_tokenizer(base)
     model.generation_config.update(do_sample=True, **setting)
     set_seed(0)
     draw(model, tokenizer, 1, 32)
@@ -32,7 +34,9 @@ def test_sampling_ignores_the_model_s_own_generation_config(base, task, setting,
 
 def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand, draw):
     """At a temperature this low all samples of a prompt are its greedy completion, penalties of the model's aside."""
-    model, tokenizer, rows = load_model(base), load_tokenizer(base), list(task.rows("test", 5))
+    model = load_model(base)
+    tokenizer = load_tokenizer(base)
+    rows = list(task.rows("test", 5))
     model.generation_config.update(repetition_penalty=50.0)
     drawn = draw(model, tokenizer, 5, 3, temperature=1e-4)
     said = [greedy_by_hand(model, tokenizer, row["prompt"][0]["content"] + ">") for row in rows]
@@ -43,7 +47,8 @@ def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand, draw):
 
 def test_tokens_and_truncation(base, draw):
     """The sampled tokens are kept, up to the one that ends: decoded they are the text; only the cut ones are full."""
-    model, tokenizer = load_model(base), load_tokenizer(base)
+    model = load_model(base)
+    tokenizer = load_tokenizer(base)
     set_seed(0)
     (samples,) = draw(model, tokenizer, 1, 200)
     assert {one.truncated for one in samples} == {True, False}
@@ -60,7 +65,8 @@ def test_until_stop():
 
 
 def test_every_declared_token_stops(base):
-    model, tokenizer = load_model(base), load_tokenizer(base)
+    model = load_model(base)
+    tokenizer = load_tokenizer(base)
     model.generation_config.eos_token_id = [5, 1]
     assert stop_token_ids(model, tokenizer) == [1, 5]
     model.generation_config.eos_token_id = None
@@ -69,7 +75,8 @@ def test_every_declared_token_stops(base):
 
 def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
     """Its own min_p, forbidden tokens, least length and beams: the samples are those of a model that asks nothing."""
-    model, tokenizer = load_model(base), load_tokenizer(base)
+    model = load_model(base)
+    tokenizer = load_tokenizer(base)
 
     def drawn():
         set_seed(0)
@@ -83,7 +90,9 @@ def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
 
 def test_an_adapter_is_sampled_compactly_and_merged(base, task):
     """Greedy texts are those of the model with its adapter, by `generate`; on a CPU, in float32."""
-    model, tokenizer, rows = load_model(base), load_tokenizer(base), list(task.rows("test", 6))
+    model = load_model(base)
+    tokenizer = load_tokenizer(base)
+    rows = list(task.rows("test", 6))
     torch.manual_seed(0)
     model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
     slow = sample(model, tokenizer, task, rows, 1, Drawing(0, NEW_TOKENS))

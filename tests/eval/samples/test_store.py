@@ -44,7 +44,8 @@ def test_a_stop_in_the_middle_of_a_merge_counts_nothing_twice(tmp_path):
 
 
 def test_a_neighbour_s_samples_are_taken_over(tmp_path):
-    theirs, ours = tmp_path / "A" / "samples", tmp_path / "B" / "samples"
+    theirs = tmp_path / "A" / "samples"
+    ours = tmp_path / "B" / "samples"
     SampleStore(theirs, "base", {"seed": 0}).add([record("a", 0)])
     ours.mkdir(parents=True)
     other = SampleStore(ours, "base", {"seed": 1})
