@@ -28,7 +28,7 @@ from ..record.run_id import id_of_run, write_run_id
 from .files import WholeCheckpoint, is_failed_write, is_fork, rotate, save_failed
 from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
 from .resume import Resume, best_beside, clear_leftovers
-from .rollback import Rollback, RollbackRequest
+from .rollback import PlannedRollback, Rollback, RollbackRequest
 from .state import buffer_file, kept_parameters, load_buffer, read_state, restored, save_buffer, saved, write_state
 
 
@@ -77,8 +77,10 @@ class CheckpointMixin:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 A checkpoint, or `True` for the newest complete one in `output_dir`.
 
-        Raises `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`),
-        another process trains into `output_dir` or `run_dir`, or there are files in them that belong to no run.
+        Raises:
+            `ValueError`: That checkpoint is not whole, the run would not be the same (see `allow_config_change`),
+                another process trains into `output_dir` or `run_dir`, or there are files in them that belong to no
+                run.
         """
         is_main = self.is_world_process_zero()
         by_main_process(is_main, lambda: check_usable(folders_of(self.args)))
@@ -86,20 +88,52 @@ class CheckpointMixin:
             self._resume = None
             if resume_from_checkpoint:
                 check_record(self.run_dir)
-                self._resume = self._found(resume_from_checkpoint)
+                self._resume = self._find_resume(resume_from_checkpoint)
             by_main_process(is_main, self._check_folders_content)
-            while True:
-                self._remove_noise()
-                try:
-                    return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
-                except RunError as error:
-                    resume = self._go_back(error)
-                    if resume is None:
-                        raise
-                    self._resume = resume
+            return self._train_with_rollbacks(*args, **kwargs)
 
-    def _remove_noise(self) -> None:
-        """Take off NEFTune's hook, which a training that did not come to its end has left: there would be two."""
+    def _train_with_rollbacks(self, *args, **kwargs):
+        """
+        Train to the end. Whenever the run collapses, go back to a good checkpoint and train on from there.
+
+            TRL's train ──▶ step ──▶ step ──▶ NonFiniteError, or `_stop` raises RollbackRequest
+                 ▲                                               │
+                 └── self._resume ◀── event on disk ◀── planned ─┘   (nothing planned: the error ends the run)
+        """
+        while True:
+            self._remove_noise_hook()
+            checkpoint = str(self._resume.checkpoint) if self._resume is not None else None
+            try:
+                return super().train(checkpoint, *args, **kwargs)
+            except RollbackRequest as request:
+                planned = request.planned
+            except NonFiniteError as error:
+                planned = self._plan_rollback(NONFINITE)
+                if planned is None:
+                    raise
+                name = planned.checkpoint.name
+                logger.warning("Gone back to %s, instead of an end with this line: %s", name, error)
+            self._event(planned.event)
+            self.rollback.sync_event()
+            self._resume = self._find_resume(str(planned.checkpoint))
+
+    def _plan_rollback(self, reason: str) -> PlannedRollback | None:
+        """Plan the way back from the step that is being computed; `None` if there is none."""
+        if self.rollback is None:
+            return None
+        step = self.state.global_step
+        return self.rollback.plan({"event": reason, "step_applied": step, "last_good": step})
+
+    def _stop(self, event) -> None:
+        """Go back because of an event, if the run may; else end it with a checkpoint."""
+        planned = self.rollback.plan(event) if self.rollback is not None else None
+        if planned is not None:
+            raise RollbackRequest(planned)
+        self.control.should_training_stop = True
+        self.control.should_save = True
+
+    def _remove_noise_hook(self) -> None:
+        """Remove NEFTune's hook that a training left behind when it was broken off: else there would be two."""
         hook = getattr(self, "neftune_hook_handle", None)
         if hook is not None:
             hook.remove()
@@ -115,39 +149,10 @@ class CheckpointMixin:
         """Whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder."""
         return self._resume is None or is_fork(self._resume.checkpoint, self.args.output_dir)
 
-    def _found(self, asked) -> Resume:
-        args, identity = self.args, self._identity | changing_keys(*self.recipe)
+    def _find_resume(self, asked) -> Resume:
+        args = self.args
+        identity = self._identity | changing_keys(*self.recipe)
         return Resume.find(asked, args.output_dir, self.run_dir, identity, args.allow_config_change)
-
-    def _stop(self, event) -> None:
-        """End the run with a checkpoint, because of an event; or go back, if the run may."""
-        if self.rollback is not None and self.rollback.go_back(event) is not None:
-            raise RollbackRequest(event)
-        self.control.should_training_stop = self.control.should_save = True
-
-    def _go_back(self, error: RunError) -> Resume | None:
-        """
-        The resume from the last good checkpoint; `None` where the run may not go back because of this error, there is
-        no such checkpoint, or no roll-back is left.
-        """
-        if self.rollback is None:
-            return None
-        if isinstance(error, RollbackRequest):
-            event = error.event
-        elif isinstance(error, NonFiniteError):
-            step = self.state.global_step
-            event = {"event": NONFINITE, "step_applied": step, "last_good": step}
-        else:
-            return None
-        found = self.rollback.go_back(event)
-        if found is None:
-            return None
-        checkpoint, rollback = found
-        if isinstance(error, NonFiniteError):
-            logger.warning("Gone back to %s, instead of an end with this line: %s", checkpoint.name, error)
-        self._event(rollback)
-        self.rollback.noted()
-        return self._found(str(checkpoint))
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are

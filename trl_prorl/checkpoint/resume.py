@@ -14,7 +14,7 @@ from ..record.folders import LEFT_BEHIND, find_named
 from ..record.run_files import AT_BOUNDARY, read_json
 from .files import abandon_newer, find_checkpoint
 from .identity import IDENTITY_FILE, check_change, check_same_run
-from .rollback import after_rollback
+from .rollback import checkpoint_after_rollback
 from .state import STATE_FILE, read_state
 
 
@@ -59,7 +59,7 @@ class Resume:
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(asked, output_dir)
         if asked is True or str(asked).lower() == "true":
-            checkpoint = after_rollback(checkpoint, run_dir)
+            checkpoint = checkpoint_after_rollback(checkpoint, run_dir)
         for name, reason in skipped.items():
             logger.warning("Checkpoint %s is skipped: %s.", name, reason)
         changed = check_same_run(read_json(checkpoint / IDENTITY_FILE), identity, allowed)
