@@ -4,17 +4,23 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from ..errors import CheckpointError, InputError, RunError
-from ..files import free_name
-from ..record.folders import LEFT_BEHIND, find_named
+from ..record.checkpoint_names import (
+    INCOMPLETE,
+    MANIFEST_FILE,
+    is_of_run,
+    leftovers,
+    name_while_removed,
+    rename_abandoned,
+    steps_of,
+)
 from ..record.run_files import read_json
 from ..record.run_id import saved_run_id
 from ..record.shapes import flag, integer, table, text
@@ -22,12 +28,8 @@ from ..record.shapes import flag, integer, table, text
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_FILE = "manifest.json"
 MANIFEST = table({"resumable": flag, "files": table(rest=table({"bytes": integer(0), "sha256": text}))})
-ABANDONED = "abandoned-"
-INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
 SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
-CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 def sha256(path: Path) -> str:
@@ -65,35 +67,16 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
     (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
     for path in [*aside.rglob("*"), aside]:
         sync(path)
-    old = aside.with_name(f"{INCOMPLETE}old-{final.name}")
+    old = name_while_removed(final)
     if final.exists():
         if is_of_run(final, saved_run_id(aside)):
             final.rename(old)
         else:
-            now = _rename_abandoned(final)
+            now = rename_abandoned(final)
             logger.warning("%s was there already, and not of this run. It is now called %s.", final, now.name)
     aside.rename(final)
     shutil.rmtree(old, ignore_errors=True)
     sync(final.parent)
-
-
-def is_of_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether a folder is a checkpoint that the run of this id has written."""
-    found = saved_run_id(checkpoint)
-    if found is not None and run_id is not None:
-        return found == run_id
-    # An earlier version wrote no id, and a power loss may have taken it.
-    return any((checkpoint / name).is_file() for name in (MANIFEST_FILE, "trainer_state.json"))
-
-
-def is_fork(checkpoint: Path, output_dir: str | os.PathLike) -> bool:
-    """Whether a run that goes on from a checkpoint is another one than the checkpoint's, in another folder."""
-    return checkpoint.resolve().parent != Path(output_dir).resolve()
-
-
-def _rename_abandoned(checkpoint: Path) -> Path:
-    target = checkpoint.with_name(f"{ABANDONED}{checkpoint.name}")
-    return checkpoint.rename(free_name(target) if target.exists() else target)
 
 
 class WholeCheckpoint:
@@ -167,11 +150,6 @@ class WholeCheckpoint:
         raise error from self.failure
 
 
-def steps_of(output_dir: Path) -> dict[Path, int]:
-    """Optimizer steps done, by checkpoint."""
-    return {path: int(match[1]) for path in output_dir.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
-
-
 def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
     """The message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
     steps = steps_of(run_dir)
@@ -229,46 +207,6 @@ def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tupl
             return path, skipped
         skipped[path.name] = reason
     return None, skipped
-
-
-def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] = ()) -> dict[str, str]:
-    """
-    Rename the checkpoints of a folder that are newer than the one in it from which a run goes on, and return the new
-    names by the old. The run has gone back behind their steps, and the next resume would take the newest of them for
-    its own. The `unusable` ones, which no resume takes, stay.
-    """
-    steps = {path.resolve(): step for path, step in sorted(steps_of(output_dir).items())}
-    here, renamed = steps.get(checkpoint.resolve()), {}
-    for path, step in steps.items() if here is not None else ():
-        if step > here and path.name not in unusable:
-            renamed[path.name] = _rename_abandoned(path).name
-    return renamed
-
-
-def rotate(
-    output_dir: Path, step: int, limit: int | None, best: str | os.PathLike | None, run_id: str | None = None
-) -> None:
-    """
-    Remove the oldest checkpoints of a run beyond a limit (`None` or 0: none), but neither the newest, of optimizer
-    step `step`, nor the best. A folder that the run of this id did not write stays, and does not count. Later ones
-    are not of this run: no resume could take them, or they would be abandoned. Their steps give the order, not the
-    times at which folders were changed: the removal changes a folder as well, and a kill may come in its middle.
-    """
-    steps = steps_of(output_dir)
-    own = [path for path in steps if steps[path] <= step and is_of_run(path, run_id)]
-    checkpoints = sorted(own, key=steps.get)
-    kept = {Path(path).resolve() for path in (output_dir / f"checkpoint-{step}", best) if path}
-    surplus = len(checkpoints) - max(limit, len(kept)) if limit else 0
-    for path in [path for path in checkpoints if path.resolve() not in kept][: max(0, surplus)]:
-        # Half a checkpoint would count as one; a folder that a kill leaves under this name is removed later.
-        old = path.with_name(f"{INCOMPLETE}old-{path.name}")
-        path.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """The folders left behind by saves and removals that were cut short."""
-    return [path for path in find_named(folder, LEFT_BEHIND) if path.name.startswith(INCOMPLETE) and path.is_dir()]
 
 
 def find_checkpoint(

@@ -12,22 +12,16 @@ from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, NonFiniteError, RunError
 from ..quiet import without_warning
-from ..record.folders import (
-    FolderLock,
-    by_main_process,
-    check_model_stays,
-    check_nothing_foreign,
-    check_usable,
-    folders_of,
-    set_earlier_run_aside,
-)
+from ..record.folder_lock import FolderLock
+from ..record.folders import RunFolders
 from ..record.keys import NONFINITE
 from ..record.meter import check_record
+from ..record.processes import by_main_process
 from ..record.provenance import write_config, write_env
-from ..record.run_id import id_of_run, write_run_id
-from .files import WholeCheckpoint, is_failed_write, is_fork, rotate, save_failed
+from ..record.run_id import write_run_id
+from .files import WholeCheckpoint, is_failed_write, save_failed
 from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
-from .resume import Resume, best_beside, clear_leftovers
+from .resume import Resume, best_beside
 from .rollback import PlannedRollback, Rollback, RollbackRequest
 from .state import buffer_file, kept_parameters, load_buffer, read_state, restored, save_buffer, saved, write_state
 
@@ -51,14 +45,21 @@ class CheckpointMixin:
         given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
         return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
 
+    @property
+    def folders(self) -> RunFolders:
+        """The folders that the run writes to."""
+        return RunFolders.of(self.args)
+
     @contextmanager
     def folders_held(self):
         """
-        Keep other runs out of `output_dir` and `run_dir`. May be entered again. The main process holds them, for all.
-        Raises [`~trl_prorl.record.folders.FolderInUseError`]: another process does, on every process of this run.
+        Keep other runs out of the run's folders. May be entered again. The main process holds them, for all.
+
+        Raises:
+            [`~trl_prorl.record.folder_lock.FolderInUseError`]: On every process, if another run holds them.
         """
         if self._folder_lock is None or not self._folder_lock.held:
-            self._folder_lock = FolderLock(self.args.output_dir, self.run_dir)
+            self._folder_lock = self.folders.lock()
         by_main_process(self.is_world_process_zero(), self._folder_lock.hold)
         try:
             yield
@@ -83,7 +84,7 @@ class CheckpointMixin:
                 run.
         """
         is_main = self.is_world_process_zero()
-        by_main_process(is_main, lambda: check_usable(folders_of(self.args)))
+        by_main_process(is_main, self.folders.check_usable)
         with self.folders_held():
             self._resume = None
             if resume_from_checkpoint:
@@ -139,15 +140,14 @@ class CheckpointMixin:
             hook.remove()
 
     def _check_folders_content(self) -> None:
-        output_dir = Path(self.args.output_dir)
         if self._begins_in_its_folder():
-            check_nothing_foreign(output_dir, self.run_dir)
+            self.folders.check_nothing_foreign()
         else:
-            check_model_stays(self.base_name(), output_dir)
+            self.folders.check_model_stays(self.base_name())
 
     def _begins_in_its_folder(self) -> bool:
         """Whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder."""
-        return self._resume is None or is_fork(self._resume.checkpoint, self.args.output_dir)
+        return self._resume is None or not self.folders.has_checkpoint(self._resume.checkpoint)
 
     def _find_resume(self, asked) -> Resume:
         args = self.args
@@ -160,27 +160,30 @@ class CheckpointMixin:
                 part.begin()
             self._generations = 0
             self._forget_logs()
-        self._has_trained, resume = True, self._resume
+        self._has_trained = True
+        resume = self._resume
+        folders = self.folders
+        is_main = self.is_world_process_zero()
         if self._begins_in_its_folder():
-            folders = (Path(self.args.output_dir), self.run_dir)
-            by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self.base_name()))
+            by_main_process(is_main, lambda: folders.set_earlier_run_aside(self.base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
-        of_run = (resume.checkpoint if resume is not None else None, self.args.output_dir, self.run_dir)
+        checkpoint = resume.checkpoint if resume is not None else None
         # On several nodes, each may save.
-        self._run_id = by_main_process(self.is_world_process_zero(), lambda: id_of_run(*of_run))
-        if self.is_world_process_zero():
-            clear_leftovers(self.args.output_dir)
+        self._run_id = by_main_process(is_main, lambda: folders.id_of_run(checkpoint))
+        if is_main:
+            folders.clear_leftovers()
             if resume is None:
                 self.recorder.open(self.run_dir)
             else:
-                resume.abandon_newer(self.args.output_dir)
+                resume.abandon_newer(folders)
                 self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
             generation = {"compact_generation": self.acceleration.generation}
-            generation |= self.compact.facts() if self.compact is not None else {}
-            packing, base = self.acceleration.packing, self.base_name()
+            if self.compact is not None:
+                generation.update(self.compact.facts())
+            packing = self.acceleration.packing
             # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
-            write_env(self.run_dir, self.args, self.model, packing, generation, base, self._run_id)
+            write_env(self.run_dir, self.args, self.model, packing, generation, self.base_name(), self._run_id)
             write_config(self.run_dir, self.args, self.recipe)
         return super()._inner_training_loop(*args, **kwargs)
 
@@ -200,12 +203,10 @@ class CheckpointMixin:
         self.state.compute_steps(self.args, max_steps)
         if best is not None:
             self.state.best_model_checkpoint = str(best)
-        folder = Path(self.args.output_dir)
         if resume_from_checkpoint is not None and self.args.should_save:
-            if Path(resume_from_checkpoint).resolve().parent == folder.resolve():
+            if self.folders.has_checkpoint(Path(resume_from_checkpoint)):
                 # The run may have ended between its last save and the removal that follows a save.
-                limit = self.args.save_total_limit
-                rotate(folder, self.state.global_step, limit, self.state.best_model_checkpoint, self._run_id)
+                self._remove_oldest(self.folders)
         return done
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -269,9 +270,9 @@ class CheckpointMixin:
         return str(self._aside.folder) if self._aside is not None else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        run_dir = Path(super()._get_output_dir(trial=trial))
+        output_dir = Path(super()._get_output_dir(trial=trial))  # of a search for hyperparameters, one for each trial
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        checkpoint = WholeCheckpoint(run_dir, self.state.global_step, not self.args.save_only_model, sharded)
+        checkpoint = WholeCheckpoint(output_dir, self.state.global_step, not self.args.save_only_model, sharded)
         try:
             with checkpoint.written_aside(self.accelerator, self.args.should_save, self.recorder.files):
                 self._aside = checkpoint
@@ -284,8 +285,11 @@ class CheckpointMixin:
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
-            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate(run_dir, self.state.global_step, limit, best, self._run_id)
+            self._remove_oldest(RunFolders(output_dir, self.run_dir))
+
+    def _remove_oldest(self, folders: RunFolders) -> None:
+        state = self.state
+        folders.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint, self._run_id)
 
     def _failure_noted(self):
         """

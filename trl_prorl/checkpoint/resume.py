@@ -3,16 +3,15 @@
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..record.folders import LEFT_BEHIND, find_named
+from ..record.folders import RunFolders
 from ..record.run_files import AT_BOUNDARY, read_json
-from .files import abandon_newer, find_checkpoint
+from .files import find_checkpoint
 from .identity import IDENTITY_FILE, check_change, check_same_run
 from .rollback import checkpoint_after_rollback
 from .state import STATE_FILE, read_state
@@ -83,9 +82,9 @@ class Resume:
         # before it.
         return event["step_applied"] < self.step + (event["event"] not in AT_BOUNDARY)
 
-    def abandon_newer(self, output_dir: str | os.PathLike) -> None:
+    def abandon_newer(self, folders: RunFolders) -> None:
         """Rename the checkpoints newer than this one, before the record is cut: they left the run."""
-        renamed = abandon_newer(self.checkpoint, Path(output_dir), self.skipped)
+        renamed = folders.abandon_newer(self.checkpoint, self.skipped)
         for name, now in renamed.items():
             logger.warning(
                 f"{name} is newer than {self.checkpoint.name}, from which the run goes on, and no longer part of the "
@@ -115,12 +114,3 @@ def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
     if here.is_dir() and beside.is_dir() and here.samefile(beside):
         return here
     return beside if beside.is_dir() else None
-
-
-def clear_leftovers(output_dir: str | os.PathLike) -> None:
-    """Remove the folders that saves, removals and uploads of the run left behind when they were cut short."""
-    for path in find_named(Path(output_dir), LEFT_BEHIND):
-        if path.is_symlink():
-            path.unlink()  # a checkpoint that was moved elsewhere, and linked; its content is not ours to remove
-        elif path.is_dir():
-            shutil.rmtree(path)

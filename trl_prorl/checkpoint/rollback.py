@@ -24,10 +24,11 @@ import pandas as pd
 from ..errors import RunError
 from ..guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 from ..parts import Part, fired
+from ..record.checkpoint_names import CHECKPOINT, steps_of
 from ..record.keys import ROLLBACK
 from ..record.meter import EVENTS_FILE
 from ..record.run_files import read_jsonl
-from .files import CHECKPOINT, steps_of, sync, why_unusable
+from .files import sync, why_unusable
 from .state import read_state
 
 

@@ -23,7 +23,8 @@ from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
-from ..record.folders import check_are_folders, check_shared, folders_of
+from ..record.folders import RunFolders
+from ..record.processes import check_shared
 from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
@@ -78,9 +79,10 @@ class Plan:
         _check_kernel(args)
         check_trackers(args.report_to)
         tell_of_emulated_bf16(args, model)
-        check_are_folders(folders_of(args))
+        folders = RunFolders.of(args)
+        folders.check_are_folders()
         if args.world_size > 1:
-            check_shared(list(folders_of(args).values()), args.process_index)
+            check_shared(folders.paths, args.process_index)
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         if given.get("environment_factory") is None:  # an environment brings its own prompts

@@ -2,23 +2,11 @@
 
 import json
 import os
-import uuid
 from pathlib import Path
 
 
 RUN_ID_FILE = "prorl_run.json"
 RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
-
-
-def id_of_run(checkpoint: Path | None, output_dir: str | os.PathLike, run_dir: str | os.PathLike) -> str:
-    """
-    The id of the run that a checkpoint of `output_dir` continues, else a new one: a checkpoint of another folder forks
-    the run.
-    """
-    found = None
-    if checkpoint is not None and checkpoint.resolve().parent == Path(output_dir).resolve():
-        found = saved_run_id(checkpoint) or recorded_run_id(run_dir)
-    return found or uuid.uuid4().hex  # which draws from none of the generators of random numbers that a run uses
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
