@@ -270,7 +270,7 @@ class CheckpointMixin:
         return str(self._aside.folder) if self._aside is not None else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        output_dir = Path(super()._get_output_dir(trial=trial))  # of a search for hyperparameters, one for each trial
+        output_dir = Path(super()._get_output_dir(trial=trial))
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         checkpoint = WholeCheckpoint(output_dir, self.state.global_step, not self.args.save_only_model, sharded)
         try:
@@ -285,7 +285,7 @@ class CheckpointMixin:
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
-            self._remove_oldest(RunFolders(output_dir, self.run_dir))
+            self._remove_oldest(RunFolders.of(self.args, output_dir))
 
     def _remove_oldest(self, folders: RunFolders) -> None:
         state = self.state

@@ -92,9 +92,9 @@ class RunFolders:
             self.each = (model, record)
 
     @classmethod
-    def of(cls, args: Any) -> "RunFolders":
-        """Take the folders from a trainer's arguments."""
-        return cls(args.output_dir, args.run_dir)
+    def of(cls, args: Any, output_dir: str | os.PathLike | None = None) -> "RunFolders":
+        """Take the folders from a trainer's arguments; a search for hyperparameters has an `output_dir` a trial."""
+        return cls(output_dir or args.output_dir, args.run_dir or args.output_dir)
 
     @property
     def paths(self) -> list[Path]:
