@@ -207,11 +207,11 @@ def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
 
 def holds_merged_weights(merged):
     """Whether any adapted layer of the copy has weights other than the policy's own."""
-    for layer, originals, packed in merged._layers:
-        weights = layer.get_base_layer()
-        if packed is not None and packed._packed is not None:
+    for layer in merged._layers:
+        if layer._packed is not None and layer._packed._packed is not None:
             return True
-        if any(getattr(weights, key).data_ptr() != original.data_ptr() for key, original in originals.items()):
+        originals = layer._originals.items()
+        if any(getattr(layer._weights, key).data_ptr() != original.data_ptr() for key, original in originals):
             return True
     return False
 
@@ -398,7 +398,7 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
     trainer.train()
     below = measured(trainer)
     assert len(below) == 3 and all(0 < value < MERGED_BOUND for value in below)  # once a generation batch
-    assert trainer.parts["generation"].merged == "on"
+    assert trainer.parts["generation"].merged.on
 
     # Above the bound the next generation comes from the policy, which rounds too: it may be as far from itself.
     monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", below[0] / 2)
@@ -416,7 +416,7 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
             assert (again.parts["generation"].copy is None) == leaves and largest_difference(trainer, again) == 0.0
     assert events[0]["value"] == below[0]
     assert events[0]["threshold"] == max(below[0] / 2, 0.01 * found[1])
-    assert trainer.parts["generation"].merged.startswith("off: the copy was")
+    assert trainer.parts["generation"].merged.reason.startswith("the copy was")
 
 
 def test_a_policy_that_is_scored_in_bf16_is_measured(run):
@@ -431,7 +431,7 @@ def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(run, dt
         return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[-50.0] * 3] * len(prompts)}
 
     trainer = run(trainer_kwargs={"rollout_func": rollout}, **A, max_steps=4, model_init_kwargs={"dtype": dtype})
-    assert trainer.parts["generation"].merged == "on" and len(read_rows(trainer)) == 4 and not measured(trainer)
+    assert trainer.parts["generation"].merged.on and len(read_rows(trainer)) == 4 and not measured(trainer)
 
 
 def test_with_what_else_samples(run):
@@ -484,7 +484,7 @@ def test_an_adapter_of_another_name_and_two_at_once(make_trainer, tiny_model, me
     policy.base_model.set_adapter(adapters)
     given = {"model": disturbed(policy, 0.05), "trainer_kwargs": {"peft_config": None}}
     trainer = make_trainer(compact_generation="on", **given)
-    assert trainer.parts["generation"].merged == merged
+    assert str(trainer.parts["generation"].merged) == merged
     assert not_the_policy_s(trainer) == [0, 0]
 
 
@@ -494,7 +494,7 @@ def test_embeddings_with_an_adapter_and_a_head_in_fp32(make_trainer, tiny_model)
     keys = {"compact_generation": "on", "cast_lm_head_to_fp32": True, "trainer_kwargs": {"peft_config": lora}}
     trainer = make_trainer(model=AutoModelForCausalLM.from_pretrained(tiny_model).bfloat16(), **keys)
     trainer.train()
-    assert trainer.parts["generation"].merged == "on"
+    assert trainer.parts["generation"].merged.on
     rows = read_rows(trainer)
     assert 0.0 < rows[0]["mean_abs_dlogp_sampler"] < 0.05
 
@@ -527,11 +527,11 @@ def test_a_new_training_forgets_that_the_last_went_on_unmerged(make_trainer):
     generation = trainer.parts["generation"]
     assert generation.row(1, {"mean_abs_dlogp_sampler": 1.0}) is None  # the policy itself comes first
     assert generation.row(2, {"mean_abs_dlogp_sampler": 0.5})["reason"] == "copy_off_policy"
-    assert generation.copy is None and generation.merged.startswith("off: the copy was 1 nats")
+    assert generation.copy is None and generation.merged.reason.startswith("the copy was 1 nats")
     generation.load_state_dict(generation.state_dict(), {})
     assert generation.copy is None
     trainer.train()
-    assert generation.copy is not None and generation.merged == "on"
+    assert generation.copy is not None and generation.merged.on
 
 
 def test_a_run_with_auto_goes_on_where_it_is_possible(make_trainer, tmp_path, monkeypatch):

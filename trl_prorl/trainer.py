@@ -36,8 +36,9 @@ from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome, Rows, Sampled, groups_together, set_advantages, written_by_others
+from .rollout.rewards import guard_reward
 from .rollout.turns import ReplyFailed
-from .rollout.verdicts import Verdicts, watched
+from .rollout.verdicts import Verdicts
 from .scoring.scorer import PolicyPass, Scorer
 
 
@@ -87,7 +88,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self._identity = identity_of(self, plan, policy)
         self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
-            watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
+            guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`

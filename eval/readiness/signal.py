@@ -10,7 +10,7 @@ from trl_prorl.eval.analysis.statistics import bootstrap_interval
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import columns_of, known
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
-from trl_prorl.rollout.rewards import watched
+from trl_prorl.rollout.rewards import guard_reward
 from trl_prorl.rollout.turns import transcript
 from trl_prorl.rollout.verdicts import verifier_of
 
@@ -82,7 +82,7 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
         found.source = FULL_REWARD
     elif verifier is not None:
         name = getattr(verifier, "__qualname__", "verifier")
-        verifier = watched(verifier, name, trainer.args.reward_timeout, "stop")
+        verifier = guard_reward(verifier, name, trainer.args.reward_timeout, "stop")
     for start in range(0, len(rows), together):
         batch = [dict(row) for row in rows[start : start + together]]
         sampled = trainer.sample_rows(batch)

@@ -8,8 +8,8 @@ from accelerate.utils import broadcast_object_list
 from ..descriptor import switched_on
 from ..parts import Part, fired
 from .callbacks import ReferenceResetCallback
+from .learning_rate import Rewarmup, restart_schedule, snapshot_schedule
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
-from .schedule import Rewarmup, restart_schedule, snapshot_schedule
 from .treatments import treatment_of
 from .triggers import Reason
 

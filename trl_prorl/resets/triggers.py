@@ -220,7 +220,7 @@ class Stall(Trigger):
 
 # Those that keys ask for. Whatever depends on which there are is read from here.
 CONFIGURED = (Periodic, KLSpike, Stall)
-KEYS = tuple(key for trigger in CONFIGURED for key in trigger.keys)
+TRIGGER_KEYS = tuple(key for trigger in CONFIGURED for key in trigger.keys)
 
 
 def configured_triggers(args) -> list[Trigger]:

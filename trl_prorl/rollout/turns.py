@@ -12,7 +12,7 @@ from trl.chat_template_utils import parse_response, supports_tool_calling
 
 from ..errors import RewardError
 from ..text import quoted
-from .rewards import own_traceback, place
+from .rewards import locate_error, own_traceback
 
 
 TOOL = "take_turn"
@@ -43,7 +43,7 @@ def reply_of(task, turns: Sequence[str], row: Mapping) -> str | None:
     try:
         reply = task.reply(turns, row)
     except Exception as error:
-        raised = f"raised {type(error).__name__}: {error}{place(error, task.reply)}"
+        raised = f"raised {type(error).__name__}: {error}{locate_error(error, task.reply)}"
         raise RewardError(_failure(task, raised, row)) from own_traceback(error)
     if reply is not None and not isinstance(reply, str):
         raise RewardError(_failure(task, f"returned {reply!r}, which is neither a text nor None,", row))

@@ -13,7 +13,7 @@ from transformers.trainer_utils import has_length
 
 from ..errors import RewardError
 from ..pass_at_k import pass_at_k
-from .rewards import watched
+from .rewards import guard_reward
 
 
 def verifier_of(functions: Iterable[Any]) -> Callable | None:
@@ -54,7 +54,7 @@ class Verdicts:
     def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
         self.n, verifier = n, verifier_of(functions)
         self.name = getattr(verifier, "__qualname__", "verifier")
-        self._verify = None if verifier is None else watched(verifier, self.name, seconds, "stop")
+        self._verify = None if verifier is None else guard_reward(verifier, self.name, seconds, "stop")
         self.begin()
 
     def begin(self) -> None:
