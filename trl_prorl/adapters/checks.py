@@ -15,8 +15,13 @@ CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq", "kasa")
 
 def check_initialisation(config: Any) -> None:
     """
-    Refuse an adapter whose initialisation changes the model: no file holds the changed weights, so that a resume, a
-    reference and the saved adapter would belong to different models. Raises `ValueError`: naming the key and the cure.
+    Refuse an adapter whose initialisation changes the model.
+
+    No file holds the changed weights, so that a resume, a reference and the saved adapter would belong to different
+    models.
+
+    Raises:
+        `ValueError`: The message names the key and the cure.
     """
     key = "kasa_config" if getattr(config, "kasa_config", None) else "init_lora_weights"
     value = "kasa" if key == "kasa_config" else getattr(config, key, None)
@@ -52,8 +57,16 @@ def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
 
 def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = False) -> None:
     """
-    Refuse, before a model is loaded, an adapter that is more than a product of two factors at each layer, for `key`,
-    which has this `value`. Raises `ValueError`: naming the key, the value and the cure.
+    Refuse, before a model is loaded, an adapter that is more than a product of two factors at each layer.
+
+    Args:
+        config ([`~peft.PeftConfig`], *optional*): The adapter's.
+        key (`str`): The key that needs products.
+        value: Its value.
+        begins_at_0 (`bool`): Whether the products have to begin at 0.
+
+    Raises:
+        `ValueError`: The message names the key, the value and the cure.
     """
     leave = f"or leave {key} out."
     _check_plain(config, f"{key}={value!r}", "needs", leave)
@@ -71,8 +84,15 @@ def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = 
 
 def check_growing_config(every: int, largest: int, config: Any | None) -> None:
     """
-    Refuse, before a model is loaded, an adapter that cannot grow `every` so many steps up to the rank `largest`.
-    Raises `ValueError`: naming the key, the value and the cure.
+    Refuse, before a model is loaded, an adapter that cannot grow.
+
+    Args:
+        every (`int`): `lora_growth_every`.
+        largest (`int`): `lora_growth_max_rank`.
+        config ([`~peft.PeftConfig`], *optional*): The adapter's.
+
+    Raises:
+        `ValueError`: The message names the key, the value and the cure.
     """
     leave = "or leave lora_growth_every out."
     _check_plain(config, f"lora_growth_every={every}", "grows", leave)
@@ -85,8 +105,11 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
 
 def check_growing_model(policy: PeftModel, key: str) -> None:
     """
-    Refuse a model with an adapted layer that cannot grow or restart, or with an adapter that would not grow beside the
-    policy's. Raises `ValueError`: naming `key`, which asks for it, and the layer or the adapter.
+    Refuse a model with a layer whose adapter cannot grow or restart, or with an adapter that would not grow beside the
+    policy's.
+
+    Raises:
+        `ValueError`: The message names `key`, which asks for it, and the layer or the adapter.
     """
     rank = policy.peft_config["default"].r
     for name, config in policy.peft_config.items():

@@ -18,22 +18,34 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 class Growth(Part):
     """
-    More ranks for the policy's adapter and its frozen copies: requested every so many optimizer steps, applied at the
-    next generation boundary. `copies` of trained parameters by name keep the parameters' shapes: their entries are
-    replaced.
+    Gives more ranks to the policy's adapter and its frozen copies.
+
+    Growth is requested every so many optimizer steps, and applied at the next generation boundary.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        policy ([`~peft.PeftModel`]): The policy.
+        copies (`Iterable[dict[str, torch.Tensor]]`): Copies of trained parameters by name. They keep the parameters'
+            shapes: their entries are replaced.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): Counts the seconds.
     """
 
     def __init__(self, args, policy: PeftModel, copies: Iterable[dict[str, torch.Tensor]], timer):
-        self.every, self.step, self.largest = args.lora_growth_every, args.lora_growth_step, args.lora_growth_max_rank
-        self.seed, self.policy, self.optimizer = args.seed, policy, None
-        self.copies, self.timer = [*copies], timer
+        self.every = args.lora_growth_every
+        self.step = args.lora_growth_step
+        self.largest = args.lora_growth_max_rank
+        self.seed = args.seed
+        self.policy = policy
+        self.optimizer = None
+        self.copies = [*copies]
+        self.timer = timer
         self.migrate = migrated  # what becomes of a factor's state; an experiment may set another
         self._first = self.rank
         self.begin()
 
     @property
     def rank(self) -> int:
-        """Of every layer's adapter, now."""
+        """The rank of every layer's adapter, now."""
         return self.policy.peft_config["default"].r
 
     def optimizer_made(self, optimizer) -> None:
@@ -49,10 +61,12 @@ class Growth(Part):
 
     def boundary(self, step: int) -> dict[str, Any] | None:
         """Grow, if that is due."""
-        requested, self._requested = self._requested, None
+        requested = self._requested
+        self._requested = None
         if requested is None or self.rank >= self.largest:  # a resume may have lowered the largest
             return None
-        before, rank = self.rank, min(self.rank + self.step, self.largest)
+        before = self.rank
+        rank = min(self.rank + self.step, self.largest)
         generator = random_state(self.seed, step)
         init = self.policy.peft_config["default"].init_lora_weights
         rows = {
@@ -65,8 +79,9 @@ class Growth(Part):
         return event | {"rank_before": before, "rank": rank, **seconds, "world_size": 1}
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
-        """Everything with the new rank, or, if something is not understood, nothing. Returns the seconds it took."""
-        rows, factors = rows or {}, factors_of(self.policy)
+        """Give everything the new rank, or, if something is not understood, nothing. Return the seconds it took."""
+        rows = rows or {}
+        factors = factors_of(self.policy)
         own = [factor for factor in factors if factor.adapter == "default"]
         with self.timer.span("reset") as copy:
             values = [(factor, with_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
@@ -88,8 +103,10 @@ class Growth(Part):
 
     def before_load(self, checkpoint: Path) -> None:
         """
-        Give the adapters the rank, and the frozen ones the values, that they have in a checkpoint. Raises
-        `ValueError`: this run's adapter could not have grown into that one.
+        Give the adapters the rank, and the frozen ones the values, that they have in a checkpoint.
+
+        Raises:
+            `ValueError`: This run's adapter could not have grown into that one.
         """
         if not (checkpoint / CONFIG_FILE).is_file():
             return

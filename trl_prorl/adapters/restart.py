@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 
 def warn_of_rounding(policy: PeftModel, mixed_precision: str) -> None:
     """
-    Say in a line that restarts move a policy whose merged weights are rounded to 16 bits. Weights in fp32 are, too,
-    if autocast computes with them.
+    Warn in a line that restarts move a policy whose merged weights are rounded to 16 bits.
+
+    Weights in fp32 are, too, if autocast computes with them.
 
     Args:
         policy ([`~peft.PeftModel`]): As for [`Restart`].
@@ -55,31 +56,33 @@ def warn_of_rounding(policy: PeftModel, mixed_precision: str) -> None:
 
 class Restart(Part):
     """
-    The restarts of a policy's adapter `default`, and the model without it: after a restart, the policy itself.
+    Restarts the policy's adapter `default`. The model without it is, after a restart, the policy itself.
 
     Args:
         policy ([`~peft.PeftModel`]): With a new LoRA adapter that [`check_growing_model`] accepts.
         args ([`~trl_prorl.ProRLConfig`]): Its `seed` decides the new factors A.
 
     Attributes:
-        merged (`list[dict[str, torch.Tensor]]`): The factors of the adapters that were merged, by their names, in
-            the order of the restarts, on the host: A of shape `(r, in)`, B of `(out, r)`.
+        merged (`list[dict[str, torch.Tensor]]`): The factors of the adapters that were merged, by their names, in the
+            order of the restarts, on the host: A of shape `(r, in)`, B of `(out, r)`.
     """
 
     def __init__(self, policy: PeftModel, args):
-        self.policy, self.args, self.rank = policy, args, policy.peft_config["default"].r
+        self.policy = policy
+        self.args = args
+        self.rank = policy.peft_config["default"].r
         self.merged: list[dict[str, torch.Tensor]] = []
         self._original: dict[str, torch.Tensor] = {}  # W₀ and the sum, once there is one
         self._sum: dict[str, torch.Tensor] = {}
 
     @property
     def bytes(self) -> int:
-        """Of the merged factors, which every checkpoint holds."""
+        """The memory of the merged factors, which every checkpoint holds."""
         return sum(tensor.nbytes for factors in self.merged for tensor in factors.values())
 
     @torch.no_grad()
     def apply(self) -> dict[str, Any]:
-        """Merge the adapter, and begin another one. Returns facts for the event."""
+        """Merge the adapter, and begin another one. Return facts for the event."""
         factors = factors_of(self.policy)
         self._merge({factor.name: factor.linear.weight.detach().to("cpu", copy=True) for factor in factors})
         source = random_state(self.args.seed, len(self.merged), "adapter restart")
@@ -100,7 +103,9 @@ class Restart(Part):
             pairs.setdefault(factor.place, {})[factor.side] = factor
         for place, pair in pairs.items():
             layer = pair["A"].layer
-            weight, down, up = layer.get_base_layer().weight, values[pair["A"].name], values[pair["B"].name]
+            weight = layer.get_base_layer().weight
+            down = values[pair["A"].name]
+            up = values[pair["B"].name]
             wide = torch.promote_types(weight.dtype, torch.float32)
             product = (up.to(wide) @ down.to(wide)) * layer.scaling["default"]
             if place not in self._sum:
@@ -111,14 +116,14 @@ class Restart(Part):
 
     @torch.no_grad()
     def _set_frozen(self, merged: bool) -> None:
-        """The frozen weights, with what was merged into them or as they were at the beginning."""
+        """Set the frozen weights to those with what was merged into them, or to those of the beginning."""
         for place, original in self._original.items():
             value = original + self._sum[place] if merged else original
             self.policy.get_submodule(place).get_base_layer().weight.copy_(value)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """The frozen weights are those of the beginning while this lasts."""
+        """Give the frozen weights the values of the beginning while this lasts."""
         self._set_frozen(merged=False)
         try:
             yield
@@ -129,7 +134,7 @@ class Restart(Part):
 
     @contextmanager
     def written(self) -> Iterator[None]:
-        """The policy's adapter is the one of all ranks while this lasts."""
+        """Give the policy's adapter all ranks while this lasts."""
         if not self.merged:
             yield
             return
@@ -146,12 +151,14 @@ class Restart(Part):
             set_factors(self.policy, own, self.rank)
 
     def before_load(self, checkpoint: Path) -> None:
-        """The weights of the beginning, and an adapter of as many ranks as the checkpoint's."""
+        """Restore the weights of the beginning, and an adapter of as many ranks as the checkpoint's."""
         if not (checkpoint / CONFIG_FILE).is_file():
             return
         saved = json.loads((checkpoint / CONFIG_FILE).read_text())["r"]
         self._set_frozen(merged=False)
-        self.merged, self._sum, self._original = [], {}, {}
+        self.merged = []
+        self._sum = {}
+        self._original = {}
         wide = [(factor, resized(factor.linear.weight.data, factor.axis, saved)) for factor in factors_of(self.policy)]
         set_factors(self.policy, wide, saved)
 

@@ -57,9 +57,15 @@ def is_failed_write(error: Exception) -> bool:
 
 def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
     """
-    Give a checkpoint of an optimizer step, written aside on the same file system, its name. One that is there already
-    is replaced if it is of the same run, and else renamed. `resumable`: whether optimizer, schedule and random states
-    are in it.
+    Give a checkpoint, written aside on the same file system, its name.
+
+    One that is there already is replaced if it is of the same run, and else renamed.
+
+    Args:
+        aside (`Path`): The folder that was written.
+        final (`Path`): Its name from now on.
+        step (`int`): Optimizer steps done.
+        resumable (`bool`): Whether optimizer, schedule and random states are in it.
     """
     paths = [path for path in sorted(aside.rglob("*")) if path.is_file()]
     files = {str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
@@ -81,9 +87,14 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
 
 class WholeCheckpoint:
     """
-    A checkpoint under construction in the folder of all checkpoints, after so many optimizer steps: written aside, and
-    given its name when it is whole. `resumable`: whether optimizer, schedule and random states will be in it.
-    `sharded`: whether processes gather its tensors from one another while they write, as FSDP and DeepSpeed do.
+    Holds a checkpoint under construction: it is written aside, and gets its name when it is whole.
+
+    Args:
+        run_dir (`Path`): The folder of all checkpoints.
+        step (`int`): Optimizer steps done.
+        resumable (`bool`): Whether optimizer, schedule and random states will be in it.
+        sharded (`bool`): Whether processes gather its tensors from one another while they write, as FSDP and DeepSpeed
+            do.
     """
 
     def __init__(self, run_dir: Path, step: int, resumable: bool, sharded: bool = False):
@@ -93,15 +104,17 @@ class WholeCheckpoint:
         self.resumable = resumable
         self.sharded = sharded
         self.folder = run_dir / f"{INCOMPLETE}{name}"  # where the trainer believes its checkpoints to be
-        self.aside, self.final = self.folder / name, run_dir / name
+        self.aside = self.folder / name
+        self.final = run_dir / name
         self.failure: Exception | None = None  # the first write of this process that failed
 
     @contextmanager
     def failure_noted(self) -> Iterator[None]:
         """
-        A part of the writing. A write that fails in it is noted, and this process goes on to where it meets the
-        others: one that ended here would leave them waiting. Where tensors are sharded it ends here, because it could
-        not take part in what the others gather next; the launcher ends them.
+        Note a write that fails in this context, and let this process go on to where it meets the others.
+
+        If it ended here, it would leave them waiting. Where tensors are sharded it ends here, because it could not
+        take part in what the others gather next; the launcher ends them.
         """
         try:
             yield
@@ -116,9 +129,16 @@ class WholeCheckpoint:
     @contextmanager
     def written_aside(self, accelerator, names: bool, record: Iterable[Path]) -> Iterator[None]:
         """
-        The time in which all processes write it; at the end one of them `names` it, with the files of the record on
-        disk. Raises [`~trl_prorl.errors.CheckpointError`], in every process: one of them could not write its part;
-        nothing of the checkpoint is left.
+        Let all processes write the checkpoint in this context; at its end one of them gives it its name.
+
+        Args:
+            accelerator: Accelerate's.
+            names (`bool`): Whether this process gives the name.
+            record (`Iterable[Path]`): Files of the record, which are synchronised to disk before.
+
+        Raises:
+            [`~trl_prorl.errors.CheckpointError`]: In every process, if one of them could not write its part; nothing
+                of the checkpoint is left.
         """
         with self.failure_noted():
             yield
@@ -151,7 +171,7 @@ class WholeCheckpoint:
 
 
 def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
-    """The message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
+    """Write the message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
     steps = steps_of(run_dir)
     newest = f"The newest checkpoint is {max(steps, key=steps.get).name}" if steps else "There is no older checkpoint"
     free = shutil.disk_usage(run_dir).free / 2**30
@@ -164,8 +184,11 @@ def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     """
-    Why a run cannot be resumed from a folder, or `None` if it can. Without `content` only the hashes of small files
-    are compared, and the sizes of the others.
+    Say why a run cannot be resumed from a folder; `None` if it can.
+
+    Args:
+        checkpoint (`Path`): The folder.
+        content (`bool`): Whether all hashes are compared; else those of small files, and the sizes of the others.
     """
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
@@ -193,8 +216,11 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
 
 def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
     """
-    The newest checkpoint of a run that can be resumed from, by [`why_unusable`], and the newer ones that were skipped,
-    with the reasons.
+    Find the newest checkpoint that a run can be resumed from, by [`why_unusable`].
+
+    Returns:
+        `Path` or `None`: The checkpoint.
+        `dict[str, str]`: The newer ones that were skipped, with the reasons.
     """
     folder = Path(output_dir)
     if not folder.is_dir():
@@ -213,8 +239,14 @@ def find_checkpoint(
     asked: str | os.PathLike | bool, output_dir: str, content: bool = True
 ) -> tuple[Path, dict[str, str]]:
     """
-    What `resume_from_checkpoint` means: the newest complete checkpoint for `True`, else the one that is named. Raises
-    `ValueError`: there is none, or it cannot be resumed from.
+    Find the checkpoint that `resume_from_checkpoint` means: the newest complete one for `True`, else the named one.
+
+    Returns:
+        `Path`: The checkpoint.
+        `dict[str, str]`: Newer ones that were skipped, with the reasons.
+
+    Raises:
+        `ValueError`: There is none, or it cannot be resumed from.
     """
     if asked is True or str(asked).lower() == "true":
         found, skipped = newest_complete(output_dir, content)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointMixin:
-    """Part of [`ProRLTrainer`]: what `train` does before the first step, and what is saved and pushed."""
+    """Is the part of [`ProRLTrainer`] that begins a run, goes on with it, saves it and pushes it."""
 
     _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
     _epochs_done = 0
@@ -41,7 +41,7 @@ class CheckpointMixin:
     _run_id: str | None = None  # of the run that `train` begins or continues
 
     def base_name(self) -> str | None:
-        """Hub name or folder of the model that the run began from."""
+        """Name the model that the run began from, on the Hub or as a folder."""
         given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
         return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
 
@@ -215,7 +215,8 @@ class CheckpointMixin:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        folder, changed = Path(checkpoint), self._resume.changed
+        folder = Path(checkpoint)
+        changed = self._resume.changed
         if changed:
             restore_hyperparameters(self.optimizer, self.lr_scheduler, asked)
         for part in self.parts.values():
@@ -244,7 +245,7 @@ class CheckpointMixin:
 
     @contextmanager
     def _weights_loaded(self, folder: Path):
-        """The time in which a checkpoint's weights are loaded, into the parameters that there are."""
+        """Load a checkpoint's weights in this context into the parameters that there are."""
         with kept_parameters(self.accelerator.unwrap_model(self.model)):
             for part in self.parts.values():
                 part.before_load(folder)
@@ -293,8 +294,9 @@ class CheckpointMixin:
 
     def _failure_noted(self):
         """
-        A context in which a write of a checkpoint may fail and this process goes on: for what comes before Trainer's
-        barrier inside a save, at which the other processes wait.
+        Return a context in which a write of a checkpoint may fail and this process goes on.
+
+        It is for what comes before Trainer's barrier inside a save, at which the other processes wait.
         """
         return self._aside.failure_noted() if self._aside is not None else nullcontext()
 
@@ -335,7 +337,8 @@ class CheckpointMixin:
             raise CheckpointError(f"The model in {message}") from error
 
     def _save(self, *args, **kwargs):
-        token, self.args.hub_token = self.args.hub_token, None  # the arguments are pickled beside the weights
+        token = self.args.hub_token
+        self.args.hub_token = None  # the arguments are pickled beside the weights
         try:
             with ExitStack() as stack:
                 for part in self.parts.values():
@@ -364,8 +367,10 @@ class CheckpointMixin:
 
     def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
         """
-        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.hub.publish`] in one commit. Raises
-        [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.
+        Push as [`~transformers.Trainer.push_to_hub`] does, with the files of [`~trl_prorl.hub.publish`] in one commit.
+
+        Raises:
+            [`~trl_prorl.errors.PushError`]: The upload failed; everything is on disk.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)

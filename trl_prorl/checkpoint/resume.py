@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 @dataclass
 class Resume:
     """
-    Where a run goes on.
+    Says where a run goes on.
 
     Attributes:
         checkpoint (`Path`): The checkpoint.
@@ -53,7 +53,17 @@ class Resume:
         allowed: bool,
     ) -> "Resume":
         """
-        Raises `ValueError`: the checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
+        Find the checkpoint, and refuse one from which this would not be the same run.
+
+        Args:
+            asked (`str`, `os.PathLike` or `bool`): A checkpoint, or `True` for the newest complete one.
+            output_dir (`str`): The folder of the checkpoints.
+            run_dir (`Path`): The folder of the record.
+            identity (`Mapping[str, Any]`): The keys that can change a number, the data and the model.
+            allowed (`bool`): `allow_config_change`.
+
+        Raises:
+            `ValueError`: The checkpoint is not whole, or the run would not be the same.
         """
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(asked, output_dir)
@@ -102,9 +112,10 @@ class Resume:
 
 def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
     """
-    The best checkpoint of a run that is resumed, as `output_dir` names it now. The state holds its path of that time,
-    which may be relative to another directory, or the path of a folder that was renamed; it still lies beside the
-    checkpoint.
+    Find the best checkpoint of a run that is resumed, as `output_dir` names it now.
+
+    The state holds its path of that time, which may be relative to another directory, or the path of a folder that was
+    renamed; it still lies beside the checkpoint.
     """
     recorded = json.loads((checkpoint / "trainer_state.json").read_text())["best_model_checkpoint"]
     if recorded is None:

@@ -54,7 +54,8 @@ class NextUpdate(Part, TrainerCallback):
     """
 
     def __init__(self, trainer, folder: Path):
-        self.trainer, self.folder = trainer, folder
+        self.trainer = trainer
+        self.folder = folder
         self.done = False
         self._forget()
 
@@ -79,7 +80,10 @@ class NextUpdate(Part, TrainerCallback):
         self.begun = True
 
     def boundary(self, step: int) -> None:
-        """Weights and state may change, and are still those of the last update: this part is called first."""
+        """
+        Take weights and state, which may change now, and are still those of the last update: this part is called
+        first.
+        """
         self._boundaries += self.begun
         if self.begun and self._before is None:
             optimizer = self.trainer.optimizer
@@ -118,7 +122,8 @@ class NextUpdate(Part, TrainerCallback):
             self._forget()  # an update that is left out (`nonfinite: skip`, the AMP scaler): the next one is exported
             return
         try:
-            rollout, inputs = self._rollout(), self._inputs()
+            rollout = self._rollout()
+            inputs = self._inputs()
             with _writing(self.folder) as aside:
                 write(rollout, aside)
                 write(inputs, aside)
@@ -128,7 +133,7 @@ class NextUpdate(Part, TrainerCallback):
             self._leave()
 
     def _leave(self) -> None:
-        """Nothing waits any more, so that another export can be announced."""
+        """Let another export be announced: nothing waits any more."""
         self._forget()
         del self.trainer.parts[EXPORT]
         handler = self.trainer.callback_handler  # a new list, because the old one is being walked
@@ -153,14 +158,17 @@ class NextUpdate(Part, TrainerCallback):
         )
 
     def _inputs(self) -> UpdateInputs:
-        trainer, model = self.trainer, self._model()
-        optimizer, rate = trainer.optimizer, trainer.resets.rate_factor
+        trainer = self.trainer
+        model = self._model()
+        optimizer = trainer.optimizer
+        rate = trainer.resets.rate_factor
         parameters = named_parameters(optimizer, model)
         stray = next((name for name in self._gradients if name not in parameters), None)
         if stray is not None:
             raise InputError(f"tensor gradients/{stray} is of no parameter of the optimizer.")
         before = self._before if self._before is not None else state_of(optimizer, parameters)
-        growth, reset = self._events.get("growth"), self._events.get("reset")
+        growth = self._events.get("growth")
+        reset = self._events.get("reset")
         schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
         scaler = trainer.accelerator.scaler
         return UpdateInputs(
@@ -181,7 +189,12 @@ class NextUpdate(Part, TrainerCallback):
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
-    """A folder in which an export is written before it gets its name. Raises `InputError`: it cannot be written."""
+    """
+    Make a folder in which an export is written in this context before it gets its name.
+
+    Raises:
+        `InputError`: It cannot be written.
+    """
     aside = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -203,15 +216,18 @@ def _reset(args, mode: str) -> dict[str, Any]:
 
 
 def _stacked(parts: list[torch.Tensor], left: bool = False) -> torch.Tensor:
-    """Rows of micro-batches under one another; shorter ones get zeros, on the left or on the right."""
+    """Stack rows of micro-batches; shorter ones get zeros, on the left or on the right."""
     width = max(part.shape[1] for part in parts)
     sides = [(width - part.shape[1], 0) if left else (0, width - part.shape[1]) for part in parts]
     return torch.cat([torch.nn.functional.pad(part, side) for part, side in zip(parts, sides, strict=True)])
 
 
 def _numbered(groups: list[torch.Tensor], generations: list[int]) -> torch.Tensor:
-    """The group numbers of micro-batches; those of a later generation go on from those of the generation before."""
-    found, start = [], 0
+    """
+    Join the group numbers of micro-batches; those of a later generation go on from those of the generation before.
+    """
+    found = []
+    start = 0
     for place, (group, generation) in enumerate(zip(groups, generations, strict=True)):
         if place and generation != generations[place - 1]:
             start = 1 + max(int(earlier.max()) for earlier in found)
@@ -220,7 +236,7 @@ def _numbered(groups: list[torch.Tensor], generations: list[int]) -> torch.Tenso
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a state that JSON can hold."""
+    """Select the part of a state that JSON can hold."""
 
     def is_plain(held: Any) -> bool:
         if isinstance(held, list | tuple):
@@ -233,7 +249,7 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The rows that a growth has appended to each A."""
+    """Select the rows that a growth has appended to each A."""
     grown = (name for name, param in new.items() if grows(name) == 0 and len(param) > len(old[name]))
     return {name: new[name].detach()[len(old[name]) :].to("cpu", copy=True) for name in grown}
 
@@ -243,9 +259,11 @@ def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) 
 
 def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """
-    The optimizer's parameters by their names in the model, in the order of its groups. Raises
-    [`~trl_prorl.errors.InputError`]: the optimizer is not torch's Adam or AdamW, or has a parameter that is not the
-    model's.
+    Map the optimizer's parameters by their names in the model, in the order of its groups.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: The optimizer is not torch's Adam or AdamW, or has a parameter that is not
+            the model's.
     """
     inner = inner_of(optimizer)
     if type(inner) not in (torch.optim.Adam, torch.optim.AdamW):
@@ -267,8 +285,9 @@ def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
 
 
 def groups_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
-    """The groups as [`~trl_prorl.interchange.schemas.UpdateInputs`] has them."""
-    inner, found = inner_of(optimizer), []
+    """Describe the optimizer's groups as [`~trl_prorl.interchange.schemas.UpdateInputs`] has them."""
+    inner = inner_of(optimizer)
+    found = []
     names = {id(param): name for name, param in model.named_parameters()}
     for group in inner.param_groups:
         numbers = {key: float(group[key]) for key in ("lr", "eps", "weight_decay")}
@@ -283,8 +302,9 @@ def live_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, dict[str, torch.Tensor]]:
     """
-    The live tensors by name: `parameters`, `exp_avg`, `exp_avg_sq`, `steps` of shape `(1,)`. The state of a parameter
-    without an update is zeros.
+    Return the live tensors by name: `parameters`, `exp_avg`, `exp_avg_sq`, `steps` of shape `(1,)`.
+
+    The state of a parameter without an update is zeros.
 
     Args:
         optimizer (`torch.optim.Optimizer`): torch's Adam or AdamW, or Accelerate's wrapper of one.
@@ -304,7 +324,7 @@ def live_state(
 def state_of(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], copy: bool = False
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """`live_state` on the CPU; `copy` if the tensors must outlive the next update."""
+    """Copy `live_state` to the CPU; `copy` if the tensors must outlive the next update."""
     live = live_state(optimizer, parameters)
     return {kind: {name: held.to("cpu", copy=copy) for name, held in live[kind].items()} for kind in live}
 
@@ -316,8 +336,12 @@ def set_state(
     state: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> None:
     """
-    Set parameters, in place, and m, v and t, as `state_of` returns them, in the shapes of the parameters. `optimizer`,
-    `parameters`: as in `live_state`.
+    Set parameters, in place, and m, v and t.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): As in `live_state`.
+        parameters (`Mapping[str, torch.nn.Parameter]`): As in `live_state`.
+        state (`Mapping[str, Mapping[str, torch.Tensor]]`): As `state_of` returns it, in the shapes of the parameters.
     """
     inner = inner_of(optimizer)
     moments = [{key: state[key][name].clone() for key in MOMENTS} for name in parameters]

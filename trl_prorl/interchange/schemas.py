@@ -23,7 +23,7 @@ STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
 
 
 def unknown(value: Any, at: str) -> None:
-    """The shape of what a key that no schema has could hold."""
+    """Refuse what a key that no schema has could hold."""
     raise ShapeError(f"{at} is no key of the schema")
 
 
@@ -36,23 +36,23 @@ RESET = {"mode": text, "alpha": finite(), "restarts_schedule": flag, "rewarmup_s
 
 
 def tensor_field(needed: bool = True) -> Any:
-    """A tensor, or `None` if it is not needed."""
+    """Declare a tensor, or `None` if it is not needed."""
     default = {} if needed else {"default": None}
     return field(metadata={"of": "update", "needed": needed}, **default)
 
 
 def tensors_field(needed: bool = True) -> Any:
-    """Tensors by the names of parameters: of every parameter, or of some if not all are needed."""
+    """Declare tensors by the names of parameters: of every parameter, or of some if not all are needed."""
     return field(metadata={"of": "parameter", "needed": needed})
 
 
 def value_field(shape: Shape, default: Any = MISSING) -> Any:
-    """A value of JSON, of this shape."""
+    """Declare a value of JSON, of this shape."""
     return field(metadata={"shape": shape}, **({} if default is MISSING else {"default": default}))
 
 
 class Schema:
-    """Base of the three: between a dataclass, and tensors by label with JSON values."""
+    """Converts between a dataclass, and tensors by label with JSON values; the three schemas derive from it."""
 
     schema: ClassVar[str]
     version: ClassVar[int]
@@ -60,8 +60,11 @@ class Schema:
     @classmethod
     def places(cls, names: Sequence[str]) -> Iterator[tuple[str, str | None, str, bool]]:
         """
-        The place of every tensor, in order: its field, its parameter, its label (`advantages`,
-        `gradients/model.weight`), and whether it has to be there.
+        List the place of every tensor, in order.
+
+        Returns:
+            `Iterator[tuple]`: Its field, its parameter, its label (`advantages`, `gradients/model.weight`), and
+                whether it has to be there.
         """
         for spec in fields(cls):
             if spec.metadata.get("of") == "update":
@@ -72,11 +75,11 @@ class Schema:
 
     @classmethod
     def shapes(cls) -> dict[str, Shape]:
-        """The shape of every value."""
+        """Return the shape of every value."""
         return {spec.name: spec.metadata["shape"] for spec in fields(cls) if "shape" in spec.metadata}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor by its label, in the order of the schema."""
+        """Return every tensor by its label, in the order of the schema."""
         found = {}
         for name, parameter, label, _ in self.places(getattr(self, "names", ())):
             held = getattr(self, name)
@@ -84,12 +87,12 @@ class Schema:
         return {label: held for label, held in found.items() if held is not None}
 
     def values(self) -> dict[str, Any]:
-        """Everything that is no tensor."""
+        """Return everything that is no tensor."""
         return {name: getattr(self, name) for name in self.shapes()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> "Schema":
-        """The dataclass of `tensors()` and `values()`."""
+        """Make the dataclass of `tensors()` and `values()`."""
         held = {spec.name: {} for spec in fields(cls) if spec.metadata.get("of") == "parameter"} | values
         for name, parameter, label, _ in cls.places(values.get("names", ())):
             if parameter is None:
@@ -99,7 +102,12 @@ class Schema:
         return cls(**held)
 
     def check(self) -> None:
-        """Raise [`~trl_prorl.errors.InputError`], naming tensor or value, if the parts do not fit each other."""
+        """
+        Refuse parts that do not fit each other.
+
+        Raises:
+            [`~trl_prorl.errors.InputError`]: The message names the tensor or the value.
+        """
         try:
             table(self.shapes())(self.values(), "")
         except ShapeError as error:
@@ -107,7 +115,7 @@ class Schema:
         self.check_tensors()
 
     def check_tensors(self) -> None:
-        """Whether the tensors fit each other and the values."""
+        """Refuse tensors that do not fit each other and the values."""
 
 
 @dataclass
@@ -259,7 +267,7 @@ class UpdateOutputs(Schema):
 
 
 def reset_factors(reset: Mapping[str, Any] | None) -> tuple[float, float, bool]:
-    """The factor of a reset on m, that on v, and whether it clears t; 1, 1 and `False` without one."""
+    """Return the factor of a reset on m, that on v, and whether it clears t; 1, 1 and `False` without one."""
     try:
         return factors(reset["mode"], reset["alpha"]) if reset is not None else factors("keep", 1.0)
     except ValueError as error:
@@ -267,13 +275,13 @@ def reset_factors(reset: Mapping[str, Any] | None) -> tuple[float, float, bool]:
 
 
 def grows(name: str) -> int | None:
-    """The axis along which a parameter of LoRA has its rank: 0 for A, 1 for B, `None` for any other."""
+    """Return the axis along which a parameter of LoRA has its rank: 0 for A, 1 for B, `None` for any other."""
     parts = name.split(".")
     return 0 if "lora_A" in parts else 1 if "lora_B" in parts else None
 
 
 def grown_shape(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | None) -> list[int]:
-    """The shape of a parameter after a growth."""
+    """Return the shape of a parameter after a growth."""
     shape = list(parameter.shape)
     if growth is not None and (axis := grows(name)) is not None:
         shape[axis] = growth["new_rank"]
@@ -281,7 +289,7 @@ def grown_shape(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | 
 
 
 def check_state(data: UpdateInputs | UpdateOutputs) -> None:
-    """Every parameter is named once, its moments have its shape, and its t has the shape `(1,)`."""
+    """Require that every parameter is named once, its moments have its shape, and its t has the shape `(1,)`."""
     for name, count in Counter(data.names).items():
         if count > 1:
             raise InputError(f"{data.schema}: names lists {name} twice.")

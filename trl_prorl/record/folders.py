@@ -47,7 +47,7 @@ EVALUATED = (r"passk\.json", r"drift\.(json|png)")
 @dataclass(frozen=True)
 class Folder:
     """
-    One of the folders that a run writes to.
+    Describes one of the folders that a run writes to.
 
     Attributes:
         key (`str`): The key that names it.
@@ -71,7 +71,7 @@ class Folder:
 
 class RunFolders:
     """
-    All folders that a run writes to; `each` lists them, and every method goes through that list.
+    Holds all folders that a run writes to: `each` lists them, and every method goes through that list.
 
     A folder more is an entry of `each`.
 

@@ -29,12 +29,20 @@ SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparatio
 
 class Recorder(Part):
     """
-    Gathers what a step measures and writes it down: counts, times and means of the `meter`, and the coefficient of the
-    active one of the `anchors`; the `accelerator` sums over processes.
+    Gathers what a step measures, and writes it down.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        meter ([`Meter`]): Has the counts, times and means of a step.
+        anchors ([`Anchors`]): Their KL, and the coefficient of the active one, are recorded.
+        accelerator: Sums over processes.
     """
 
     def __init__(self, args, meter: Meter, anchors: Anchors, accelerator):
-        self.args, self.meter, self.anchors, self.accelerator = args, meter, anchors, accelerator
+        self.args = args
+        self.meter = meter
+        self.anchors = anchors
+        self.accelerator = accelerator
         self.total = partial(accelerator.reduce, reduction="sum")
         self.metrics = self.events = self.evaluations = None
         self.update_norm: UpdateNorm | None = None
@@ -57,14 +65,19 @@ class Recorder(Part):
         return {"kl_ref": self.kl_ref, "generation_row": self._generation_row}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.kl_ref, self._generation_row = state["kl_ref"], state["generation_row"]
+        self.kl_ref = state["kl_ref"]
+        self._generation_row = state["generation_row"]
 
     # Files, on the main process alone.
 
     def open(self, folder: Path, keep_row: Callable | None = None, keep_event: Callable | None = None) -> None:
         """
-        Begin the three files, or continue those of a run that is resumed. `keep_row`, `keep_event`: which rows and
-        events stay; `None` begins new files.
+        Begin the three files, or continue those of a run that is resumed.
+
+        Args:
+            folder (`Path`): The folder of the record.
+            keep_row (`Callable`, *optional*): Which rows stay; `None` begins new files.
+            keep_event (`Callable`, *optional*): Which events stay; `None` begins a new file.
         """
         self.metrics = JsonLines(folder / METRICS_FILE, keep_row, METRICS)
         self.events = JsonLines(folder / EVENTS_FILE, keep_event, EVENTS)
@@ -85,8 +98,12 @@ class Recorder(Part):
 
     def evaluation(self, step: int, metrics: Mapping[str, float], sets: Iterable[str]) -> None:
         """
-        Write the metrics of one evaluation, without its own speed. `sets`: names of the evaluation sets where there
-        are several; the metrics' names hold them.
+        Write the metrics of one evaluation, without its own speed.
+
+        Args:
+            step (`int`): Optimizer steps done.
+            metrics (`Mapping[str, float]`): All metrics of the evaluation.
+            sets (`Iterable[str]`): Names of the evaluation sets where there are several; the metrics' names hold them.
         """
         if self.evaluations is None:
             return
@@ -96,8 +113,9 @@ class Recorder(Part):
 
     def charge_evaluation(self, step: int, seconds: float) -> None:
         """
-        Charge an evaluation to the step before it, whose row is already written; an evaluation before the first step,
-        to the first step.
+        Charge an evaluation to the step before it, whose row is already written.
+
+        An evaluation before the first step is charged to the first step.
         """
 
         def charged(row):
@@ -113,15 +131,19 @@ class Recorder(Part):
         advantages = self.accelerator.gather(batch["advantages"].float())
         values = {"advantage_mean": advantages.mean().item(), "advantage_std": advantages.std().item()}
         if self._tokens_generated is None:  # the first generation of this step
-            self._generation_row, self._tokens_generated = {}, 0
+            self._generation_row = {}
+            self._tokens_generated = 0
         for name, value in (values | dict(measured)).items():
             self._generation_row.setdefault(name, []).append(value)
         self._tokens_generated += tokens
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Add one micro-batch to the means over tokens."""
-        batch, logps, penalty = micro_batch.batch, micro_batch.logps, micro_batch.penalty
-        meter, mask = self.meter, completion_mask(batch)
+        batch = micro_batch.batch
+        logps = micro_batch.logps
+        penalty = micro_batch.penalty
+        meter = self.meter
+        mask = completion_mask(batch)
         meter.add_tokens_in_loss(mask)
         if (rows := micro_batch.rows) is not None:
             mask = torch.zeros_like(mask).index_copy(0, rows, mask[rows])
@@ -137,7 +159,8 @@ class Recorder(Part):
         if self.args.kl_clamp is not None:
             beyond = self.anchors.beyond_clamp(batch, logps)
             meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
-        ref, old = batch.get(logps_key("ref")), batch.get(logps_key("old"))
+        ref = batch.get(logps_key("ref"))
+        old = batch.get(logps_key("old"))
         if old is not None:
             meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
             if ref is not None:
@@ -151,15 +174,24 @@ class Recorder(Part):
         self._of_update = {"lr": rate} | ({"grad_norm": float(norm)} if norm is not None else {})
 
     def finish_step(self, step: int, skips: int) -> dict[str, float]:
-        """Close the step, write its row and return it. `skips`: optimizer steps that were left out so far."""
+        """
+        Close the step, write its row and return it.
+
+        Args:
+            step (`int`): Optimizer steps done.
+            skips (`int`): Optimizer steps that were left out so far.
+        """
         row = {"step": step}
         row |= {name: sum(values) / len(values) for name, values in self._generation_row.items()}
         row |= self.meter.end_step(self.total, self.accelerator.num_processes)
         active = self.anchors.active
         row |= {"beta": active.coefficient if active else 0.0} | self._of_update
-        row["tokens_generated"], self._tokens_generated = self._tokens_generated or 0, None
-        row["time_eval"], self._seconds_evaluated = self._seconds_evaluated, 0.0
-        row["time_load"], self.seconds_loaded = self.seconds_loaded, None
+        row["tokens_generated"] = self._tokens_generated or 0
+        self._tokens_generated = None
+        row["time_eval"] = self._seconds_evaluated
+        self._seconds_evaluated = 0.0
+        row["time_load"] = self.seconds_loaded
+        self.seconds_loaded = None
         if self.update_norm is not None:
             row["update_norm"] = self.update_norm.value
         if self.args.nonfinite == "skip":

@@ -19,12 +19,14 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
 
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:
-    """The run that saved the weights in a folder; `None` if nothing there says so."""
+    """Return the id of the run that saved the weights in a folder; `None` if nothing there says so."""
     return run_id_in(Path(folder) / RUN_ID_FILE)
 
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
-    """The id of the run whose record a folder holds; `None` if there is none, as in records of older versions."""
+    """
+    Return the id of the run whose record a folder holds; `None` if there is none, as in records of older versions.
+    """
     return run_id_in(Path(run_dir) / "env.json")
 
 
@@ -34,7 +36,7 @@ def other_run(content: dict, run_id: str | None) -> bool:
 
 
 def run_id_in(path: Path) -> str | None:
-    """The `run_id` of a JSON file; `None` if there is none."""
+    """Return the `run_id` of a JSON file; `None` if there is none."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):

@@ -95,10 +95,11 @@ SCALE_FORMS = "scale(F, G)", "scale(F, G, step)"  # with factors in [0, 1]
 
 
 def _scale(name: str) -> Treatment | None:
-    """The treatment with the factors that its name holds."""
+    """Make the treatment with the factors that its name holds; `None` if it is no such name."""
     match = SCALE.fullmatch(name)
     try:
-        first, second = float(match["first"]), float(match["second"])
+        first = float(match["first"])
+        second = float(match["second"])
     except (TypeError, ValueError):  # no match, or no number
         return None
     if first > 1.0 or second > 1.0:
@@ -112,7 +113,12 @@ def is_treatment(name: Any) -> bool:
 
 
 def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
-    """A treatment by its name. Raises `ValueError`: there is none, or its α is outside (0, 1]."""
+    """
+    Find a treatment by its name.
+
+    Raises:
+        `ValueError`: There is none, or its α is outside (0, 1].
+    """
     treatment = TREATMENTS.get(name) or _scale(name)
     if treatment is None:
         raise ValueError(f"optimizer_reset={name!r} is not one of {', '.join((*TREATMENTS, *SCALE_FORMS))}.")
@@ -123,8 +129,10 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:
     """
-    The factor of a treatment on m, that on v, and whether it clears the step count. Raises `ValueError`: it is not one
-    factor for each moment.
+    Return the factor of a treatment on m, that on v, and whether it clears the step count.
+
+    Raises:
+        `ValueError`: The treatment is not one factor for each moment.
     """
     treatment = treatment_of(name, alpha)
     if not treatment.is_factors:

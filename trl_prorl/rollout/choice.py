@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Choice:
     """
-    Whether an acceleration is used.
+    Says whether an acceleration is used.
 
     Attributes:
         on (`bool`): Whether it is used.

@@ -27,14 +27,23 @@ class _Some(StoppingCriteria):
 
 def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     """
-    Why compact sampling is refused for a model whose samples it would change, in one sentence, or `None` where it does
-    not. The model, whole and on its devices, is in evaluation mode meanwhile; nothing of it changes, and no random
-    number is drawn. `vocabulary`: number of its tokens.
+    Say in one sentence why compact sampling is refused for a model whose samples it would change.
+
+    The model is in evaluation mode meanwhile; nothing of it changes, and no random number is drawn.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The model, whole and on its devices.
+        vocabulary (`int`): Number of its tokens.
+
+    Returns:
+        `str` or `None`: `None` where compact sampling changes nothing.
     """
     if (kind := rope_by_longest_row(model.config)) is not None:
         return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped."
-    device, name = next(model.parameters()).device, type(model).__name__
-    prompts, start = [], 0
+    device = next(model.parameters()).device
+    name = type(model).__name__
+    prompts = []
+    start = 0
     spread = tokens(sum(PROMPTS), vocabulary).tolist()
     for place, length in enumerate(PROMPTS):
         prompt = spread[start : start + length]
@@ -72,7 +81,7 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
 
 
 def rope_by_longest_row(config) -> str | None:
-    """The kind of rotary positions, if their frequencies depend on the longest row of a call."""
+    """Return the kind of rotary positions, if their frequencies depend on the longest row of a call."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     types = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]  # per kind of layer
     return next((kind for kind in types if kind in ("dynamic", "longrope")), None)

@@ -22,10 +22,16 @@ def deciding(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """
-    The rewards that decide whether a group is decided, shape `(N,)`, NaN where there is none: of rewards `(N, F)`,
-    with groups of G contiguous and NaN where a function does not apply, and weights `(F,)`. The weighted sum of the
-    `functions` decides; without these, in each group the first function that has a weight and a reward for any of its
-    completions.
+    Select the rewards that decide whether a group is decided, of shape `(N,)`; NaN where there is none.
+
+    The weighted sum of the `functions` decides; without these, in each group the first function that has a weight and
+    a reward for any of its completions.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply; groups are contiguous.
+        weights (`torch.Tensor` of shape `(F,)`): The weights of the functions.
+        group_size (`int`): Completions of a prompt.
+        functions (`Sequence[int]`, *optional*): Indices of the functions that decide.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
@@ -40,8 +46,15 @@ def named_functions(
     asked: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
 ) -> list[int] | None:
     """
-    Indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none. Raises
-    `ValueError`: a named function does not exist, or none of them has a weight (`None`: 1 each).
+    Return the indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none.
+
+    Args:
+        asked (`Sequence[str]`, *optional*): `dynamic_sampling_rewards`.
+        names (`Sequence[str]`): The names of all functions.
+        weights (`Sequence[float]`, *optional*): `reward_weights`; `None` means 1 each.
+
+    Raises:
+        `ValueError`: A named function does not exist, or none of them has a weight.
     """
     if asked is None:
         return None
@@ -61,9 +74,7 @@ def named_functions(
 
 
 def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """
-    The groups in which no reward of `(N,)` differs from the others by more than rounding: bools of shape `(N / G,)`.
-    """
+    """Find the groups whose rewards, of shape `(N,)`, differ by no more than rounding: bools of shape `(N / G,)`."""
     return all_equal(rewards.view(-1, group_size))
 
 
@@ -76,9 +87,18 @@ def put_groups(
     pad_token_id: int,
 ) -> dict[str, torch.Tensor]:
     """
-    A batch in which groups of G rows give way (`places`) to groups of another batch (`sources`). Tensors have shape
-    `(N, …)`; prompts are padded on the left, completions on the right, token ids with `pad_token_id` and everything
-    else with 0.
+    Replace groups of G rows of a batch by groups of another batch.
+
+    Tensors have shape `(N, …)`; prompts are padded on the left, completions on the right, token ids with
+    `pad_token_id` and everything else with 0.
+
+    Args:
+        batch (`Mapping[str, torch.Tensor]`): The batch.
+        others (`Mapping[str, torch.Tensor]`): The other batch.
+        places (`Sequence[int]`): The groups of the batch that give way.
+        sources (`Sequence[int]`): The groups of the other batch that take their places.
+        group_size (`int`): G.
+        pad_token_id (`int`): The padding of token ids.
     """
 
     def rows(groups: Sequence[int]) -> torch.Tensor:
@@ -98,28 +118,38 @@ def put_groups(
 
 
 def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
-    """A tensor of shape `(N, T)`, padded to `(N, width)`."""
+    """Pad a tensor of shape `(N, T)` to `(N, width)`."""
     missing = width - tensor.size(1)
     return torch.nn.functional.pad(tensor, (missing, 0) if left else (0, missing), value=fill)
 
 
 @functools.lru_cache(maxsize=1)
 def order_of_pass(count: int, seed: int, number: int) -> list[int]:
-    """The indices of `count` rows in the random order of one pass over them."""
+    """Shuffle the indices of `count` rows for one pass over them."""
     generator = torch.Generator().manual_seed((seed + 1) * 1_000_003 + number)
     return torch.randperm(count, generator=generator).tolist()
 
 
 def extra_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
-    """The next indices of an endless supply of `count` rows, pass after pass, of which so many are `drawn` already."""
+    """
+    Return the next indices of an endless supply of `count` rows, pass after pass.
+
+    Args:
+        count (`int`): Rows.
+        seed (`int`): Decides their order.
+        drawn (`int`): How many were drawn already.
+        number (`int`): How many are drawn now.
+    """
     places = (divmod(place, count) for place in range(drawn, drawn + number))
     return [order_of_pass(count, seed, which)[place] for which, place in places]
 
 
 class DynamicSampling(Part):
     """
-    Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: the dataset is
-    streamed, or a process holds parts of groups.
+    Replaces undecided groups by groups of other prompts of the training set.
+
+    Raises:
+        `ValueError`: The dataset is streamed, or a process holds parts of groups.
     """
 
     def __init__(self, args, accelerator, dataset, group_size: int, pad_token_id: int, names: Sequence[str], weights):
@@ -132,9 +162,13 @@ class DynamicSampling(Part):
                 f"{part} completions, not a multiple of num_generations={group_size}. Change "
                 "per_device_train_batch_size or steps_per_generation."
             )
-        self.rounds, self.seed = args.dynamic_sampling_rounds, args.seed
-        self.accelerator, self.dataset = accelerator, dataset
-        self.group_size, self.pad_token_id, self.weights = group_size, pad_token_id, weights
+        self.rounds = args.dynamic_sampling_rounds
+        self.seed = args.seed
+        self.accelerator = accelerator
+        self.dataset = dataset
+        self.group_size = group_size
+        self.pad_token_id = pad_token_id
+        self.weights = weights
         self.functions = named_functions(args.dynamic_sampling_rewards, names, weights.tolist())
         self.begin()
 
@@ -149,16 +183,27 @@ class DynamicSampling(Part):
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
-        Sample a generation batch for this process's rows, each G times, and sample again in the place of undecided
-        groups. `draw` samples completions of rows, `again` in the further rounds, and returns a batch that no anchor
-        has scored, and its outcome. So does this; tasks, interruptions and measurements are those of the first round,
-        because its prompts are not selected.
+        Sample a generation batch, and sample again in the place of undecided groups.
+
+        Tasks, interruptions and measurements are those of the first round, because its prompts are not selected.
+
+        Args:
+            examples (`list[dict]`): This process's rows, each G times.
+            draw (`Callable`): Samples completions of rows, `again` in the further rounds; returns a batch that no
+                anchor has scored, and its outcome.
+
+        Returns:
+            `dict[str, torch.Tensor]`: The batch, which no anchor has scored.
+            [`Outcome`]: Its outcome.
         """
-        size, process = self.group_size, self.accelerator.process_index
+        size = self.group_size
+        process = self.accelerator.process_index
         batch, first = draw(examples)
-        tokens, rounds = first.tokens, list(first.rounds)
+        tokens = first.tokens
+        rounds = list(first.rounds)
         rewards = own_part(first.rewards, process, len(examples))
-        replaced, generated = 0, 0
+        replaced = 0
+        generated = 0
         for _ in range(self.rounds):
             places = self._undecided(rewards).nonzero().squeeze(1).tolist()
             # Processes generate and gather together, so all take part, each with as many groups as the process that

@@ -24,7 +24,8 @@ ROWS = 8  # of an input, for which oneDNN chooses the order; it serves any numbe
 
 class PackedLinear(torch.nn.Module):
     """
-    A linear layer for inference: the values of another, after a [`~PackedLinear.refresh`] or [`~PackedLinear.pack`].
+    Computes a linear layer for inference, with the values of another layer as they were at the last
+    [`~PackedLinear.refresh`] or [`~PackedLinear.pack`].
 
     Args:
         layer (`torch.nn.Linear`): A layer that [`can_be_packed`] accepts.
@@ -94,7 +95,7 @@ EXACT = 1e-4
 
 class MergedLayer:
     """
-    A layer of the copy whose weights are the policy's with its LoRA.
+    Merges the LoRA of a layer into the copy's weights.
 
     They are the policy's own tensors until a [`~MergedLayer.refresh`], and again after a [`~MergedLayer.release`].
 
@@ -141,15 +142,15 @@ class MergedLayer:
 
 class MergedCopy:
     """
-    A model whose weights are the policy's with the adapter merged.
+    Holds a model whose weights are the policy's with the adapter merged.
 
     Args:
         policy ([`~peft.PeftModel`]): With an adapter that [`why_not_merged`] accepts.
         adapter (`str`, *optional*): Its name; the active one, unless another is named.
 
     Attributes:
-        model ([`~transformers.PreTrainedModel`]):
-            The copy. It has the values of the last [`~MergedCopy.refresh`], until a [`~MergedCopy.release`].
+        model ([`~transformers.PreTrainedModel`]): The copy. It has the values of the last [`~MergedCopy.refresh`],
+            until a [`~MergedCopy.release`].
         bytes (`int`): Memory that it takes beside the policy, between the two.
     """
 

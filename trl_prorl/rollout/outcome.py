@@ -22,20 +22,22 @@ if TYPE_CHECKING:
 @dataclass
 class Outcome:
     """
-    The results of sampling beside the batch itself. N completions of all processes, G of each prompt, F reward
-    functions.
+    Holds the results of sampling beside the batch itself.
+
+    N completions of all processes, G of each prompt, F reward functions.
 
     Attributes:
         rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
         group_size (`int`): G.
         tokens (`torch.Tensor`): Tokens of this process's completions, truncated ones included; the trainer takes off
             those that no model sampled.
-        tasks (`list[str | None]`), interrupted (`list[bool]`): The task of each completion, and whether it was
-            interrupted and asked for its answer; the latter empty if none ever is.
+        tasks (`list[str | None]`): The task of each completion.
+        interrupted (`list[bool]`): Whether each was interrupted and asked for its answer; empty if none ever is.
         rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
         correct (`list[bool]`): The verifier's verdicts, N of them; empty without a verifier.
-        completions (`list`), ids (`list[list[int]]`), seconds (`float`): This process's completions as reward
-            functions get them, their tokens, and how long all functions took.
+        completions (`list`): This process's completions as reward functions get them.
+        ids (`list[list[int]]`): Their tokens.
+        seconds (`float`): How long all reward functions took.
         measured (`dict[str, float]`): Its entries of the record.
     """
 
@@ -63,10 +65,19 @@ class Outcome:
         seconds: float = 0.0,
     ) -> "Outcome":
         """
-        The outcome from the arguments and the result of TRL's `_calculate_rewards`: rewards and verdicts of all
-        processes; rows, one a completion (columns `task` and `interrupted` of another meaning are ignored),
-        completions and their tokens of this one. A completion mask would lack the tokens that
-        `mask_truncated_completions` keeps out of the loss.
+        Make the outcome from the arguments and the result of TRL's `_calculate_rewards`.
+
+        A completion mask would lack the tokens that `mask_truncated_completions` keeps out of the loss.
+
+        Args:
+            rewards (`torch.Tensor` of shape `(N, F)`): Of all processes.
+            group_size (`int`): G.
+            examples (`list[dict]`): Rows of this process, one a completion; columns `task` and `interrupted` of
+                another meaning are ignored.
+            completions (`list`): This process's completions.
+            completion_ids (`list[list[int]]`): Their tokens.
+            correct (`list[bool]`): Verdicts of all processes.
+            seconds (`float`): How long all reward functions took.
         """
         tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
         tokens = torch.tensor(sum(map(len, completion_ids)), device=rewards.device)
@@ -79,10 +90,11 @@ class Outcome:
 
     def measurements(self) -> dict[str, float]:
         """
-        The entries of the record: by task, the mean reward and the share with the full reward of 1; the share of
-        correct completions; the interruptions.
+        Compute the entries of the record: by task, the mean reward and the share with the full reward of 1; the share
+        of correct completions; the interruptions.
         """
-        first, values = self.rewards[:, 0], {}
+        first = self.rewards[:, 0]
+        values = {}
         for task in sorted({name for name in self.tasks if name is not None}):
             rewards = first[[place for place, name in enumerate(self.tasks) if name == task]]
             rewards = rewards[~rewards.isnan()]
@@ -97,20 +109,23 @@ class Outcome:
 
     def rows(self, process: int, count: int) -> dict[str, torch.Tensor]:
         """
-        What a batch holds of one process's rows, so that it stays with them when they are shuffled: `rewards` of shape
-        `(count, F)`, and `group` of shape `(count,)`, the number of each row's group among those of all processes.
+        Return what a batch holds of one process's rows, so that it stays with them when they are shuffled.
+
+        Returns:
+            `dict[str, torch.Tensor]`: `rewards` of shape `(count, F)`, and `group` of shape `(count,)`, the number of
+                each row's group among those of all processes.
         """
         numbers = torch.arange(len(self.rewards), device=self.rewards.device) // self.group_size
         return {name: own_part(rows, process, count) for name, rows in (("rewards", self.rewards), ("group", numbers))}
 
     def unbounded(self) -> torch.Tensor:
-        """The rows of groups with an infinite reward, bools of shape `(N,)`."""
+        """Find the rows of groups with an infinite reward: bools of shape `(N,)`."""
         groups = self.rewards.isinf().any(dim=1).view(-1, self.group_size).any(dim=1)
         return groups.repeat_interleave(self.group_size)
 
 
 class Rows(list):
-    """Rows that TRL samples for; the method in which it rewards them leaves their [`Outcome`] here."""
+    """Holds rows that TRL samples for; the method in which it rewards them leaves their [`Outcome`] here."""
 
     outcome: Outcome
 
@@ -118,7 +133,7 @@ class Rows(list):
 @dataclass(frozen=True)
 class Sampled:
     """
-    Completions of rows that are looked at, and not trained on: G for each, row by row; N in all.
+    Holds completions of rows that are looked at, and not trained on: G for each, row by row; N in all.
 
     Attributes:
         completions (`list`): As reward functions get them: texts, or lists of messages.
@@ -141,32 +156,42 @@ class Sampled:
     @classmethod
     def of(cls, outcome: Outcome, batch: dict[str, torch.Tensor], weights: torch.Tensor, ends: set[int]) -> "Sampled":
         """
-        Of the outcome of a sampling and its batch, with the weights of the reward functions, shape `(F,)`, and the
-        tokens that end a completion.
+        Take the outcome of a sampling and its batch.
+
+        Args:
+            outcome ([`Outcome`]): The outcome.
+            batch (`dict[str, torch.Tensor]`): The batch.
+            weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
+            ends (`set[int]`): The tokens that end a completion.
         """
         cut = [not tokens or tokens[-1] not in ends for tokens in outcome.ids]
-        rewards, total = outcome.rewards.cpu(), weighted_sum(outcome.rewards, weights).cpu()
+        rewards = outcome.rewards.cpu()
+        total = weighted_sum(outcome.rewards, weights).cpu()
         return cls(outcome.completions, outcome.ids, cut, rewards, total, outcome.seconds, batch)
 
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
-    One reward a completion, `(N,)`, from the rewards of all functions, `(N, F)`, and TRL's `reward_weights`, `(F,)`:
-    NaN where no function gave one.
+    Sum the rewards of all functions to one reward a completion, `(N,)`; NaN where no function gave one.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        weights (`torch.Tensor` of shape `(F,)`): TRL's `reward_weights`.
     """
     weighted = rewards * weights.to(rewards.device)
     return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
 
 
 def own_part(gathered: torch.Tensor, process: int, count: int) -> torch.Tensor:
-    """The `count` rows of one process in a tensor gathered from all processes."""
+    """Return the `count` rows of one process in a tensor gathered from all processes."""
     return gathered[process * count :][:count]
 
 
 def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    Number of completion tokens that no model sampled: a tool's, or forced ones. Those of completions that
-    `mask_truncated_completions` leaves out are not known any more, and not counted.
+    Count the completion tokens that no model sampled: a tool's, or forced ones.
+
+    Those of completions that `mask_truncated_completions` leaves out are not known any more, and not counted.
     """
     mask = batch["completion_mask"]
     return (mask * (1 - batch["tool_mask"])).sum() if "tool_mask" in batch else mask.new_zeros(())
@@ -174,9 +199,10 @@ def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Tensor:
     """
-    Reorder a permutation of B rows so that the rows of a group stand together, as far as no row leaves its share of
-    the permutation. So TRL's own permutation decides which rows an update sees, and packing finds each prompt in as
-    few micro-batches as that allows.
+    Reorder a permutation of B rows so that the rows of a group stand together, as far as no row leaves its share.
+
+    So TRL's own permutation decides which rows an update sees, and packing finds each prompt in as few micro-batches
+    as that allows.
 
     Args:
         permutation (`torch.Tensor` of shape `(B,)`): TRL's, of rows of which those of a group are contiguous.
@@ -184,7 +210,8 @@ def groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Te
             groups that fit move together.
         rows (`int`): The rows of a share: the first so many rows of the permutation, the next so many, and so on.
 
-    Returns `torch.Tensor` of shape `(B,)`: In each share the groups stand in the order in which it first meets them.
+    Returns:
+        `torch.Tensor` of shape `(B,)`: In each share the groups stand in the order in which it first meets them.
     """
     size = math.gcd(size, len(permutation))
     ordered = []
@@ -218,7 +245,9 @@ def set_advantages(
         penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, to be taken off the rewards.
         logged (`collections.deque`): The advantages in TRL's table of completions, the newest last, replaced too.
     """
-    count, group_size, estimator = len(advantages), outcome.group_size, args.advantage_estimator
+    count = len(advantages)
+    group_size = outcome.group_size
+    estimator = args.advantage_estimator
     if estimator is not None:
         batch = weighted_sum(outcome.rewards, weights)
         batch = batch if penalties is None else batch - penalties

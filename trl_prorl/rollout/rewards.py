@@ -194,7 +194,7 @@ class RewardGuard:
         return RewardError(self._describe(what, prompts, self._current_row()))
 
     def _current_row(self) -> int | None:
-        """The row that the function is at, if it says so."""
+        """Return the row that the function is at, if it says so."""
         return getattr(self.function, "row", None)
 
     def _describe(self, what: str, prompts: list, row: int | None = None, cure: str = "") -> str:

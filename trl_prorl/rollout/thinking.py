@@ -8,9 +8,15 @@ from collections.abc import Callable
 
 def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
     r"""
-    A rollout function for [`ProRLTrainer`], by transformers' generation. A completion that has not ended within the
-    budget of tokens is continued with `text`, which asks for the answer (such as `"\n\nFinal answer: "`), and then by
-    at most `answer_tokens`. The policy did not choose the tokens of `text`, which are its context: they carry no loss.
+    Make a rollout function for [`ProRLTrainer`] that interrupts over-long thinking, by transformers' generation.
+
+    A completion that has not ended within the budget is continued with `text`, and then by the answer. The policy did
+    not choose the tokens of `text`, which are its context: they carry no loss.
+
+    Args:
+        budget (`int`): Tokens.
+        answer_tokens (`int`): At most so many tokens of the answer.
+        text (`str`): Asks for the answer, such as `"\n\nFinal answer: "`.
     """
 
     def rollout(prompts, trainer):

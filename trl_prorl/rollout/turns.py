@@ -28,7 +28,7 @@ REPLIES = (
 
 class ReplyFailed(BaseException):
     """
-    A task could not reply. `error` says why, in one line.
+    Says, in its `error`, why a task could not reply.
 
     It is no `Exception`, because TRL gives those of a tool to the model, as the tool's answer.
     """
@@ -39,7 +39,12 @@ class ReplyFailed(BaseException):
 
 
 def reply_of(task, turns: Sequence[str], row: Mapping) -> str | None:
-    """The reply of a task, see [`~tasks.base.Task.reply`]. Raises [`RewardError`]: it raised, or is no text."""
+    """
+    Ask a task for its reply, see [`~tasks.base.Task.reply`].
+
+    Raises:
+        [`RewardError`]: The task raised, or its reply is no text.
+    """
     try:
         reply = task.reply(turns, row)
     except Exception as error:
@@ -56,8 +61,11 @@ def _failure(task, what: str, row: Mapping) -> str:
 
 def with_turns(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """
-    A tokenizer, changed in place, whose chat template takes replies, and which parses a text, up to the end token, as
-    a call of the one tool. Raises `ValueError`: the base cannot chat.
+    Change a tokenizer in place, so that its chat template takes replies, and it parses a text as a call of the one
+    tool.
+
+    Raises:
+        `ValueError`: The base cannot chat.
     """
     template = tokenizer.chat_template or ""
     if tokenizer.eos_token is None or not template:
@@ -65,7 +73,8 @@ def with_turns(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     tokenizer.chat_template = template if template.startswith(REPLIES) else REPLIES + template
     call = {"type": "function", "function": {"name": TOOL, "arguments": {"text": "{content}"}}}
     field = {"close": tokenizer.eos_token, "content": "text", "repeats": True, "transform": call}
-    defaults, everything = {"role": "assistant"}, r"\A.*"
+    defaults = {"role": "assistant"}
+    everything = r"\A.*"
     spec = {"defaults": defaults, "start_anchor_pattern": everything, "fields": {"tool_calls": field}}
     tokenizer.response_template = spec
     if not supports_tool_calling(tokenizer):
@@ -75,13 +84,16 @@ def with_turns(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 def environment_of(task, most: int) -> type:
     """
-    The environment of a task, as `environment_factory` takes it. TRL leaves out a reply that does not fit into the
-    `most` tokens of a completion, and ends the completion before it: that is how one ends here.
+    Make the environment of a task, as `environment_factory` takes it.
+
+    TRL leaves out a reply that does not fit into the `most` tokens of a completion, and ends the completion before it:
+    that is how one ends here.
     """
 
     class Environment:
         def reset(self, **row) -> None:
-            self._row, self._turns = row, []
+            self._row = row
+            self._turns = []
 
         def take_turn(self, text: str) -> str:
             """
@@ -101,12 +113,14 @@ def environment_of(task, most: int) -> type:
 
 
 def in_one_line(text: str) -> str:
-    """A text with its lines joined."""
+    """Join the lines of a text."""
     return " ".join(text.split())
 
 
 def transcript(messages: Sequence[Mapping]) -> str:
-    """The text of a completion: of its last message or, if it has turns, of each of them and each reply, by line."""
+    """
+    Write the text of a completion: of its last message or, if it has turns, of each of them and each reply, by line.
+    """
     calls = [(message.get("tool_calls") or [{}])[0].get("function", {}) for message in messages]
     if not any(call.get("name") == TOOL for call in calls):
         return str(messages[-1].get("content") or "")
@@ -115,7 +129,14 @@ def transcript(messages: Sequence[Mapping]) -> str:
 
 
 def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str, **settings) -> list[int]:
-    """The tokens from the end of a turn to the beginning of the next one, with the settings of the chat template."""
+    """
+    Return the tokens from the end of a turn to the beginning of the next one.
+
+    Args:
+        tokenizer: From [`with_turns`].
+        reply (`str`): The reply.
+        settings: Of the chat template.
+    """
     messages = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
     settings |= {"tokenize": True, "return_dict": False}
     before = tokenizer.apply_chat_template(messages, **settings)
@@ -138,24 +159,34 @@ def play(
     Play B games at once, as TRL does with [`environment_of`].
 
     Args:
-        tokenizer: Of [`with_turns`].
-        rows, prompts: B rows, and the tokens of their prompts.
+        task ([`~tasks.base.Task`]): The task that replies.
+        tokenizer: From [`with_turns`].
+        rows (`Sequence[Mapping]`): B rows.
+        prompts (`Sequence[list[int]]`): The tokens of their prompts.
         most (`int`): Tokens of a completion, replies included.
         complete (`Callable`): Takes tokens and a greatest length; returns a turn of each, and whether it ended.
         settings: Of the chat template.
 
-    Returns the text of each completion; its tokens, and whether its last turn ended. Raises [`RewardError`]: the task
-    could not reply.
+    Returns:
+        `list[str]`: The text of each completion.
+        `list[tuple[list[int], bool]]`: Its tokens, and whether its last turn ended.
+
+    Raises:
+        [`RewardError`]: The task could not reply.
     """
     make = environment_of(task, most)
-    environments, messages = [make() for _ in rows], [[] for _ in rows]
-    ids, ended, going = [[] for _ in rows], [False for _ in rows], list(range(len(rows)))
+    environments = [make() for _ in rows]
+    messages = [[] for _ in rows]
+    ids = [[] for _ in rows]
+    ended = [False for _ in rows]
+    going = list(range(len(rows)))
     for environment, row in zip(environments, rows, strict=True):
         environment.reset(**row)
     while going:
         longest = max(1, most - min(len(ids[game]) for game in going))
         drawn = complete([prompts[game] + ids[game] for game in going], longest)
-        playing, going = going, []
+        playing = going
+        going = []
         for game, (turn, stopped) in zip(playing, drawn, strict=True):
             room = most - len(ids[game])
             ended[game] = stopped and len(turn) <= room
