@@ -67,8 +67,10 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
         step (`int`): Optimizer steps done.
         resumable (`bool`): Whether optimizer, schedule and random states are in it.
     """
-    paths = [path for path in sorted(aside.rglob("*")) if path.is_file()]
-    files = {str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
+    files = {}
+    for path in sorted(aside.rglob("*")):
+        if path.is_file():
+            files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     manifest = {"step": step, "resumable": resumable, "files": files}
     (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
     for path in [*aside.rglob("*"), aside]:
@@ -261,7 +263,8 @@ def find_checkpoint(
     path = Path(asked)
     if not path.is_dir():
         raise ValueError(f"resume_from_checkpoint={str(asked)!r} is not a checkpoint: there is no such folder.")
-    if reason := why_unusable(path, content):
+    reason = why_unusable(path, content)
+    if reason is not None:
         raise ValueError(
             f"resume_from_checkpoint={str(asked)!r} cannot be resumed from: {reason}. Name another one, or use "
             "resume_from_checkpoint: true for the newest that is complete."

@@ -43,7 +43,8 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
     keys = {}
     for config in configs:
         left_out = FREE_KEYS
-        if str(getattr(getattr(config, "lr_scheduler_type", None), "value", "")) in ENDLESS_SCHEDULES:
+        schedule = getattr(config, "lr_scheduler_type", None)
+        if getattr(schedule, "value", None) in ENDLESS_SCHEDULES:
             left_out = FREE_KEYS | LENGTHS
         for field in dataclasses.fields(config):
             if field.init and field.name not in left_out:
@@ -93,8 +94,11 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
     A key that only one of them knows is not a difference: another version of the project may have written it. Neither
     are on and auto, which is on wherever that is possible.
     """
-    pairs = {key: [then[key], now[key]] for key in sorted(then) if key in now}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and set(map(str, pair)) != {"on", "auto"}}
+    found = {}
+    for key in sorted(then):
+        if key in now and then[key] != now[key] and {str(then[key]), str(now[key])} != {"on", "auto"}:
+            found[key] = [then[key], now[key]]
+    return found
 
 
 def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
@@ -129,17 +133,26 @@ PATH_DEPENDENT_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 SCHEDULE_KEYS = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 # How a generation batch is cut into micro-batches and steps.
 BATCH_KEYS = (
-    "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size "
-    "num_generations num_iterations processes"
-).split()
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_generations",
+    "num_iterations",
+    "processes",
+)
+OWN_RANDOM_STATES = "it acts as a run begins, and the checkpoint goes on with random states of its own"
+OTHER_SHAPES = "the checkpoint's weights and the optimizer's state have other shapes"
+# Keys that no resume can change, and why.
 FIXED = {
-    **dict.fromkeys(
-        ("seed", "data_seed"), "it acts as a run begins, and the checkpoint goes on with random states of its own"
-    ),
-    **dict.fromkeys(
-        "use_peft lora_r lora_target_modules lora_target_parameters lora_modules_to_save use_dora".split(),
-        "the checkpoint's weights and the optimizer's state have other shapes",
-    ),
+    "seed": OWN_RANDOM_STATES,
+    "data_seed": OWN_RANDOM_STATES,
+    "use_peft": OTHER_SHAPES,
+    "lora_r": OTHER_SHAPES,
+    "lora_target_modules": OTHER_SHAPES,
+    "lora_target_parameters": OTHER_SHAPES,
+    "lora_modules_to_save": OTHER_SHAPES,
+    "use_dora": OTHER_SHAPES,
     "eval_on_start": "it acts before the first step alone",
     "optim_target_modules": "the checkpoint holds the state of another optimizer",
 }
@@ -166,7 +179,10 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         )
 
     for key, (old, new) in changed.items():
-        if why := FIXED.get(key) or (KEYS[key].resume(old, new, now) if key in KEYS else None):
+        why = FIXED.get(key)
+        if why is None and key in KEYS:
+            why = KEYS[key].resume(old, new, now)
+        if why:
             refuse(key, why)
     if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
         refuse("optim", "the checkpoint holds the state of another optimizer")

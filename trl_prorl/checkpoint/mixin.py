@@ -197,7 +197,8 @@ class CheckpointMixin:
         best = None
         if resume_from_checkpoint is not None:
             best = best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
-        with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
+        is_beside = best is not None
+        with without_warning("transformers.trainer", "The best checkpoint") if is_beside else nullcontext():
             done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
         # A checkpoint brings its own logging_steps, eval_steps and save_steps.
         self.state.compute_steps(self.args, max_steps)
@@ -211,14 +212,14 @@ class CheckpointMixin:
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         # The one step of a resume that every kind of set-up takes, and after the model's.
-        asked = hyperparameters(self.optimizer)
+        made_with = hyperparameters(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
         folder = Path(checkpoint)
         changed = self._resume.changed
         if changed:
-            restore_hyperparameters(self.optimizer, self.lr_scheduler, asked)
+            restore_hyperparameters(self.optimizer, self.lr_scheduler, made_with)
         for part in self.parts.values():
             part.load(folder, changed)
         buffer = folder / buffer_file(self.accelerator.process_index)
@@ -227,7 +228,8 @@ class CheckpointMixin:
         state = read_state(folder)
         self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
-        self._step = 0 if set(changed) & set(BATCH_KEYS) else state["micro_batches"]  # at the end of a batch, if so
+        is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # which is only possible at the end of a batch
+        self._step = 0 if is_cut_anew else state["micro_batches"]
         restored(state["log"], self._metrics["train"], self._logs)
         self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
 
@@ -316,9 +318,14 @@ class CheckpointMixin:
             self.state.save_to_json(str(folder / "trainer_state.json"))
         for part in self.parts.values():
             part.save(folder)
-        log = saved(self._metrics["train"], self._logs if self.log_completions else None)
-        state = {"generations": self._generations, "micro_batches": self._step}
-        write_state(folder, state | {"parts": self.parts.state_dict(), "log": log})
+        completions = self._logs if self.log_completions else None
+        state = {
+            "generations": self._generations,
+            "micro_batches": self._step,
+            "parts": self.parts.state_dict(),
+            "log": saved(self._metrics["train"], completions),
+        }
+        write_state(folder, state)
         (folder / IDENTITY_FILE).write_text(json.dumps(self._identity | changing_keys(*self.recipe), indent=1))
 
     def save_model(self, output_dir=None, _internal_call=False):

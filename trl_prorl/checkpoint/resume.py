@@ -88,9 +88,9 @@ class Resume:
 
     def keeps_event(self, event: Mapping[str, Any]) -> bool:
         """Whether an event was there at the checkpoint."""
-        # A reset, or growth, at the checkpoint's own step came after the save, and happens again. Other events came
-        # before it.
-        return event["step_applied"] < self.step + (event["event"] not in AT_BOUNDARY)
+        if event["event"] in AT_BOUNDARY:  # at the checkpoint's own step it came after the save, and happens again
+            return event["step_applied"] < self.step
+        return event["step_applied"] <= self.step
 
     def abandon_newer(self, folders: RunFolders) -> None:
         """Rename the checkpoints newer than this one, before the record is cut: they left the run."""
@@ -105,9 +105,15 @@ class Resume:
     @property
     def event(self) -> dict[str, Any]:
         """The event of this resume, for the record."""
-        steps = {"event": "resume", "step_requested": self.step, "step_applied": self.step}
-        found = {"checkpoint": self.checkpoint.name, "skipped": self.skipped}
-        return steps | found | {"changed": self.changed, "abandoned": self.abandoned}
+        return {
+            "event": "resume",
+            "step_requested": self.step,
+            "step_applied": self.step,
+            "checkpoint": self.checkpoint.name,
+            "skipped": self.skipped,
+            "changed": self.changed,
+            "abandoned": self.abandoned,
+        }
 
 
 def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:

@@ -29,10 +29,14 @@ def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
     tensors = {}
     values = []
     for number, batch in enumerate(batches):
-        held = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        # Micro-batches are slices of one tensor, and safetensors refuses tensors that share memory.
-        tensors |= {f"{number}.{name}": tensor.detach().clone().contiguous() for name, tensor in held.items()}
-        values.append({name: value for name, value in batch.items() if name not in held})
+        others = {}
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                # Micro-batches are slices of one tensor, and safetensors refuses tensors that share memory.
+                tensors[f"{number}.{name}"] = value.detach().clone().contiguous()
+            else:
+                others[name] = value
+        values.append(others)
     save_file(tensors, path, metadata={"values": json.dumps(values)})
 
 
@@ -113,8 +117,12 @@ def _as_json(value):
     """
     if isinstance(value, (np.generic, np.ndarray)):
         return {"numpy": value.dtype.str, "value": value.tolist()}
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else str(value)
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return str(value)
 
 
 def _from_json(value: dict):
-    return np.array(value["value"], value["numpy"])[()] if value.keys() == {"numpy", "value"} else value
+    if value.keys() == {"numpy", "value"}:
+        return np.array(value["value"], value["numpy"])[()]
+    return value

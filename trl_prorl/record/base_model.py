@@ -60,11 +60,13 @@ class BaseModel:
 
 def identify(name: str) -> BaseModel:
     """Find out what a `model_name_or_path` stands for, on the machine that it is meant for."""
-    if embedded := embedded_base.full_name(name):
+    embedded = embedded_base.full_name(name)
+    if embedded:
         return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
     if is_gguf(name):
         return BaseModel(name, sha256=gguf_sha256(name))
-    if snapshot := SNAPSHOT.search(name):
+    snapshot = SNAPSHOT.search(name)
+    if snapshot:
         return BaseModel(name, hub_id=snapshot["repo"].replace("--", "/"))
     if Path(name).is_dir():
         return BaseModel(name, origin=_origin(Path(name, "config.json")), sha256=embedded_base.weights_sha256(name))

@@ -280,7 +280,8 @@ class RunFolders:
         """
         steps: dict[Path, int] = {}
         for folder in self.with_checkpoints:
-            steps |= {path.resolve(): step for path, step in sorted(steps_of(folder).items())}
+            for path, step in sorted(steps_of(folder).items()):
+                steps[path.resolve()] = step
         here = steps.get(checkpoint.resolve())
         if here is None:
             return {}

@@ -228,23 +228,34 @@ class Meter:
         self.timer.leave()
         seconds = time.perf_counter() - self._began
         self._began = None
-        means = {name: self.peek_mean(name, reduce) for name in self._sums}
-        row: dict[str, float] = {name: mean for name, mean in means.items() if mean is not None}
-        row |= {name: sum(values) / len(values) for name, values in self._averages.items()}
-        row |= {name: (reduce(total) / processes).item() for name, total in self._totals.items()}
-        row |= {name: int(reduce(count)) for name, count in self._counts.items()}
-        here = [(self.calls[kind], self.tokens[kind]) for kind in self.KINDS]
-        *counts, (in_loss, _) = reduce(torch.tensor([*here, (int(self._in_loss), 0)], device=self.device)).tolist()
+        row: dict[str, float] = {}
+        for name in self._sums:
+            mean = self.peek_mean(name, reduce)
+            if mean is not None:
+                row[name] = mean
+        for name, values in self._averages.items():
+            row[name] = sum(values) / len(values)
+        for name, total in self._totals.items():
+            row[name] = (reduce(total) / processes).item()
+        for name, count in self._counts.items():
+            row[name] = int(reduce(count))
+        pairs = [(self.calls[kind], self.tokens[kind]) for kind in self.KINDS]
+        pairs.append((int(self._in_loss), 0))
+        *counts, (in_loss, _) = reduce(torch.tensor(pairs, device=self.device)).tolist()
         for kind, (calls, tokens) in zip(self.KINDS, counts, strict=True):
-            row |= {f"{kind}_forward_calls": calls, f"tokens_processed_{kind}": tokens}
+            row[f"{kind}_forward_calls"] = calls
+            row[f"tokens_processed_{kind}"] = tokens
         spent = self.timer.seconds
-        row |= {f"time_{stage}": spent[stage] for stage in ("rollout", "old", "ref", "base", "update", "reset")}
-        row |= {"time_step": seconds, "time_meter": self.timer.overhead + spent["meter"]}
+        for stage in ("rollout", "old", "ref", "base", "update", "reset"):
+            row[f"time_{stage}"] = spent[stage]
+        row["time_step"] = seconds
+        row["time_meter"] = self.timer.overhead + spent["meter"]
         row["time_ended"] = time.time()
         row["ref_time_fraction"] = spent["ref"] / seconds
         row["tokens_per_second"] = in_loss / seconds
         row["positions_per_second"] = row["tokens_processed_policy"] / seconds
-        return row | gpu_row(self.device, self._utilization.end())
+        row.update(gpu_row(self.device, self._utilization.end()))
+        return row
 
 
 class UpdateNorm:

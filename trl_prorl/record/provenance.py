@@ -35,12 +35,16 @@ def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any
         always (`frozenset[str]`): Fields to include whatever their value, unless it is `None`.
     """
     keys = {}
-    for field in (field for field in dataclasses.fields(config) if field.init):
+    for field in dataclasses.fields(config):
+        if not field.init:
+            continue
         made = field.default_factory is not dataclasses.MISSING
         default = field.default_factory() if made else field.default
         value = getattr(config, field.name)
-        if (value != default or field.name in always) and (plain := as_plain(value)) is not None:
-            keys[field.name] = plain
+        if value != default or field.name in always:
+            plain = as_plain(value)
+            if plain is not None:
+                keys[field.name] = plain
     return keys
 
 
@@ -77,7 +81,7 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
     ours = field_names(args) - field_names(GRPOConfig)
     keys = set_keys(args, always=ours | {"beta", "temperature", "seed", "max_completion_length"})
     for part in recipe:
-        keys |= set_keys(part, always=field_names(part))
+        keys.update(set_keys(part, always=field_names(part)))
     keys = without_secrets(keys)
     if "steps_per_generation" in keys:
         keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both

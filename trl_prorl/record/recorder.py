@@ -19,8 +19,12 @@ from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_F
 
 
 # What the record says of a generation batch, and TRL's names for it.
-OF_TRL = {name: name for name in ("reward", "reward_std", "frac_reward_zero_std")}
-OF_TRL |= {"completion_length": "completions/mean_length"}
+OF_TRL = {
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "frac_reward_zero_std",
+    "completion_length": "completions/mean_length",
+}
 OF_TRLS_LOSS = {"clip_region_mean": "clip_ratio/region_mean"}  # of a micro-batch
 # The keys of a row that the trainer's own log shows, under `prorl/`.
 LOGGED = ("gold", "kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
@@ -107,9 +111,13 @@ class Recorder(Part):
         """
         if self.evaluations is None:
             return
-        of_speed = {f"eval_{of_set}{speed}" for of_set in ("", *(f"{name}_" for name in sets)) for speed in SPEEDS}
-        names = [name for name in metrics if name.startswith("eval_") and name not in of_speed]
-        self.evaluations.write({"step": step, **{name: metrics[name] for name in names}})
+        prefixes = ["eval_", *(f"eval_{name}_" for name in sets)]
+        speeds = {prefix + speed for prefix in prefixes for speed in SPEEDS}
+        row = {"step": step}
+        for name, value in metrics.items():
+            if name.startswith("eval_") and name not in speeds:
+                row[name] = value
+        self.evaluations.write(row)
 
     def charge_evaluation(self, step: int, seconds: float) -> None:
         """
@@ -120,7 +128,7 @@ class Recorder(Part):
 
         def charged(row):
             if row["step"] == step:
-                return row | {"time_eval": row.get("time_eval", 0.0) + seconds}
+                return {**row, "time_eval": row.get("time_eval", 0.0) + seconds}
 
         if self.metrics is None or not self.metrics.change_last(charged):
             self._seconds_evaluated += seconds
@@ -129,11 +137,15 @@ class Recorder(Part):
 
     def batch(self, batch: Mapping[str, torch.Tensor], measured: Mapping[str, float], tokens: int) -> None:
         advantages = self.accelerator.gather(batch["advantages"].float())
-        values = {"advantage_mean": advantages.mean().item(), "advantage_std": advantages.std().item()}
+        values = {
+            "advantage_mean": advantages.mean().item(),
+            "advantage_std": advantages.std().item(),
+            **measured,
+        }
         if self._tokens_generated is None:  # the first generation of this step
             self._generation_row = {}
             self._tokens_generated = 0
-        for name, value in (values | dict(measured)).items():
+        for name, value in values.items():
             self._generation_row.setdefault(name, []).append(value)
         self._tokens_generated += tokens
 
@@ -145,16 +157,20 @@ class Recorder(Part):
         meter = self.meter
         mask = completion_mask(batch)
         meter.add_tokens_in_loss(mask)
-        if (rows := micro_batch.rows) is not None:
+        rows = micro_batch.rows
+        if rows is not None:
             mask = torch.zeros_like(mask).index_copy(0, rows, mask[rows])
         # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
-        kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0) if self.args.drop_zero_rows else mask
+        kl_mask = mask
+        if self.args.drop_zero_rows:
+            kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
         meter.add_mean("entropy", micro_batch.entropies, mask)
         for name, theirs in OF_TRLS_LOSS.items():
             if theirs in micro_batch.of_trl:
                 meter.add_average(name, micro_batch.of_trl[theirs])
         for anchor in self.anchors:
-            if (anchor_logps := batch.get(anchor.logps)) is not None:
+            anchor_logps = batch.get(anchor.logps)
+            if anchor_logps is not None:
                 meter.add_mean(anchor.record, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)
         if self.args.kl_clamp is not None:
             beyond = self.anchors.beyond_clamp(batch, logps)
@@ -165,8 +181,10 @@ class Recorder(Part):
             meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
             if ref is not None:
                 meter.add_mean("k2_ref_over_old", kl.kl_values(ref, old, "k2"), mask)
-        if (sampler := micro_batch.sampler_logps) is not None:  # before any update, so that the policy is π_old
-            meter.add_mean("mean_abs_dlogp_sampler", (sampler - (logps if old is None else old)).abs(), mask)
+        sampler = micro_batch.sampler_logps
+        if sampler is not None:  # before any update, so that the policy is π_old
+            policy = logps if old is None else old
+            meter.add_mean("mean_abs_dlogp_sampler", (sampler - policy).abs(), mask)
         if penalty is not None:
             meter.add_total("kl_penalty", penalty)
 
@@ -182,10 +200,12 @@ class Recorder(Part):
             skips (`int`): Optimizer steps that were left out so far.
         """
         row = {"step": step}
-        row |= {name: sum(values) / len(values) for name, values in self._generation_row.items()}
-        row |= self.meter.end_step(self.total, self.accelerator.num_processes)
+        for name, values in self._generation_row.items():
+            row[name] = sum(values) / len(values)
+        row.update(self.meter.end_step(self.total, self.accelerator.num_processes))
         active = self.anchors.active
-        row |= {"beta": active.coefficient if active else 0.0} | self._of_update
+        row["beta"] = active.coefficient if active else 0.0
+        row.update(self._of_update)
         row["tokens_generated"] = self._tokens_generated or 0
         self._tokens_generated = None
         row["time_eval"] = self._seconds_evaluated

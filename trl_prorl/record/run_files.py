@@ -31,27 +31,41 @@ MAY_BE_TEXT = optional(text)
 MAY_BE_WHOLE = optional(integer())
 CONFIG = table(
     known={
-        **dict.fromkeys("model_name_or_path model_revision dataset_name task output_dir run_dir".split(), MAY_BE_TEXT),
-        **dict.fromkeys(("hub_model_id", "hub_revision"), MAY_BE_TEXT),
-        **dict.fromkeys(("task_level", "task_seed"), MAY_BE_WHOLE),
+        "model_name_or_path": MAY_BE_TEXT,
+        "model_revision": MAY_BE_TEXT,
+        "dataset_name": MAY_BE_TEXT,
+        "task": MAY_BE_TEXT,
+        "output_dir": MAY_BE_TEXT,
+        "run_dir": MAY_BE_TEXT,
+        "hub_model_id": MAY_BE_TEXT,
+        "hub_revision": MAY_BE_TEXT,
+        "task_level": MAY_BE_WHOLE,
+        "task_seed": MAY_BE_WHOLE,
         "max_completion_length": optional(integer(1)),
         "temperature": optional(finite(0)),
-        **dict.fromkeys(("task_options", "chat_template_kwargs"), optional(table())),
-        **dict.fromkeys(("hub_private_repo", "hub_push_reference"), optional(flag)),
+        "task_options": optional(table()),
+        "chat_template_kwargs": optional(table()),
+        "hub_private_repo": optional(flag),
+        "hub_push_reference": optional(flag),
         "seed": optional(scalar),
     }
 )
-BASE_MODEL = table({"name": text}, dict.fromkeys(("hub_id", "origin", "sha256"), MAY_BE_TEXT))
+BASE_MODEL = table({"name": text}, {"hub_id": MAY_BE_TEXT, "origin": MAY_BE_TEXT, "sha256": MAY_BE_TEXT})
 ENV = table(
     known={
-        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit", "command"), MAY_BE_TEXT),
+        "run_id": MAY_BE_TEXT,
+        "base_weights": MAY_BE_TEXT,
+        "base_commit": MAY_BE_TEXT,
+        "git_commit": MAY_BE_TEXT,
+        "command": MAY_BE_TEXT,
         "variant": text,
         "seed": optional(scalar),
         "base_model": optional(BASE_MODEL),
         "execution": optional(table(known={"merged_copy_bytes": optional(integer(0))}, rest=MAY_BE_TEXT)),
         "versions": optional(table(rest=MAY_BE_TEXT)),
         "hardware": optional(table()),
-        **dict.fromkeys(("parameters", "trainable_parameters"), optional(integer(0))),
+        "parameters": optional(integer(0)),
+        "trainable_parameters": optional(integer(0)),
     }
 )
 # Kinds of events: those of resets, and those that happen at a generation boundary.
@@ -107,7 +121,8 @@ def passk(content: Any, at: str = "") -> None:
 
     table(
         known={
-            **dict.fromkeys(("step", "steps_on_record"), optional(STEP)),
+            "step": optional(STEP),
+            "steps_on_record": optional(STEP),
             "max_new_tokens": optional(integer(1)),
             "run_id": text,
             "by": optional(array(part)),
@@ -139,10 +154,12 @@ def _both_sides(content: Any, at: str, every_k: bool) -> None:
 
 def _summary(value: Any, at: str, ks: list[int], every_k: bool) -> None:
     """Check pass@k with its interval, for every k or for those present; mean length, and the share of samples cut."""
-    given = [k for k in ks if every_k or f"pass@{k}" in value]
-    of_k = {name: INTERVAL if "interval@" in name else SHARE for name in value if "@" in name}
-    of_k |= {name: shape for k in given for name, shape in ((f"pass@{k}", SHARE), (f"interval@{k}", INTERVAL))}
-    table(of_k, {"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
+    needed = {name: INTERVAL if "interval@" in name else SHARE for name in value if "@" in name}
+    for k in ks:
+        if every_k or f"pass@{k}" in value:
+            needed[f"pass@{k}"] = SHARE
+            needed[f"interval@{k}"] = INTERVAL
+    table(needed, {"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
 
 
 OF_POINT = {"interval": optional(INTERVAL), "others": optional(table())}

@@ -142,12 +142,20 @@ class Resets(Part):
             callback.triggers.applied(step)
         first = requests[0]
         reason = "+".join(dict.fromkeys(request.reason for request in requests))
-        event = fired("reset", first.step, step, reason, first.value, first.threshold) | restarted
-        event |= {"requests": [request.to_dict() for request in requests], "ref_reset_mix": args.ref_reset_mix}
-        event |= {"optimizer_reset": args.optimizer_reset, "world_size": self.accelerator.num_processes}
-        event |= {"alpha": args.optimizer_reset_alpha} if treatment.uses_alpha else {}
-        seconds = {"seconds_copy": copy.seconds, "seconds_optimizer": treating.seconds, "seconds_sync": sync.seconds}
-        return event | seconds
+        event = {
+            **fired("reset", first.step, step, reason, first.value, first.threshold),
+            **restarted,
+            "requests": [request.to_dict() for request in requests],
+            "ref_reset_mix": args.ref_reset_mix,
+            "optimizer_reset": args.optimizer_reset,
+            "world_size": self.accelerator.num_processes,
+        }
+        if treatment.uses_alpha:
+            event["alpha"] = args.optimizer_reset_alpha
+        event["seconds_copy"] = copy.seconds
+        event["seconds_optimizer"] = treating.seconds
+        event["seconds_sync"] = sync.seconds
+        return event
 
     # A part of the run.
 

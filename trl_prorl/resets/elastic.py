@@ -51,9 +51,9 @@ class ElasticAverage:
     def save(self, folder: Path) -> None:
         """Write both copies into a checkpoint."""
         tensors = {f"average.{name}": tensor for name, tensor in self.average.items()}
-        save_file(
-            tensors | {f"initial.{name}": tensor for name, tensor in self.initial.items()}, folder / ELASTIC_FILE
-        )
+        for name, tensor in self.initial.items():
+            tensors[f"initial.{name}"] = tensor
+        save_file(tensors, folder / ELASTIC_FILE)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
@@ -68,7 +68,8 @@ class ElasticAverage:
             raise ValueError(f"{folder} has no {ELASTIC_FILE}: the average of this run cannot be restored.")
         for name, tensor in load_file(path).items():
             kind, name = name.split(".", 1)
-            (self.average if kind == "average" else self.initial)[name].copy_(tensor)
+            copies = self.average if kind == "average" else self.initial
+            copies[name].copy_(tensor)
 
 
 class ElasticResets(Part):
@@ -107,7 +108,7 @@ class ElasticResets(Part):
         with self.timer.span("reset") as copy:
             self.average.reset()
         event = fired("elastic_reset", requested, step, "periodic", requested, self.every)
-        return event | {"seconds_copy": copy.seconds, "world_size": self.processes}
+        return {**event, "seconds_copy": copy.seconds, "world_size": self.processes}
 
     def state_dict(self) -> dict[str, Any]:
         return {"requested": self._requested}

@@ -43,8 +43,15 @@ from .treatments import TREATMENTS, treatment_of
 MOMENTUM = "momentum_buffer"
 FIRST_MOMENTS = ("exp_avg", MOMENTUM, "state1", "absmax1")
 SECOND_MOMENTS = (
-    *("exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col"),
-    *("row_var", "col_var", "variance", "state2", "absmax2"),
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "exp_avg_sq_row",
+    "exp_avg_sq_col",
+    "row_var",
+    "col_var",
+    "variance",
+    "state2",
+    "absmax2",
 )
 # bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, which every update computes anew.
 NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
@@ -73,8 +80,10 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
             if not treatment.is_factors:
                 raise ValueError(f"optimizer_reset={mode!r} changes moments one by one, and {key} holds 8-bit codes.")
             continue
-        if key in FIRST_MOMENTS or key in SECOND_MOMENTS:
-            found[key] = treatment.of("first" if key in FIRST_MOMENTS else "second", alpha)
+        if key in FIRST_MOMENTS:
+            found[key] = treatment.of("first", alpha)
+        elif key in SECOND_MOMENTS:
+            found[key] = treatment.of("second", alpha)
         elif key == STEP and treatment.clears_step:
             found[key] = 0.0
     return {key: change for key, change in found.items() if change != 1.0}
@@ -126,7 +135,9 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
             )
         memory = {"first"}
     elif adafactor:
-        memory = {"second", "first"} if issubclass(cls, Adafactor) and beta1 is not None else {"second"}
+        memory = {"second"}
+        if issubclass(cls, Adafactor) and beta1 is not None:
+            memory.add("first")
     elif in_bits or issubclass(cls, (torch.optim.Adam, torch.optim.AdamW)):
         memory = {"first", "second", "step"}
     else:

@@ -196,8 +196,13 @@ class Stall(Trigger):
 
     @classmethod
     def of(cls, args):
-        improves = args.ref_reset_metric_mode, args.ref_reset_min_delta
-        return cls(args.ref_reset_metric, args.ref_reset_stall, args.ref_reset_drop, *improves)
+        return cls(
+            args.ref_reset_metric,
+            args.ref_reset_stall,
+            args.ref_reset_drop,
+            args.ref_reset_metric_mode,
+            args.ref_reset_min_delta,
+        )
 
     @property
     def kind(self):
@@ -259,11 +264,13 @@ class TriggerSet:
     def observe_step(self, step: int, mean: Callable[[str], float | None]) -> list[Reason]:
         """Collect every reason of a step, whose means over tokens `mean` gives by their names in the record."""
         means = {name: mean(name) for name in dict.fromkeys(trigger.watches for trigger in self.triggers)}
-        return self._allowed(step, [trigger.observe_step(step, means[trigger.watches]) for trigger in self.triggers])
+        reasons = [trigger.observe_step(step, means[trigger.watches]) for trigger in self.triggers]
+        return self._allowed(step, reasons)
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> list[Reason]:
         """Collect every reason of an evaluation."""
-        return self._allowed(step, [trigger.observe_evaluation(step, metrics) for trigger in self.triggers])
+        reasons = [trigger.observe_evaluation(step, metrics) for trigger in self.triggers]
+        return self._allowed(step, reasons)
 
     def _allowed(self, step: int, reasons: list[Reason | None]) -> list[Reason]:
         if self.last_reset_step is not None and step - self.last_reset_step < self.cooldown:
