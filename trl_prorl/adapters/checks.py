@@ -34,7 +34,14 @@ def check_initialisation(config: Any) -> None:
 
 
 # With these an adapter is not s·BA.
-OTHER_PRODUCTS = "use_qalora alora_invocation_tokens velora_config use_bdlora monteclora_config arrow_config".split()
+OTHER_PRODUCTS = (
+    "use_qalora",
+    "alora_invocation_tokens",
+    "velora_config",
+    "use_bdlora",
+    "monteclora_config",
+    "arrow_config",
+)
 
 
 def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
@@ -71,9 +78,9 @@ def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = 
     leave = f"or leave {key} out."
     _check_plain(config, f"{key}={value!r}", "needs", leave)
     right = {"use_dora": (False,), "modules_to_save": (None, []), "bias": ("none",)}
-    right |= {"init_lora_weights": (True, "gaussian")} if begins_at_0 else {}
-    has = {name: getattr(config, name) for name in right}
-    other = [f"{name}={value!r}" for name, value in has.items() if value not in right[name]]
+    if begins_at_0:
+        right["init_lora_weights"] = (True, "gaussian")
+    other = [f"{name}={getattr(config, name)!r}" for name in right if getattr(config, name) not in right[name]]
     if other:
         begins = ", which begin at 0" if begins_at_0 else ""
         raise ValueError(
@@ -113,12 +120,12 @@ def check_growing_model(policy: PeftModel, key: str) -> None:
     """
     rank = policy.peft_config["default"].r
     for name, config in policy.peft_config.items():
-        odd = [key for key in ("rank_pattern", "alpha_pattern") if getattr(config, key, None)]
+        odd = [pattern for pattern in ("rank_pattern", "alpha_pattern") if getattr(config, pattern, None)]
         if config.r != rank or odd:
+            has = odd[0] if odd else f"rank {config.r}"
             raise ValueError(
-                f"{key} changes all adapters of a model together, and {name!r} has "
-                f"{odd[0] if odd else f'rank {config.r}'}, where 'default' has rank {rank}. Remove it with "
-                f"delete_adapter({name!r}), or leave {key} out."
+                f"{key} changes all adapters of a model together, and {name!r} has {has}, where 'default' has rank "
+                f"{rank}. Remove it with delete_adapter({name!r}), or leave {key} out."
             )
     seen: set[int] = set()
     for name, layer in policy.named_modules():
@@ -133,4 +140,4 @@ def check_growing_model(policy: PeftModel, key: str) -> None:
                 f"{key} changes adapters of linear layers, each of its own, and {name} ({kind}) has another "
                 f"kind of adapter. Take it out of lora_target_modules, or leave {key} out."
             )
-        seen |= {id(factor.weight) for factor in factors}
+        seen.update(id(factor.weight) for factor in factors)

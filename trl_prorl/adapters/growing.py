@@ -69,14 +69,13 @@ class Growth(Part):
         rank = min(self.rank + self.step, self.largest)
         generator = random_state(self.seed, step)
         init = self.policy.peft_config["default"].init_lora_weights
-        rows = {
-            factor.place: drawn_rows(factor, rank, init, generator)
-            for factor in factors_of(self.policy)
-            if (factor.adapter, factor.side) == ("default", "A")
-        }
+        rows = {}
+        for factor in factors_of(self.policy):
+            if factor.adapter == "default" and factor.side == "A":
+                rows[factor.place] = drawn_rows(factor, rank, init, generator)
         seconds = self._set_rank(rank, rows)
         event = fired("growth", requested, step, "periodic", requested, self.every)
-        return event | {"rank_before": before, "rank": rank, **seconds, "world_size": 1}
+        return {**event, "rank_before": before, "rank": rank, **seconds, "world_size": 1}
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
         """Give everything the new rank, or, if something is not understood, nothing. Return the seconds it took."""

@@ -41,7 +41,7 @@ DTYPES = {
 }
 # The hashes that an entry of the sidecar may have, one of them: an engine need not have XXH3.
 HASHES = {"xxh3_128": xxh3_128, "sha256": hashlib.sha256}
-ENTRY = dict.fromkeys(("name", "key", "file", "dtype"), text) | {"shape": array(integer(0))}
+ENTRY = {"name": text, "key": text, "file": text, "dtype": text, "shape": array(integer(0))}
 
 S = TypeVar("S", bound=Schema)
 
@@ -99,10 +99,24 @@ def write(data: Schema, folder: str | os.PathLike) -> str:
         save_file(tensors, aside)
     entries = []
     for name, tensor in tensors.items():
-        entry = {"name": name, "key": name, "file": file, "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
-        entries.append(entry | {"xxh3_128": tensor_hash(name, tensor)})
-    sidecar = {"format": FORMAT, "schema": data.schema, "version": data.version, "form": FORM}
-    sidecar |= {"values": data.values(), "tensors": entries, "scalars": []}
+        entry = {
+            "name": name,
+            "key": name,
+            "file": file,
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "xxh3_128": tensor_hash(name, tensor),
+        }
+        entries.append(entry)
+    sidecar = {
+        "format": FORMAT,
+        "schema": data.schema,
+        "version": data.version,
+        "form": FORM,
+        "values": data.values(),
+        "tensors": entries,
+        "scalars": [],
+    }
     sidecar["sha256"] = sidecar_hash(sidecar)
     with replaced(folder / f"{data.schema}.json") as aside:
         aside.write_text(json.dumps(sidecar, indent=1) + "\n")
@@ -151,7 +165,8 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     if (sidecar["format"], sidecar["schema"]) != (FORMAT, cls.schema):
         is_one_of = f"{short(sidecar['format'])} {short(sidecar['schema'])}"
         raise InputError(f"{path} is {is_one_of}, not {FORMAT} {cls.schema}.")
-    if (version := sidecar["version"]) != cls.version:
+    version = sidecar["version"]
+    if version != cls.version:
         newer = "of a later release: update trl-prorl" if version > cls.version else "which no release reads"
         raise InputError(f"{path} has version {version} of {cls.schema}, {newer} (here {cls.version}).")
     tensors = array(table(ENTRY, dict.fromkeys(HASHES, text)))
@@ -214,7 +229,8 @@ def _checked(path: Path, entry: dict, held: Mapping[str, torch.Tensor]) -> torch
     tensor = held[entry["key"]]
     name = entry["name"]
     found = f"{DTYPES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}"
-    if found != (said := f"{entry['dtype']} {entry['shape']}"):
+    said = f"{entry['dtype']} {entry['shape']}"
+    if found != said:
         raise InputError(f"{path}: tensor {name} is {found} in the file and {said} in the sidecar.")
     kind = next(key for key in HASHES if key in entry)
     if tensor_hash(name, tensor, HASHES[kind]) != entry[kind]:

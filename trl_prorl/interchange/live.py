@@ -84,8 +84,10 @@ class NextUpdate(Part, TrainerCallback):
         Take weights and state, which may change now, and are still those of the last update: this part is called
         first.
         """
-        self._boundaries += self.begun
-        if self.begun and self._before is None:
+        if not self.begun:
+            return
+        self._boundaries += 1
+        if self._before is None:
             optimizer = self.trainer.optimizer
             self._before = state_of(optimizer, named_parameters(optimizer, self._model()), copy=True)
 
@@ -106,10 +108,13 @@ class NextUpdate(Part, TrainerCallback):
         if not self.begun:
             return
         scaler = self.trainer.accelerator.scaler
-        found = {name: param.grad for name, param in self._model().named_parameters() if param.grad is not None}
-        self._gradients = {name: grad.detach().to("cpu", copy=True) for name, grad in found.items()}
-        for gradient in self._gradients.values() if scaler is not None else ():
-            gradient.mul_(1.0 / scaler.get_scale())
+        self._gradients = {}
+        for name, param in self._model().named_parameters():
+            if param.grad is not None:
+                gradient = param.grad.detach().to("cpu", copy=True)
+                if scaler is not None:
+                    gradient.mul_(1.0 / scaler.get_scale())
+                self._gradients[name] = gradient
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
         self._norm = float(norm)
@@ -143,7 +148,8 @@ class NextUpdate(Part, TrainerCallback):
 
     def _rollout(self) -> Rollout:
         column = {key: [rows[key] for rows in self._rows if key in rows] for key in self._rows[0]}
-        logps = {f"logp_{name}": column.get(logps_key(name)) for name in ("old", "ref")}
+        old = column.get(logps_key("old"))
+        ref = column.get(logps_key("ref"))
         return Rollout(
             prompt_ids=_stacked(column["prompt_ids"], left=True),
             prompt_mask=_stacked(column["prompt_mask"], left=True),
@@ -154,7 +160,8 @@ class NextUpdate(Part, TrainerCallback):
             group=_numbered(column["group"], self._generations),
             update=self.trainer.state.global_step + 1,
             reward_functions=list(self.trainer.reward_func_names),
-            **{name: _stacked(parts) for name, parts in logps.items() if parts is not None},
+            logp_old=_stacked(old) if old is not None else None,
+            logp_ref=_stacked(ref) if ref is not None else None,
         )
 
     def _inputs(self) -> UpdateInputs:
@@ -163,9 +170,9 @@ class NextUpdate(Part, TrainerCallback):
         optimizer = trainer.optimizer
         rate = trainer.resets.rate_factor
         parameters = named_parameters(optimizer, model)
-        stray = next((name for name in self._gradients if name not in parameters), None)
-        if stray is not None:
-            raise InputError(f"tensor gradients/{stray} is of no parameter of the optimizer.")
+        for name in self._gradients:
+            if name not in parameters:
+                raise InputError(f"tensor gradients/{name} is of no parameter of the optimizer.")
         before = self._before if self._before is not None else state_of(optimizer, parameters)
         growth = self._events.get("growth")
         reset = self._events.get("reset")
@@ -176,13 +183,13 @@ class NextUpdate(Part, TrainerCallback):
             gradients=self._gradients,
             new_rows=_new_rows(before["parameters"], parameters) if growth is not None else {},
             names=list(parameters),
-            groups=[group | {"lr": group["lr"] * rate} for group in groups_of(optimizer, model)],
+            groups=[{**group, "lr": group["lr"] * rate} for group in groups_of(optimizer, model)],
             clip_norm=float(trainer.args.max_grad_norm or 0.0),
             grad_norm=self._norm,
             update=trainer.state.global_step + 1,
             growth={"old_rank": growth["rank_before"], "new_rank": growth["rank"]} if growth is not None else None,
             reset=_reset(trainer.args, reset["optimizer_reset"]) if reset is not None else None,
-            schedule=_plain(schedule.state_dict()) | {"rate_factor": rate},
+            schedule={**_plain(schedule.state_dict()), "rate_factor": rate},
             scaler=_plain(scaler.state_dict()) if scaler is not None else None,
         )
 
@@ -210,16 +217,23 @@ def _writing(folder: Path) -> Iterator[Path]:
 
 
 def _reset(args, mode: str) -> dict[str, Any]:
-    of_schedule = {"restarts_schedule": bool(args.restarts_schedule)}
-    of_schedule |= {"rewarmup_steps": int(args.optimizer_reset_rewarmup_steps)}
-    return {"mode": mode, "alpha": float(args.optimizer_reset_alpha)} | of_schedule
+    return {
+        "mode": mode,
+        "alpha": float(args.optimizer_reset_alpha),
+        "restarts_schedule": bool(args.restarts_schedule),
+        "rewarmup_steps": int(args.optimizer_reset_rewarmup_steps),
+    }
 
 
 def _stacked(parts: list[torch.Tensor], left: bool = False) -> torch.Tensor:
     """Stack rows of micro-batches; shorter ones get zeros, on the left or on the right."""
     width = max(part.shape[1] for part in parts)
-    sides = [(width - part.shape[1], 0) if left else (0, width - part.shape[1]) for part in parts]
-    return torch.cat([torch.nn.functional.pad(part, side) for part, side in zip(parts, sides, strict=True)])
+    padded = []
+    for part in parts:
+        missing = width - part.shape[1]
+        sides = (missing, 0) if left else (0, missing)
+        padded.append(torch.nn.functional.pad(part, sides))
+    return torch.cat(padded)
 
 
 def _numbered(groups: list[torch.Tensor], generations: list[int]) -> torch.Tensor:
@@ -290,11 +304,17 @@ def groups_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[
     found = []
     names = {id(param): name for name, param in model.named_parameters()}
     for group in inner.param_groups:
-        numbers = {key: float(group[key]) for key in ("lr", "eps", "weight_decay")}
-        numbers |= {"beta1": float(group["betas"][0]), "beta2": float(group["betas"][1])}
-        decoupled = isinstance(inner, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-        listed = [names[id(param)] for param in group["params"]]
-        found.append(numbers | {"decoupled": decoupled, "parameters": listed})
+        beta1, beta2 = group["betas"]
+        described = {
+            "lr": float(group["lr"]),
+            "eps": float(group["eps"]),
+            "weight_decay": float(group["weight_decay"]),
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "decoupled": isinstance(inner, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
+            "parameters": [names[id(param)] for param in group["params"]],
+        }
+        found.append(described)
     return found
 
 
@@ -344,10 +364,14 @@ def set_state(
         state (`Mapping[str, Mapping[str, torch.Tensor]]`): As `state_of` returns it, in the shapes of the parameters.
     """
     inner = inner_of(optimizer)
-    moments = [{key: state[key][name].clone() for key in MOMENTS} for name in parameters]
-    steps = [{"step": state["steps"][name].clone().reshape(())} for name in parameters]
-    entries = {place: step | moment for place, (step, moment) in enumerate(zip(steps, moments, strict=True))}
-    inner.load_state_dict(inner.state_dict() | {"state": entries})
+    entries = {}
+    for place, name in enumerate(parameters):
+        entries[place] = {
+            "step": state["steps"][name].clone().reshape(()),
+            "exp_avg": state["exp_avg"][name].clone(),
+            "exp_avg_sq": state["exp_avg_sq"][name].clone(),
+        }
+    inner.load_state_dict({**inner.state_dict(), "state": entries})
     for name, param in parameters.items():
         param.copy_(state["parameters"][name])
 
@@ -367,8 +391,12 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
         trainer ([`ProRLTrainer`]): LoRA or full, with torch's Adam or AdamW, in one process.
         folder (`str` or `os.PathLike`): Must not exist.
 
-    Returns [`NextUpdate`]: its `done` says whether the folder is there. Raises [`~trl_prorl.errors.InputError`]: the
-    folder exists or cannot be made, another export waits, or the trainer's state is not exchanged.
+    Returns:
+        [`NextUpdate`]: Its `done` says whether the folder is there.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: The folder exists or cannot be made, another export waits, or the trainer's
+            state is not exchanged.
 
     Example:
 
@@ -383,7 +411,8 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} exists, and an export replaces nothing: give a folder that does not exist.")
-    if (waiting := trainer.parts.get(EXPORT)) is not None:
+    waiting = trainer.parts.get(EXPORT)
+    if waiting is not None:
         raise InputError(f"{waiting.folder} still waits for its update: export one update at a time.")
     if trainer.accelerator.num_processes > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InputError("export_update needs the whole state in one process: train with one process, unsharded.")
@@ -413,9 +442,12 @@ def import_update(trainer, folder: str | os.PathLike) -> UpdateOutputs:
         folder (`str` or `os.PathLike`): With the outputs. If there are inputs too, they must be those
             of the outputs.
 
-    Returns [`UpdateOutputs`]: as read. Raises [`~trl_prorl.errors.InputError`]: the files are not whole, not of this
-    trainer, or, while it trains, of another update than its last or its next one; the tensor is named, and nothing has
-    changed.
+    Returns:
+        [`UpdateOutputs`]: As read.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: The files are not whole, not of this trainer, or, while it trains, of another
+            update than its last or its next one; the tensor is named, and nothing has changed.
     """
     folder = Path(folder)
     outputs = read(UpdateOutputs, folder)

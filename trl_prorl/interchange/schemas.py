@@ -28,8 +28,15 @@ def unknown(value: Any, at: str) -> None:
 
 
 # `lr` is the one in force; `decoupled` is AdamW's decay.
-GROUP = dict.fromkeys(("lr", "beta1", "beta2", "eps", "weight_decay"), finite())
-GROUP |= {"decoupled": flag, "parameters": array(text)}
+GROUP = {
+    "lr": finite(),
+    "beta1": finite(),
+    "beta2": finite(),
+    "eps": finite(),
+    "weight_decay": finite(),
+    "decoupled": flag,
+    "parameters": array(text),
+}
 GROWTH = {"old_rank": integer(), "new_rank": integer()}
 # The last two are already in the learning rate.
 RESET = {"mode": text, "alpha": finite(), "restarts_schedule": flag, "rewarmup_steps": integer()}
@@ -37,8 +44,8 @@ RESET = {"mode": text, "alpha": finite(), "restarts_schedule": flag, "rewarmup_s
 
 def tensor_field(needed: bool = True) -> Any:
     """Declare a tensor, or `None` if it is not needed."""
-    default = {} if needed else {"default": None}
-    return field(metadata={"of": "update", "needed": needed}, **default)
+    default = MISSING if needed else None
+    return field(default=default, metadata={"of": "update", "needed": needed})
 
 
 def tensors_field(needed: bool = True) -> Any:
@@ -48,7 +55,7 @@ def tensors_field(needed: bool = True) -> Any:
 
 def value_field(shape: Shape, default: Any = MISSING) -> Any:
     """Declare a value of JSON, of this shape."""
-    return field(metadata={"shape": shape}, **({} if default is MISSING else {"default": default}))
+    return field(default=default, metadata={"shape": shape})
 
 
 class Schema:
@@ -154,8 +161,12 @@ class Rollout(Schema):
 
     def check_tensors(self) -> None:
         rows = len(self.advantages)
-        like = {"prompt_mask": self.prompt_ids}
-        like |= dict.fromkeys(("completion_mask", "logp_old", "logp_ref"), self.completion_ids)
+        like = {
+            "prompt_mask": self.prompt_ids,
+            "completion_mask": self.completion_ids,
+            "logp_old": self.completion_ids,
+            "logp_ref": self.completion_ids,
+        }
         for name, tensor in self.tensors().items():
             if len(tensor) != rows:
                 raise InputError(f"rollout: tensor {name} has {len(tensor)} rows, and advantages has {rows}.")
@@ -277,13 +288,18 @@ def reset_factors(reset: Mapping[str, Any] | None) -> tuple[float, float, bool]:
 def grows(name: str) -> int | None:
     """Return the axis along which a parameter of LoRA has its rank: 0 for A, 1 for B, `None` for any other."""
     parts = name.split(".")
-    return 0 if "lora_A" in parts else 1 if "lora_B" in parts else None
+    if "lora_A" in parts:
+        return 0
+    if "lora_B" in parts:
+        return 1
+    return None
 
 
 def grown_shape(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | None) -> list[int]:
     """Return the shape of a parameter after a growth."""
     shape = list(parameter.shape)
-    if growth is not None and (axis := grows(name)) is not None:
+    axis = grows(name)
+    if growth is not None and axis is not None:
         shape[axis] = growth["new_rank"]
     return shape
 
@@ -300,6 +316,7 @@ def check_state(data: UpdateInputs | UpdateOutputs) -> None:
 
 def check_shape(label: str, found: torch.Tensor | None, expected: Sequence[int] | None) -> None:
     """Refuse a tensor of another shape; `None` stands for one that is absent."""
-    shapes = [None if shape is None else list(shape) for shape in (found if found is None else found.shape, expected)]
-    if shapes[0] != shapes[1]:
-        raise InputError("{} is {}, not {}.".format(label, *(shape or "absent" for shape in shapes)))
+    is_shape = None if found is None else list(found.shape)
+    needed = None if expected is None else list(expected)
+    if is_shape != needed:
+        raise InputError(f"{label} is {is_shape or 'absent'}, not {needed or 'absent'}.")

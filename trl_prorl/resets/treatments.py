@@ -68,8 +68,14 @@ class Treatment:
     @property
     def changes(self) -> frozenset[str]:
         """What it changes: some of `"first"`, `"second"` and `"step"`."""
-        moments = {name for name in ("first", "second") if getattr(self, name) != 1.0}
-        return frozenset(moments | ({"step"} if self.clears_step else set()))
+        changed = set()
+        if self.first != 1.0:
+            changed.add("first")
+        if self.second != 1.0:
+            changed.add("second")
+        if self.clears_step:
+            changed.add("step")
+        return frozenset(changed)
 
     def of(self, moment: str, alpha: float) -> float | Callable[[Any], None]:
         """The factor on `"first"` or `"second"`, or the function of a tensor that changes it."""

@@ -54,8 +54,10 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
     wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
     block = _first_beyond(ends, wanted)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
-    within = _running_sums(blocks[torch.arange(rows, device=block.device), block[:, 0]].double())
-    return (block * BLOCK + _first_beyond(within, wanted - before))[:, 0]
+    tokens_of_block = blocks[torch.arange(rows, device=block.device), block[:, 0]]
+    within = _running_sums(tokens_of_block.double())
+    token = block * BLOCK + _first_beyond(within, wanted - before)
+    return token[:, 0]
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
@@ -70,7 +72,8 @@ def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     Find the first of ascending sums that is greater than what is wanted, or than all but nothing of the last: `(R,
     1)`.
     """
-    return torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(ends[:, -1:] * SHORT_OF_ALL), right=True)
+    largest = ends[:, -1:] * SHORT_OF_ALL
+    return torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)
 
 
 @contextmanager
@@ -125,7 +128,9 @@ class GrowingLayer(DynamicLayer):
         self._show(length)
 
     def _show(self, length: int) -> None:
-        self.keys, self.values = (room[:, :, :length] for room in self._room)
+        keys, values = self._room
+        self.keys = keys[:, :, :length]
+        self.values = values[:, :, :length]
 
     def update(self, key_states, value_states, *args, **kwargs):
         length = self.keys.shape[-2]
@@ -165,8 +170,10 @@ def select_rows(cache: Cache, rows: torch.Tensor) -> None:
 
 def why_not_select(cache: Cache) -> str | None:
     """Say why rows of a cache cannot be selected; `None` if they can."""
-    layer = next((layer for layer in cache.layers if not hasattr(layer, "batch_select_indices")), None)
-    return None if layer is None else f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected."
+    for layer in cache.layers:
+        if not hasattr(layer, "batch_select_indices"):
+            return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected."
+    return None
 
 
 class Samples(NamedTuple):
@@ -228,15 +235,17 @@ def compact_sample(
         scores = processors(ids, logits.clone() if logps is not None else logits)
         tokens = draw(scores.softmax(dim=-1)) if generation_config.do_sample else scores.argmax(dim=-1)
         if logps is not None:
-            of_tokens = (logits / logps_at).log_softmax(dim=-1).gather(1, tokens[:, None])
-            logps = torch.cat([logps, of_tokens.where(alive[:, None], 0.0)], dim=1)
-        tokens = tokens if pad is None else torch.where(alive, tokens, pad)
+            all_logps = (logits / logps_at).log_softmax(dim=-1)
+            token_logps = all_logps.gather(1, tokens[:, None])
+            logps = torch.cat([logps, token_logps.where(alive[:, None], 0.0)], dim=1)
+        if pad is not None:
+            tokens = torch.where(alive, tokens, pad)
         ids = torch.cat([ids, tokens[:, None]], dim=1)
         alive = alive & ~stopping_criteria(ids, None)
         left = int(alive.sum())
         if left == 0:
             ended.append((rows, Samples(ids, logps)))
-            return _together(ended, input_ids.shape[1], 0 if pad is None else pad)
+            return _join(ended, input_ids.shape[1], 0 if pad is None else pad)
         if left < len(rows):
             over = (~alive).nonzero().squeeze(1)
             kept = _closed_up(alive, left)
@@ -259,18 +268,19 @@ def _closed_up(alive: torch.Tensor, left: int) -> torch.Tensor:
     The last of them take the places of rows that have ended.
     """
     kept = torch.arange(left, device=alive.device)
-    kept[(~alive[:left]).nonzero().squeeze(1)] = alive[left:].nonzero().squeeze(1) + left
+    free = (~alive[:left]).nonzero().squeeze(1)
+    kept[free] = alive[left:].nonzero().squeeze(1) + left
     return kept
 
 
 def _select(ids: torch.Tensor, model_kwargs: dict, rows: torch.Tensor) -> tuple[torch.Tensor, dict]:
     """Select some rows of a batch: ids, arguments of the forward and, in place, the cache."""
     select_rows(model_kwargs["past_key_values"], rows)
-    of_rows = {
-        name: value[rows] if isinstance(value, torch.Tensor) and value.dim() and len(value) == len(ids) else value
-        for name, value in model_kwargs.items()
-    }
-    return ids[rows], of_rows
+    selected = {}
+    for name, value in model_kwargs.items():
+        has_rows = isinstance(value, torch.Tensor) and value.dim() and len(value) == len(ids)
+        selected[name] = value[rows] if has_rows else value
+    return ids[rows], selected
 
 
 def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProcessorList:
@@ -279,14 +289,15 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
     """
     chosen = LogitsProcessorList()
     for processor in processors:
-        if isinstance(padding := getattr(processor, "prompt_ignore_length", None), torch.Tensor):
+        padding = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(padding, torch.Tensor):
             processor = copy.copy(processor)
             processor.prompt_ignore_length = padding[rows]
         chosen.append(processor)
     return chosen
 
 
-def _together(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Samples:
+def _join(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Samples:
     """Join the rows that ended at several times, in their first order and padded to the longest."""
     rows = torch.cat([rows for rows, _ in ended])
     longest = max(part.ids.shape[1] for _, part in ended)
@@ -320,4 +331,7 @@ def padded_left(prompts: list[list[int]], pad: int, multiple: int | None = None)
 
 def until_end(ids: list[int], ends: set[int]) -> list[int]:
     """Cut tokens after the first that ends a completion."""
-    return next((ids[: place + 1] for place, token in enumerate(ids) if token in ends), ids)
+    for place, token in enumerate(ids):
+        if token in ends:
+            return ids[: place + 1]
+    return ids

@@ -111,7 +111,9 @@ def put_groups(
         if mine.dim() == 2:
             width = max(mine.size(1), theirs.size(1))
             fill = pad_token_id if name.endswith("_ids") else 0
-            mine, theirs = (widened(tensor, width, fill, left=name.startswith("prompt")) for tensor in (mine, theirs))
+            is_prompt = name.startswith("prompt")
+            mine = widened(mine, width, fill, left=is_prompt)
+            theirs = widened(theirs, width, fill, left=is_prompt)
         if mine.dim():
             merged[name] = mine.index_copy(0, rows(places).to(mine.device), theirs[rows(sources).to(mine.device)])
     return merged
@@ -120,7 +122,8 @@ def put_groups(
 def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
     """Pad a tensor of shape `(N, T)` to `(N, width)`."""
     missing = width - tensor.size(1)
-    return torch.nn.functional.pad(tensor, (missing, 0) if left else (0, missing), value=fill)
+    sides = (missing, 0) if left else (0, missing)
+    return torch.nn.functional.pad(tensor, sides, value=fill)
 
 
 @functools.lru_cache(maxsize=1)
@@ -215,7 +218,8 @@ class DynamicSampling(Part):
             self._drawn += number * self.accelerator.num_processes
             indices = extra_rows(len(self.dataset), self.seed, mine, number)
             # Copies, because a rollout function writes its own columns into them, a value for each completion.
-            others, outcome = draw([dict(self.dataset[index]) for index in indices for _ in range(size)], again=True)
+            rows = [dict(self.dataset[index]) for index in indices for _ in range(size)]
+            others, outcome = draw(rows, again=True)
             generated += number
             tokens = tokens + outcome.tokens
             rounds += outcome.rounds
@@ -232,10 +236,9 @@ class DynamicSampling(Part):
         measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
         outcome = Outcome(self.accelerator.gather(rewards), size, tokens, first.tasks, first.interrupted, rounds)
-        outcome.measured = first.measured | measured
+        outcome.measured = {**first.measured, **measured}
         return batch, outcome
 
     def _undecided(self, rewards: torch.Tensor) -> torch.Tensor:
-        return undecided(
-            deciding(rewards, self.weights.to(rewards.device), self.group_size, self.functions), self.group_size
-        )
+        deciders = deciding(rewards, self.weights.to(rewards.device), self.group_size, self.functions)
+        return undecided(deciders, self.group_size)

@@ -79,12 +79,20 @@ class Outcome:
             correct (`list[bool]`): Verdicts of all processes.
             seconds (`float`): How long all reward functions took.
         """
-        tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
-        tokens = torch.tensor(sum(map(len, completion_ids)), device=rewards.device)
-        tasks = gather_object([name if isinstance(name, str) else None for name in tasks])
-        interrupted = gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)])
-        own = {"completions": completions, "ids": completion_ids, "seconds": seconds}
-        outcome = cls(rewards, group_size, tokens, tasks, interrupted, [rewards], list(correct), **own)
+        tasks = [example.get("task") for example in examples]
+        interrupted = [example.get("interrupted") for example in examples]
+        outcome = cls(
+            rewards=rewards,
+            group_size=group_size,
+            tokens=torch.tensor(sum(map(len, completion_ids)), device=rewards.device),
+            tasks=gather_object([task if isinstance(task, str) else None for task in tasks]),
+            interrupted=gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)]),
+            rounds=[rewards],
+            correct=list(correct),
+            completions=completions,
+            ids=completion_ids,
+            seconds=seconds,
+        )
         outcome.measured = outcome.measurements()
         return outcome
 
@@ -116,7 +124,7 @@ class Outcome:
                 each row's group among those of all processes.
         """
         numbers = torch.arange(len(self.rewards), device=self.rewards.device) // self.group_size
-        return {name: own_part(rows, process, count) for name, rows in (("rewards", self.rewards), ("group", numbers))}
+        return {"rewards": own_part(self.rewards, process, count), "group": own_part(numbers, process, count)}
 
     def unbounded(self) -> torch.Tensor:
         """Find the rows of groups with an infinite reward: bools of shape `(N,)`."""
@@ -194,7 +202,9 @@ def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     Those of completions that `mask_truncated_completions` leaves out are not known any more, and not counted.
     """
     mask = batch["completion_mask"]
-    return (mask * (1 - batch["tool_mask"])).sum() if "tool_mask" in batch else mask.new_zeros(())
+    if "tool_mask" not in batch:
+        return mask.new_zeros(())
+    return (mask * (1 - batch["tool_mask"])).sum()
 
 
 def groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Tensor:
@@ -250,18 +260,22 @@ def set_advantages(
     estimator = args.advantage_estimator
     if estimator is not None:
         batch = weighted_sum(outcome.rewards, weights)
-        batch = batch if penalties is None else batch - penalties
+        if penalties is not None:
+            batch = batch - penalties
         advantages.copy_(own_part(estimate(batch, group_size, estimator), process, count))
         # The table has the newest rows of all rounds of dynamic sampling, which need not be those of the batch.
         newest = weighted_sum(torch.cat(outcome.rounds), weights)
-        newest = newest - penalties if penalties is not None and len(penalties) == len(newest) else newest
+        if penalties is not None and len(penalties) == len(newest):
+            newest = newest - penalties
         newest = newest[-logged.maxlen :]
         for _ in range(min(len(logged), len(newest))):
             logged.pop()
         logged.extend(estimate(newest, group_size, estimator, batch).tolist())
     if args.drop_zero_rows:  # it looks for zeros, and TRL's advantages of equal rewards are only nearly 0
-        together = args.multi_objective_aggregation == "sum_then_normalize"  # else each is centred by itself
-        columns = [weighted_sum(outcome.rewards, weights)] if together else outcome.rewards.unbind(dim=1)
+        if args.multi_objective_aggregation == "sum_then_normalize":
+            columns = [weighted_sum(outcome.rewards, weights)]
+        else:  # each is centred by itself
+            columns = outcome.rewards.unbind(dim=1)
         groups = torch.stack([all_equal(column.view(-1, group_size)) for column in columns]).all(dim=0)
         advantages[own_part(groups.repeat_interleave(group_size), process, count)] = 0.0
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.

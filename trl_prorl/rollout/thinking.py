@@ -30,7 +30,12 @@ def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
             for row, answer in zip(late, trainer.generate_tokens(asked, answer_tokens), strict=True):
                 completions[row] = completions[row] + forced + answer
                 masks[row] += [0] * len(forced) + [1] * len(answer)
-        drawn = {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None, "env_mask": masks}
-        return drawn | {"interrupted": [row in set(late) for row in range(len(completions))]}
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": completions,
+            "logprobs": None,
+            "env_mask": masks,
+            "interrupted": [row in late for row in range(len(completions))],
+        }
 
     return rollout

@@ -138,7 +138,7 @@ def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str, **settings) -> lis
         settings: Of the chat template.
     """
     messages = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
-    settings |= {"tokenize": True, "return_dict": False}
+    settings = {**settings, "tokenize": True, "return_dict": False}
     before = tokenizer.apply_chat_template(messages, **settings)
     messages.append({"role": "tool", "content": reply})
     after = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **settings)
@@ -190,11 +190,13 @@ def play(
         for game, (turn, stopped) in zip(playing, drawn, strict=True):
             room = most - len(ids[game])
             ended[game] = stopped and len(turn) <= room
-            if not (turn := turn[:room]):
+            turn = turn[:room]
+            if not turn:
                 continue
             ids[game] += turn
             messages[game].append(parse_response(tokenizer, turn, prefix=[]))
-            if not (calls := messages[game][-1].get("tool_calls")):
+            calls = messages[game][-1].get("tool_calls")
+            if not calls:
                 continue
             try:
                 reply = environments[game].take_turn(**calls[0]["function"]["arguments"])

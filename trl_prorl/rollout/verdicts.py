@@ -18,8 +18,11 @@ from .rewards import guard_reward
 
 def verifier_of(functions: Iterable[Any]) -> Callable | None:
     """Find the verifier of the first reward function that has one; `None` if none has."""
-    found = (getattr(function, "verifier", None) for function in functions)
-    return next((verifier for verifier in found if callable(verifier)), None)
+    for function in functions:
+        verifier = getattr(function, "verifier", None)
+        if callable(verifier):
+            return verifier
+    return None
 
 
 def draw_sizes(n: int) -> list[int]:
@@ -41,14 +44,16 @@ def measurements(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -
     """
     counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
     parts = {"": counts}
-    if len(known := sorted({task for task in tasks if task is not None})) > 1:
-        parts |= {f"/{task}": [c for c, of in zip(counts, tasks[::n], strict=True) if of == task] for task in known}
-    return {
-        f"pass@{k}{suffix}": sum(pass_at_k(n, c, k) for c in part) / len(part)
-        for suffix, part in parts.items()
-        if part
-        for k in draw_sizes(n)
-    }
+    known = sorted({task for task in tasks if task is not None})
+    if len(known) > 1:
+        for task in known:
+            parts[f"/{task}"] = [count for count, of in zip(counts, tasks[::n], strict=True) if of == task]
+    measured = {}
+    for suffix, part in parts.items():
+        if part:
+            for k in draw_sizes(n):
+                measured[f"pass@{k}{suffix}"] = sum(pass_at_k(n, count, k) for count in part) / len(part)
+    return measured
 
 
 class Verdicts:
