@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerCallback
 
 from trl_prorl.checkpoint import files as on_disk
 from trl_prorl.checkpoint.files import find_checkpoint, newest_complete, sha256, why_unusable
-from trl_prorl.checkpoint.state import saved
+from trl_prorl.checkpoint.state import log_to_json
 from trl_prorl.errors import CheckpointError
 from trl_prorl.record.folders import RunFolders
 
@@ -324,7 +324,7 @@ def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]
     trainer._logs["prompt"].append([{"role": "user", "content": content}])
     trainer._logs["completion"].append([{"role": "assistant", "content": "this"}])
-    json.dumps(saved(trainer._metrics["train"], trainer._logs))
+    json.dumps(log_to_json(trainer._metrics["train"], trainer._logs))
 
 
 def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run, resume):

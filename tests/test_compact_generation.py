@@ -21,15 +21,15 @@ from trl_prorl.rollout.compact import (
     GrowingLayer,
     _running_sums,
     compact_sample,
-    distinct,
+    cut_at_end,
     draw,
-    padded_left,
-    until_end,
+    find_distinct,
+    pad_left,
 )
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packed, packs_bf16, why_not_merged
-from trl_prorl.rollout.thinking import interrupted_rollout
+from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.scoring.packing_probe import evaluating
 
 
@@ -49,7 +49,7 @@ def config(**keys):
 
 def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, **keys):
     """Compact sampling: its result, and its completions alone."""
-    ids, mask = padded_left(prompts, 0)
+    ids, mask = pad_left(prompts, 0)
     given = {} if logps_at is None else {"logps_at": logps_at}
     given |= {"generation_config": config(**keys), "custom_generate": compact_sample, "copies": copies}
     torch.manual_seed(seed)
@@ -73,7 +73,7 @@ def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, **keys
     ids=str,
 )
 def test_greedy_tokens_are_those_of_generate(model, keys):
-    ids, mask = padded_left(PROMPTS, 0)
+    ids, mask = pad_left(PROMPTS, 0)
     settings = config(do_sample=False, **keys)
     theirs = model.generate(input_ids=ids[COPIES], attention_mask=mask[COPIES], generation_config=settings)
     assert torch.equal(theirs, compact(model, do_sample=False, **keys)[0].ids)
@@ -86,7 +86,7 @@ def test_rows_that_end_are_no_longer_computed(model):
     hook = model.register_forward_pre_hook(seen, with_kwargs=True)
     _, drawn = compact(model, seed=3, do_sample=True, eos_token_id=ends, max_new_tokens=40)
     hook.remove()
-    lengths = sorted(len(until_end(row, set(ends))) for row in drawn.tolist())
+    lengths = sorted(len(cut_at_end(row, set(ends))) for row in drawn.tolist())
     assert rows[0] == (3, 6) and all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
     still = [sum(length > step for length in lengths) for step in range(1, len(rows))]
     assert [shape[0] for shape in rows[1:]] == still and len(set(still)) > 3
@@ -141,7 +141,7 @@ def test_log_probabilities_are_those_of_a_plain_forward(model):
     keys = {"temperature": temperature, "top_k": 5, "eos_token_id": ends, "max_new_tokens": 20}
     result, drawn = compact(model, seed=2, logps_at=temperature, do_sample=True, **keys)
     for row, place in enumerate(COPIES.tolist()):
-        completion = until_end(drawn[row].tolist(), set(ends))
+        completion = cut_at_end(drawn[row].tolist(), set(ends))
         prompt = PROMPTS[place]
         logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1] / temperature
         right = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
@@ -150,8 +150,8 @@ def test_log_probabilities_are_those_of_a_plain_forward(model):
 
 
 def test_equal_prompts_are_found():
-    assert distinct([[1, 2], [3], [1, 2], [3, 4], [3]]) == ([[1, 2], [3], [3, 4]], [0, 1, 0, 2, 1])
-    ids, mask = padded_left([[1, 2], [3]], 9, 4)
+    assert find_distinct([[1, 2], [3], [1, 2], [3, 4], [3]]) == ([[1, 2], [3], [3, 4]], [0, 1, 0, 2, 1])
+    ids, mask = pad_left([[1, 2], [3]], 9, 4)
     assert ids.tolist() == [[9, 9, 1, 2], [9, 9, 9, 3]] and mask.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
 
 
@@ -436,7 +436,7 @@ def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(run, dt
 
 def test_with_what_else_samples(run):
     assert run(**A, dynamic_sampling_rounds=2, reward=constant(0.0)).state.global_step == 4
-    budget = {"rollout_func": interrupted_rollout(3, 2, "so: ")}
+    budget = {"rollout_func": make_interrupted_rollout(3, 2, "so: ")}
     assert run(**A, trainer_kwargs=budget, max_completion_length=20).state.global_step == 4
 
 

@@ -37,7 +37,7 @@ from .record.meter import check_record
 from .record.processes import by_main_process
 from .record.run_files import METRICS_FILE, WEIGHTS, read_json
 from .record.run_id import recorded_run_id, saved_run_id
-from .rollout.turns import environment_of, with_turns
+from .rollout.turns import make_environment, prepare_tokenizer
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 
@@ -61,7 +61,7 @@ def build(
     environment = None
     if task.turns > 1:
         check_turns(task, {**vars(task_args), "max_tool_calling_iterations": args.max_tool_calling_iterations})
-        environment = environment_of(task, args.max_completion_length)
+        environment = make_environment(task, args.max_completion_length)
     check_base(model_args.model_name_or_path, task_args.task)
     train_dataset = rows_of(task, "train", "train_rows", task_args)
     eval_dataset = None
@@ -79,7 +79,7 @@ def build(
         model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
     if environment is not None:
-        tokenizer = with_turns(tokenizer)
+        tokenizer = prepare_tokenizer(tokenizer)
 
     def tokenize(prompts):
         texts = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in prompts]

@@ -12,7 +12,7 @@ from trl_prorl.eval.readiness.data import columns_of, known
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
 from trl_prorl.rollout.rewards import guard_reward
 from trl_prorl.rollout.turns import transcript
-from trl_prorl.rollout.verdicts import verifier_of
+from trl_prorl.rollout.verdicts import find_verifier
 
 
 FULL_REWARD = "full reward of 1: no verifier"
@@ -75,7 +75,7 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
     gives them the full reward of 1, as `pass_rate/TASK` in the record has it.
     """
     size = trainer.num_generations
-    verifier = verifier_of(trainer.reward_funcs)
+    verifier = find_verifier(trainer.reward_funcs)
     together = max(1, trainer.args.generation_batch_size // size)
     found = Rollouts(size, [], [], [] if task is not None else None, [], [], [], [], 0.0)
     if verifier is None and task is None:

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part, fired
-from .growth import CONFIG_FILE, drawn_rows, factors_of, migrated, random_state, set_factors, with_rank
+from .growth import CONFIG_FILE, change_rank, draw_new_rows, list_factors, migrate_state, random_state, set_factors
 
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -39,7 +39,7 @@ class Growth(Part):
         self.optimizer = None
         self.copies = [*copies]
         self.timer = timer
-        self.migrate = migrated  # what becomes of a factor's state; an experiment may set another
+        self.migrate = migrate_state  # what becomes of a factor's state; an experiment may set another
         self._first = self.rank
         self.begin()
 
@@ -70,9 +70,9 @@ class Growth(Part):
         generator = random_state(self.seed, step)
         init = self.policy.peft_config["default"].init_lora_weights
         rows = {}
-        for factor in factors_of(self.policy):
+        for factor in list_factors(self.policy):
             if factor.adapter == "default" and factor.side == "A":
-                rows[factor.place] = drawn_rows(factor, rank, init, generator)
+                rows[factor.place] = draw_new_rows(factor, rank, init, generator)
         seconds = self._set_rank(rank, rows)
         event = fired("growth", requested, step, "periodic", requested, self.every)
         return {**event, "rank_before": before, "rank": rank, **seconds, "world_size": 1}
@@ -80,12 +80,12 @@ class Growth(Part):
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
         """Give everything the new rank, or, if something is not understood, nothing. Return the seconds it took."""
         rows = rows or {}
-        factors = factors_of(self.policy)
+        factors = list_factors(self.policy)
         own = [factor for factor in factors if factor.adapter == "default"]
         with self.timer.span("reset") as copy:
-            values = [(factor, with_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
+            values = [(factor, change_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
             copied = [
-                (tensors, {factor.name: with_rank(factor, tensors[factor.name], rank, rows) for factor in own})
+                (tensors, {factor.name: change_rank(factor, tensors[factor.name], rank, rows) for factor in own})
                 for tensors in self.copies
             ]
         with self.timer.span("reset") as migration:

@@ -71,7 +71,7 @@ class Factor:
         return RANK_AXIS[self.side]
 
 
-def factors_of(policy: PeftModel) -> list[Factor]:
+def list_factors(policy: PeftModel) -> list[Factor]:
     """List both factors of every layer and every LoRA adapter, in the order of the layers."""
     return [
         Factor(place, layer, adapter, side)
@@ -82,7 +82,7 @@ def factors_of(policy: PeftModel) -> list[Factor]:
     ]
 
 
-def resized(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
+def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
     """
     Copy a tensor with another size along one dimension.
 
@@ -105,7 +105,7 @@ def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Ge
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
 
 
-def drawn_rows(factor: Factor, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
+def draw_new_rows(factor: Factor, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
     """
     Draw new rows of a factor A, as PEFT draws them for a new adapter: shape `(rank − r, in)`, fp32.
 
@@ -113,11 +113,11 @@ def drawn_rows(factor: Factor, rank: int, initialisation: object, generator: tor
     The random state is on the CPU, so that the rows do not depend on the machine.
     """
     old, columns = factor.linear.weight.shape
-    return drawn(rank - old, columns, rank, initialisation, generator)
+    return draw_rows(rank - old, columns, rank, initialisation, generator)
 
 
-def drawn(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
-    """Draw rows of the A of a new adapter, see [`drawn_rows`]; shape `(rows, columns)`, fp32."""
+def draw_rows(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
+    """Draw rows of the A of a new adapter, see [`draw_new_rows`]; shape `(rows, columns)`, fp32."""
     values = torch.empty(rows, columns)
     if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
         return torch.nn.init.normal_(values, std=1 / rank, generator=generator)
@@ -130,7 +130,7 @@ def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
     return round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-12) else alpha
 
 
-def with_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def change_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
     Copy a tensor that has a factor's shape, with another rank.
 
@@ -143,7 +143,7 @@ def with_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str
         rank (`int`): The new rank.
         rows (`Mapping[str, torch.Tensor]`): New rows of A by layer, 0 without them.
     """
-    return resized(tensor, factor.axis, rank, rows.get(factor.place) if factor.side == "A" else None)
+    return resize(tensor, factor.axis, rank, rows.get(factor.place) if factor.side == "A" else None)
 
 
 def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
@@ -176,7 +176,7 @@ OF_VALUES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 
 @torch.no_grad()
-def migrated(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
+def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
     """
     Return the entries of a factor's state that change with the rank. Nothing is written.
 
@@ -193,7 +193,7 @@ def migrated(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) 
     unknown += [key for key in OF_VALUES if state.get(key) is not None and state[key].shape != shape]
     if unknown:
         raise ValueError(f"optimizer state {unknown} is not understood: growth cannot say what becomes of it.")
-    return {key: resized(state[key], axis, rank) for key in OF_VALUES if state.get(key) is not None}
+    return {key: resize(state[key], axis, rank) for key in OF_VALUES if state.get(key) is not None}
 
 
 def check_growing_optimizer(cls: type) -> None:

@@ -23,7 +23,7 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part
-from .growth import CONFIG_FILE, Factor, drawn, factors_of, random_state, resized, set_factors
+from .growth import CONFIG_FILE, Factor, draw_rows, list_factors, random_state, resize, set_factors
 
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def warn_of_rounding(policy: PeftModel, mixed_precision: str) -> None:
         mixed_precision (`str`): The accelerator's: `"no"`, `"bf16"` or `"fp16"`.
     """
     rounded = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision)
-    for factor in factors_of(policy):
+    for factor in list_factors(policy):
         dtype = factor.layer.get_base_layer().weight.dtype
         if dtype in (torch.bfloat16, torch.float16):
             rounded = dtype
@@ -83,14 +83,14 @@ class Restart(Part):
     @torch.no_grad()
     def apply(self) -> dict[str, Any]:
         """Merge the adapter, and begin another one. Return facts for the event."""
-        factors = factors_of(self.policy)
+        factors = list_factors(self.policy)
         self._merge({factor.name: factor.linear.weight.detach().to("cpu", copy=True) for factor in factors})
         source = random_state(self.args.seed, len(self.merged), "adapter restart")
         init = self.policy.peft_config["default"].init_lora_weights
         for factor in factors:
             weight = factor.linear.weight
             if factor.side == "A":
-                weight.copy_(drawn(*weight.shape, self.rank, init, source))
+                weight.copy_(draw_rows(*weight.shape, self.rank, init, source))
             else:
                 weight.zero_()
         return {"adapter_restarts": len(self.merged), "merged_bytes": self.bytes}
@@ -99,7 +99,7 @@ class Restart(Part):
         """Add the product of an adapter's factors to the frozen weights."""
         self.merged.append(values)
         pairs: dict[str, dict[str, Factor]] = {}
-        for factor in factors_of(self.policy):
+        for factor in list_factors(self.policy):
             pairs.setdefault(factor.place, {})[factor.side] = factor
         for place, pair in pairs.items():
             layer = pair["A"].layer
@@ -138,7 +138,7 @@ class Restart(Part):
         if not self.merged:
             yield
             return
-        factors = factors_of(self.policy)
+        factors = list_factors(self.policy)
         own = [(factor, factor.linear.weight.data) for factor in factors]
         together = [
             (factor, torch.cat([*(old[factor.name].to(value) for old in self.merged), value], dim=factor.axis))
@@ -159,13 +159,15 @@ class Restart(Part):
         self.merged = []
         self._sum = {}
         self._original = {}
-        wide = [(factor, resized(factor.linear.weight.data, factor.axis, saved)) for factor in factors_of(self.policy)]
+        wide = [
+            (factor, resize(factor.linear.weight.data, factor.axis, saved)) for factor in list_factors(self.policy)
+        ]
         set_factors(self.policy, wide, saved)
 
     @torch.no_grad()
     def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
         """Merge again what had been merged: the last ranks are the adapter that is trained."""
-        factors = factors_of(self.policy)
+        factors = list_factors(self.policy)
         count = self.policy.peft_config["default"].r // self.rank
         pieces = {factor: factor.linear.weight.detach().chunk(count, dim=factor.axis) for factor in factors}
         set_factors(self.policy, [(factor, parts[-1].contiguous()) for factor, parts in pieces.items()], self.rank)

@@ -124,7 +124,7 @@ class WholeCheckpoint:
             if not is_failed_write(error) or isinstance(error, RunError):
                 raise
             if self.sharded:
-                raise CheckpointError(save_failed(self.final, self.run_dir, error)) from error
+                raise CheckpointError(describe_failed_write(self.final, self.run_dir, error)) from error
             if self.failure is None:
                 self.failure = error
 
@@ -159,7 +159,7 @@ class WholeCheckpoint:
 
         message = None
         if self.failure is not None:
-            message = save_failed(self.final, self.run_dir, self.failure)
+            message = describe_failed_write(self.final, self.run_dir, self.failure)
             if accelerator.num_processes > 1:
                 message = f"In process {accelerator.process_index}, {message}"
         messages = [found for found in gather_object([message]) if found is not None]
@@ -172,7 +172,7 @@ class WholeCheckpoint:
         raise error from self.failure
 
 
-def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
+def describe_failed_write(target: Path, run_dir: Path, error: Exception) -> str:
     """Write the message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
     steps = steps_of(run_dir)
     newest = f"The newest checkpoint is {max(steps, key=steps.get).name}" if steps else "There is no older checkpoint"
@@ -238,7 +238,7 @@ def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tupl
 
 
 def find_checkpoint(
-    asked: str | os.PathLike | bool, output_dir: str, content: bool = True
+    resume_from: str | os.PathLike | bool, output_dir: str, content: bool = True
 ) -> tuple[Path, dict[str, str]]:
     """
     Find the checkpoint that `resume_from_checkpoint` means: the newest complete one for `True`, else the named one.
@@ -250,7 +250,7 @@ def find_checkpoint(
     Raises:
         `ValueError`: There is none, or it cannot be resumed from.
     """
-    if asked is True or str(asked).lower() == "true":
+    if resume_from is True or str(resume_from).lower() == "true":
         found, skipped = newest_complete(output_dir, content)
         if found is None:
             listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
@@ -260,13 +260,13 @@ def find_checkpoint(
                 f"complete.{listed} {cure}, or name a checkpoint of another folder."
             )
         return found, skipped
-    path = Path(asked)
+    path = Path(resume_from)
     if not path.is_dir():
-        raise ValueError(f"resume_from_checkpoint={str(asked)!r} is not a checkpoint: there is no such folder.")
+        raise ValueError(f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: there is no such folder.")
     reason = why_unusable(path, content)
     if reason is not None:
         raise ValueError(
-            f"resume_from_checkpoint={str(asked)!r} cannot be resumed from: {reason}. Name another one, or use "
+            f"resume_from_checkpoint={str(resume_from)!r} cannot be resumed from: {reason}. Name another one, or use "
             "resume_from_checkpoint: true for the newest that is complete."
         )
     return path, {}

@@ -204,7 +204,7 @@ def hyperparameters(optimizer) -> list[dict[str, Any]]:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def restore_hyperparameters(optimizer, scheduler, asked: list[dict[str, Any]]) -> None:
+def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
     """
     Give an optimizer and its schedule, whose states were loaded, the hyperparameters that they were made with.
 
@@ -213,15 +213,15 @@ def restore_hyperparameters(optimizer, scheduler, asked: list[dict[str, Any]]) -
     Args:
         optimizer: The optimizer, or Accelerate's wrapper of it.
         scheduler: The schedule, or Accelerate's wrapper of it.
-        asked (`list[dict]`): From [`hyperparameters`], of the new optimizer with its schedule, before the states were
-            loaded.
+        made_with (`list[dict]`): From [`hyperparameters`], of the new optimizer with its schedule, before the states
+            were loaded.
     """
     inner = getattr(scheduler, "scheduler", scheduler)
-    for group, values in zip(optimizer.param_groups, asked, strict=True):
+    for group, values in zip(optimizer.param_groups, made_with, strict=True):
         group.update({name: value for name, value in values.items() if name != "lr"})
     if not isinstance(inner, LambdaLR):
         return
-    inner.base_lrs = [values["initial_lr"] for values in asked]
+    inner.base_lrs = [values["initial_lr"] for values in made_with]
     rates = [base * rate(inner.last_epoch) for base, rate in zip(inner.base_lrs, inner.lr_lambdas, strict=True)]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

@@ -19,11 +19,20 @@ from ..record.meter import check_record
 from ..record.processes import by_main_process
 from ..record.provenance import write_config, write_env
 from ..record.run_id import write_run_id
-from .files import WholeCheckpoint, is_failed_write, save_failed
+from .files import WholeCheckpoint, describe_failed_write, is_failed_write
 from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
 from .resume import Resume, best_beside
 from .rollback import PlannedRollback, Rollback, RollbackRequest
-from .state import buffer_file, kept_parameters, load_buffer, read_state, restored, save_buffer, saved, write_state
+from .state import (
+    buffer_file,
+    keep_parameters,
+    load_buffer,
+    log_to_json,
+    read_state,
+    restore_log,
+    save_buffer,
+    write_state,
+)
 
 
 logger = logging.getLogger(__name__)
@@ -149,10 +158,10 @@ class CheckpointMixin:
         """Whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder."""
         return self._resume is None or not self.folders.has_checkpoint(self._resume.checkpoint)
 
-    def _find_resume(self, asked) -> Resume:
+    def _find_resume(self, resume_from) -> Resume:
         args = self.args
         identity = self._identity | changing_keys(*self.recipe)
-        return Resume.find(asked, args.output_dir, self.run_dir, identity, args.allow_config_change)
+        return Resume.find(resume_from, args.output_dir, self.run_dir, identity, args.allow_config_change)
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
@@ -230,7 +239,7 @@ class CheckpointMixin:
         self._generations = state["generations"]
         is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # which is only possible at the end of a batch
         self._step = 0 if is_cut_anew else state["micro_batches"]
-        restored(state["log"], self._metrics["train"], self._logs)
+        restore_log(state["log"], self._metrics["train"], self._logs)
         self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
@@ -248,7 +257,7 @@ class CheckpointMixin:
     @contextmanager
     def _weights_loaded(self, folder: Path):
         """Load a checkpoint's weights in this context into the parameters that there are."""
-        with kept_parameters(self.accelerator.unwrap_model(self.model)):
+        with keep_parameters(self.accelerator.unwrap_model(self.model)):
             for part in self.parts.values():
                 part.before_load(folder)
             yield
@@ -323,7 +332,7 @@ class CheckpointMixin:
             "generations": self._generations,
             "micro_batches": self._step,
             "parts": self.parts.state_dict(),
-            "log": saved(self._metrics["train"], completions),
+            "log": log_to_json(self._metrics["train"], completions),
         }
         write_state(folder, state)
         (folder / IDENTITY_FILE).write_text(json.dumps(self._identity | changing_keys(*self.recipe), indent=1))
@@ -340,7 +349,7 @@ class CheckpointMixin:
             if self._aside is not None or isinstance(error, RunError) or not is_failed_write(error):
                 raise
             folder = Path(output_dir or self.args.output_dir)
-            message = save_failed(folder, Path(self.args.output_dir), error)
+            message = describe_failed_write(folder, Path(self.args.output_dir), error)
             raise CheckpointError(f"The model in {message}") from error
 
     def _save(self, *args, **kwargs):

@@ -46,7 +46,7 @@ class Resume:
     @classmethod
     def find(
         cls,
-        asked: str | os.PathLike | bool,
+        resume_from: str | os.PathLike | bool,
         output_dir: str,
         run_dir: Path,
         identity: Mapping[str, Any],
@@ -56,7 +56,7 @@ class Resume:
         Find the checkpoint, and refuse one from which this would not be the same run.
 
         Args:
-            asked (`str`, `os.PathLike` or `bool`): A checkpoint, or `True` for the newest complete one.
+            resume_from (`str`, `os.PathLike` or `bool`): A checkpoint, or `True` for the newest complete one.
             output_dir (`str`): The folder of the checkpoints.
             run_dir (`Path`): The folder of the record.
             identity (`Mapping[str, Any]`): The keys that can change a number, the data and the model.
@@ -66,8 +66,8 @@ class Resume:
             `ValueError`: The checkpoint is not whole, or the run would not be the same.
         """
         began = time.perf_counter()
-        checkpoint, skipped = find_checkpoint(asked, output_dir)
-        if asked is True or str(asked).lower() == "true":
+        checkpoint, skipped = find_checkpoint(resume_from, output_dir)
+        if resume_from is True or str(resume_from).lower() == "true":
             checkpoint = checkpoint_after_rollback(checkpoint, run_dir)
         for name, reason in skipped.items():
             logger.warning("Checkpoint %s is skipped: %s.", name, reason)
@@ -75,7 +75,7 @@ class Resume:
         check_change(changed, identity, checkpoint)
         if "parts" not in read_state(checkpoint):
             raise ValueError(
-                f"resume_from_checkpoint={str(asked)!r}: {checkpoint.name} was written by an earlier version of "
+                f"resume_from_checkpoint={str(resume_from)!r}: {checkpoint.name} was written by an earlier version of "
                 f"trl-prorl, whose {STATE_FILE} this one does not read. Resume with that version, or train on from "
                 "its weights as a new run."
             )

@@ -51,7 +51,7 @@ def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
     return batches
 
 
-def saved(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
+def log_to_json(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     Convert what TRL has gathered for its next log to JSON values.
 
@@ -69,8 +69,8 @@ def saved(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | N
     return state
 
 
-def restored(state: Mapping[str, Any], metrics: dict[str, list[float]], completions: Mapping[str, Any]) -> None:
-    """Put the values that [`saved`] returned into TRL's metrics and its table."""
+def restore_log(state: Mapping[str, Any], metrics: dict[str, list[float]], completions: Mapping[str, Any]) -> None:
+    """Put the values that [`log_to_json`] returned into TRL's metrics and its table."""
     metrics.update(state["metrics"])
     for name, values in (state["completions"] or {}).items():
         if isinstance(values, dict):
@@ -81,7 +81,7 @@ def restored(state: Mapping[str, Any], metrics: dict[str, list[float]], completi
 
 
 @contextmanager
-def kept_parameters(model: torch.nn.Module) -> Iterator[None]:
+def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
     """
     Keep a model's parameters while PEFT loads adapters into it; afterwards they have the values that were loaded.
 

@@ -230,7 +230,9 @@ class UpdateInputs(Schema):
         reset_factors(self.reset)
         for name, tensor in self.gradients.items():
             check_shape(
-                f"inputs: tensor gradients/{name}", tensor, grown_shape(name, self.parameters[name], self.growth)
+                f"inputs: tensor gradients/{name}",
+                tensor,
+                shape_after_growth(name, self.parameters[name], self.growth),
             )
         added = 0 if self.growth is None else self.growth["new_rank"] - self.growth["old_rank"]
         drawn = [name for name in self.names if self.growth is not None and grows(name) == 0]
@@ -295,7 +297,7 @@ def grows(name: str) -> int | None:
     return None
 
 
-def grown_shape(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | None) -> list[int]:
+def shape_after_growth(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | None) -> list[int]:
     """Return the shape of a parameter after a growth."""
     shape = list(parameter.shape)
     axis = grows(name)

@@ -254,7 +254,7 @@ class Meter:
         row["ref_time_fraction"] = spent["ref"] / seconds
         row["tokens_per_second"] = in_loss / seconds
         row["positions_per_second"] = row["tokens_processed_policy"] / seconds
-        row.update(gpu_row(self.device, self._utilization.end()))
+        row.update(measure_gpu(self.device, self._utilization.end()))
         return row
 
 
@@ -282,7 +282,7 @@ class UpdateNorm:
         self._before = []
 
 
-def gpu_row(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:
+def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:
     """
     Return GPU utilisation in percent and the step's peak memory in GiB; nothing on a CPU.
 

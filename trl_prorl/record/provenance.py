@@ -82,7 +82,7 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
     keys = set_keys(args, always=ours | {"beta", "temperature", "seed", "max_completion_length"})
     for part in recipe:
         keys.update(set_keys(part, always=field_names(part)))
-    keys = without_secrets(keys)
+    keys = remove_secrets(keys)
     if "steps_per_generation" in keys:
         keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
     path = Path(run_dir) / CONFIG_FILE
@@ -132,7 +132,7 @@ def write_env(
         "data_seed": args.data_seed,
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": git_commit(),
-        "command": command_of(sys.orig_argv),
+        "command": spell_command(sys.orig_argv),
         "hardware": hardware(args.device),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -151,16 +151,16 @@ def _is_secret(key: Any) -> bool:
     return str(key) not in NO_SECRETS and SECRET_KEYS.search(str(key)) is not None
 
 
-def without_secrets(config: Any) -> Any:
+def remove_secrets(config: Any) -> Any:
     """Remove tokens and passwords from a recipe, at any depth."""
     if isinstance(config, dict):
-        return {key: without_secrets(value) for key, value in config.items() if not _is_secret(key)}
+        return {key: remove_secrets(value) for key, value in config.items() if not _is_secret(key)}
     if isinstance(config, list):
-        return [without_secrets(value) for value in config]
+        return [remove_secrets(value) for value in config]
     return SECRET_VALUES.sub("[removed]", config) if isinstance(config, str) else config
 
 
-def command_of(words: list[str]) -> str:
+def spell_command(words: list[str]) -> str:
     """Spell the command of a process from its `sys.orig_argv`: without secrets or code, the home folder as `~`."""
     python, *rest = words
     if rest and Path(rest[0]).name == "trl-prorl":
@@ -185,7 +185,7 @@ def _without_secret(word: str) -> str:
     if "{" in word:  # a mapping, as text
         key, brace, value = word.partition("{")
         try:
-            return key + str(without_secrets(yaml.safe_load(brace + value)))
+            return key + str(remove_secrets(yaml.safe_load(brace + value)))
         except yaml.YAMLError:
             return "[removed]"
     return SECRET_VALUES.sub("[removed]", word)

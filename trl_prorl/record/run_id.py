@@ -30,7 +30,7 @@ def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
     return run_id_in(Path(run_dir) / "env.json")
 
 
-def other_run(content: dict, run_id: str | None) -> bool:
+def is_of_other_run(content: dict, run_id: str | None) -> bool:
     """Whether an evaluation says of itself that it is of another run than this one."""
     return None not in (content.get(RUN_ID), run_id) and content[RUN_ID] != run_id
 

@@ -30,7 +30,7 @@ IN_A_LINE = [
 ]
 
 
-def log_line(logs: Mapping[str, Any], step: int) -> str:
+def write_log_line(logs: Mapping[str, Any], step: int) -> str:
     """
     Write one line of a log: the metrics that tell how a run goes.
 
@@ -51,7 +51,7 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
     return f"step {step}: " + "  ".join(values)
 
 
-def event_line(event: Mapping[str, Any]) -> str:
+def write_event_line(event: Mapping[str, Any]) -> str:
     """Write one line of an event, see docs/reference.md."""
     parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
@@ -175,4 +175,4 @@ class Terminal(PrinterCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         is_shown = self.bar is None or self.bar.training_bar is not None
         if self.logs and state.is_local_process_zero and is_shown:
-            self.say(log_line(logs, state.global_step))
+            self.say(write_log_line(logs, state.global_step))

@@ -18,7 +18,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM can keep room
 
 
 @contextmanager
-def takes_adapters(rank: int) -> Iterator[None]:
+def let_engine_take_adapters(rank: int) -> Iterator[None]:
     """Make TRL's engine, which it makes in this context, take an adapter of up to this rank."""
     if not is_vllm_available():  # TRL says so
         yield

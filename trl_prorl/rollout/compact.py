@@ -287,14 +287,14 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
     """
     Make the processors for some rows of the batch: a repetition penalty knows how much padding each row begins with.
     """
-    chosen = LogitsProcessorList()
+    selected = LogitsProcessorList()
     for processor in processors:
         padding = getattr(processor, "prompt_ignore_length", None)
         if isinstance(padding, torch.Tensor):
             processor = copy.copy(processor)
             processor.prompt_ignore_length = padding[rows]
-        chosen.append(processor)
-    return chosen
+        selected.append(processor)
+    return selected
 
 
 def _join(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Samples:
@@ -311,7 +311,7 @@ def _join(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Samples
     return Samples(ids, logps)
 
 
-def distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+def find_distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
     """
     Find the prompts that differ, in the order of their first occurrence, and for every prompt the index of its like.
     """
@@ -320,7 +320,7 @@ def distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
     return [list(prompt) for prompt in places], copies
 
 
-def padded_left(prompts: list[list[int]], pad: int, multiple: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_left(prompts: list[list[int]], pad: int, multiple: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Make token ids and attention mask of shape `(P, W)`."""
     width = max(map(len, prompts))
     width += -width % (multiple or 1)
@@ -329,7 +329,7 @@ def padded_left(prompts: list[list[int]], pad: int, multiple: int | None = None)
     return ids, mask
 
 
-def until_end(ids: list[int], ends: set[int]) -> list[int]:
+def cut_at_end(ids: list[int], ends: set[int]) -> list[int]:
     """Cut tokens after the first that ends a completion."""
     for place, token in enumerate(ids):
         if token in ends:

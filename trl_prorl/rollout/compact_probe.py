@@ -5,7 +5,7 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..scoring.packing_probe import evaluating, on_gpu, tokens
-from .compact import compact_sample, contiguous_states, padded_left, why_not_select
+from .compact import compact_sample, contiguous_states, pad_left, why_not_select
 
 
 PROMPTS = (3, 9, 5, 7)  # tokens of each; after the first completions have ended, two prompts are left
@@ -43,7 +43,7 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
         return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped."
     device = next(model.parameters()).device
     name = type(model).__name__
-    ids, mask = padded_left(_trial_prompts(vocabulary), 0)
+    ids, mask = pad_left(_trial_prompts(vocabulary), 0)
     ids = ids.to(device)
     mask = mask.to(device)
     copies = torch.tensor(COPIES, device=device)

@@ -15,10 +15,10 @@ from datasets import Dataset
 from ..objective.advantages import all_equal
 from ..objective.anchors import completion_mask
 from ..parts import Part
-from .outcome import Outcome, own_part, weighted_sum
+from .outcome import Outcome, select_own_rows, weighted_sum
 
 
-def deciding(
+def deciding_rewards(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """
@@ -38,47 +38,47 @@ def deciding(
     groups = rewards.view(-1, group_size, rewards.size(1))
     decides = (~groups.isnan()).any(dim=1) & (weights != 0.0)
     first = decides.int().argmax(dim=1)  # the first of equal values
-    chosen = groups.gather(2, first.view(-1, 1, 1).expand(-1, group_size, 1)).squeeze(2)
-    return chosen.masked_fill(~decides.any(dim=1, keepdim=True), torch.nan).flatten()
+    deciders = groups.gather(2, first.view(-1, 1, 1).expand(-1, group_size, 1)).squeeze(2)
+    return deciders.masked_fill(~decides.any(dim=1, keepdim=True), torch.nan).flatten()
 
 
-def named_functions(
-    asked: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
+def find_functions(
+    wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
 ) -> list[int] | None:
     """
     Return the indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none.
 
     Args:
-        asked (`Sequence[str]`, *optional*): `dynamic_sampling_rewards`.
+        wanted (`Sequence[str]`, *optional*): `dynamic_sampling_rewards`.
         names (`Sequence[str]`): The names of all functions.
         weights (`Sequence[float]`, *optional*): `reward_weights`; `None` means 1 each.
 
     Raises:
         `ValueError`: A named function does not exist, or none of them has a weight.
     """
-    if asked is None:
+    if wanted is None:
         return None
-    unknown = [name for name in asked if name not in names]
+    unknown = [name for name in wanted if name not in names]
     if unknown:
         raise ValueError(
-            f"dynamic_sampling_rewards={asked!r}: {unknown[0]!r} is no reward function. Name one of "
+            f"dynamic_sampling_rewards={wanted!r}: {unknown[0]!r} is no reward function. Name one of "
             f"{', '.join(names)}."
         )
-    indices = [index for index, name in enumerate(names) if name in asked]
+    indices = [index for index, name in enumerate(names) if name in wanted]
     if weights is not None and not any(weights[index] for index in indices):
         raise ValueError(
-            f"dynamic_sampling_rewards={asked!r} with reward_weights={list(weights)!r}: what has no weight decides "
+            f"dynamic_sampling_rewards={wanted!r} with reward_weights={list(weights)!r}: what has no weight decides "
             "nothing. Name a function that has one."
         )
     return indices
 
 
-def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+def undecided_groups(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     """Find the groups whose rewards, of shape `(N,)`, differ by no more than rounding: bools of shape `(N / G,)`."""
     return all_equal(rewards.view(-1, group_size))
 
 
-def put_groups(
+def replace_groups(
     batch: Mapping[str, torch.Tensor],
     others: Mapping[str, torch.Tensor],
     places: Sequence[int],
@@ -112,14 +112,14 @@ def put_groups(
             width = max(mine.size(1), theirs.size(1))
             fill = pad_token_id if name.endswith("_ids") else 0
             is_prompt = name.startswith("prompt")
-            mine = widened(mine, width, fill, left=is_prompt)
-            theirs = widened(theirs, width, fill, left=is_prompt)
+            mine = widen(mine, width, fill, left=is_prompt)
+            theirs = widen(theirs, width, fill, left=is_prompt)
         if mine.dim():
             merged[name] = mine.index_copy(0, rows(places).to(mine.device), theirs[rows(sources).to(mine.device)])
     return merged
 
 
-def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
+def widen(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
     """Pad a tensor of shape `(N, T)` to `(N, width)`."""
     missing = width - tensor.size(1)
     sides = (missing, 0) if left else (0, missing)
@@ -127,13 +127,13 @@ def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.
 
 
 @functools.lru_cache(maxsize=1)
-def order_of_pass(count: int, seed: int, number: int) -> list[int]:
+def shuffle_pass(count: int, seed: int, number: int) -> list[int]:
     """Shuffle the indices of `count` rows for one pass over them."""
     generator = torch.Generator().manual_seed((seed + 1) * 1_000_003 + number)
     return torch.randperm(count, generator=generator).tolist()
 
 
-def extra_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
+def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
     """
     Return the next indices of an endless supply of `count` rows, pass after pass.
 
@@ -144,7 +144,7 @@ def extra_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
         number (`int`): How many are drawn now.
     """
     places = (divmod(place, count) for place in range(drawn, drawn + number))
-    return [order_of_pass(count, seed, which)[place] for which, place in places]
+    return [shuffle_pass(count, seed, which)[place] for which, place in places]
 
 
 class DynamicSampling(Part):
@@ -172,7 +172,7 @@ class DynamicSampling(Part):
         self.group_size = group_size
         self.pad_token_id = pad_token_id
         self.weights = weights
-        self.functions = named_functions(args.dynamic_sampling_rewards, names, weights.tolist())
+        self.functions = find_functions(args.dynamic_sampling_rewards, names, weights.tolist())
         self.begin()
 
     def begin(self) -> None:
@@ -204,7 +204,7 @@ class DynamicSampling(Part):
         batch, first = draw(examples)
         tokens = first.tokens
         rounds = list(first.rounds)
-        rewards = own_part(first.rewards, process, len(examples))
+        rewards = select_own_rows(first.rewards, process, len(examples))
         replaced = 0
         generated = 0
         for _ in range(self.rounds):
@@ -216,19 +216,21 @@ class DynamicSampling(Part):
                 break
             mine = self._drawn + process * number
             self._drawn += number * self.accelerator.num_processes
-            indices = extra_rows(len(self.dataset), self.seed, mine, number)
+            indices = next_rows(len(self.dataset), self.seed, mine, number)
             # Copies, because a rollout function writes its own columns into them, a value for each completion.
             rows = [dict(self.dataset[index]) for index in indices for _ in range(size)]
             others, outcome = draw(rows, again=True)
             generated += number
             tokens = tokens + outcome.tokens
             rounds += outcome.rounds
-            their_rewards = own_part(outcome.rewards, process, number * size)
+            their_rewards = select_own_rows(outcome.rewards, process, number * size)
             decided = (~self._undecided(their_rewards)).nonzero().squeeze(1).tolist()
             decided = decided[: len(places)]
             pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
-            rewards = put_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)["rewards"]
-            batch = put_groups(batch, others, **pairs, pad_token_id=self.pad_token_id)
+            rewards = replace_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)[
+                "rewards"
+            ]
+            batch = replace_groups(batch, others, **pairs, pad_token_id=self.pad_token_id)
             replaced += len(decided)
         left = self._undecided(rewards).sum()
         counts = torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left])
@@ -240,5 +242,5 @@ class DynamicSampling(Part):
         return batch, outcome
 
     def _undecided(self, rewards: torch.Tensor) -> torch.Tensor:
-        deciders = deciding(rewards, self.weights.to(rewards.device), self.group_size, self.functions)
-        return undecided(deciders, self.group_size)
+        deciders = deciding_rewards(rewards, self.weights.to(rewards.device), self.group_size, self.functions)
+        return undecided_groups(deciders, self.group_size)

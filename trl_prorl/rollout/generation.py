@@ -17,7 +17,7 @@ from transformers.generation import GenerationMode
 from ..parts import Part, fired
 from ..scoring.first_layers import tried_on_first_layers
 from .choice import Choice
-from .compact import compact_sample, contiguous_states, distinct, padded_left, until_end
+from .compact import compact_sample, contiguous_states, cut_at_end, find_distinct, pad_left
 from .merged_copy import MergedCopy, why_not_merged
 
 
@@ -43,7 +43,7 @@ PLAIN_SETTINGS = {
 }
 
 
-def as_generated(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
+def complete_config(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
     """Complete the settings of a generation as `generate` does: by the model's own where they leave something open."""
     config = copy.deepcopy(config)
     config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
@@ -118,9 +118,9 @@ class CompactGeneration(Part):
             `list[list[float]]` or `None`: Their log-probabilities under the merged copy, if it rounds otherwise than
                 the policy.
         """
-        different, copies = distinct(prompts)
+        different, copies = find_distinct(prompts)
         device = next(model.parameters()).device
-        ids, mask = padded_left(different, config.pad_token_id, multiple)
+        ids, mask = pad_left(different, config.pad_token_id, multiple)
         ids = ids.to(device)
         mask = mask.to(device)
         if self.copy is not None and self._of_copy is None:
@@ -143,7 +143,7 @@ class CompactGeneration(Part):
                 self.copy.release()
         self.measures = drawn.logps is not None
         written = drawn.ids[:, ids.shape[1] :].tolist()
-        completions = [until_end(row, set(ends)) for row in written]
+        completions = [cut_at_end(row, set(ends)) for row in written]
         if drawn.logps is None:
             return completions, None
         pairs = zip(drawn.logps.tolist(), completions, strict=True)

@@ -11,7 +11,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 @contextmanager
-def kept_weights(model: torch.nn.Module) -> Iterator[None]:
+def keep_weights(model: torch.nn.Module) -> Iterator[None]:
     """
     Keep every parameter and buffer of a model as it is, bit for bit, whatever a cast in this context does to it.
 
@@ -34,7 +34,7 @@ def kept_weights(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def kept_base(model: torch.nn.Module) -> Iterator[None]:
+def keep_base(model: torch.nn.Module) -> Iterator[None]:
     """
     Keep the weights under an adapter as they are, bit for bit, while it is merged and taken out again in this context.
 
@@ -74,7 +74,7 @@ def keep_base_in_syncs(generation, model: torch.nn.Module) -> None:
     sync = generation.sync_weights
 
     def sync_weights() -> None:
-        with kept_base(model):
+        with keep_base(model):
             sync()
 
     generation.sync_weights = sync_weights

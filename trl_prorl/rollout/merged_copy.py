@@ -165,7 +165,7 @@ class MergedCopy:
             if getattr(module, "gradient_checkpointing", False):
                 module.gradient_checkpointing = False  # in training mode it would switch the cache off
         self._layers: list[MergedLayer] = []
-        for name, layer in adapted_layers(self.model, adapter):
+        for name, layer in find_adapted_layers(self.model, adapter):
             replaced = _replaced_forward(self.model, name)
             if replaced is not None:
                 raise ValueError(f"the forward of {replaced} is replaced")
@@ -210,7 +210,7 @@ def _replaced_forward(model: torch.nn.Module, name: str) -> str | None:
     return None
 
 
-def adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str, BaseTunerLayer]]:
+def find_adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str, BaseTunerLayer]]:
     """Return the names and the layers that an adapter changes."""
     found = []
     for name, module in model.named_modules():
@@ -235,13 +235,13 @@ def why_not_merged(policy: torch.nn.Module) -> str | None:
     config = policy.peft_config[adapter]
     if config.peft_type != PeftType.LORA or getattr(config, "alora_invocation_tokens", None):
         return f"the adapter is not a plain LoRA ({config.peft_type.value})"
-    layers = adapted_layers(policy.get_base_model(), adapter)
+    layers = find_adapted_layers(policy.get_base_model(), adapter)
     for name, layer in layers:
         params = list(layer.get_base_layer().parameters(recurse=False))
         if not params or not all(param.is_floating_point() for param in params):
             return f"{name} is quantised"
     try:
-        with disturbed(policy, adapter):
+        with disturb(policy, adapter):
             difference = _difference(policy, MergedCopy(policy, adapter))
     except Exception as error:  # of whatever kind: kinds of layers and variants of LoRA differ in what they can
         first = (str(error).strip().splitlines() or [""])[0][:120]
@@ -255,7 +255,7 @@ def why_not_merged(policy: torch.nn.Module) -> str | None:
 
 
 @contextmanager
-def disturbed(policy: PeftModel, adapter: str) -> Iterator[None]:
+def disturb(policy: PeftModel, adapter: str) -> Iterator[None]:
     """Add noise to an adapter while this lasts: its initialisation may change nothing."""
     params = [param for name, param in policy.named_parameters() if "lora_" in name and adapter in name.split(".")]
     before = [param.detach().clone() for param in params]

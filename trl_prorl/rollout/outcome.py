@@ -124,7 +124,10 @@ class Outcome:
                 each row's group among those of all processes.
         """
         numbers = torch.arange(len(self.rewards), device=self.rewards.device) // self.group_size
-        return {"rewards": own_part(self.rewards, process, count), "group": own_part(numbers, process, count)}
+        return {
+            "rewards": select_own_rows(self.rewards, process, count),
+            "group": select_own_rows(numbers, process, count),
+        }
 
     def unbounded(self) -> torch.Tensor:
         """Find the rows of groups with an infinite reward: bools of shape `(N,)`."""
@@ -190,12 +193,12 @@ def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
 
 
-def own_part(gathered: torch.Tensor, process: int, count: int) -> torch.Tensor:
+def select_own_rows(gathered: torch.Tensor, process: int, count: int) -> torch.Tensor:
     """Return the `count` rows of one process in a tensor gathered from all processes."""
     return gathered[process * count :][:count]
 
 
-def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def count_written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
     Count the completion tokens that no model sampled: a tool's, or forced ones.
 
@@ -207,7 +210,7 @@ def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return (mask * (1 - batch["tool_mask"])).sum()
 
 
-def groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Tensor:
+def keep_groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Tensor:
     """
     Reorder a permutation of B rows so that the rows of a group stand together, as far as no row leaves its share.
 
@@ -262,7 +265,7 @@ def set_advantages(
         batch = weighted_sum(outcome.rewards, weights)
         if penalties is not None:
             batch = batch - penalties
-        advantages.copy_(own_part(estimate(batch, group_size, estimator), process, count))
+        advantages.copy_(select_own_rows(estimate(batch, group_size, estimator), process, count))
         # The table has the newest rows of all rounds of dynamic sampling, which need not be those of the batch.
         newest = weighted_sum(torch.cat(outcome.rounds), weights)
         if penalties is not None and len(penalties) == len(newest):
@@ -277,6 +280,6 @@ def set_advantages(
         else:  # each is centred by itself
             columns = outcome.rewards.unbind(dim=1)
         groups = torch.stack([all_equal(column.view(-1, group_size)) for column in columns]).all(dim=0)
-        advantages[own_part(groups.repeat_interleave(group_size), process, count)] = 0.0
+        advantages[select_own_rows(groups.repeat_interleave(group_size), process, count)] = 0.0
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
-    advantages[own_part(outcome.unbounded(), process, count)] = math.nan
+    advantages[select_own_rows(outcome.unbounded(), process, count)] = math.nan

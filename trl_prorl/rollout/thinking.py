@@ -6,7 +6,7 @@ Interruption of over-long thinking: after a budget of tokens a text asks for the
 from collections.abc import Callable
 
 
-def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
+def make_interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
     r"""
     Make a rollout function for [`ProRLTrainer`] that interrupts over-long thinking, by transformers' generation.
 
@@ -26,8 +26,8 @@ def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
         late = [row for row, ids in enumerate(completions) if ids[-1] not in trainer.eos_token_ids]
         masks = [[1] * len(ids) for ids in completions]
         if late:
-            asked = [prompt_ids[row] + completions[row] + forced for row in late]
-            for row, answer in zip(late, trainer.generate_tokens(asked, answer_tokens), strict=True):
+            interrupted = [prompt_ids[row] + completions[row] + forced for row in late]
+            for row, answer in zip(late, trainer.generate_tokens(interrupted, answer_tokens), strict=True):
                 completions[row] = completions[row] + forced + answer
                 masks[row] += [0] * len(forced) + [1] * len(answer)
         return {

@@ -38,7 +38,7 @@ class ReplyFailed(BaseException):
         self.error = error
 
 
-def reply_of(task, turns: Sequence[str], row: Mapping) -> str | None:
+def ask_reply(task, turns: Sequence[str], row: Mapping) -> str | None:
     """
     Ask a task for its reply, see [`~tasks.base.Task.reply`].
 
@@ -59,7 +59,7 @@ def _failure(task, what: str, row: Mapping) -> str:
     return f"reply of task {task.name!r} {what} for the prompt {quoted(row.get('prompt'))}."
 
 
-def with_turns(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """
     Change a tokenizer in place, so that its chat template takes replies, and it parses a text as a call of the one
     tool.
@@ -82,7 +82,7 @@ def with_turns(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def environment_of(task, most: int) -> type:
+def make_environment(task, most: int) -> type:
     """
     Make the environment of a task, as `environment_factory` takes it.
 
@@ -102,9 +102,9 @@ def environment_of(task, most: int) -> type:
             Args:
                 text: The turn.
             """
-            self._turns.append(in_one_line(text))
+            self._turns.append(join_lines(text))
             try:
-                reply = reply_of(task, self._turns, self._row)
+                reply = ask_reply(task, self._turns, self._row)
             except RewardError as error:
                 raise ReplyFailed(error) from error
             return " ".join(map(str, range(most + 1))) if reply is None else reply
@@ -112,7 +112,7 @@ def environment_of(task, most: int) -> type:
     return Environment
 
 
-def in_one_line(text: str) -> str:
+def join_lines(text: str) -> str:
     """Join the lines of a text."""
     return " ".join(text.split())
 
@@ -125,7 +125,7 @@ def transcript(messages: Sequence[Mapping]) -> str:
     if not any(call.get("name") == TOOL for call in calls):
         return str(messages[-1].get("content") or "")
     pairs = zip(calls, messages, strict=True)
-    return "\n".join(in_one_line(call["arguments"]["text"] if call else said["content"]) for call, said in pairs)
+    return "\n".join(join_lines(call["arguments"]["text"] if call else said["content"]) for call, said in pairs)
 
 
 def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str, **settings) -> list[int]:
@@ -133,7 +133,7 @@ def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str, **settings) -> lis
     Return the tokens from the end of a turn to the beginning of the next one.
 
     Args:
-        tokenizer: From [`with_turns`].
+        tokenizer: From [`prepare_tokenizer`].
         reply (`str`): The reply.
         settings: Of the chat template.
     """
@@ -156,11 +156,11 @@ def play(
     **settings,
 ) -> tuple[list[str], list[tuple[list[int], bool]]]:
     """
-    Play B games at once, as TRL does with [`environment_of`].
+    Play B games at once, as TRL does with [`make_environment`].
 
     Args:
         task ([`~tasks.base.Task`]): The task that replies.
-        tokenizer: From [`with_turns`].
+        tokenizer: From [`prepare_tokenizer`].
         rows (`Sequence[Mapping]`): B rows.
         prompts (`Sequence[list[int]]`): The tokens of their prompts.
         most (`int`): Tokens of a completion, replies included.
@@ -174,7 +174,7 @@ def play(
     Raises:
         [`RewardError`]: The task could not reply.
     """
-    make = environment_of(task, most)
+    make = make_environment(task, most)
     environments = [make() for _ in rows]
     messages = [[] for _ in rows]
     ids = [[] for _ in rows]

@@ -16,7 +16,7 @@ from ..pass_at_k import pass_at_k
 from .rewards import guard_reward
 
 
-def verifier_of(functions: Iterable[Any]) -> Callable | None:
+def find_verifier(functions: Iterable[Any]) -> Callable | None:
     """Find the verifier of the first reward function that has one; `None` if none has."""
     for function in functions:
         verifier = getattr(function, "verifier", None)
@@ -30,7 +30,7 @@ def draw_sizes(n: int) -> list[int]:
     return [1 << power for power in range(n.bit_length())]
 
 
-def measurements(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
+def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
     """
     Compute pass@k, a mean over prompts, for k = 1, 2, 4 … `n`; with several tasks, of each one too.
 
@@ -68,7 +68,7 @@ class Verdicts:
 
     def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
         self.n = n
-        verifier = verifier_of(functions)
+        verifier = find_verifier(functions)
         self.name = getattr(verifier, "__qualname__", "verifier")
         self._verify = None if verifier is None else guard_reward(verifier, self.name, seconds, "stop")
         self.begin()
@@ -108,13 +108,13 @@ class Verdicts:
         self._correct += correct
         self._tasks += tasks
 
-    def of_set(self, rows: Any, prefix: str) -> dict[str, float]:
+    def measure_set(self, rows: Any, prefix: str) -> dict[str, float]:
         """
-        Compute the [`measurements`] of an evaluation set, by names that begin with `prefix`.
+        Compute the [`measure_pass_at_k`] of an evaluation set, by names that begin with `prefix`.
 
         With several processes the last batch is filled with prompts from its beginning, which must not count twice; a
         set without a length is taken as it came.
         """
         end = len(rows) * self.n if has_length(rows) else None
-        measured = measurements(self._correct[:end], self._tasks[:end], self.n)
+        measured = measure_pass_at_k(self._correct[:end], self._tasks[:end], self.n)
         return {f"{prefix}_{name}": value for name, value in measured.items()}
