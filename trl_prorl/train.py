@@ -124,7 +124,7 @@ def rows_of(task, split: str, key: str, task_args: TaskArguments):
 
 def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
     """Run the trainer that [`build`] has made, and leave the run folder behind."""
-    with trainer.folders_held():
+    with trainer.hold_folders():
         trainer.train(resume_from_checkpoint=resume)
         if trainer.args.push_to_hub:
             trainer.push_to_hub()  # saves, too

@@ -111,7 +111,7 @@ class WholeCheckpoint:
         self.failure: Exception | None = None  # the first write of this process that failed
 
     @contextmanager
-    def failure_noted(self) -> Iterator[None]:
+    def note_failure(self) -> Iterator[None]:
         """
         Note a write that fails in this context, and let this process go on to where it meets the others.
 
@@ -129,7 +129,7 @@ class WholeCheckpoint:
                 self.failure = error
 
     @contextmanager
-    def written_aside(self, accelerator, names: bool, record: Iterable[Path]) -> Iterator[None]:
+    def write_aside(self, accelerator, names: bool, record: Iterable[Path]) -> Iterator[None]:
         """
         Let all processes write the checkpoint in this context; at its end one of them gives it its name.
 
@@ -142,11 +142,11 @@ class WholeCheckpoint:
             [`~trl_prorl.errors.CheckpointError`]: In every process, if one of them could not write its part; nothing
                 of the checkpoint is left.
         """
-        with self.failure_noted():
+        with self.note_failure():
             yield
         self._settle(accelerator, names)
         if names:
-            with self.failure_noted():
+            with self.note_failure():
                 for path in record:
                     sync(path)
                 name_checkpoint(self.aside, self.final, self.step, self.resumable)

@@ -21,7 +21,7 @@ from ..record.provenance import write_config, write_env
 from ..record.run_id import write_run_id
 from .files import WholeCheckpoint, describe_failed_write, is_failed_write
 from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
-from .resume import Resume, best_beside
+from .resume import Resume, find_best_beside
 from .rollback import PlannedRollback, Rollback, RollbackRequest
 from .state import (
     buffer_file,
@@ -60,7 +60,7 @@ class CheckpointMixin:
         return RunFolders.of(self.args)
 
     @contextmanager
-    def folders_held(self):
+    def hold_folders(self):
         """
         Keep other runs out of the run's folders. May be entered again. The main process holds them, for all.
 
@@ -80,8 +80,9 @@ class CheckpointMixin:
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
-        As [`~transformers.Trainer.train`]. A resume continues the run exactly, even from the middle of a generation
-        batch.
+        Train as [`~transformers.Trainer.train`] does.
+
+        A resume continues the run exactly, even from the middle of a generation batch.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
@@ -94,7 +95,7 @@ class CheckpointMixin:
         """
         is_main = self.is_world_process_zero()
         by_main_process(is_main, self.folders.check_usable)
-        with self.folders_held():
+        with self.hold_folders():
             self._resume = None
             if resume_from_checkpoint:
                 check_record(self.run_dir)
@@ -187,10 +188,10 @@ class CheckpointMixin:
                 resume.abandon_newer(folders)
                 self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
-            generation = {"compact_generation": self.acceleration.generation}
+            generation = {"compact_generation": str(self.acceleration.generation)}
             if self.compact is not None:
                 generation.update(self.compact.facts())
-            packing = self.acceleration.packing
+            packing = str(self.acceleration.packing)
             # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
             write_env(self.run_dir, self.args, self.model, packing, generation, self.base_name(), self._run_id)
             write_config(self.run_dir, self.args, self.recipe)
@@ -205,7 +206,7 @@ class CheckpointMixin:
     def _init_training_state(self, max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial):
         best = None
         if resume_from_checkpoint is not None:
-            best = best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
+            best = find_best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
         is_beside = best is not None
         with without_warning("transformers.trainer", "The best checkpoint") if is_beside else nullcontext():
             done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
@@ -244,18 +245,18 @@ class CheckpointMixin:
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         policy = self.accelerator.unwrap_model(self.model)
-        with self._weights_loaded(Path(resume_from_checkpoint)):
+        with self._load_into_parameters(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             if is_peft_model(policy) and len(policy.peft_config) > 1 and not self.is_fsdp_enabled:
                 # transformers up to 5.22 then loads all adapters but the policy's, which begins anew.
                 policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_best_model(self):
-        with self._weights_loaded(Path(self.state.best_model_checkpoint)):
+        with self._load_into_parameters(Path(self.state.best_model_checkpoint)):
             return super()._load_best_model()
 
     @contextmanager
-    def _weights_loaded(self, folder: Path):
+    def _load_into_parameters(self, folder: Path):
         """Load a checkpoint's weights in this context into the parameters that there are."""
         with keep_parameters(self.accelerator.unwrap_model(self.model)):
             for part in self.parts.values():
@@ -286,11 +287,11 @@ class CheckpointMixin:
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         checkpoint = WholeCheckpoint(output_dir, self.state.global_step, not self.args.save_only_model, sharded)
         try:
-            with checkpoint.written_aside(self.accelerator, self.args.should_save, self.recorder.files):
+            with checkpoint.write_aside(self.accelerator, self.args.should_save, self.recorder.files):
                 self._aside = checkpoint
-                with checkpoint.failure_noted():
+                with checkpoint.note_failure():
                     super()._save_checkpoint(model, trial)
-                with checkpoint.failure_noted():
+                with checkpoint.note_failure():
                     self._save_beside(checkpoint)
         finally:
             self._aside = None
@@ -303,13 +304,13 @@ class CheckpointMixin:
         state = self.state
         folders.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint, self._run_id)
 
-    def _failure_noted(self):
+    def _note_failure(self):
         """
         Return a context in which a write of a checkpoint may fail and this process goes on.
 
         It is for what comes before Trainer's barrier inside a save, at which the other processes wait.
         """
-        return self._aside.failure_noted() if self._aside is not None else nullcontext()
+        return self._aside.note_failure() if self._aside is not None else nullcontext()
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
         """Write what the run needs beyond TRL's checkpoint."""
@@ -339,7 +340,7 @@ class CheckpointMixin:
 
     def save_model(self, output_dir=None, _internal_call=False):
         try:
-            with self._failure_noted():
+            with self._note_failure():
                 super().save_model(output_dir, _internal_call=True)
             if output_dir is None or Path(output_dir) == Path(self.args.output_dir):
                 self.create_model_card()  # PEFT has written its own
@@ -376,7 +377,7 @@ class CheckpointMixin:
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
         """Write the card of the run so far. A failure to write it does not stop a run."""
         try:
-            with self._failure_noted():
+            with self._note_failure():
                 self.uploads.write_card(dataset_name, tags)
         except ValueError as error:
             logger.warning("The model card is not up to date: %s", error)

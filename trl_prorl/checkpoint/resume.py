@@ -116,7 +116,7 @@ class Resume:
         }
 
 
-def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
+def find_best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
     """
     Find the best checkpoint of a run that is resumed, as `output_dir` names it now.
 
