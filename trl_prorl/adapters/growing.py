@@ -84,16 +84,17 @@ class Growth(Part):
         own = [factor for factor in factors if factor.adapter == "default"]
         with self.timer.span("reset") as copy:
             values = [(factor, change_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
-            copied = [
-                (tensors, {factor.name: change_rank(factor, tensors[factor.name], rank, rows) for factor in own})
-                for tensors in self.copies
-            ]
+            copied = []
+            for tensors in self.copies:
+                new = {factor.name: change_rank(factor, tensors[factor.name], rank, rows) for factor in own}
+                copied.append((tensors, new))
         with self.timer.span("reset") as migration:
             states = self.optimizer.state if self.optimizer is not None else {}
             for factor in factors:
                 weight = factor.linear.weight
                 if weight in states:
-                    copied.append((states[weight], self.migrate(states[weight], weight.shape, factor.axis, rank)))
+                    state = states[weight]
+                    copied.append((state, self.migrate(state, weight.shape, factor.axis, rank)))
         # Nothing was written so far, and from here on nothing is computed that could fail.
         set_factors(self.policy, values, rank)
         for old, new in copied:
@@ -112,11 +113,13 @@ class Growth(Part):
         saved = json.loads((checkpoint / CONFIG_FILE).read_text())
         mine = self.policy.peft_config["default"]
         root = math.sqrt if saved.get("use_rslora") else float
-        same = math.isclose(saved["lora_alpha"] / root(saved["r"]), mine.lora_alpha / root(mine.r), rel_tol=1e-9)
-        if saved["r"] < self._first or not same or bool(saved.get("use_rslora")) != bool(mine.use_rslora):
+        scaling = mine.lora_alpha / root(mine.r)
+        has_scaling = math.isclose(saved["lora_alpha"] / root(saved["r"]), scaling, rel_tol=1e-9)
+        has_kind = bool(saved.get("use_rslora")) == bool(mine.use_rslora)
+        if saved["r"] < self._first or not has_scaling or not has_kind:
             raise ValueError(
                 f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into "
-                f"which one of rank {self._first} with a scaling of {mine.lora_alpha / root(mine.r):g} does not grow. "
+                f"which one of rank {self._first} with a scaling of {scaling:g} does not grow. "
                 "Restore lora_r and lora_alpha, or begin a run of its own."
             )
         if saved["r"] != mine.r:

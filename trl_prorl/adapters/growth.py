@@ -143,7 +143,8 @@ def change_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[s
         rank (`int`): The new rank.
         rows (`Mapping[str, torch.Tensor]`): New rows of A by layer, 0 without them.
     """
-    return resize(tensor, factor.axis, rank, rows.get(factor.place) if factor.side == "A" else None)
+    new = rows.get(factor.place) if factor.side == "A" else None
+    return resize(tensor, factor.axis, rank, new)
 
 
 def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
@@ -190,10 +191,11 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
         `ValueError`: An entry's meaning is not known.
     """
     unknown = sorted(set(state) - {*OF_VALUES, STEP})
-    unknown += [key for key in OF_VALUES if state.get(key) is not None and state[key].shape != shape]
+    held = [key for key in OF_VALUES if state.get(key) is not None]
+    unknown += [key for key in held if state[key].shape != shape]
     if unknown:
         raise ValueError(f"optimizer state {unknown} is not understood: growth cannot say what becomes of it.")
-    return {key: resize(state[key], axis, rank) for key in OF_VALUES if state.get(key) is not None}
+    return {key: resize(state[key], axis, rank) for key in held}
 
 
 def check_growing_optimizer(cls: type) -> None:

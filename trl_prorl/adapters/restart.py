@@ -140,10 +140,10 @@ class Restart(Part):
             return
         factors = list_factors(self.policy)
         own = [(factor, factor.linear.weight.data) for factor in factors]
-        together = [
-            (factor, torch.cat([*(old[factor.name].to(value) for old in self.merged), value], dim=factor.axis))
-            for factor, value in own
-        ]
+        together = []
+        for factor, value in own:
+            earlier = [values[factor.name].to(value) for values in self.merged]
+            together.append((factor, torch.cat([*earlier, value], dim=factor.axis)))
         set_factors(self.policy, together, self.rank * (len(self.merged) + 1))
         try:
             yield
@@ -170,6 +170,7 @@ class Restart(Part):
         factors = list_factors(self.policy)
         count = self.policy.peft_config["default"].r // self.rank
         pieces = {factor: factor.linear.weight.detach().chunk(count, dim=factor.axis) for factor in factors}
-        set_factors(self.policy, [(factor, parts[-1].contiguous()) for factor, parts in pieces.items()], self.rank)
+        newest = [(factor, parts[-1].contiguous()) for factor, parts in pieces.items()]
+        set_factors(self.policy, newest, self.rank)
         for number in range(count - 1):
             self._merge({factor.name: parts[number].to("cpu", copy=True) for factor, parts in pieces.items()})

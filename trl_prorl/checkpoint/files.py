@@ -28,7 +28,8 @@ from ..record.shapes import flag, integer, table, text
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = table({"resumable": flag, "files": table(rest=table({"bytes": integer(0), "sha256": text}))})
+FILE = table({"bytes": integer(0), "sha256": text})
+MANIFEST = table({"resumable": flag, "files": table(rest=FILE)})
 SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
 
 

@@ -161,8 +161,12 @@ class CheckpointMixin:
 
     def _find_resume(self, resume_from) -> Resume:
         args = self.args
-        identity = self._identity | changing_keys(*self.recipe)
+        identity = self._whole_identity()
         return Resume.find(resume_from, args.output_dir, self.run_dir, identity, args.allow_config_change)
+
+    def _whole_identity(self) -> dict:
+        """Return what makes a resumed run the same run, the recipe's keys included."""
+        return {**self._identity, **changing_keys(*self.recipe)}
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
@@ -336,7 +340,7 @@ class CheckpointMixin:
             "log": log_to_json(self._metrics["train"], completions),
         }
         write_state(folder, state)
-        (folder / IDENTITY_FILE).write_text(json.dumps(self._identity | changing_keys(*self.recipe), indent=1))
+        (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
 
     def save_model(self, output_dir=None, _internal_call=False):
         try:

@@ -144,8 +144,10 @@ def read(cls: type[S], folder: str | os.PathLike) -> S:
     file = folder / f"{cls.schema}.safetensors"
     needed = {label: needed for _, _, label, needed in cls.places(sidecar["values"].get("names", ()))}
     _check_names(folder / f"{cls.schema}.json", needed, [entry["name"] for entry in entries])
-    held = _load(file, {entry["key"]: entry["name"] for entry in entries}) if entries else {}
-    data = cls.of({entry["name"]: _checked(file, entry, held) for entry in entries}, sidecar["values"])
+    keys = {entry["key"]: entry["name"] for entry in entries}
+    held = _load(file, keys) if entries else {}
+    tensors = {entry["name"]: _checked(file, entry, held) for entry in entries}
+    data = cls.of(tensors, sidecar["values"])
     data.check()
     return data
 

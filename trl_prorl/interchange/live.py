@@ -264,8 +264,13 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Select the rows that a growth has appended to each A."""
-    grown = (name for name, param in new.items() if grows(name) == 0 and len(param) > len(old[name]))
-    return {name: new[name].detach()[len(old[name]) :].to("cpu", copy=True) for name in grown}
+    rows = {}
+    for name, param in new.items():
+        if grows(name) == 0:
+            first = len(old[name])
+            if len(param) > first:
+                rows[name] = param.detach()[first:].to("cpu", copy=True)
+    return rows
 
 
 # ------------------------------------------------------ an Adam optimizer by the names of its parameters
@@ -336,7 +341,8 @@ def live_state(
         state = inner.state.get(param, {})
         found["parameters"][name] = param.detach()
         for key in MOMENTS:
-            found[key][name] = state[key] if key in state else param.detach().new_zeros(()).expand(param.shape)
+            zeros = param.detach().new_zeros(()).expand(param.shape)
+            found[key][name] = state.get(key, zeros)
         found["steps"][name] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).reshape(1)
     return found
 
@@ -346,7 +352,10 @@ def state_of(
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Copy `live_state` to the CPU; `copy` if the tensors must outlive the next update."""
     live = live_state(optimizer, parameters)
-    return {kind: {name: held.to("cpu", copy=copy) for name, held in live[kind].items()} for kind in live}
+    found = {}
+    for kind, tensors in live.items():
+        found[kind] = {name: tensor.to("cpu", copy=copy) for name, tensor in tensors.items()}
+    return found
 
 
 @torch.no_grad()

@@ -100,7 +100,8 @@ class Schema:
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> "Schema":
         """Make the dataclass of `tensors()` and `values()`."""
-        held = {spec.name: {} for spec in fields(cls) if spec.metadata.get("of") == "parameter"} | values
+        held: dict[str, Any] = {spec.name: {} for spec in fields(cls) if spec.metadata.get("of") == "parameter"}
+        held.update(values)
         for name, parameter, label, _ in cls.places(values.get("names", ())):
             if parameter is None:
                 held[name] = tensors.get(label)
@@ -225,7 +226,8 @@ class UpdateInputs(Schema):
         check_state(self)
         listed = [name for group in self.groups for name in group["parameters"]]
         if listed != self.names:
-            wrong = next((a for a, b in zip(listed, self.names, strict=False) if a != b), "the last one")
+            different = [group for group, name in zip(listed, self.names, strict=False) if group != name]
+            wrong = different[0] if different else "the last one"
             raise InputError(f"inputs: the groups list other parameters than names, from {wrong} on.")
         reset_factors(self.reset)
         for name, tensor in self.gradients.items():

@@ -189,7 +189,9 @@ class Recorder(Part):
             meter.add_total("kl_penalty", penalty)
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
-        self._of_update = {"lr": rate} | ({"grad_norm": float(norm)} if norm is not None else {})
+        self._of_update = {"lr": rate}
+        if norm is not None:
+            self._of_update["grad_norm"] = float(norm)
 
     def finish_step(self, step: int, skips: int) -> dict[str, float]:
         """

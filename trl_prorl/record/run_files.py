@@ -262,7 +262,8 @@ def read_jsonl(
     if not Path(path).exists():
         return []
     lines = read_text(path).split("\n")
-    last = max((place for place, line in enumerate(lines, start=1) if line.strip(BLANK)), default=0)
+    filled = [place for place, line in enumerate(lines, start=1) if line.strip(BLANK)]
+    last = filled[-1] if filled else 0
     rows = []
     seen = {}
     for place, line in enumerate(lines[:last], start=1):

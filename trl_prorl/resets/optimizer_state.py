@@ -173,7 +173,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> Non
     """Call `check_optimizer_class` for an instance, through Accelerate's wrapper."""
     inner = inner_of(optimizer)
     momentum = max(group.get("momentum", 0.0) for group in inner.param_groups)
-    beta1 = next((group["beta1"] for group in inner.param_groups if group.get("beta1") is not None), None)
+    betas = [group["beta1"] for group in inner.param_groups if group.get("beta1") is not None]
+    beta1 = betas[0] if betas else None
     check_optimizer_class(type(inner), momentum, beta1, mode)
 
 

@@ -263,8 +263,7 @@ class TriggerSet:
 
     def observe_step(self, step: int, mean: Callable[[str], float | None]) -> list[Reason]:
         """Collect every reason of a step, whose means over tokens `mean` gives by their names in the record."""
-        means = {name: mean(name) for name in dict.fromkeys(trigger.watches for trigger in self.triggers)}
-        reasons = [trigger.observe_step(step, means[trigger.watches]) for trigger in self.triggers]
+        reasons = [trigger.observe_step(step, mean(trigger.watches)) for trigger in self.triggers]
         return self._allowed(step, reasons)
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> list[Reason]:

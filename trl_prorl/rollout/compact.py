@@ -53,7 +53,8 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(NO_DISTRIBUTION)
     wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
     block = _first_beyond(ends, wanted)
-    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
+    end_of_last = ends.gather(1, (block - 1).clamp(min=0))
+    before = torch.where(block > 0, end_of_last, 0.0)
     tokens_of_block = blocks[torch.arange(rows, device=block.device), block[:, 0]]
     within = _running_sums(tokens_of_block.double())
     token = block * BLOCK + _first_beyond(within, wanted - before)
@@ -122,9 +123,12 @@ class GrowingLayer(DynamicLayer):
     def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Copy what there is into a larger room, of which `keys` and `values` show the part that is filled."""
         length = keys.shape[-2]
-        self._room = [old.new_empty((*old.shape[:2], length + GROWTH, old.shape[3])) for old in (keys, values)]
-        for room, old in zip(self._room, (keys, values), strict=True):
+        self._room = []
+        for old in (keys, values):
+            rows, heads, _, size = old.shape
+            room = old.new_empty((rows, heads, length + GROWTH, size))
             room[:, :, :length] = old
+            self._room.append(room)
         self._show(length)
 
     def _show(self, length: int) -> None:
@@ -233,7 +237,10 @@ def compact_sample(
     ended: list[tuple[torch.Tensor, Samples]] = []
     while True:
         scores = processors(ids, logits.clone() if logps is not None else logits)
-        tokens = draw(scores.softmax(dim=-1)) if generation_config.do_sample else scores.argmax(dim=-1)
+        if generation_config.do_sample:
+            tokens = draw(scores.softmax(dim=-1))
+        else:
+            tokens = scores.argmax(dim=-1)
         if logps is not None:
             all_logps = (logits / logps_at).log_softmax(dim=-1)
             token_logps = all_logps.gather(1, tokens[:, None])
@@ -249,7 +256,8 @@ def compact_sample(
         if left < len(rows):
             over = (~alive).nonzero().squeeze(1)
             kept = _closed_up(alive, left)
-            ended.append((rows[over], Samples(ids[over], None if logps is None else logps[over])))
+            ended_logps = None if logps is None else logps[over]
+            ended.append((rows[over], Samples(ids[over], ended_logps)))
             ids, model_kwargs = _select(ids, model_kwargs, kept)
             processors = _of_rows(processors, kept)
             rows = rows[kept]
@@ -324,9 +332,13 @@ def pad_left(prompts: list[list[int]], pad: int, multiple: int | None = None) ->
     """Make token ids and attention mask of shape `(P, W)`."""
     width = max(map(len, prompts))
     width += -width % (multiple or 1)
-    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return ids, mask
+    ids = []
+    mask = []
+    for prompt in prompts:
+        missing = width - len(prompt)
+        ids.append([pad] * missing + prompt)
+        mask.append([0] * missing + [1] * len(prompt))
+    return torch.tensor(ids), torch.tensor(mask)
 
 
 def cut_at_end(ids: list[int], ends: set[int]) -> list[int]:

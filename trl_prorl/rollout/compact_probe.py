@@ -22,7 +22,8 @@ class _Some(StoppingCriteria):
         self.width = width
 
     def __call__(self, input_ids, scores, **kwargs):
-        return (input_ids[:, self.width - 1] % 2 == 0) & (input_ids.shape[1] >= self.width + 3)
+        is_even = input_ids[:, self.width - 1] % 2 == 0
+        return is_even & (input_ids.shape[1] >= self.width + 3)
 
 
 def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
@@ -119,8 +120,8 @@ def _first_difference(
         if differs.any():
             place = int(differs.int().argmax())  # the first
             score = scores[place][row].float()
-            gap = (score[mine[row, place]] - score[theirs[row, place]]).abs().item()
-            if gap > TIE * precision * score.abs().max().item():
+            gap = score[mine[row, place]] - score[theirs[row, place]]
+            if gap.abs().item() > TIE * precision * score.abs().max().item():
                 return place
     return None
 
@@ -128,5 +129,7 @@ def _first_difference(
 def rope_by_longest_row(config) -> str | None:
     """Return the kind of rotary positions, if their frequencies depend on the longest row of a call."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    types = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]  # per kind of layer
-    return next((kind for kind in types if kind in ("dynamic", "longrope")), None)
+    for part in (rope, *rope.values()):  # one for all layers, or one for each kind of layer
+        if isinstance(part, dict) and part.get("rope_type") in ("dynamic", "longrope"):
+            return part["rope_type"]
+    return None

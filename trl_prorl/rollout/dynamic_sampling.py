@@ -38,8 +38,10 @@ def deciding_rewards(
     groups = rewards.view(-1, group_size, rewards.size(1))
     decides = (~groups.isnan()).any(dim=1) & (weights != 0.0)
     first = decides.int().argmax(dim=1)  # the first of equal values
-    deciders = groups.gather(2, first.view(-1, 1, 1).expand(-1, group_size, 1)).squeeze(2)
-    return deciders.masked_fill(~decides.any(dim=1, keepdim=True), torch.nan).flatten()
+    index = first.view(-1, 1, 1).expand(-1, group_size, 1)
+    deciders = groups.gather(2, index).squeeze(2)
+    has_none = ~decides.any(dim=1, keepdim=True)
+    return deciders.masked_fill(has_none, torch.nan).flatten()
 
 
 def find_functions(
@@ -115,7 +117,9 @@ def replace_groups(
             mine = widen(mine, width, fill, left=is_prompt)
             theirs = widen(theirs, width, fill, left=is_prompt)
         if mine.dim():
-            merged[name] = mine.index_copy(0, rows(places).to(mine.device), theirs[rows(sources).to(mine.device)])
+            to = rows(places).to(mine.device)
+            source = rows(sources).to(mine.device)
+            merged[name] = mine.index_copy(0, to, theirs[source])
     return merged
 
 
@@ -211,7 +215,8 @@ class DynamicSampling(Part):
             places = self._undecided(rewards).nonzero().squeeze(1).tolist()
             # Processes generate and gather together, so all take part, each with as many groups as the process that
             # needs most.
-            number = int(self.accelerator.gather(torch.tensor([len(places)], device=rewards.device)).max())
+            needed = torch.tensor([len(places)], device=rewards.device)
+            number = int(self.accelerator.gather(needed).max())
             if number == 0:
                 break
             mine = self._drawn + process * number

@@ -12,7 +12,8 @@ def cosine(length: float, longest: float, least: float, most: float) -> float:
 
     It falls from `most` for an empty completion to `least` for one of T = `longest` tokens or more.
     """
-    return least + 0.5 * (most - least) * (1.0 + math.cos(math.pi * min(length / longest, 1.0)))
+    share = min(length / longest, 1.0)
+    return least + 0.5 * (most - least) * (1.0 + math.cos(math.pi * share))
 
 
 def is_on(step: int, on: int, off: int) -> bool:

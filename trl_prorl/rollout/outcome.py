@@ -131,7 +131,8 @@ class Outcome:
 
     def unbounded(self) -> torch.Tensor:
         """Find the rows of groups with an infinite reward: bools of shape `(N,)`."""
-        groups = self.rewards.isinf().any(dim=1).view(-1, self.group_size).any(dim=1)
+        rows = self.rewards.isinf().any(dim=1)
+        groups = rows.view(-1, self.group_size).any(dim=1)
         return groups.repeat_interleave(self.group_size)
 
 
@@ -279,7 +280,8 @@ def set_advantages(
             columns = [weighted_sum(outcome.rewards, weights)]
         else:  # each is centred by itself
             columns = outcome.rewards.unbind(dim=1)
-        groups = torch.stack([all_equal(column.view(-1, group_size)) for column in columns]).all(dim=0)
+        equal = [all_equal(column.view(-1, group_size)) for column in columns]
+        groups = torch.stack(equal).all(dim=0)
         advantages[select_own_rows(groups.repeat_interleave(group_size), process, count)] = 0.0
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
     advantages[select_own_rows(outcome.unbounded(), process, count)] = math.nan

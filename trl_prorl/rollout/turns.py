@@ -72,11 +72,13 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
         raise ValueError("a task of several turns needs a base with a chat template and an end token.")
     tokenizer.chat_template = template if template.startswith(REPLIES) else REPLIES + template
     call = {"type": "function", "function": {"name": TOOL, "arguments": {"text": "{content}"}}}
-    field = {"close": tokenizer.eos_token, "content": "text", "repeats": True, "transform": call}
-    defaults = {"role": "assistant"}
-    everything = r"\A.*"
-    spec = {"defaults": defaults, "start_anchor_pattern": everything, "fields": {"tool_calls": field}}
-    tokenizer.response_template = spec
+    tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor_pattern": r"\A.*",  # everything
+        "fields": {
+            "tool_calls": {"close": tokenizer.eos_token, "content": "text", "repeats": True, "transform": call}
+        },
+    }
     if not supports_tool_calling(tokenizer):
         raise ValueError("a task of several turns needs a base whose chat template takes several messages.")
     return tokenizer
@@ -121,11 +123,17 @@ def transcript(messages: Sequence[Mapping]) -> str:
     """
     Write the text of a completion: of its last message or, if it has turns, of each of them and each reply, by line.
     """
-    calls = [(message.get("tool_calls") or [{}])[0].get("function", {}) for message in messages]
+    calls = []
+    for message in messages:
+        first, *_ = message.get("tool_calls") or [{}]
+        calls.append(first.get("function", {}))
     if not any(call.get("name") == TOOL for call in calls):
         return str(messages[-1].get("content") or "")
-    pairs = zip(calls, messages, strict=True)
-    return "\n".join(join_lines(call["arguments"]["text"] if call else said["content"]) for call, said in pairs)
+    lines = []
+    for call, message in zip(calls, messages, strict=True):
+        text = call["arguments"]["text"] if call else message["content"]
+        lines.append(join_lines(text))
+    return "\n".join(lines)
 
 
 def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str, **settings) -> list[int]:
