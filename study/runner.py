@@ -29,7 +29,7 @@ from study.tables import BASES, FOLDER, Tables, check_base, read_tables, write_t
 from study.tuned import with_choices
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.files import replaced
-from trl_prorl.record.folders import FolderInUseError, FolderLock, holder
+from trl_prorl.record.folder_lock import FolderInUseError, FolderLock, holder
 from trl_prorl.record.run_files import read_jsonl
 
 

@@ -13,7 +13,7 @@ from tiny_run import BEST, QUESTIONS, AtBoundary, adapted, disturbed, evaluated_
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_prorl import evaluate
-from trl_prorl.adapters.growth import factors_of
+from trl_prorl.adapters.growth import list_factors
 from trl_prorl.adapters.restart import Restart
 from trl_prorl.launch.plan import Plan
 
@@ -52,7 +52,7 @@ def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_pat
         assert facts["merged_bytes"] == count * sum(param.nbytes for param in trained.values())
         assert far(logits(model), before) < close < 1e-3 < far(before, begun)
         assert torch.equal(logits(model), logits(model, None))  # the reference is the policy
-        for factor in factors_of(model):
+        for factor in list_factors(model):
             assert factor.linear.weight.any() == (factor.side == "A")
             assert factor.linear.weight.shape[factor.axis] == rank
     disturbed(model)
@@ -75,7 +75,7 @@ def test_new_factors_follow_from_the_run_s_seed_and_the_count_alone(tiny_model):
         part = Restart(model, SimpleNamespace(seed=seed))
         for _ in range(count):
             part.apply()
-        return torch.cat([factor.linear.weight.flatten() for factor in factors_of(model) if factor.side == "A"])
+        return torch.cat([factor.linear.weight.flatten() for factor in list_factors(model) if factor.side == "A"])
 
     assert torch.equal(drawn(7, 1), drawn(7, 1))
     assert len({tuple(drawn(*which)[:8].tolist()) for which in ((7, 1), (7, 2), (8, 1))}) == 3
@@ -84,14 +84,14 @@ def test_new_factors_follow_from_the_run_s_seed_and_the_count_alone(tiny_model):
 def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
     """Each product is a small part of a rounding step of the weights. In place, all of them would be lost."""
     model = adapted(tiny_model, 0.0, torch.bfloat16)
-    layer = factors_of(model)[0].layer
+    layer = list_factors(model)[0].layer
     weight = layer.get_base_layer().weight
     part = Restart(model, SimpleNamespace(seed=1))
     exact = weight.double()
     in_place = weight.detach().clone()
     for _ in range(200):
         disturbed(model, 1e-3)
-        a, b = (next(f.linear.weight for f in factors_of(model) if f.layer is layer and f.side == s) for s in "AB")
+        a, b = (next(f.linear.weight for f in list_factors(model) if f.layer is layer and f.side == s) for s in "AB")
         product = 2.0 * (b.double() @ a.double())
         exact = exact + product
         in_place = in_place + product.to(torch.bfloat16)
@@ -151,7 +151,7 @@ def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model
     def note(step):
         if step == 2:
             kept["random"] = torch.get_rng_state()
-            kept["factors"] = {f.name: f.linear.weight.detach().clone() for f in factors_of(one.model)}
+            kept["factors"] = {f.name: f.linear.weight.detach().clone() for f in list_factors(one.model)}
             merged = AutoModelForCausalLM.from_pretrained(tiny_model)
             state = {}
             for name, value in one.model.state_dict().items():
@@ -166,7 +166,7 @@ def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model
     two = make_trainer(**keys, model=str(tmp_path / "merged"), max_steps=2, prompts=4)
     two.train_dataset = two.train_dataset.select([2, 3, 0, 1])
     with torch.no_grad():
-        for factor in factors_of(two.model):
+        for factor in list_factors(two.model):
             factor.linear.weight.copy_(kept["factors"][factor.name])
     two.parts["note"] = AtBoundary(lambda step: torch.set_rng_state(kept["random"]) if step == 0 else None)
     two.train()

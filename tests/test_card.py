@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 from run_record import write_run
 
-from trl_prorl.hub.card import model_card, without_secrets
+from trl_prorl.hub.card import model_card, remove_secrets
 from trl_prorl.record.base_model import identify
 
 
@@ -195,8 +195,8 @@ def test_secrets_are_in_no_recipe(folder):
     assert "eos_token: <|end|>" in text and "dtype: float32" in text and "thinking_budget: 8" in text
     assert "with [removed] inside" in text
     kept = {"max_completion_length": 3, "pad_token": "x", "num_tokens": 4, "token_entropy": 1}
-    assert without_secrets(kept) == kept
-    assert without_secrets({"api_key": "x", "password": 1, "list": [{"hub_token": "y"}]}) == {"list": [{}]}
+    assert remove_secrets(kept) == kept
+    assert remove_secrets({"api_key": "x", "password": 1, "list": [{"hub_token": "y"}]}) == {"list": [{}]}
 
 
 def test_how_a_run_is_trained_again(folder):

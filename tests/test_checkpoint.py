@@ -17,10 +17,10 @@ from tiny_run import BEST, QUESTIONS, evaluated_as
 from transformers import Trainer, TrainerCallback
 
 from trl_prorl.checkpoint import files as on_disk
-from trl_prorl.checkpoint.files import find_checkpoint, newest_complete, rotate, sha256, why_unusable
-from trl_prorl.checkpoint.resume import clear_leftovers
-from trl_prorl.checkpoint.state import saved
+from trl_prorl.checkpoint.files import find_checkpoint, newest_complete, sha256, why_unusable
+from trl_prorl.checkpoint.state import log_to_json
 from trl_prorl.errors import CheckpointError
+from trl_prorl.record.folders import RunFolders
 
 
 def write(folder, step, resumable=True, **files):
@@ -150,9 +150,10 @@ def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
     all_of_them = [2, 4, 6, 8, 10]
     left = {None: all_of_them, 0: all_of_them, 4: all_of_them, 3: [4, 6, 8, 10], 2: [4, 8, 10], 1: [4, 8, 10]}
     for limit, steps in left.items():
-        rotate(tmp_path, 8, limit, os.path.relpath(best))  # 10 lies after the run's newest, and is not of this run
+        # 10 lies after the run's newest, and is not of this run.
+        RunFolders(tmp_path).remove_oldest(8, limit, os.path.relpath(best))
         assert sorted(int(path.name[11:]) for path in tmp_path.glob("checkpoint-*")) == steps, limit
-    rotate(tmp_path, 8, 1, None)
+    RunFolders(tmp_path).remove_oldest(8, 1, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-8"]
 
 
@@ -165,10 +166,10 @@ def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("trl_prorl.checkpoint.files.shutil.rmtree", broken_off)
-        rotate(tmp_path, 4, 1, None)
+        patch.setattr("trl_prorl.record.checkpoint_names.shutil.rmtree", broken_off)
+        RunFolders(tmp_path).remove_oldest(4, 1, None)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
-    clear_leftovers(tmp_path)
+    RunFolders(tmp_path).clear_leftovers()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
@@ -190,12 +191,13 @@ def test_what_is_abandoned_twice_has_two_names(tmp_path):
         for step in (2, 4, 10):
             if not (tmp_path / f"checkpoint-{step}").exists():
                 write(tmp_path, step)
-        abandoned = on_disk.abandon_newer(tmp_path / "checkpoint-2", tmp_path, ["checkpoint-10"])
+        abandoned = RunFolders(tmp_path).abandon_newer(tmp_path / "checkpoint-2", ["checkpoint-10"])
         assert list(abandoned.values()) == names
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
     (tmp_path / "other").mkdir()
-    assert on_disk.abandon_newer(tmp_path / "checkpoint-2", tmp_path / "other") == {}  # of another folder
-    assert on_disk.abandon_newer(tmp_path / "abandoned-checkpoint-4", tmp_path) == {}  # of a name of the user's own
+    another_folder, name_of_the_user = RunFolders(tmp_path / "other"), tmp_path / "abandoned-checkpoint-4"
+    assert another_folder.abandon_newer(tmp_path / "checkpoint-2") == {}
+    assert RunFolders(tmp_path).abandon_newer(name_of_the_user) == {}
 
 
 class Kill(TrainerCallback):
@@ -337,7 +339,7 @@ def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]
     trainer._logs["prompt"].append([{"role": "user", "content": content}])
     trainer._logs["completion"].append([{"role": "assistant", "content": "this"}])
-    json.dumps(saved(trainer._metrics["train"], trainer._logs))
+    json.dumps(log_to_json(trainer._metrics["train"], trainer._logs))
 
 
 def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run, resume):

@@ -21,15 +21,15 @@ from trl_prorl.rollout.compact import (
     GrowingLayer,
     _running_sums,
     compact_sample,
-    distinct,
+    cut_at_end,
     draw,
-    padded_left,
-    until_end,
+    find_distinct,
+    pad_left,
 )
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packed, packs_bf16, why_not_merged
-from trl_prorl.rollout.thinking import interrupted_rollout
+from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.scoring.packing_probe import evaluating
 
 
@@ -49,7 +49,7 @@ def config(**keys):
 
 def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, **keys):
     """Compact sampling: its result, and its completions alone."""
-    ids, mask = padded_left(prompts, 0)
+    ids, mask = pad_left(prompts, 0)
     given = {} if logps_at is None else {"logps_at": logps_at}
     given |= {"generation_config": config(**keys), "custom_generate": compact_sample, "copies": copies}
     torch.manual_seed(seed)
@@ -73,7 +73,7 @@ def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, **keys
     ids=str,
 )
 def test_greedy_tokens_are_those_of_generate(model, keys):
-    ids, mask = padded_left(PROMPTS, 0)
+    ids, mask = pad_left(PROMPTS, 0)
     settings = config(do_sample=False, **keys)
     theirs = model.generate(input_ids=ids[COPIES], attention_mask=mask[COPIES], generation_config=settings)
     assert torch.equal(theirs, compact(model, do_sample=False, **keys)[0].ids)
@@ -87,7 +87,7 @@ def test_rows_that_end_are_no_longer_computed(model):
     hook = model.register_forward_pre_hook(seen, with_kwargs=True)
     _, drawn = compact(model, seed=3, do_sample=True, eos_token_id=ends, max_new_tokens=40)
     hook.remove()
-    lengths = sorted(len(until_end(row, set(ends))) for row in drawn.tolist())
+    lengths = sorted(len(cut_at_end(row, set(ends))) for row in drawn.tolist())
     assert rows[0] == (3, 6) and all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
     still = [sum(length > step for length in lengths) for step in range(1, len(rows))]
     assert [shape[0] for shape in rows[1:]] == still and len(set(still)) > 3
@@ -147,7 +147,7 @@ def test_log_probabilities_are_those_of_a_plain_forward(model):
     keys = {"temperature": temperature, "top_k": 5, "eos_token_id": ends, "max_new_tokens": 20}
     result, drawn = compact(model, seed=2, logps_at=temperature, do_sample=True, **keys)
     for row, place in enumerate(COPIES.tolist()):
-        completion = until_end(drawn[row].tolist(), set(ends))
+        completion = cut_at_end(drawn[row].tolist(), set(ends))
         prompt = PROMPTS[place]
         logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1] / temperature
         right = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
@@ -156,8 +156,8 @@ def test_log_probabilities_are_those_of_a_plain_forward(model):
 
 
 def test_equal_prompts_are_found():
-    assert distinct([[1, 2], [3], [1, 2], [3, 4], [3]]) == ([[1, 2], [3], [3, 4]], [0, 1, 0, 2, 1])
-    ids, mask = padded_left([[1, 2], [3]], 9, 4)
+    assert find_distinct([[1, 2], [3], [1, 2], [3, 4], [3]]) == ([[1, 2], [3], [3, 4]], [0, 1, 0, 2, 1])
+    ids, mask = pad_left([[1, 2], [3]], 9, 4)
     assert ids.tolist() == [[9, 9, 1, 2], [9, 9, 9, 3]] and mask.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
 
 
@@ -215,11 +215,11 @@ def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
 
 def holds_merged_weights(merged):
     """Whether any adapted layer of the copy has weights other than the policy's own."""
-    for layer, originals, packed in merged._layers:
-        weights = layer.get_base_layer()
-        if packed is not None and packed._packed is not None:
+    for layer in merged._layers:
+        if layer._packed is not None and layer._packed._packed is not None:
             return True
-        if any(getattr(weights, key).data_ptr() != original.data_ptr() for key, original in originals.items()):
+        originals = layer._originals.items()
+        if any(getattr(layer._weights, key).data_ptr() != original.data_ptr() for key, original in originals):
             return True
     return False
 
@@ -421,7 +421,7 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
     trainer.train()
     below = measured(trainer)
     assert len(below) == 3 and all(0 < value < MERGED_BOUND for value in below)  # once a generation batch
-    assert trainer.parts["generation"].merged == "on"
+    assert trainer.parts["generation"].merged.on
 
     # Above the bound the next generation comes from the policy, which rounds too: it may be as far from itself.
     monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", below[0] / 2)
@@ -440,7 +440,7 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
             assert (again.parts["generation"].copy is None) == leaves and largest_difference(trainer, again) == 0.0
     assert events[0]["value"] == below[0]
     assert events[0]["threshold"] == max(below[0] / 2, 0.01 * found[1])
-    assert trainer.parts["generation"].merged.startswith("off: the copy was")
+    assert trainer.parts["generation"].merged.reason.startswith("the copy was")
 
 
 def test_a_policy_that_is_scored_in_bf16_is_measured(run):
@@ -455,12 +455,12 @@ def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(run, dt
         return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[-50.0] * 3] * len(prompts)}
 
     trainer = run(trainer_kwargs={"rollout_func": rollout}, **A, max_steps=4, model_init_kwargs={"dtype": dtype})
-    assert trainer.parts["generation"].merged == "on" and len(read_rows(trainer)) == 4 and not measured(trainer)
+    assert trainer.parts["generation"].merged.on and len(read_rows(trainer)) == 4 and not measured(trainer)
 
 
 def test_with_what_else_samples(run):
     assert run(**A, dynamic_sampling_rounds=2, reward=constant(0.0)).state.global_step == 4
-    budget = {"rollout_func": interrupted_rollout(3, 2, "so: ")}
+    budget = {"rollout_func": make_interrupted_rollout(3, 2, "so: ")}
     assert run(**A, trainer_kwargs=budget, max_completion_length=20).state.global_step == 4
 
 
@@ -512,7 +512,7 @@ def test_an_adapter_of_another_name_and_two_at_once(make_trainer, tiny_model, me
     policy.base_model.set_adapter(adapters)
     given = {"model": disturbed(policy, 0.05), "trainer_kwargs": {"peft_config": None}}
     trainer = make_trainer(compact_generation="on", **given)
-    assert trainer.parts["generation"].merged == merged
+    assert str(trainer.parts["generation"].merged) == merged
     assert not_the_policy_s(trainer) == [0, 0]
 
 
@@ -522,7 +522,7 @@ def test_embeddings_with_an_adapter_and_a_head_in_fp32(make_trainer, tiny_model)
     keys = {"compact_generation": "on", "cast_lm_head_to_fp32": True, "trainer_kwargs": {"peft_config": lora}}
     trainer = make_trainer(model=AutoModelForCausalLM.from_pretrained(tiny_model).bfloat16(), **keys)
     trainer.train()
-    assert trainer.parts["generation"].merged == "on"
+    assert trainer.parts["generation"].merged.on
     rows = read_rows(trainer)
     assert 0.0 < rows[0]["mean_abs_dlogp_sampler"] < 0.05
 
@@ -556,11 +556,11 @@ def test_a_new_training_forgets_that_the_last_went_on_unmerged(make_trainer):
     generation = trainer.parts["generation"]
     assert generation.row(1, {"mean_abs_dlogp_sampler": 1.0}) is None  # the policy itself comes first
     assert generation.row(2, {"mean_abs_dlogp_sampler": 0.5})["reason"] == "copy_off_policy"
-    assert generation.copy is None and generation.merged.startswith("off: the copy was 1 nats")
+    assert generation.copy is None and generation.merged.reason.startswith("the copy was 1 nats")
     generation.load_state_dict(generation.state_dict(), {})
     assert generation.copy is None
     trainer.train()
-    assert generation.copy is not None and generation.merged == "on"
+    assert generation.copy is not None and generation.merged.on
 
 
 def test_a_run_with_auto_goes_on_where_it_is_possible(make_trainer, tmp_path, monkeypatch):

@@ -11,10 +11,10 @@ from tiny_run import constant
 from trl.rewards import get_soft_overlong_punishment
 
 from trl_prorl.objective.advantages import estimate
-from trl_prorl.rollout.dynamic_sampling import deciding, extra_rows, put_groups, undecided
+from trl_prorl.rollout.dynamic_sampling import deciding_rewards, next_rows, replace_groups, undecided_groups
 from trl_prorl.rollout.length_rewards import cosine, cosine_length_reward, is_on, target_length_reward
 from trl_prorl.rollout.outcome import set_advantages, weighted_sum
-from trl_prorl.rollout.thinking import interrupted_rollout
+from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.train import TaskArguments
 
 
@@ -23,10 +23,10 @@ NAN = float("nan")
 
 def test_undecided_by_hand():
     rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, NAN, NAN, 0.5, NAN, 0.0, 0.0, -1.0, float("inf")])
-    assert undecided(rewards, 2).tolist() == [True, False, True, True, True, False]
+    assert undecided_groups(rewards, 2).tolist() == [True, False, True, True, True, False]
     # Every group has a function of its own.
     rewards = torch.tensor([[1.0, NAN, 5.0], [1.0, NAN, 6.0], [NAN, 0.0, 7.0], [NAN, 1.0, 8.0]])
-    assert deciding(rewards, torch.ones(3), 2).tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert deciding_rewards(rewards, torch.ones(3), 2).tolist() == [1.0, 1.0, 0.0, 1.0]
 
 
 DECIDED = {
@@ -45,7 +45,7 @@ DECIDED = {
 
 @pytest.mark.parametrize("rewards, weights, functions, expected", DECIDED.values(), ids=DECIDED)
 def test_which_reward_decides_by_hand(rewards, weights, functions, expected):
-    found = deciding(torch.tensor(rewards).T, torch.tensor(weights), 2, functions)
+    found = deciding_rewards(torch.tensor(rewards).T, torch.tensor(weights), 2, functions)
     assert found.tolist() == pytest.approx(expected, nan_ok=True)
 
 
@@ -66,19 +66,19 @@ def test_groups_are_put_with_padding_on_the_right_sides():
     batch = batch_of(mine, masks, [[4], [5], [6], [7]], [0.0, 0.0, 1.0, -1.0], 4)
     theirs = [[1, 0], [2, 0], [3, 1], [4, 1]]
     others = batch_of([[8, 8, 8]] * 4, [[1, 1, 1]] * 4, theirs, [0.0, 0.0, 2.0, -2.0], 9)
-    merged = put_groups(batch, others, places=[0], sources=[1], group_size=2, pad_token_id=9)
+    merged = replace_groups(batch, others, places=[0], sources=[1], group_size=2, pad_token_id=9)
     assert merged["prompt_ids"].tolist() == [[8, 8, 8], [8, 8, 8], [9, 9, 3], [9, 9, 3]]
     assert merged["prompt_mask"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0, 1]]
     assert merged["completion_ids"].tolist() == [[3, 1], [4, 1], [6, 9], [7, 9]]
     assert merged["advantages"].tolist() == [2.0, -2.0, 1.0, -1.0]
-    assert put_groups(others, batch, [0], [1], 2, 9)["completion_ids"].tolist() == [[6, 9], [7, 9], [3, 1], [4, 1]]
+    assert replace_groups(others, batch, [0], [1], 2, 9)["completion_ids"].tolist() == [[6, 9], [7, 9], [3, 1], [4, 1]]
 
 
 def test_extra_rows_go_round_in_new_orders_and_go_on_where_they_stopped():
-    drawn = extra_rows(5, 3, 0, 12)
+    drawn = next_rows(5, 3, 0, 12)
     assert sorted(drawn[:5]) == sorted(drawn[5:10]) == list(range(5)) and drawn[:5] != drawn[5:10]
-    assert extra_rows(5, 3, 7, 5) == drawn[7:]
-    assert extra_rows(5, 4, 0, 10) != drawn[:10]
+    assert next_rows(5, 3, 7, 5) == drawn[7:]
+    assert next_rows(5, 4, 0, 10) != drawn[:10]
 
 
 def solved(completions, prompts, **kwargs):
@@ -194,7 +194,7 @@ DECIDED_AT_ONCE = {
         "max_steps": 2,
         "num_iterations": 1,
         "learning_rate": 1e-3,
-        "trainer_kwargs": {"rollout_func": interrupted_rollout(3, 2, "ANSWER:")},
+        "trainer_kwargs": {"rollout_func": make_interrupted_rollout(3, 2, "ANSWER:")},
     },
 }
 

@@ -168,7 +168,7 @@ def test_making_a_trainer_computes_the_later_layers_once(make_trainer, tiny_mode
     for layer in model.model.layers:
         layer.register_forward_hook(count)
     made = make_trainer(model=model, fast=True)
-    assert made.acceleration.packing == made.acceleration.generation == made.compact.merged == "on"
+    assert made.acceleration.packing == made.acceleration.generation == "on" and made.compact.merged.on
     # Once to see whether a forward draws random numbers; the trials take some twenty forwards.
     assert numbers[2:] == [1, 1, 1, 1] and numbers[0] == numbers[1] > 15
 
@@ -190,4 +190,4 @@ def test_a_late_layer_that_cannot_be_merged_is_found(make_trainer, tiny_model):
     model = of_tokenizer(tiny_model)
     replace_forward(model.model.layers[4].self_attn)
     made = make_trainer(model=model, compact_generation="on")
-    assert made.compact.merged.endswith("the forward of model.layers.4.self_attn is replaced)")
+    assert made.compact.merged.reason.endswith("the forward of model.layers.4.self_attn is replaced)")

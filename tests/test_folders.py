@@ -7,9 +7,8 @@ import pytest
 from run_record import errors, hash_files, read_rows
 from tiny_run import QUESTIONS
 
-from trl_prorl.checkpoint.files import rotate
-from trl_prorl.checkpoint.resume import clear_leftovers
-from trl_prorl.record.folders import RECORD, SAVED, find_named
+from trl_prorl.record.checkpoint_names import find_named
+from trl_prorl.record.folders import RECORD, SAVED, RunFolders
 
 
 ROOT = Path(__file__).parent.parent
@@ -200,7 +199,7 @@ def test_leftovers_are_the_run_s_own(tmp_path):
     before = fill(tmp_path, names)
     fill(tmp_path, ["_incomplete-checkpoint-2/a", "_incomplete-old-checkpoint-1/a", "_push-2/a"])
     (tmp_path / "_incomplete-old-checkpoint-3").symlink_to(tmp_path / "elsewhere")
-    clear_leftovers(tmp_path)
+    RunFolders(tmp_path).clear_leftovers()
     assert hash_files(tmp_path) == before and not list(tmp_path.glob("_incomplete-old*"))
 
 
@@ -208,8 +207,8 @@ def test_a_checkpoint_that_was_moved_and_linked_is_unlinked_and_not_removed(tmp_
     for step in (1, 2):
         fill(tmp_path, [f"disk/{step}/manifest.json"])
         (tmp_path / f"checkpoint-{step}").symlink_to(tmp_path / "disk" / str(step))
-    rotate(tmp_path, 2, 1, None)
-    clear_leftovers(tmp_path)
+    RunFolders(tmp_path).remove_oldest(2, 1, None)
+    RunFolders(tmp_path).clear_leftovers()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "disk"]
     assert len(hash_files(tmp_path / "disk")) == 2
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.optimization import Adafactor
 
-from trl_prorl.adapters.growth import check_growing_optimizer, migrated, resized
+from trl_prorl.adapters.growth import check_growing_optimizer, migrate_state, resize
 from trl_prorl.resets.optimizer_state import reset_optimizer
 
 
@@ -23,8 +23,8 @@ AXES = {"A": 0, "B": 1}
 def grow(param, optimizer, axis, rank, new=None):
     """A factor and its state, as a run grows them."""
     state = optimizer.state[param]
-    changed = migrated(state, param.shape, axis, rank)
-    param.data = resized(param.detach(), axis, rank, new)
+    changed = migrate_state(state, param.shape, axis, rank)
+    param.data = resize(param.detach(), axis, rank, new)
     param.grad = None
     state.update(changed)
 
@@ -45,19 +45,19 @@ GROWN = {"A": [[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]], "B": [[1.0, 2.0, 0.0], [3.0,
 def test_old_ranks_keep_m_v_and_t_and_new_ones_begin_at_zero(side):
     state = {"step": torch.tensor(7.0), "exp_avg": FOUR.clone(), "exp_avg_sq": FOUR**2, "max_exp_avg_sq": FOUR * 5}
     kept = {key: value.clone() for key, value in state.items()}
-    changed = migrated(state, FOUR.shape, AXES[side], 3)
+    changed = migrate_state(state, FOUR.shape, AXES[side], 3)
     assert set(changed) == {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # torch's step is one number, and stays
     assert changed["exp_avg"].tolist() == GROWN[side]
     assert torch.equal(changed["exp_avg_sq"], torch.tensor(GROWN[side]) ** 2)
     assert torch.equal(changed["max_exp_avg_sq"], torch.tensor(GROWN[side]) * 5)
     assert all(torch.equal(state[key], kept[key]) for key in kept)  # nothing was written
-    back = migrated(changed | {"step": state["step"]}, changed["exp_avg"].shape, AXES[side], 2)
+    back = migrate_state(changed | {"step": state["step"]}, changed["exp_avg"].shape, AXES[side], 2)
     assert all(torch.equal(back[key], kept[key]) for key in back)
 
 
 def test_momentum_of_sgd():
-    assert migrated({"momentum_buffer": FOUR}, FOUR.shape, 1, 3)["momentum_buffer"].tolist() == GROWN["B"]
-    assert migrated({"momentum_buffer": None}, FOUR.shape, 1, 3) == migrated({}, FOUR.shape, 1, 3) == {}
+    assert migrate_state({"momentum_buffer": FOUR}, FOUR.shape, 1, 3)["momentum_buffer"].tolist() == GROWN["B"]
+    assert migrate_state({"momentum_buffer": None}, FOUR.shape, 1, 3) == migrate_state({}, FOUR.shape, 1, 3) == {}
 
 
 # What the first update of a value with gradient 1 is, in learning rates, late in a run, for old and new ranks. Of an
@@ -124,12 +124,12 @@ def test_a_factor_that_had_the_rank_from_the_start_with_zero_gradients(kind, sid
     begun = drawn(2)
     new = drawn(2)
     small = torch.nn.Parameter(begun.clone())
-    large = torch.nn.Parameter(resized(begun, axis, 4))
+    large = torch.nn.Parameter(resize(begun, axis, 4))
     of_small = make(small)
     of_large = make(large)
     for _ in range(3):
         gradient = drawn(2)
-        update(small, of_small, gradient), update(large, of_large, resized(gradient, axis, 4))
+        update(small, of_small, gradient), update(large, of_large, resize(gradient, axis, 4))
     grow(small, of_small, axis, 4, new)
     large.data.narrow(axis, 2, 2).copy_(new)
     assert torch.equal(small, large)
@@ -144,7 +144,7 @@ def test_a_factor_that_had_the_rank_from_the_start_with_zero_gradients(kind, sid
 )
 def test_a_state_that_is_not_understood_is_refused(named, value):
     with pytest.raises(ValueError, match=f"{named}.*growth cannot say"):
-        migrated({"exp_avg_sq": FOUR, named: value}, FOUR.shape, 0, 3)
+        migrate_state({"exp_avg_sq": FOUR, named: value}, FOUR.shape, 0, 3)
 
 
 def test_optimizers_that_are_not_understood_are_refused():

@@ -138,7 +138,7 @@ def test_the_choices_are_the_objects_that_there_are():
     assert KEYS["optimizer_reset"].choices == (*treatments.TREATMENTS, *treatments.SCALE_FORMS)
     assert KEYS["kl_estimator"].choices == kl.ESTIMATORS
     assert KEYS["advantage_estimator"].choices == (None, *advantages.ESTIMATORS)
-    assert TRIGGER_KEYS == triggers.KEYS
+    assert TRIGGER_KEYS == triggers.TRIGGER_KEYS
     # Keys of ours on which no number depends.
     free = "run_dir hub_push_reference allow_config_change fast reward_timeout log_update_norm"
     assert {name for name in (*KEYS, *TASK_KEYS) if name in FREE_KEYS} == set(free.split())

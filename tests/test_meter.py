@@ -14,7 +14,7 @@ from run_record import untimed
 from transformers import TrainerCallback
 
 import trl_prorl.record.meter as meter_module
-from trl_prorl.record.meter import JsonLines, Meter, StageTimer, gpu_row
+from trl_prorl.record.meter import JsonLines, Meter, StageTimer, measure_gpu
 from trl_prorl.record.run_files import read_jsonl
 
 
@@ -139,7 +139,7 @@ def test_a_gpu_that_has_failed_does_not_hide_the_first_error(card):
 
 def test_a_card_of_which_nvml_knows_no_utilisation_is_measured_without_it(card):
     """A part of a card (MIG): NVML answers with an error of its own, which derives from `Exception` alone."""
-    assert gpu_row(card(utilization=Mock(side_effect=Exception("Not Supported")))) == {"peak_memory_gib": 1.0}
+    assert measure_gpu(card(utilization=Mock(side_effect=Exception("Not Supported")))) == {"peak_memory_gib": 1.0}
 
 
 def test_a_machine_without_the_package_of_nvml_is_told_of_it_once(card, caplog):
@@ -148,7 +148,7 @@ def test_a_machine_without_the_package_of_nvml_is_told_of_it_once(card, caplog):
     gpu = card(utilization=Mock(side_effect=missing))
     meter_module.tell_of_missing_nvml.cache_clear()
     for _ in range(3):
-        assert gpu_row(gpu) == {"peak_memory_gib": 1.0}
+        assert measure_gpu(gpu) == {"peak_memory_gib": 1.0}
     said = "gpu_utilization is not recorded, because its package is missing: pip install nvidia-ml-py."
     assert [record.getMessage() for record in caplog.records] == [said]
 
@@ -174,7 +174,7 @@ def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     meter.begin_step()
     assert over.wait(10)
     meter.device = CPU  # of the counts, because there is no GPU
-    monkeypatch.setattr(meter_module, "gpu_row", lambda device, readings: gpu_row(gpu, readings))
+    monkeypatch.setattr(meter_module, "measure_gpu", lambda device, readings: measure_gpu(gpu, readings))
     assert meter.end_step(torch.clone)["gpu_utilization"] == 60.0
     assert threading.active_count() == threads
 
@@ -193,7 +193,7 @@ def test_the_peak_of_a_step_is_not_that_of_an_evaluation_before_it(card):
     gpu = card(max_memory_allocated=lambda device: max(peak), reset_peak_memory_stats=lambda device: peak.clear())
     Meter(gpu).begin_step()
     peak.append(3 * 2**30)  # of the step
-    assert gpu_row(gpu)["peak_memory_gib"] == 3.0
+    assert measure_gpu(gpu)["peak_memory_gib"] == 3.0
 
 
 PROMPTS = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}"}] for i in range(4)]})

@@ -13,7 +13,7 @@ import torch
 from run_record import read_rows as rows
 
 from trl_prorl.guards.finite import all_finite
-from trl_prorl.record.meter import StageTimer, gpu_row
+from trl_prorl.record.meter import StageTimer, measure_gpu
 from trl_prorl.rollout.compact import draw
 
 
@@ -74,12 +74,12 @@ def test_a_stage_waits_for_the_work_that_it_began():
 
 def test_peak_memory_begins_anew_with_every_step():
     card = torch.device("cuda", torch.cuda.current_device())
-    gpu_row(card)
+    measure_gpu(card)
     large = torch.empty(2**30, dtype=torch.uint8, device=card)
-    with_it = gpu_row(card)["peak_memory_gib"]
+    with_it = measure_gpu(card)["peak_memory_gib"]
     del large
-    gpu_row(card)  # the peak of a step in which it was still there at the beginning
-    assert with_it - gpu_row(card)["peak_memory_gib"] == pytest.approx(1.0, abs=0.01)
+    measure_gpu(card)  # the peak of a step in which it was still there at the beginning
+    assert with_it - measure_gpu(card)["peak_memory_gib"] == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_reference_costs_its_weights_and_b_costs_none(run):

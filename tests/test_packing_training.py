@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
 from trl_prorl.launch.acceleration import Acceleration, check_pack_processes
-from trl_prorl.rollout.outcome import groups_together
+from trl_prorl.rollout.outcome import keep_groups_together
 from trl_prorl.scoring.scorer import Scorer
 
 
@@ -93,12 +93,12 @@ def test_rows_of_a_group_stand_together_within_a_step(make_trainer, schedule, sh
 
 def test_a_share_s_groups_come_in_the_order_in_which_it_meets_them():
     permutation = torch.tensor([5, 1, 0, 3, 2, 4, 7, 6])
-    assert groups_together(permutation, 4, 8).tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
-    assert groups_together(permutation, 4, 4).tolist() == [5, 0, 1, 3, 2, 4, 6, 7]
-    assert groups_together(permutation, 2, 4).tolist() == [5, 0, 1, 3, 2, 4, 6, 7]
-    assert groups_together(permutation, 4, 1).tolist() == permutation.tolist()
+    assert keep_groups_together(permutation, 4, 8).tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
+    assert keep_groups_together(permutation, 4, 4).tolist() == [5, 0, 1, 3, 2, 4, 6, 7]
+    assert keep_groups_together(permutation, 2, 4).tolist() == [5, 0, 1, 3, 2, 4, 6, 7]
+    assert keep_groups_together(permutation, 4, 1).tolist() == permutation.tolist()
     # Six rows: a group of four and half of the next, in parts of two.
-    assert groups_together(permutation[:6], 4, 6).tolist() == [4, 5, 0, 1, 2, 3]
+    assert keep_groups_together(permutation[:6], 4, 6).tolist() == [4, 5, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("lora", [True, False])

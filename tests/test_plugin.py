@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trl_prorl.record.provenance import command_of, evaluation_of, plugin_options
+from trl_prorl.record.provenance import evaluation_of, plugin_options, spell_command
 
 
 OWN = """
@@ -191,7 +191,7 @@ HOME = str(Path.home())
     ],
 )
 def test_the_command(words, shown):
-    assert shlex.split(command_of(words)) == shlex.split(shown)
+    assert shlex.split(spell_command(words)) == shlex.split(shown)
 
 
 def test_what_evaluates_a_run():

@@ -12,7 +12,7 @@ from trl_prorl.environment import versions
 from trl_prorl.hub.card import read_record
 from trl_prorl.hub.publish import files_to_push
 from trl_prorl.record.provenance import set_keys, write_config, write_env
-from trl_prorl.record.run_id import RUN_ID_FILE, other_run, recorded_run_id, saved_run_id
+from trl_prorl.record.run_id import RUN_ID_FILE, is_of_other_run, recorded_run_id, saved_run_id
 
 
 def config(folder, **keys):
@@ -135,4 +135,4 @@ def test_an_evaluation_of_the_run_that_had_the_folder_before_goes_nowhere(tmp_pa
     assert read_record(tmp_path).passk is None
     (tmp_path / "passk.json").write_text(json.dumps({**PASSK, "run_id": "2"}))
     assert "passk.json" in files_to_push(tmp_path, tmp_path) and read_record(tmp_path).passk["run_id"] == "2"
-    assert not other_run({}, "2") and not other_run({"run_id": "1"}, None)
+    assert not is_of_other_run({}, "2") and not is_of_other_run({"run_id": "1"}, None)

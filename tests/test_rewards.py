@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from trl_prorl.errors import RewardError
-from trl_prorl.rollout.rewards import DeadlineExceeded, call_within, watched
+from trl_prorl.rollout.rewards import DeadlineExceeded, call_within, guard_reward
 
 
 PROMPTS = [[{"role": "user", "content": "first"}], [{"role": "user", "content": "second"}]]
 
 
 def call(function, seconds=None, nonfinite="stop"):
-    reward = watched(function, "mine", seconds, nonfinite)
+    reward = guard_reward(function, "mine", seconds, nonfinite)
     result = reward(prompts=PROMPTS, completions=["a", "b"])
     return asyncio.run(result) if asyncio.iscoroutine(result) else result
 
@@ -146,12 +146,12 @@ def test_the_trainer_watches_its_reward_functions(make_trainer):
 
 def test_a_reward_function_may_be_called_without_prompts():
     """As TRL's own environments are."""
-    reward = watched(lambda environments, **columns: [1.0] * len(environments), "mine", None, "stop")
+    reward = guard_reward(lambda environments, **columns: [1.0] * len(environments), "mine", None, "stop")
     assert reward(environments=[1, 2]) == [1, 1]
 
 
 def test_an_evaluation_leaves_out_what_is_not_finite():
-    reward = watched(lambda **columns: [math.nan, math.inf, 1.0], "mine", None, "skip", training=lambda: False)
+    reward = guard_reward(lambda **columns: [math.nan, math.inf, 1.0], "mine", None, "skip", training=lambda: False)
     first, second, third = reward(prompts=["a", "b", "c"])
     assert math.isnan(first) and math.isnan(second) and third == 1.0
 

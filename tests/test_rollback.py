@@ -12,7 +12,7 @@ from run_record import read_rows as rows
 from run_record import untimed
 from tiny_run import QUESTIONS, vowels
 
-from trl_prorl.checkpoint.rollback import Rollback, after_rollback
+from trl_prorl.checkpoint.rollback import Rollback, checkpoint_after_rollback
 from trl_prorl.errors import NonFiniteError, RewardError
 from trl_prorl.guards.collapse import end_by_best
 from trl_prorl.parts import Part
@@ -37,7 +37,7 @@ def test_the_rule_by_hand(tmp_path):
 
 def test_a_checkpoint_of_an_earlier_version_is_left_to_its_own_refusal(tmp_path):
     """Its state has another form, and is not looked at where the record has no roll-back."""
-    assert after_rollback(tmp_path / "checkpoint-4", tmp_path) == tmp_path / "checkpoint-4"
+    assert checkpoint_after_rollback(tmp_path / "checkpoint-4", tmp_path) == tmp_path / "checkpoint-4"
 
 
 class Fault(Part):
@@ -136,7 +136,7 @@ def dying(trainer):
     die = Mock(side_effect=Killed)
     return {
         "before the event": (trainer, "_event", die),
-        "after the event": (part, "noted", die),
+        "after the event": (part, "sync_event", die),
         "after the renaming": (trainer.recorder, "open", lambda *args: die() if args[1:] else opened(*args)),
         "a step later": (part, "row", lambda now, found: die() if trainer._resume and now == 5 else row(now, found)),
     }

@@ -13,8 +13,9 @@ import pytest
 from run_record import errors, everything, read_rows
 
 from trl_prorl import train
-from trl_prorl.record import folders as run_lock
-from trl_prorl.record.folders import LOCK_FILE, FolderInUseError, FolderLock, check_free, check_shared
+from trl_prorl.record import folder_lock, processes
+from trl_prorl.record.folder_lock import LOCK_FILE, FolderInUseError, FolderLock, check_free
+from trl_prorl.record.processes import check_shared
 
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +25,7 @@ A = {"beta": 0.3, "ref_reset_every": 3, "num_iterations": 2}
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(run_lock, "SECONDS", 0)
+    monkeypatch.setattr(folder_lock, "SECONDS", 0)
 
 
 def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
@@ -52,7 +53,7 @@ def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
 
 HOLDER = """
 import os, sys, time
-from trl_prorl.record.folders import FolderLock
+from trl_prorl.record.folder_lock import FolderLock
 lock = FolderLock(sys.argv[1])
 lock.hold()
 if (child := os.fork()):
@@ -90,7 +91,7 @@ def test_a_file_that_says_nothing_and_a_file_system_without_locks(tmp_path, quic
     def without(descriptor, how):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(run_lock.fcntl, "flock", without)
+    monkeypatch.setattr(folder_lock.fcntl, "flock", without)
     lock.hold()
     check_free(tmp_path)
     lock.let_go()
@@ -170,9 +171,9 @@ def test_two_ranks_are_one_run_and_say_one_line(forks, tiny_model, tmp_path):
 ON_TWO_NODES = """
 import os, sys
 from trl_prorl import train
-from trl_prorl.record import folders
+from trl_prorl.record import processes
 
-folders.SHARED_SECONDS = 0.0
+processes.SHARED_SECONDS = 0.0
 os.chdir(os.environ["RANK"])  # each has a disk of its own
 train.main(sys.argv[1], sys.argv[2:])
 """
@@ -213,7 +214,7 @@ def test_a_file_that_comes_late_is_waited_for_and_one_of_a_killed_run_is_removed
     """As a network file system has it."""
     (tmp_path / ".shared-of-a-killed-run").touch()
     late = []
-    monkeypatch.setattr(run_lock.Path, "touch", lambda path: late.append(path))
-    monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: late.pop().write_text(""))
+    monkeypatch.setattr(processes.Path, "touch", lambda path: late.append(path))
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: late.pop().write_text(""))
     check_shared([tmp_path], process=0)
     assert not late and not [*tmp_path.iterdir()]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_record import read_rows
 
-from trl_prorl.record.terminal import event_line, log_line
+from trl_prorl.record.terminal import write_event_line, write_log_line
 
 
 SMALL = "--max_steps 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --logging_steps 1".split()
@@ -111,7 +111,7 @@ def test_all_metrics_stay_in_the_log_history(run):
     ],
 )  # fmt: skip
 def test_a_log_is_a_line(logs, line):
-    assert log_line(logs, 3) == line
+    assert write_log_line(logs, 3) == line
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_log_is_a_line(logs, line):
     ],
 )  # fmt: skip
 def test_an_event_is_a_line(event, line):
-    assert event_line({"step_applied": 8, **event}) == line
+    assert write_event_line({"step_applied": 8, **event}) == line
 
 
 ROOT = Path(__file__).parent.parent

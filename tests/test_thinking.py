@@ -5,7 +5,7 @@ import torch
 from run_record import read_rows
 from tiny_run import watched
 
-from trl_prorl.rollout.thinking import interrupted_rollout
+from trl_prorl.rollout.thinking import make_interrupted_rollout
 
 
 TEXT = "\nAnswer: "
@@ -16,7 +16,7 @@ BUDGET = 20
 @pytest.mark.parametrize("pack", ["off", "on"])
 def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pack):
     keys = {"max_completion_length": 40, "max_steps": 2, "per_device_train_batch_size": ROWS, "pack_groups": pack}
-    trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": interrupted_rollout(BUDGET, 4, TEXT)})
+    trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": make_interrupted_rollout(BUDGET, 4, TEXT)})
     forced = trainer.processing_class(TEXT, add_special_tokens=False).input_ids
     seen = []
     buffered = watched(trainer, "_generate_and_score_completions")

@@ -19,7 +19,7 @@ from tasks.guess import Guess
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.errors import InputError, RewardError
 from trl_prorl.launch.recipe import parse_recipe
-from trl_prorl.rollout.turns import reply_ids, with_turns
+from trl_prorl.rollout.turns import prepare_tokenizer, reply_ids
 from trl_prorl.train import build
 
 
@@ -272,8 +272,8 @@ def test_no_tool_is_described_in_a_prompt():
     tools = [{"type": "function", "function": {"name": "guess_of", "parameters": {}}}]
     described = own.apply_chat_template(messages, tools=tools, tokenize=False)
     assert "guess_of" in described
-    assert with_turns(own).apply_chat_template(messages, tools=tools, tokenize=False) == "<|user|>guess 12345"
-    assert with_turns(own).chat_template.count("namespace") == 1  # a second time changes nothing
+    assert prepare_tokenizer(own).apply_chat_template(messages, tools=tools, tokenize=False) == "<|user|>guess 12345"
+    assert prepare_tokenizer(own).chat_template.count("namespace") == 1  # a second time changes nothing
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0]['content'] }}"])
@@ -281,7 +281,7 @@ def test_a_base_that_cannot_chat_is_refused(template):
     tokenizer = AutoTokenizer.from_pretrained(embedded_model())
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match="a task of several turns needs a base"):
-        with_turns(tokenizer)
+        prepare_tokenizer(tokenizer)
 
 
 def test_what_knows_one_turn_refuses_games(monkeypatch):

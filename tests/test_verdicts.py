@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 from tasks import get_task
 from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
-from trl_prorl.rollout.verdicts import draw_sizes, measurements
+from trl_prorl.rollout.verdicts import draw_sizes, measure_pass_at_k
 from trl_prorl.train import task_reward
 
 
@@ -53,17 +53,17 @@ def test_draws_are_of_powers_of_two_up_to_the_completions():
 def test_measurements_by_hand():
     # Three prompts of four: 1, 4 and 0 correct. pass@2 of one in four is 1 − 3/6.
     correct = [False, True, False, False, *[True] * 4, *[False] * 4]
-    assert measurements(correct, [None] * 12, 4) == {
+    assert measure_pass_at_k(correct, [None] * 12, 4) == {
         "pass@1": pytest.approx((0.25 + 1 + 0) / 3),
         "pass@2": pytest.approx((0.5 + 1 + 0) / 3),
         "pass@4": pytest.approx(2 / 3),
     }
     tasks = ["code"] * 4 + ["gsm8k"] * 4 + ["code"] * 4
-    of_tasks = measurements(correct, tasks, 4)
+    of_tasks = measure_pass_at_k(correct, tasks, 4)
     assert of_tasks["pass@2/code"] == pytest.approx(0.25) and of_tasks["pass@2/gsm8k"] == 1.0
     assert len(of_tasks) == 9 and of_tasks["pass@1"] == pytest.approx(1.25 / 3)
-    assert set(measurements(correct, ["code"] * 12, 4)) == {"pass@1", "pass@2", "pass@4"}
-    assert measurements([], [], 4) == {}
+    assert set(measure_pass_at_k(correct, ["code"] * 12, 4)) == {"pass@1", "pass@2", "pass@4"}
+    assert measure_pass_at_k([], [], 4) == {}
 
 
 def test_an_evaluation_says_what_is_correct_and_not_what_was_rewarded(run):

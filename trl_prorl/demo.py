@@ -28,7 +28,8 @@ from .launch.pipes import reader_may_leave
 from .launch.recipe_check import read_recipe
 from .launch.shipped_recipes import recipes_folder
 from .record.base_model import identify
-from .record.folders import FolderInUseError, check_free, has_begun, set_earlier_run_aside
+from .record.folder_lock import FolderInUseError, check_free
+from .record.folders import RunFolders, has_begun
 from .record.run_files import read_jsonl
 from .text import visible
 
@@ -83,7 +84,7 @@ class Arm:
 
     def start(self) -> None:
         check_free(self.out)
-        set_earlier_run_aside(self.out, self.out, base=None)  # of a run that was stopped
+        RunFolders(self.out).set_earlier_run_aside(base=None)  # of a run that was stopped
         self.out.parent.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(self.command, stdout=self.log.open("a"), stderr=subprocess.STDOUT, env=env)

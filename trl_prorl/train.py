@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
 
-from .checkpoint.files import find_checkpoint, is_fork, newest_complete
+from .checkpoint.files import find_checkpoint, newest_complete
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .config import ProRLConfig
 from .embedded.gguf_base import is_gguf
@@ -31,20 +31,13 @@ from .launch.command_line import first_look, parsed, refuse
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
 from .launch.pipes import reader_may_leave
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
-from .record.folders import (
-    LOCK_FILE,
-    by_main_process,
-    check_free,
-    check_model_stays,
-    check_nothing_foreign,
-    check_usable,
-    find_earlier_run,
-    folders_of,
-)
+from .record.folder_lock import LOCK_FILE, check_free
+from .record.folders import RunFolders
 from .record.meter import check_record
+from .record.processes import by_main_process
 from .record.run_files import METRICS_FILE, WEIGHTS, read_json
 from .record.run_id import recorded_run_id, saved_run_id
-from .rollout.turns import environment_of, with_turns
+from .rollout.turns import make_environment, prepare_tokenizer
 from .tasks.base import check_dataset
 from .trainer import ProRLTrainer
 
@@ -68,7 +61,7 @@ def build(
     environment = None
     if task.turns > 1:
         check_turns(task, {**vars(task_args), "max_tool_calling_iterations": args.max_tool_calling_iterations})
-        environment = environment_of(task, args.max_completion_length)
+        environment = make_environment(task, args.max_completion_length)
     check_base(model_args.model_name_or_path, task_args.task)
     train_dataset = rows_of(task, "train", "train_rows", task_args)
     eval_dataset = None
@@ -86,7 +79,7 @@ def build(
         model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
     if environment is not None:
-        tokenizer = with_turns(tokenizer)
+        tokenizer = prepare_tokenizer(tokenizer)
 
     def tokenize(prompts):
         texts = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in prompts]
@@ -131,7 +124,7 @@ def rows_of(task, split: str, key: str, task_args: TaskArguments):
 
 def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
     """Run the trainer that [`build`] has made, and leave the run folder behind."""
-    with trainer.folders_held():
+    with trainer.hold_folders():
         trainer.train(resume_from_checkpoint=resume)
         if trainer.args.push_to_hub:
             trainer.push_to_hub()  # saves, too
@@ -162,13 +155,12 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
 
 
 def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
-    output_dir = Path(args.output_dir)
-    run_dir = Path(args.run_dir or args.output_dir)
-    folders = folders_of(args)
-    check_usable(folders)
-    check_free(*folders.values())
+    folders = RunFolders.of(args)
+    run_dir = folders.run_dir
+    folders.check_usable()
+    check_free(*folders.paths)
     if not args.resume_from_checkpoint:
-        _check_new(output_dir, run_dir)
+        _check_new(folders)
         return False
     try:
         checkpoint, _ = find_checkpoint(args.resume_from_checkpoint, args.output_dir, content=False)
@@ -187,17 +179,17 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
             raise
         if unusable and not begun:
             raise
-        check_nothing_foreign(output_dir, run_dir)
+        folders.check_nothing_foreign()
         if begun:
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
         else:  # it was killed before it wrote anything, or was never started
             print(f"there is no run in {args.output_dir} yet: the run begins at step 0", file=sys.stderr)
         return False
-    if is_fork(checkpoint, output_dir):
-        _check_new(output_dir, run_dir)
+    if not folders.has_checkpoint(checkpoint):
+        _check_new(folders)
     else:
         base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
-        check_model_stays(base, output_dir)
+        folders.check_model_stays(base)
     check_record(run_dir)
     then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)
@@ -205,14 +197,14 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     return True
 
 
-def _check_new(output_dir: Path, run_dir: Path) -> None:
+def _check_new(folders: RunFolders) -> None:
     """Refuse folders in which a recipe may not begin a run."""
-    check_nothing_foreign(output_dir, run_dir)
-    earlier = find_earlier_run(output_dir, run_dir)
+    folders.check_nothing_foreign()
+    earlier = folders.find_earlier_run()
     if earlier is not None:
         raise ValueError(
-            f"output_dir={str(output_dir)!r} already holds a run ({earlier}): choose another output_dir, remove it, "
-            "or continue it with --resume_from_checkpoint True."
+            f"output_dir={str(folders.output_dir)!r} already holds a run ({earlier}): choose another output_dir, "
+            "remove it, or continue it with --resume_from_checkpoint True."
         )
 
 

@@ -29,15 +29,16 @@ from .objective.anchors import Anchors, Penalty, completion_mask, counted, logps
 from .parts import MicroBatch, Parts
 from .record.meter import Meter, StageTimer
 from .record.recorder import LOGGED, OF_TRL, Recorder
-from .record.terminal import Terminal, event_line
+from .record.terminal import Terminal, write_event_line
 from .resets.callbacks import ReferenceResetCallback, configured_callback
 from .resets.controller import Reason, Resets
 from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
-from .rollout.kept_weights import kept_weights
-from .rollout.outcome import Outcome, Rows, Sampled, groups_together, set_advantages, written_by_others
+from .rollout.kept_weights import keep_weights
+from .rollout.outcome import Outcome, Rows, Sampled, count_written_by_others, keep_groups_together, set_advantages
+from .rollout.rewards import guard_reward
 from .rollout.turns import ReplyFailed
-from .rollout.verdicts import Verdicts, watched
+from .rollout.verdicts import Verdicts
 from .scoring.scorer import PolicyPass, Scorer
 
 
@@ -87,7 +88,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self._identity = identity_of(self, plan, policy)
         self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
-            watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
+            guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
@@ -194,7 +195,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             permutation = torch.randperm(len(batch["advantages"]))
             micro_batch = len(permutation) // self.args.steps_per_generation
             rows = micro_batch * self.args.exchangeable_micro_batches
-            order = groups_together(permutation, self.num_generations, rows)
+            order = keep_groups_together(permutation, self.num_generations, rows)
             batch = {name: value[order] if value.dim() else value for name, value in batch.items()}
             self._buffered_inputs = split_tensor_dict(batch, self.args.steps_per_generation)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
@@ -231,7 +232,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         if self.compact is None:
             # TRL casts the weights for continuous batching, and leaves them so.
             casts = self.use_transformers_continuous_batching and not shards_weights(self)
-            with kept_weights(self.model) if casts else nullcontext():
+            with keep_weights(self.model) if casts else nullcontext():
                 return super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
                 )
@@ -262,7 +263,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         rows = Rows(inputs)
         with self.guard.sampling(rows, self.state.global_step + 1), self.scorer.sampling():
             batch = super()._generate_and_score_completions(rows)
-        rows.outcome.tokens -= written_by_others(batch)
+        rows.outcome.tokens -= count_written_by_others(batch)
         for name, values in self._metrics["train"].items() if again else ():
             del values[counted.get(name, 0) :]
         return batch, rows.outcome
@@ -395,7 +396,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _event(self, event: dict) -> None:
         for part in self.parts.values():
             part.event(event)
-        self.terminal.say(event_line(event))
+        self.terminal.say(write_event_line(event))
         if event["event"] == "reset":
             self._metrics["train"]["prorl/resets"].append(1.0)
 
@@ -423,7 +424,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         self.verdicts.begin()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        output.metrics.update(self.verdicts.of_set(dataloader.dataset, metric_key_prefix))
+        output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
         return output
 
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):

@@ -10,9 +10,9 @@ from trl_prorl.eval.analysis.statistics import bootstrap_interval
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import columns_of, known
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
-from trl_prorl.rollout.rewards import watched
+from trl_prorl.rollout.rewards import guard_reward
 from trl_prorl.rollout.turns import transcript
-from trl_prorl.rollout.verdicts import verifier_of
+from trl_prorl.rollout.verdicts import find_verifier
 
 
 FULL_REWARD = "full reward of 1: no verifier"
@@ -75,14 +75,14 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
     gives them the full reward of 1, as `pass_rate/TASK` in the record has it.
     """
     size = trainer.num_generations
-    verifier = verifier_of(trainer.reward_funcs)
+    verifier = find_verifier(trainer.reward_funcs)
     together = max(1, trainer.args.generation_batch_size // size)
     found = Rollouts(size, [], [], [] if task is not None else None, [], [], [], [], 0.0)
     if verifier is None and task is None:
         found.source = FULL_REWARD
     elif verifier is not None:
         name = getattr(verifier, "__qualname__", "verifier")
-        verifier = watched(verifier, name, trainer.args.reward_timeout, "stop")
+        verifier = guard_reward(verifier, name, trainer.args.reward_timeout, "stop")
     for start in range(0, len(rows), together):
         batch = [dict(row) for row in rows[start : start + together]]
         sampled = trainer.sample_rows(batch)

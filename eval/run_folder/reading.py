@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 from trl_prorl.record import run_files
-from trl_prorl.record.run_id import RUN_ID, other_run
+from trl_prorl.record.run_id import RUN_ID, is_of_other_run
 from trl_prorl.record.shapes import LARGEST
 
 
@@ -89,7 +89,7 @@ def read_evaluation(
     if not path.is_file():
         return None
     content = with_nan(run_files.read_json(path, EVALUATIONS[file]))
-    if other_run(content, env.get(RUN_ID)):
+    if is_of_other_run(content, env.get(RUN_ID)):
         raise InputError(
             f"'{path}' is of another run, which had this folder before ({RUN_ID} {content[RUN_ID]}, by env.json "
             f"{env[RUN_ID]}); {cure}"

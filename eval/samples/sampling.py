@@ -16,7 +16,7 @@ from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT
 from trl_prorl.rollout.compact import compact_sample
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.merged_copy import why_not_merged
-from trl_prorl.rollout.turns import play, with_turns
+from trl_prorl.rollout.turns import play, prepare_tokenizer
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def sample(
     asked = [row for row in rows for _ in range(n)]
     most, settings = drawing.max_new_tokens, drawing.chat_template_kwargs
     if task.turns > 1:
-        prompts = prompt_ids(with_turns(tokenizer), asked, settings)
+        prompts = prompt_ids(prepare_tokenizer(tokenizer), asked, settings)
         texts, completions = play(task, tokenizer, asked, prompts, most, complete, **(settings or {}))
     else:
         completions = complete(prompt_ids(tokenizer, rows, settings), most, n)

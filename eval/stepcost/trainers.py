@@ -22,7 +22,7 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import byte_tokenizer
 from trl_prorl.eval.stepcost.settings import Batches, new_model
-from trl_prorl.rollout.compact import distinct, padded_left
+from trl_prorl.rollout.compact import find_distinct, pad_left
 from trl_prorl.scoring.head import add_frozen_head
 from trl_prorl.scoring.packing import packed_logps
 
@@ -258,7 +258,7 @@ class Floor:
         began = self.watch.now()
         copy.copy_(head)
         reading = (self.watch.now() - began) / (2 * head.numel()) * size  # a copy reads and writes
-        once, each = (sum(map(len, part)) for part in (distinct(prompts)[0], completions))
+        once, each = (sum(map(len, part)) for part in (find_distinct(prompts)[0], completions))
         return max(map(len, completions)) * reading + a_product * (once * (size - head.numel()) + each * size)
 
     def train(self) -> None:
@@ -270,8 +270,8 @@ class Floor:
         for _ in range(self.iterations):
             for first in range(0, len(prompts), args.micro_batch):
                 rows = slice(first, first + args.micro_batch)
-                before, mask = padded_left(prompts[rows], 0)
-                after, seen = (part.flip(1) for part in padded_left([ids[::-1] for ids in completions[rows]], 0))
+                before, mask = pad_left(prompts[rows], 0)
+                after, seen = (part.flip(1) for part in pad_left([ids[::-1] for ids in completions[rows]], 0))
                 ids, mask = (torch.cat(part, dim=1).to(args.device) for part in ((before, after), (mask, seen)))
                 packed_logps(self.model, ids, mask, after.shape[1])[0].sum().backward()
         self.watch.seconds["step"] = self.watch.now() - began

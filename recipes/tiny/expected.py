@@ -19,7 +19,7 @@ from eval.analysis.statistics import fieller_ratio, prediction_interval, t_inter
 from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.files import replaced
 from trl_prorl.launch.recipe_check import read_recipe
-from trl_prorl.resets.triggers import KEYS as TRIGGERS
+from trl_prorl.resets.triggers import TRIGGER_KEYS
 from trl_prorl.variants import VARIANTS
 
 
@@ -36,7 +36,7 @@ RECIPES = {
     "variantC": VARIANTS["C"].recipe,
 }
 # The keys that identify the recipe of a run.
-RECIPE_KEYS = ("beta", "beta_old", *TRIGGERS, "optimizer_reset", "max_steps", "learning_rate")
+RECIPE_KEYS = ("beta", "beta_old", *TRIGGER_KEYS, "optimizer_reset", "max_steps", "learning_rate")
 OFF = {"beta": 0.0, "beta_old": 0.0, "ref_reset_every": 0, "ref_reset_stall": 0, "optimizer_reset": "keep"}
 SCORES = ("base_pass@1", "pass@1", "pass@8", "greedy")
 COLUMNS = ("recipe", "seed", "base_hash", "prompts", "samples", *SCORES, "ref_forward_calls", "commit")

@@ -19,9 +19,9 @@ from trl import GRPOConfig, ScriptArguments
 from trl_prorl import ProRLConfig
 from trl_prorl.keys import KEYS, TASK_KEYS
 from trl_prorl.record.keys import EVENTS, METRICS
-from trl_prorl.record.meter import gpu_row
+from trl_prorl.record.meter import measure_gpu
 from trl_prorl.refusals import REFUSALS
-from trl_prorl.rollout.thinking import interrupted_rollout
+from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.train import TaskArguments
 
 
@@ -166,7 +166,10 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
         "save_strategy": "steps",
         "save_steps": 4,
     }
-    given = {"columns": {"task": ["talk"] * 16}, "trainer_kwargs": {"rollout_func": interrupted_rollout(2, 2, "so")}}
+    given = {
+        "columns": {"task": ["talk"] * 16},
+        "trainer_kwargs": {"rollout_func": make_interrupted_rollout(2, 2, "so")},
+    }
     rich = run(reward=everything(), **given, **keys)
     plain = run(num_iterations=1)
     again = make_trainer(reward=everything(), **given, **keys, output_dir=rich.args.output_dir)
@@ -176,7 +179,7 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
-    on_a_gpu = set(gpu_row(torch.device("cuda", 0)))
+    on_a_gpu = set(measure_gpu(torch.device("cuda", 0)))
     in_metrics = {general(key) for row in read_rows(again) for key in row}
     for bound in ("MERGED_BOUND", "MORE_THAN_POLICY"):
         monkeypatch.setattr(f"trl_prorl.rollout.generation.{bound}", -1.0)

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from random import Random
 
-from trl_prorl.checkpoint.files import CHECKPOINT, why_unusable
+from trl_prorl.checkpoint.files import why_unusable
+from trl_prorl.record.checkpoint_names import CHECKPOINT
 
 
 RECORDS = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl")

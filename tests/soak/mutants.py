@@ -3,8 +3,9 @@
 from trl_prorl import ProRLTrainer
 from trl_prorl.adapters.growing import Growth
 from trl_prorl.checkpoint import files as checkpoint
-from trl_prorl.checkpoint import mixin, resume
+from trl_prorl.checkpoint import mixin
 from trl_prorl.record import recorder
+from trl_prorl.record.folders import RunFolders
 from trl_prorl.resets.controller import Resets
 from trl_prorl.scoring.references import SnapshotReference
 
@@ -81,7 +82,7 @@ def hashes():
 
 def future():
     """A run that goes back to an older checkpoint leaves the newer ones to the next resume."""
-    resume.abandon_newer = lambda checkpoint, output_dir, unusable: {}
+    RunFolders.abandon_newer = lambda folders, checkpoint, unusable: {}
 
 
 def growth():

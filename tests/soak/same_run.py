@@ -10,7 +10,7 @@ import yaml
 from run_record import untimed
 from safetensors.torch import load_file
 
-from trl_prorl.checkpoint.files import ABANDONED
+from trl_prorl.record.checkpoint_names import ABANDONED
 from trl_prorl.record.run_id import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 

@@ -17,7 +17,7 @@ import pytest
 from eval.command import command
 from study.__main__ import KEPT, main
 from study.tables import BASES, CURVES, FOLDER, PROMPTS, RUNS, read_tables
-from trl_prorl.record.folders import holder
+from trl_prorl.record.folder_lock import holder
 
 
 pytestmark = pytest.mark.slow  # two minutes of trainings

@@ -15,8 +15,13 @@ CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq", "kasa")
 
 def check_initialisation(config: Any) -> None:
     """
-    Refuse an adapter whose initialisation changes the model: no file holds the changed weights, so that a resume, a
-    reference and the saved adapter would belong to different models. Raises `ValueError`: naming the key and the cure.
+    Refuse an adapter whose initialisation changes the model.
+
+    No file holds the changed weights, so that a resume, a reference and the saved adapter would belong to different
+    models.
+
+    Raises:
+        `ValueError`: The message names the key and the cure.
     """
     key = "kasa_config" if getattr(config, "kasa_config", None) else "init_lora_weights"
     value = "kasa" if key == "kasa_config" else getattr(config, key, None)
@@ -29,7 +34,14 @@ def check_initialisation(config: Any) -> None:
 
 
 # With these an adapter is not s·BA.
-OTHER_PRODUCTS = "use_qalora alora_invocation_tokens velora_config use_bdlora monteclora_config arrow_config".split()
+OTHER_PRODUCTS = (
+    "use_qalora",
+    "alora_invocation_tokens",
+    "velora_config",
+    "use_bdlora",
+    "monteclora_config",
+    "arrow_config",
+)
 
 
 def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
@@ -52,15 +64,23 @@ def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
 
 def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = False) -> None:
     """
-    Refuse, before a model is loaded, an adapter that is more than a product of two factors at each layer, for `key`,
-    which has this `value`. Raises `ValueError`: naming the key, the value and the cure.
+    Refuse, before a model is loaded, an adapter that is more than a product of two factors at each layer.
+
+    Args:
+        config ([`~peft.PeftConfig`], *optional*): The adapter's.
+        key (`str`): The key that needs products.
+        value: Its value.
+        begins_at_0 (`bool`): Whether the products have to begin at 0.
+
+    Raises:
+        `ValueError`: The message names the key, the value and the cure.
     """
     leave = f"or leave {key} out."
     _check_plain(config, f"{key}={value!r}", "needs", leave)
     right = {"use_dora": (False,), "modules_to_save": (None, []), "bias": ("none",)}
-    right |= {"init_lora_weights": (True, "gaussian")} if begins_at_0 else {}
-    has = {name: getattr(config, name) for name in right}
-    other = [f"{name}={value!r}" for name, value in has.items() if value not in right[name]]
+    if begins_at_0:
+        right["init_lora_weights"] = (True, "gaussian")
+    other = [f"{name}={getattr(config, name)!r}" for name in right if getattr(config, name) not in right[name]]
     if other:
         begins = ", which begin at 0" if begins_at_0 else ""
         raise ValueError(
@@ -71,8 +91,15 @@ def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = 
 
 def check_growing_config(every: int, largest: int, config: Any | None) -> None:
     """
-    Refuse, before a model is loaded, an adapter that cannot grow `every` so many steps up to the rank `largest`.
-    Raises `ValueError`: naming the key, the value and the cure.
+    Refuse, before a model is loaded, an adapter that cannot grow.
+
+    Args:
+        every (`int`): `lora_growth_every`.
+        largest (`int`): `lora_growth_max_rank`.
+        config ([`~peft.PeftConfig`], *optional*): The adapter's.
+
+    Raises:
+        `ValueError`: The message names the key, the value and the cure.
     """
     leave = "or leave lora_growth_every out."
     _check_plain(config, f"lora_growth_every={every}", "grows", leave)
@@ -85,17 +112,20 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
 
 def check_growing_model(policy: PeftModel, key: str) -> None:
     """
-    Refuse a model with an adapted layer that cannot grow or restart, or with an adapter that would not grow beside the
-    policy's. Raises `ValueError`: naming `key`, which asks for it, and the layer or the adapter.
+    Refuse a model with a layer whose adapter cannot grow or restart, or with an adapter that would not grow beside the
+    policy's.
+
+    Raises:
+        `ValueError`: The message names `key`, which asks for it, and the layer or the adapter.
     """
     rank = policy.peft_config["default"].r
     for name, config in policy.peft_config.items():
-        odd = [key for key in ("rank_pattern", "alpha_pattern") if getattr(config, key, None)]
+        odd = [pattern for pattern in ("rank_pattern", "alpha_pattern") if getattr(config, pattern, None)]
         if config.r != rank or odd:
+            has = odd[0] if odd else f"rank {config.r}"
             raise ValueError(
-                f"{key} changes all adapters of a model together, and {name!r} has "
-                f"{odd[0] if odd else f'rank {config.r}'}, where 'default' has rank {rank}. Remove it with "
-                f"delete_adapter({name!r}), or leave {key} out."
+                f"{key} changes all adapters of a model together, and {name!r} has {has}, where 'default' has rank "
+                f"{rank}. Remove it with delete_adapter({name!r}), or leave {key} out."
             )
     seen: set[int] = set()
     for name, layer in policy.named_modules():
@@ -110,4 +140,4 @@ def check_growing_model(policy: PeftModel, key: str) -> None:
                 f"{key} changes adapters of linear layers, each of its own, and {name} ({kind}) has another "
                 f"kind of adapter. Take it out of lora_target_modules, or leave {key} out."
             )
-        seen |= {id(factor.weight) for factor in factors}
+        seen.update(id(factor.weight) for factor in factors)

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part, fired
-from .growth import CONFIG_FILE, drawn_rows, factors_of, migrated, random_state, set_factors, with_rank
+from .growth import CONFIG_FILE, change_rank, draw_new_rows, list_factors, migrate_state, random_state, set_factors
 
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -18,22 +18,34 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 class Growth(Part):
     """
-    More ranks for the policy's adapter and its frozen copies: requested every so many optimizer steps, applied at the
-    next generation boundary. `copies` of trained parameters by name keep the parameters' shapes: their entries are
-    replaced.
+    Gives more ranks to the policy's adapter and its frozen copies.
+
+    Growth is requested every so many optimizer steps, and applied at the next generation boundary.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        policy ([`~peft.PeftModel`]): The policy.
+        copies (`Iterable[dict[str, torch.Tensor]]`): Copies of trained parameters by name. They keep the parameters'
+            shapes: their entries are replaced.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): Counts the seconds.
     """
 
     def __init__(self, args, policy: PeftModel, copies: Iterable[dict[str, torch.Tensor]], timer):
-        self.every, self.step, self.largest = args.lora_growth_every, args.lora_growth_step, args.lora_growth_max_rank
-        self.seed, self.policy, self.optimizer = args.seed, policy, None
-        self.copies, self.timer = [*copies], timer
-        self.migrate = migrated  # what becomes of a factor's state; an experiment may set another
+        self.every = args.lora_growth_every
+        self.step = args.lora_growth_step
+        self.largest = args.lora_growth_max_rank
+        self.seed = args.seed
+        self.policy = policy
+        self.optimizer = None
+        self.copies = [*copies]
+        self.timer = timer
+        self.migrate = migrate_state  # what becomes of a factor's state; an experiment may set another
         self._first = self.rank
         self.begin()
 
     @property
     def rank(self) -> int:
-        """Of every layer's adapter, now."""
+        """The rank of every layer's adapter, now."""
         return self.policy.peft_config["default"].r
 
     def optimizer_made(self, optimizer) -> None:
@@ -49,37 +61,40 @@ class Growth(Part):
 
     def boundary(self, step: int) -> dict[str, Any] | None:
         """Grow, if that is due."""
-        requested, self._requested = self._requested, None
+        requested = self._requested
+        self._requested = None
         if requested is None or self.rank >= self.largest:  # a resume may have lowered the largest
             return None
-        before, rank = self.rank, min(self.rank + self.step, self.largest)
+        before = self.rank
+        rank = min(self.rank + self.step, self.largest)
         generator = random_state(self.seed, step)
         init = self.policy.peft_config["default"].init_lora_weights
-        rows = {
-            factor.place: drawn_rows(factor, rank, init, generator)
-            for factor in factors_of(self.policy)
-            if (factor.adapter, factor.side) == ("default", "A")
-        }
+        rows = {}
+        for factor in list_factors(self.policy):
+            if factor.adapter == "default" and factor.side == "A":
+                rows[factor.place] = draw_new_rows(factor, rank, init, generator)
         seconds = self._set_rank(rank, rows)
         event = fired("growth", requested, step, "periodic", requested, self.every)
-        return event | {"rank_before": before, "rank": rank, **seconds, "world_size": 1}
+        return {**event, "rank_before": before, "rank": rank, **seconds, "world_size": 1}
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
-        """Everything with the new rank, or, if something is not understood, nothing. Returns the seconds it took."""
-        rows, factors = rows or {}, factors_of(self.policy)
+        """Give everything the new rank, or, if something is not understood, nothing. Return the seconds it took."""
+        rows = rows or {}
+        factors = list_factors(self.policy)
         own = [factor for factor in factors if factor.adapter == "default"]
         with self.timer.span("reset") as copy:
-            values = [(factor, with_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
-            copied = [
-                (tensors, {factor.name: with_rank(factor, tensors[factor.name], rank, rows) for factor in own})
-                for tensors in self.copies
-            ]
+            values = [(factor, change_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
+            copied = []
+            for tensors in self.copies:
+                new = {factor.name: change_rank(factor, tensors[factor.name], rank, rows) for factor in own}
+                copied.append((tensors, new))
         with self.timer.span("reset") as migration:
             states = self.optimizer.state if self.optimizer is not None else {}
             for factor in factors:
                 weight = factor.linear.weight
                 if weight in states:
-                    copied.append((states[weight], self.migrate(states[weight], weight.shape, factor.axis, rank)))
+                    state = states[weight]
+                    copied.append((state, self.migrate(state, weight.shape, factor.axis, rank)))
         # Nothing was written so far, and from here on nothing is computed that could fail.
         set_factors(self.policy, values, rank)
         for old, new in copied:
@@ -88,19 +103,23 @@ class Growth(Part):
 
     def before_load(self, checkpoint: Path) -> None:
         """
-        Give the adapters the rank, and the frozen ones the values, that they have in a checkpoint. Raises
-        `ValueError`: this run's adapter could not have grown into that one.
+        Give the adapters the rank, and the frozen ones the values, that they have in a checkpoint.
+
+        Raises:
+            `ValueError`: This run's adapter could not have grown into that one.
         """
         if not (checkpoint / CONFIG_FILE).is_file():
             return
         saved = json.loads((checkpoint / CONFIG_FILE).read_text())
         mine = self.policy.peft_config["default"]
         root = math.sqrt if saved.get("use_rslora") else float
-        same = math.isclose(saved["lora_alpha"] / root(saved["r"]), mine.lora_alpha / root(mine.r), rel_tol=1e-9)
-        if saved["r"] < self._first or not same or bool(saved.get("use_rslora")) != bool(mine.use_rslora):
+        scaling = mine.lora_alpha / root(mine.r)
+        has_scaling = math.isclose(saved["lora_alpha"] / root(saved["r"]), scaling, rel_tol=1e-9)
+        has_kind = bool(saved.get("use_rslora")) == bool(mine.use_rslora)
+        if saved["r"] < self._first or not has_scaling or not has_kind:
             raise ValueError(
                 f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into "
-                f"which one of rank {self._first} with a scaling of {mine.lora_alpha / root(mine.r):g} does not grow. "
+                f"which one of rank {self._first} with a scaling of {scaling:g} does not grow. "
                 "Restore lora_r and lora_alpha, or begin a run of its own."
             )
         if saved["r"] != mine.r:

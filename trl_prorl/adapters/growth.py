@@ -40,7 +40,15 @@ RANK_AXIS = {"A": 0, "B": 1}  # A has shape (r, in), B has shape (out, r)
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor, `"A"` or `"B"`, of the adapter of one layer, which has the name `place` in the policy."""
+    """
+    Describes a factor of the adapter of one layer.
+
+    Attributes:
+        place (`str`): The name of the layer in the policy.
+        layer ([`~peft.tuners.lora.layer.LoraLayer`]): The layer.
+        adapter (`str`): The name of the adapter.
+        side (`str`): `"A"` or `"B"`.
+    """
 
     place: str
     layer: LoraLayer
@@ -63,8 +71,8 @@ class Factor:
         return RANK_AXIS[self.side]
 
 
-def factors_of(policy: PeftModel) -> list[Factor]:
-    """Both factors of every layer and every LoRA adapter, in the order of the layers."""
+def list_factors(policy: PeftModel) -> list[Factor]:
+    """List both factors of every layer and every LoRA adapter, in the order of the layers."""
     return [
         Factor(place, layer, adapter, side)
         for place, layer in policy.named_modules()
@@ -74,10 +82,11 @@ def factors_of(policy: PeftModel) -> list[Factor]:
     ]
 
 
-def resized(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
+def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
     """
-    A copy of a tensor with another size along one dimension: a smaller one cuts at the end, a larger one appends
-    `new`, 0 by default.
+    Copy a tensor with another size along one dimension.
+
+    A smaller size cuts at the end, a larger one appends `new`, 0 by default.
     """
     more = size - tensor.shape[axis]
     if more <= 0:
@@ -90,24 +99,25 @@ def resized(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None
 
 
 def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Generator:
-    """A random state that the run's seed, a count of steps and the purpose decide, and nothing else."""
+    """Make a random state that the run's seed, a count of steps and the purpose decide, and nothing else."""
     # torch takes the low 32 bits of a seed on a CPU, so two numbers need a hash.
     digest = hashlib.sha256(f"{purpose}, seed {seed}, step {step}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
 
 
-def drawn_rows(factor: Factor, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
+def draw_new_rows(factor: Factor, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
     """
-    New rows of a factor A, as PEFT draws them for a new adapter, shape `(rank − r, in)`, fp32: with
-    `init_lora_weights="gaussian"` of standard deviation 1/rank, else uniform within ±1/√in. The random state is on the
-    CPU, so that the rows do not depend on the machine.
+    Draw new rows of a factor A, as PEFT draws them for a new adapter: shape `(rank − r, in)`, fp32.
+
+    With `init_lora_weights="gaussian"` they have the standard deviation 1/rank, else they are uniform within ±1/√in.
+    The random state is on the CPU, so that the rows do not depend on the machine.
     """
     old, columns = factor.linear.weight.shape
-    return drawn(rank - old, columns, rank, initialisation, generator)
+    return draw_rows(rank - old, columns, rank, initialisation, generator)
 
 
-def drawn(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
-    """Rows of the A of a new adapter, see [`drawn_rows`]; shape `(rows, columns)`, fp32."""
+def draw_rows(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
+    """Draw rows of the A of a new adapter, see [`draw_new_rows`]; shape `(rows, columns)`, fp32."""
     values = torch.empty(rows, columns)
     if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
         return torch.nn.init.normal_(values, std=1 / rank, generator=generator)
@@ -115,27 +125,38 @@ def drawn(rows: int, columns: int, rank: int, initialisation: object, generator:
 
 
 def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
-    """The α with which PEFT computes a scaling factor; a whole number where it is one but for rounding."""
+    """Compute the α with which PEFT computes a scaling factor; a whole number where it is one but for rounding."""
     alpha = scaling * (math.sqrt(rank) if rank_stabilised else rank)
     return round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-12) else alpha
 
 
-def with_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def change_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    A copy of a tensor that has a factor's shape, with another rank: its values, or those of a copy of it. `rows` are
-    new rows of A by layer, 0 without them. The policy and its frozen copies get the same ones, so that the average of
-    two of them is that of their old ranks.
+    Copy a tensor that has a factor's shape, with another rank.
+
+    The policy and its frozen copies get the same new rows, so that the average of two of them is that of their old
+    ranks.
+
+    Args:
+        factor ([`Factor`]): The factor.
+        tensor (`torch.Tensor`): Its values, or those of a copy of it.
+        rank (`int`): The new rank.
+        rows (`Mapping[str, torch.Tensor]`): New rows of A by layer, 0 without them.
     """
-    return resized(tensor, factor.axis, rank, rows.get(factor.place) if factor.side == "A" else None)
+    new = rows.get(factor.place) if factor.side == "A" else None
+    return resize(tensor, factor.axis, rank, new)
 
 
 def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
     """
-    Give every factor its new values, and layers and configurations their new rank. Parameters stay the same objects:
-    optimizer, average and merged copy hold them, and go on holding them.
+    Give every factor its new values, and layers and configurations their new rank.
+
+    Parameters stay the same objects: optimizer, average and merged copy hold them, and go on holding them.
     """
     for factor, value in values:
-        layer, adapter, weight = factor.layer, factor.adapter, factor.linear.weight
+        layer = factor.layer
+        adapter = factor.adapter
+        weight = factor.linear.weight
         weight.grad = None
         weight.data = value
         if factor.side == "A":
@@ -146,7 +167,8 @@ def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], ra
         layer.lora_alpha[adapter] = alpha_for(layer.scaling[adapter], rank, layer.use_rslora[adapter])
     for adapter, layer in {factor.adapter: factor.layer for factor, _ in values}.items():
         config = copy.copy(policy.peft_config[adapter])  # it is the user's, and may begin another run
-        config.r, config.lora_alpha = rank, layer.lora_alpha[adapter]
+        config.r = rank
+        config.lora_alpha = layer.lora_alpha[adapter]
         policy.peft_config[adapter] = config
 
 
@@ -155,23 +177,33 @@ OF_VALUES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 
 @torch.no_grad()
-def migrated(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
+def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
     """
-    The entries of a factor's state in `optimizer.state`, empty before the first update, that change with the rank, for
-    the factor's old shape and the dimension that counts ranks. Nothing is written. Raises `ValueError`: an entry whose
-    meaning is not known.
+    Return the entries of a factor's state that change with the rank. Nothing is written.
+
+    Args:
+        state (`Mapping[str, Any]`): Its entry in `optimizer.state`, empty before the first update.
+        shape (`torch.Size`): The factor's old shape.
+        axis (`int`): The dimension that counts ranks.
+        rank (`int`): The new rank.
+
+    Raises:
+        `ValueError`: An entry's meaning is not known.
     """
     unknown = sorted(set(state) - {*OF_VALUES, STEP})
-    unknown += [key for key in OF_VALUES if state.get(key) is not None and state[key].shape != shape]
+    held = [key for key in OF_VALUES if state.get(key) is not None]
+    unknown += [key for key in held if state[key].shape != shape]
     if unknown:
         raise ValueError(f"optimizer state {unknown} is not understood: growth cannot say what becomes of it.")
-    return {key: resized(state[key], axis, rank) for key in OF_VALUES if state.get(key) is not None}
+    return {key: resize(state[key], axis, rank) for key in held}
 
 
 def check_growing_optimizer(cls: type) -> None:
     """
-    Refuse, before any training, an optimizer whose state growth would not understand. Raises `ValueError`: naming the
-    optimizer and those that are understood.
+    Refuse, before any training, an optimizer whose state growth would not understand.
+
+    Raises:
+        `ValueError`: The message names the optimizer and those that are understood.
     """
     if not issubclass(cls, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)):
         raise ValueError(

@@ -23,7 +23,7 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part
-from .growth import CONFIG_FILE, Factor, drawn, factors_of, random_state, resized, set_factors
+from .growth import CONFIG_FILE, Factor, draw_rows, list_factors, random_state, resize, set_factors
 
 
 logger = logging.getLogger(__name__)
@@ -31,15 +31,16 @@ logger = logging.getLogger(__name__)
 
 def warn_of_rounding(policy: PeftModel, mixed_precision: str) -> None:
     """
-    Say in a line that restarts move a policy whose merged weights are rounded to 16 bits. Weights in fp32 are, too,
-    if autocast computes with them.
+    Warn in a line that restarts move a policy whose merged weights are rounded to 16 bits.
+
+    Weights in fp32 are, too, if autocast computes with them.
 
     Args:
         policy ([`~peft.PeftModel`]): As for [`Restart`].
         mixed_precision (`str`): The accelerator's: `"no"`, `"bf16"` or `"fp16"`.
     """
     rounded = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision)
-    for factor in factors_of(policy):
+    for factor in list_factors(policy):
         dtype = factor.layer.get_base_layer().weight.dtype
         if dtype in (torch.bfloat16, torch.float16):
             rounded = dtype
@@ -55,39 +56,41 @@ def warn_of_rounding(policy: PeftModel, mixed_precision: str) -> None:
 
 class Restart(Part):
     """
-    The restarts of a policy's adapter `default`, and the model without it: after a restart, the policy itself.
+    Restarts the policy's adapter `default`. The model without it is, after a restart, the policy itself.
 
     Args:
         policy ([`~peft.PeftModel`]): With a new LoRA adapter that [`check_growing_model`] accepts.
         args ([`~trl_prorl.ProRLConfig`]): Its `seed` decides the new factors A.
 
     Attributes:
-        merged (`list[dict[str, torch.Tensor]]`): The factors of the adapters that were merged, by their names, in
-            the order of the restarts, on the host: A of shape `(r, in)`, B of `(out, r)`.
+        merged (`list[dict[str, torch.Tensor]]`): The factors of the adapters that were merged, by their names, in the
+            order of the restarts, on the host: A of shape `(r, in)`, B of `(out, r)`.
     """
 
     def __init__(self, policy: PeftModel, args):
-        self.policy, self.args, self.rank = policy, args, policy.peft_config["default"].r
+        self.policy = policy
+        self.args = args
+        self.rank = policy.peft_config["default"].r
         self.merged: list[dict[str, torch.Tensor]] = []
         self._original: dict[str, torch.Tensor] = {}  # W₀ and the sum, once there is one
         self._sum: dict[str, torch.Tensor] = {}
 
     @property
     def bytes(self) -> int:
-        """Of the merged factors, which every checkpoint holds."""
+        """The memory of the merged factors, which every checkpoint holds."""
         return sum(tensor.nbytes for factors in self.merged for tensor in factors.values())
 
     @torch.no_grad()
     def apply(self) -> dict[str, Any]:
-        """Merge the adapter, and begin another one. Returns facts for the event."""
-        factors = factors_of(self.policy)
+        """Merge the adapter, and begin another one. Return facts for the event."""
+        factors = list_factors(self.policy)
         self._merge({factor.name: factor.linear.weight.detach().to("cpu", copy=True) for factor in factors})
         source = random_state(self.args.seed, len(self.merged), "adapter restart")
         init = self.policy.peft_config["default"].init_lora_weights
         for factor in factors:
             weight = factor.linear.weight
             if factor.side == "A":
-                weight.copy_(drawn(*weight.shape, self.rank, init, source))
+                weight.copy_(draw_rows(*weight.shape, self.rank, init, source))
             else:
                 weight.zero_()
         return {"adapter_restarts": len(self.merged), "merged_bytes": self.bytes}
@@ -96,11 +99,13 @@ class Restart(Part):
         """Add the product of an adapter's factors to the frozen weights."""
         self.merged.append(values)
         pairs: dict[str, dict[str, Factor]] = {}
-        for factor in factors_of(self.policy):
+        for factor in list_factors(self.policy):
             pairs.setdefault(factor.place, {})[factor.side] = factor
         for place, pair in pairs.items():
             layer = pair["A"].layer
-            weight, down, up = layer.get_base_layer().weight, values[pair["A"].name], values[pair["B"].name]
+            weight = layer.get_base_layer().weight
+            down = values[pair["A"].name]
+            up = values[pair["B"].name]
             wide = torch.promote_types(weight.dtype, torch.float32)
             product = (up.to(wide) @ down.to(wide)) * layer.scaling["default"]
             if place not in self._sum:
@@ -111,14 +116,14 @@ class Restart(Part):
 
     @torch.no_grad()
     def _set_frozen(self, merged: bool) -> None:
-        """The frozen weights, with what was merged into them or as they were at the beginning."""
+        """Set the frozen weights to those with what was merged into them, or to those of the beginning."""
         for place, original in self._original.items():
             value = original + self._sum[place] if merged else original
             self.policy.get_submodule(place).get_base_layer().weight.copy_(value)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """The frozen weights are those of the beginning while this lasts."""
+        """Give the frozen weights the values of the beginning while this lasts."""
         self._set_frozen(merged=False)
         try:
             yield
@@ -129,16 +134,16 @@ class Restart(Part):
 
     @contextmanager
     def written(self) -> Iterator[None]:
-        """The policy's adapter is the one of all ranks while this lasts."""
+        """Give the policy's adapter all ranks while this lasts."""
         if not self.merged:
             yield
             return
-        factors = factors_of(self.policy)
+        factors = list_factors(self.policy)
         own = [(factor, factor.linear.weight.data) for factor in factors]
-        together = [
-            (factor, torch.cat([*(old[factor.name].to(value) for old in self.merged), value], dim=factor.axis))
-            for factor, value in own
-        ]
+        together = []
+        for factor, value in own:
+            earlier = [values[factor.name].to(value) for values in self.merged]
+            together.append((factor, torch.cat([*earlier, value], dim=factor.axis)))
         set_factors(self.policy, together, self.rank * (len(self.merged) + 1))
         try:
             yield
@@ -146,21 +151,26 @@ class Restart(Part):
             set_factors(self.policy, own, self.rank)
 
     def before_load(self, checkpoint: Path) -> None:
-        """The weights of the beginning, and an adapter of as many ranks as the checkpoint's."""
+        """Restore the weights of the beginning, and an adapter of as many ranks as the checkpoint's."""
         if not (checkpoint / CONFIG_FILE).is_file():
             return
         saved = json.loads((checkpoint / CONFIG_FILE).read_text())["r"]
         self._set_frozen(merged=False)
-        self.merged, self._sum, self._original = [], {}, {}
-        wide = [(factor, resized(factor.linear.weight.data, factor.axis, saved)) for factor in factors_of(self.policy)]
+        self.merged = []
+        self._sum = {}
+        self._original = {}
+        wide = [
+            (factor, resize(factor.linear.weight.data, factor.axis, saved)) for factor in list_factors(self.policy)
+        ]
         set_factors(self.policy, wide, saved)
 
     @torch.no_grad()
     def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
         """Merge again what had been merged: the last ranks are the adapter that is trained."""
-        factors = factors_of(self.policy)
+        factors = list_factors(self.policy)
         count = self.policy.peft_config["default"].r // self.rank
         pieces = {factor: factor.linear.weight.detach().chunk(count, dim=factor.axis) for factor in factors}
-        set_factors(self.policy, [(factor, parts[-1].contiguous()) for factor, parts in pieces.items()], self.rank)
+        newest = [(factor, parts[-1].contiguous()) for factor, parts in pieces.items()]
+        set_factors(self.policy, newest, self.rank)
         for number in range(count - 1):
             self._merge({factor.name: parts[number].to("cpu", copy=True) for factor, parts in pieces.items()})

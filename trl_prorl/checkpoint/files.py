@@ -4,17 +4,23 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from ..errors import CheckpointError, InputError, RunError
-from ..files import free_name
-from ..record.folders import LEFT_BEHIND, find_named
+from ..record.checkpoint_names import (
+    INCOMPLETE,
+    MANIFEST_FILE,
+    is_of_run,
+    leftovers,
+    name_while_removed,
+    rename_abandoned,
+    steps_of,
+)
 from ..record.run_files import read_json
 from ..record.run_id import saved_run_id
 from ..record.shapes import flag, integer, table, text
@@ -22,12 +28,9 @@ from ..record.shapes import flag, integer, table, text
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_FILE = "manifest.json"
-MANIFEST = table({"resumable": flag, "files": table(rest=table({"bytes": integer(0), "sha256": text}))})
-ABANDONED = "abandoned-"
-INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
+FILE = table({"bytes": integer(0), "sha256": text})
+MANIFEST = table({"resumable": flag, "files": table(rest=FILE)})
 SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
-CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 def sha256(path: Path) -> str:
@@ -55,52 +58,46 @@ def is_failed_write(error: Exception) -> bool:
 
 def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
     """
-    Give a checkpoint of an optimizer step, written aside on the same file system, its name. One that is there already
-    is replaced if it is of the same run, and else renamed. `resumable`: whether optimizer, schedule and random states
-    are in it.
+    Give a checkpoint, written aside on the same file system, its name.
+
+    One that is there already is replaced if it is of the same run, and else renamed.
+
+    Args:
+        aside (`Path`): The folder that was written.
+        final (`Path`): Its name from now on.
+        step (`int`): Optimizer steps done.
+        resumable (`bool`): Whether optimizer, schedule and random states are in it.
     """
-    paths = [path for path in sorted(aside.rglob("*")) if path.is_file()]
-    files = {str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
+    files = {}
+    for path in sorted(aside.rglob("*")):
+        if path.is_file():
+            files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     manifest = {"step": step, "resumable": resumable, "files": files}
     (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
     for path in [*aside.rglob("*"), aside]:
         sync(path)
-    old = aside.with_name(f"{INCOMPLETE}old-{final.name}")
+    old = name_while_removed(final)
     if final.exists():
         if is_of_run(final, saved_run_id(aside)):
             final.rename(old)
         else:
-            now = _rename_abandoned(final)
+            now = rename_abandoned(final)
             logger.warning("%s was there already, and not of this run. It is now called %s.", final, now.name)
     aside.rename(final)
     shutil.rmtree(old, ignore_errors=True)
     sync(final.parent)
 
 
-def is_of_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether a folder is a checkpoint that the run of this id has written."""
-    found = saved_run_id(checkpoint)
-    if found is not None and run_id is not None:
-        return found == run_id
-    # An earlier version wrote no id, and a power loss may have taken it.
-    return any((checkpoint / name).is_file() for name in (MANIFEST_FILE, "trainer_state.json"))
-
-
-def is_fork(checkpoint: Path, output_dir: str | os.PathLike) -> bool:
-    """Whether a run that goes on from a checkpoint is another one than the checkpoint's, in another folder."""
-    return checkpoint.resolve().parent != Path(output_dir).resolve()
-
-
-def _rename_abandoned(checkpoint: Path) -> Path:
-    target = checkpoint.with_name(f"{ABANDONED}{checkpoint.name}")
-    return checkpoint.rename(free_name(target) if target.exists() else target)
-
-
 class WholeCheckpoint:
     """
-    A checkpoint under construction in the folder of all checkpoints, after so many optimizer steps: written aside, and
-    given its name when it is whole. `resumable`: whether optimizer, schedule and random states will be in it.
-    `sharded`: whether processes gather its tensors from one another while they write, as FSDP and DeepSpeed do.
+    Holds a checkpoint under construction: it is written aside, and gets its name when it is whole.
+
+    Args:
+        run_dir (`Path`): The folder of all checkpoints.
+        step (`int`): Optimizer steps done.
+        resumable (`bool`): Whether optimizer, schedule and random states will be in it.
+        sharded (`bool`): Whether processes gather its tensors from one another while they write, as FSDP and DeepSpeed
+            do.
     """
 
     def __init__(self, run_dir: Path, step: int, resumable: bool, sharded: bool = False):
@@ -110,15 +107,17 @@ class WholeCheckpoint:
         self.resumable = resumable
         self.sharded = sharded
         self.folder = run_dir / f"{INCOMPLETE}{name}"  # where the trainer believes its checkpoints to be
-        self.aside, self.final = self.folder / name, run_dir / name
+        self.aside = self.folder / name
+        self.final = run_dir / name
         self.failure: Exception | None = None  # the first write of this process that failed
 
     @contextmanager
-    def failure_noted(self) -> Iterator[None]:
+    def note_failure(self) -> Iterator[None]:
         """
-        A part of the writing. A write that fails in it is noted, and this process goes on to where it meets the
-        others: one that ended here would leave them waiting. Where tensors are sharded it ends here, because it could
-        not take part in what the others gather next; the launcher ends them.
+        Note a write that fails in this context, and let this process go on to where it meets the others.
+
+        If it ended here, it would leave them waiting. Where tensors are sharded it ends here, because it could not
+        take part in what the others gather next; the launcher ends them.
         """
         try:
             yield
@@ -126,22 +125,29 @@ class WholeCheckpoint:
             if not is_failed_write(error) or isinstance(error, RunError):
                 raise
             if self.sharded:
-                raise CheckpointError(save_failed(self.final, self.run_dir, error)) from error
+                raise CheckpointError(describe_failed_write(self.final, self.run_dir, error)) from error
             if self.failure is None:
                 self.failure = error
 
     @contextmanager
-    def written_aside(self, accelerator, names: bool, record: Iterable[Path]) -> Iterator[None]:
+    def write_aside(self, accelerator, names: bool, record: Iterable[Path]) -> Iterator[None]:
         """
-        The time in which all processes write it; at the end one of them `names` it, with the files of the record on
-        disk. Raises [`~trl_prorl.errors.CheckpointError`], in every process: one of them could not write its part;
-        nothing of the checkpoint is left.
+        Let all processes write the checkpoint in this context; at its end one of them gives it its name.
+
+        Args:
+            accelerator: Accelerate's.
+            names (`bool`): Whether this process gives the name.
+            record (`Iterable[Path]`): Files of the record, which are synchronised to disk before.
+
+        Raises:
+            [`~trl_prorl.errors.CheckpointError`]: In every process, if one of them could not write its part; nothing
+                of the checkpoint is left.
         """
-        with self.failure_noted():
+        with self.note_failure():
             yield
         self._settle(accelerator, names)
         if names:
-            with self.failure_noted():
+            with self.note_failure():
                 for path in record:
                     sync(path)
                 name_checkpoint(self.aside, self.final, self.step, self.resumable)
@@ -154,7 +160,7 @@ class WholeCheckpoint:
 
         message = None
         if self.failure is not None:
-            message = save_failed(self.final, self.run_dir, self.failure)
+            message = describe_failed_write(self.final, self.run_dir, self.failure)
             if accelerator.num_processes > 1:
                 message = f"In process {accelerator.process_index}, {message}"
         messages = [found for found in gather_object([message]) if found is not None]
@@ -167,13 +173,8 @@ class WholeCheckpoint:
         raise error from self.failure
 
 
-def steps_of(output_dir: Path) -> dict[Path, int]:
-    """Optimizer steps done, by checkpoint."""
-    return {path: int(match[1]) for path in output_dir.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
-
-
-def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
-    """The message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
+def describe_failed_write(target: Path, run_dir: Path, error: Exception) -> str:
+    """Write the message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
     steps = steps_of(run_dir)
     newest = f"The newest checkpoint is {max(steps, key=steps.get).name}" if steps else "There is no older checkpoint"
     free = shutil.disk_usage(run_dir).free / 2**30
@@ -186,8 +187,11 @@ def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     """
-    Why a run cannot be resumed from a folder, or `None` if it can. Without `content` only the hashes of small files
-    are compared, and the sizes of the others.
+    Say why a run cannot be resumed from a folder; `None` if it can.
+
+    Args:
+        checkpoint (`Path`): The folder.
+        content (`bool`): Whether all hashes are compared; else those of small files, and the sizes of the others.
     """
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
@@ -215,8 +219,11 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
 
 def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
     """
-    The newest checkpoint of a run that can be resumed from, by [`why_unusable`], and the newer ones that were skipped,
-    with the reasons.
+    Find the newest checkpoint that a run can be resumed from, by [`why_unusable`].
+
+    Returns:
+        `Path` or `None`: The checkpoint.
+        `dict[str, str]`: The newer ones that were skipped, with the reasons.
     """
     folder = Path(output_dir)
     if not folder.is_dir():
@@ -231,54 +238,20 @@ def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tupl
     return None, skipped
 
 
-def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] = ()) -> dict[str, str]:
-    """
-    Rename the checkpoints of a folder that are newer than the one in it from which a run goes on, and return the new
-    names by the old. The run has gone back behind their steps, and the next resume would take the newest of them for
-    its own. The `unusable` ones, which no resume takes, stay.
-    """
-    steps = {path.resolve(): step for path, step in sorted(steps_of(output_dir).items())}
-    here, renamed = steps.get(checkpoint.resolve()), {}
-    for path, step in steps.items() if here is not None else ():
-        if step > here and path.name not in unusable:
-            renamed[path.name] = _rename_abandoned(path).name
-    return renamed
-
-
-def rotate(
-    output_dir: Path, step: int, limit: int | None, best: str | os.PathLike | None, run_id: str | None = None
-) -> None:
-    """
-    Remove the oldest checkpoints of a run beyond a limit (`None` or 0: none), but neither the newest, of optimizer
-    step `step`, nor the best. A folder that the run of this id did not write stays, and does not count. Later ones
-    are not of this run: no resume could take them, or they would be abandoned. Their steps give the order, not the
-    times at which folders were changed: the removal changes a folder as well, and a kill may come in its middle.
-    """
-    steps = steps_of(output_dir)
-    own = [path for path in steps if steps[path] <= step and is_of_run(path, run_id)]
-    checkpoints = sorted(own, key=steps.get)
-    kept = {Path(path).resolve() for path in (output_dir / f"checkpoint-{step}", best) if path}
-    surplus = len(checkpoints) - max(limit, len(kept)) if limit else 0
-    for path in [path for path in checkpoints if path.resolve() not in kept][: max(0, surplus)]:
-        # Half a checkpoint would count as one; a folder that a kill leaves under this name is removed later.
-        old = path.with_name(f"{INCOMPLETE}old-{path.name}")
-        path.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """The folders left behind by saves and removals that were cut short."""
-    return [path for path in find_named(folder, LEFT_BEHIND) if path.name.startswith(INCOMPLETE) and path.is_dir()]
-
-
 def find_checkpoint(
-    asked: str | os.PathLike | bool, output_dir: str, content: bool = True
+    resume_from: str | os.PathLike | bool, output_dir: str, content: bool = True
 ) -> tuple[Path, dict[str, str]]:
     """
-    What `resume_from_checkpoint` means: the newest complete checkpoint for `True`, else the one that is named. Raises
-    `ValueError`: there is none, or it cannot be resumed from.
+    Find the checkpoint that `resume_from_checkpoint` means: the newest complete one for `True`, else the named one.
+
+    Returns:
+        `Path`: The checkpoint.
+        `dict[str, str]`: Newer ones that were skipped, with the reasons.
+
+    Raises:
+        `ValueError`: There is none, or it cannot be resumed from.
     """
-    if asked is True or str(asked).lower() == "true":
+    if resume_from is True or str(resume_from).lower() == "true":
         found, skipped = newest_complete(output_dir, content)
         if found is None:
             listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
@@ -288,12 +261,13 @@ def find_checkpoint(
                 f"complete.{listed} {cure}, or name a checkpoint of another folder."
             )
         return found, skipped
-    path = Path(asked)
+    path = Path(resume_from)
     if not path.is_dir():
-        raise ValueError(f"resume_from_checkpoint={str(asked)!r} is not a checkpoint: there is no such folder.")
-    if reason := why_unusable(path, content):
+        raise ValueError(f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: there is no such folder.")
+    reason = why_unusable(path, content)
+    if reason is not None:
         raise ValueError(
-            f"resume_from_checkpoint={str(asked)!r} cannot be resumed from: {reason}. Name another one, or use "
+            f"resume_from_checkpoint={str(resume_from)!r} cannot be resumed from: {reason}. Name another one, or use "
             "resume_from_checkpoint: true for the newest that is complete."
         )
     return path, {}

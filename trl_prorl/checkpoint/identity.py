@@ -35,13 +35,16 @@ ROWS_HASHED = 20_000
 
 def changing_keys(*configs: Any) -> dict[str, Any]:
     """
-    The arguments on which the numbers of a run depend, as JSON values: of the trainer's configuration, and of what
-    else a recipe holds.
+    Collect the arguments on which the numbers of a run depend, as JSON values.
+
+    Args:
+        configs: The trainer's configuration, and what else a recipe holds.
     """
     keys = {}
     for config in configs:
         left_out = FREE_KEYS
-        if str(getattr(getattr(config, "lr_scheduler_type", None), "value", "")) in ENDLESS_SCHEDULES:
+        schedule = getattr(config, "lr_scheduler_type", None)
+        if getattr(schedule, "value", None) in ENDLESS_SCHEDULES:
             left_out = FREE_KEYS | LENGTHS
         for field in dataclasses.fields(config):
             if field.init and field.name not in left_out:
@@ -50,7 +53,7 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
 
 
 def dataset_hash(dataset: Any) -> str | None:
-    """Hash of a dataset's content, of evenly spaced rows if it is large; `None` if it cannot be indexed."""
+    """Hash a dataset's content, of evenly spaced rows if it is large; `None` if it cannot be indexed."""
     if not isinstance(dataset, Dataset):
         return None
     digest = hashlib.sha256(str(len(dataset)).encode())
@@ -63,8 +66,11 @@ def dataset_hash(dataset: Any) -> str | None:
 @torch.no_grad()
 def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int = 64) -> str:
     """
-    Hash of names, shapes and a few values of every tensor: enough to tell one model from another, at no cost.
-    `named_tensors`: parameters by name; `sample`: values that are read at each end of a tensor.
+    Hash names, shapes and a few values of every tensor: enough to tell one model from another, at no cost.
+
+    Args:
+        named_tensors (`Iterable[tuple[str, torch.Tensor]]`): Parameters by name.
+        sample (`int`): Values that are read at each end of a tensor.
     """
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
@@ -76,25 +82,39 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int 
 
 
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters that a policy took over from its model: without adapters."""
+    """Return the parameters that a policy took over from its model: without adapters."""
     others = set(getattr(policy, "peft_config", {}))
     return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """
-    `{key: [then, now]}` for every key of both that differs. A key that only one of them knows is not a difference:
-    another version of the project may have written it. Neither are on and auto, which is on wherever that is possible.
+    Compare two sets of keys: `{key: [then, now]}` for every key of both that differs.
+
+    A key that only one of them knows is not a difference: another version of the project may have written it. Neither
+    are on and auto, which is on wherever that is possible.
     """
-    pairs = {key: [then[key], now[key]] for key in sorted(then) if key in now}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and set(map(str, pair)) != {"on", "auto"}}
+    found = {}
+    for key in sorted(then):
+        if key in now and then[key] != now[key] and {str(then[key]), str(now[key])} != {"on", "auto"}:
+            found[key] = [then[key], now[key]]
+    return found
 
 
 def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
     """
-    Refuse a resume that would change the run. `then`, `now`: what a checkpoint says, and what is asked now; `allowed`:
-    `allow_config_change`. Returns `dict[str, list]`: the differences, `{key: [then, now]}`. Raises `ValueError`: there
-    are differences, and they are not allowed.
+    Refuse a resume that would change the run.
+
+    Args:
+        then (`Mapping[str, Any]`): The identity in the checkpoint.
+        now (`Mapping[str, Any]`): The identity of the run that resumes.
+        allowed (`bool`): `allow_config_change`.
+
+    Returns:
+        `dict[str, list]`: The differences, `{key: [then, now]}`.
+
+    Raises:
+        `ValueError`: There are differences, and they are not allowed.
     """
     changed = differences(then, now)
     if changed and not allowed:
@@ -113,17 +133,26 @@ PATH_DEPENDENT_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 SCHEDULE_KEYS = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 # How a generation batch is cut into micro-batches and steps.
 BATCH_KEYS = (
-    "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size "
-    "num_generations num_iterations processes"
-).split()
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_generations",
+    "num_iterations",
+    "processes",
+)
+OWN_RANDOM_STATES = "it acts as a run begins, and the checkpoint goes on with random states of its own"
+OTHER_SHAPES = "the checkpoint's weights and the optimizer's state have other shapes"
+# Keys that no resume can change, and why.
 FIXED = {
-    **dict.fromkeys(
-        ("seed", "data_seed"), "it acts as a run begins, and the checkpoint goes on with random states of its own"
-    ),
-    **dict.fromkeys(
-        "use_peft lora_r lora_target_modules lora_target_parameters lora_modules_to_save use_dora".split(),
-        "the checkpoint's weights and the optimizer's state have other shapes",
-    ),
+    "seed": OWN_RANDOM_STATES,
+    "data_seed": OWN_RANDOM_STATES,
+    "use_peft": OTHER_SHAPES,
+    "lora_r": OTHER_SHAPES,
+    "lora_target_modules": OTHER_SHAPES,
+    "lora_target_parameters": OTHER_SHAPES,
+    "lora_modules_to_save": OTHER_SHAPES,
+    "use_dora": OTHER_SHAPES,
     "eval_on_start": "it acts before the first step alone",
     "optim_target_modules": "the checkpoint holds the state of another optimizer",
 }
@@ -131,8 +160,15 @@ FIXED = {
 
 def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
     """
-    Refuse changes, from [`check_same_run`], that could not act. `now`: what is asked now; `checkpoint`: where the run
-    goes on. Raises `ValueError`: naming the key, its two values, why, and what to do.
+    Refuse changes that could not act.
+
+    Args:
+        changed (`Mapping[str, list]`): From [`check_same_run`].
+        now (`Mapping[str, Any]`): The identity of the run that resumes.
+        checkpoint (`Path`): The run goes on from here.
+
+    Raises:
+        `ValueError`: The message names the key, its two values, why, and what to do.
     """
 
     def refuse(key: str, why: str) -> None:
@@ -143,7 +179,10 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         )
 
     for key, (old, new) in changed.items():
-        if why := FIXED.get(key) or (KEYS[key].resume(old, new, now) if key in KEYS else None):
+        why = FIXED.get(key)
+        if why is None and key in KEYS:
+            why = KEYS[key].resume(old, new, now)
+        if why:
             refuse(key, why)
     if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
         refuse("optim", "the checkpoint holds the state of another optimizer")
@@ -161,23 +200,28 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:
-    """The hyperparameters of every parameter group of an optimizer, as they are now."""
+    """Return the hyperparameters of every parameter group of an optimizer, as they are now."""
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def restore_hyperparameters(optimizer, scheduler, asked: list[dict[str, Any]]) -> None:
+def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
     """
     Give an optimizer and its schedule, whose states were loaded, the hyperparameters that they were made with.
-    Moments, step counts and the schedule's position stay as they are. `optimizer`, `scheduler`: or Accelerate's
-    wrappers of them; `asked`: from [`hyperparameters`], of the new optimizer with its schedule, before the states were
-    loaded.
+
+    Moments, step counts and the schedule's position stay as they are.
+
+    Args:
+        optimizer: The optimizer, or Accelerate's wrapper of it.
+        scheduler: The schedule, or Accelerate's wrapper of it.
+        made_with (`list[dict]`): From [`hyperparameters`], of the new optimizer with its schedule, before the states
+            were loaded.
     """
     inner = getattr(scheduler, "scheduler", scheduler)
-    for group, values in zip(optimizer.param_groups, asked, strict=True):
+    for group, values in zip(optimizer.param_groups, made_with, strict=True):
         group.update({name: value for name, value in values.items() if name != "lr"})
     if not isinstance(inner, LambdaLR):
         return
-    inner.base_lrs = [values["initial_lr"] for values in asked]
+    inner.base_lrs = [values["initial_lr"] for values in made_with]
     rates = [base * rate(inner.last_epoch) for base, rate in zip(inner.base_lrs, inner.lr_lambdas, strict=True)]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

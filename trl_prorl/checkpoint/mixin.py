@@ -12,31 +12,34 @@ from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, NonFiniteError, RunError
 from ..quiet import without_warning
-from ..record.folders import (
-    FolderLock,
-    by_main_process,
-    check_model_stays,
-    check_nothing_foreign,
-    check_usable,
-    folders_of,
-    set_earlier_run_aside,
-)
+from ..record.folder_lock import FolderLock
+from ..record.folders import RunFolders
 from ..record.keys import NONFINITE
 from ..record.meter import check_record
+from ..record.processes import by_main_process
 from ..record.provenance import write_config, write_env
-from ..record.run_id import id_of_run, write_run_id
-from .files import WholeCheckpoint, is_failed_write, is_fork, rotate, save_failed
+from ..record.run_id import write_run_id
+from .files import WholeCheckpoint, describe_failed_write, is_failed_write
 from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
-from .resume import Resume, best_beside, clear_leftovers
-from .rollback import Rollback, RollbackRequest
-from .state import buffer_file, kept_parameters, load_buffer, read_state, restored, save_buffer, saved, write_state
+from .resume import Resume, find_best_beside
+from .rollback import PlannedRollback, Rollback, RollbackRequest
+from .state import (
+    buffer_file,
+    keep_parameters,
+    load_buffer,
+    log_to_json,
+    read_state,
+    restore_log,
+    save_buffer,
+    write_state,
+)
 
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointMixin:
-    """Part of [`ProRLTrainer`]: what `train` does before the first step, and what is saved and pushed."""
+    """Is the part of [`ProRLTrainer`] that begins a run, goes on with it, saves it and pushes it."""
 
     _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
     _epochs_done = 0
@@ -47,18 +50,25 @@ class CheckpointMixin:
     _run_id: str | None = None  # of the run that `train` begins or continues
 
     def base_name(self) -> str | None:
-        """Hub name or folder of the model that the run began from."""
+        """Name the model that the run began from, on the Hub or as a folder."""
         given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
         return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
 
+    @property
+    def folders(self) -> RunFolders:
+        """The folders that the run writes to."""
+        return RunFolders.of(self.args)
+
     @contextmanager
-    def folders_held(self):
+    def hold_folders(self):
         """
-        Keep other runs out of `output_dir` and `run_dir`. May be entered again. The main process holds them, for all.
-        Raises [`~trl_prorl.record.folders.FolderInUseError`]: another process does, on every process of this run.
+        Keep other runs out of the run's folders. May be entered again. The main process holds them, for all.
+
+        Raises:
+            [`~trl_prorl.record.folder_lock.FolderInUseError`]: On every process, if another run holds them.
         """
         if self._folder_lock is None or not self._folder_lock.held:
-            self._folder_lock = FolderLock(self.args.output_dir, self.run_dir)
+            self._folder_lock = self.folders.lock()
         by_main_process(self.is_world_process_zero(), self._folder_lock.hold)
         try:
             yield
@@ -70,84 +80,93 @@ class CheckpointMixin:
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
-        As [`~transformers.Trainer.train`]. A resume continues the run exactly, even from the middle of a generation
-        batch.
+        Train as [`~transformers.Trainer.train`] does.
+
+        A resume continues the run exactly, even from the middle of a generation batch.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 A checkpoint, or `True` for the newest complete one in `output_dir`.
 
-        Raises `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`),
-        another process trains into `output_dir` or `run_dir`, or there are files in them that belong to no run.
+        Raises:
+            `ValueError`: That checkpoint is not whole, the run would not be the same (see `allow_config_change`),
+                another process trains into `output_dir` or `run_dir`, or there are files in them that belong to no
+                run.
         """
         is_main = self.is_world_process_zero()
-        by_main_process(is_main, lambda: check_usable(folders_of(self.args)))
-        with self.folders_held():
+        by_main_process(is_main, self.folders.check_usable)
+        with self.hold_folders():
             self._resume = None
             if resume_from_checkpoint:
                 check_record(self.run_dir)
-                self._resume = self._found(resume_from_checkpoint)
+                self._resume = self._find_resume(resume_from_checkpoint)
             by_main_process(is_main, self._check_folders_content)
-            while True:
-                self._remove_noise()
-                try:
-                    return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
-                except RunError as error:
-                    resume = self._go_back(error)
-                    if resume is None:
-                        raise
-                    self._resume = resume
+            return self._train_with_rollbacks(*args, **kwargs)
 
-    def _remove_noise(self) -> None:
-        """Take off NEFTune's hook, which a training that did not come to its end has left: there would be two."""
+    def _train_with_rollbacks(self, *args, **kwargs):
+        """
+        Train to the end. Whenever the run collapses, go back to a good checkpoint and train on from there.
+
+            TRL's train ──▶ step ──▶ step ──▶ NonFiniteError, or `_stop` raises RollbackRequest
+                 ▲                                               │
+                 └── self._resume ◀── event on disk ◀── planned ─┘   (nothing planned: the error ends the run)
+        """
+        while True:
+            self._remove_noise_hook()
+            checkpoint = str(self._resume.checkpoint) if self._resume is not None else None
+            try:
+                return super().train(checkpoint, *args, **kwargs)
+            except RollbackRequest as request:
+                planned = request.planned
+            except NonFiniteError as error:
+                planned = self._plan_rollback(NONFINITE)
+                if planned is None:
+                    raise
+                name = planned.checkpoint.name
+                logger.warning("Gone back to %s, instead of an end with this line: %s", name, error)
+            self._event(planned.event)
+            self.rollback.sync_event()
+            self._resume = self._find_resume(str(planned.checkpoint))
+
+    def _plan_rollback(self, reason: str) -> PlannedRollback | None:
+        """Plan the way back from the step that is being computed; `None` if there is none."""
+        if self.rollback is None:
+            return None
+        step = self.state.global_step
+        return self.rollback.plan({"event": reason, "step_applied": step, "last_good": step})
+
+    def _stop(self, event) -> None:
+        """Go back because of an event, if the run may; else end it with a checkpoint."""
+        planned = self.rollback.plan(event) if self.rollback is not None else None
+        if planned is not None:
+            raise RollbackRequest(planned)
+        self.control.should_training_stop = True
+        self.control.should_save = True
+
+    def _remove_noise_hook(self) -> None:
+        """Remove NEFTune's hook that a training left behind when it was broken off: else there would be two."""
         hook = getattr(self, "neftune_hook_handle", None)
         if hook is not None:
             hook.remove()
 
     def _check_folders_content(self) -> None:
-        output_dir = Path(self.args.output_dir)
         if self._begins_in_its_folder():
-            check_nothing_foreign(output_dir, self.run_dir)
+            self.folders.check_nothing_foreign()
         else:
-            check_model_stays(self.base_name(), output_dir)
+            self.folders.check_model_stays(self.base_name())
 
     def _begins_in_its_folder(self) -> bool:
         """Whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder."""
-        return self._resume is None or is_fork(self._resume.checkpoint, self.args.output_dir)
+        return self._resume is None or not self.folders.has_checkpoint(self._resume.checkpoint)
 
-    def _found(self, asked) -> Resume:
-        args, identity = self.args, self._identity | changing_keys(*self.recipe)
-        return Resume.find(asked, args.output_dir, self.run_dir, identity, args.allow_config_change)
+    def _find_resume(self, resume_from) -> Resume:
+        args = self.args
+        identity = self._whole_identity()
+        return Resume.find(resume_from, args.output_dir, self.run_dir, identity, args.allow_config_change)
 
-    def _stop(self, event) -> None:
-        """End the run with a checkpoint, because of an event; or go back, if the run may."""
-        if self.rollback is not None and self.rollback.go_back(event) is not None:
-            raise RollbackRequest(event)
-        self.control.should_training_stop = self.control.should_save = True
-
-    def _go_back(self, error: RunError) -> Resume | None:
-        """
-        The resume from the last good checkpoint; `None` where the run may not go back because of this error, there is
-        no such checkpoint, or no roll-back is left.
-        """
-        if self.rollback is None:
-            return None
-        if isinstance(error, RollbackRequest):
-            event = error.event
-        elif isinstance(error, NonFiniteError):
-            step = self.state.global_step
-            event = {"event": NONFINITE, "step_applied": step, "last_good": step}
-        else:
-            return None
-        found = self.rollback.go_back(event)
-        if found is None:
-            return None
-        checkpoint, rollback = found
-        if isinstance(error, NonFiniteError):
-            logger.warning("Gone back to %s, instead of an end with this line: %s", checkpoint.name, error)
-        self._event(rollback)
-        self.rollback.noted()
-        return self._found(str(checkpoint))
+    def _whole_identity(self) -> dict:
+        """Return what makes a resumed run the same run, the recipe's keys included."""
+        return {**self._identity, **changing_keys(*self.recipe)}
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
@@ -155,27 +174,30 @@ class CheckpointMixin:
                 part.begin()
             self._generations = 0
             self._forget_logs()
-        self._has_trained, resume = True, self._resume
+        self._has_trained = True
+        resume = self._resume
+        folders = self.folders
+        is_main = self.is_world_process_zero()
         if self._begins_in_its_folder():
-            folders = (Path(self.args.output_dir), self.run_dir)
-            by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self.base_name()))
+            by_main_process(is_main, lambda: folders.set_earlier_run_aside(self.base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
-        of_run = (resume.checkpoint if resume is not None else None, self.args.output_dir, self.run_dir)
+        checkpoint = resume.checkpoint if resume is not None else None
         # On several nodes, each may save.
-        self._run_id = by_main_process(self.is_world_process_zero(), lambda: id_of_run(*of_run))
-        if self.is_world_process_zero():
-            clear_leftovers(self.args.output_dir)
+        self._run_id = by_main_process(is_main, lambda: folders.id_of_run(checkpoint))
+        if is_main:
+            folders.clear_leftovers()
             if resume is None:
                 self.recorder.open(self.run_dir)
             else:
-                resume.abandon_newer(self.args.output_dir)
+                resume.abandon_newer(folders)
                 self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
-            generation = {"compact_generation": self.acceleration.generation}
-            generation |= self.compact.facts() if self.compact is not None else {}
-            packing, base = self.acceleration.packing, self.base_name()
+            generation = {"compact_generation": str(self.acceleration.generation)}
+            if self.compact is not None:
+                generation.update(self.compact.facts())
+            packing = str(self.acceleration.packing)
             # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
-            write_env(self.run_dir, self.args, self.model, packing, generation, base, self._run_id)
+            write_env(self.run_dir, self.args, self.model, packing, generation, self.base_name(), self._run_id)
             write_config(self.run_dir, self.args, self.recipe)
         return super()._inner_training_loop(*args, **kwargs)
 
@@ -188,30 +210,30 @@ class CheckpointMixin:
     def _init_training_state(self, max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial):
         best = None
         if resume_from_checkpoint is not None:
-            best = best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
-        with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
+            best = find_best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
+        is_beside = best is not None
+        with without_warning("transformers.trainer", "The best checkpoint") if is_beside else nullcontext():
             done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
         # A checkpoint brings its own logging_steps, eval_steps and save_steps.
         self.state.compute_steps(self.args, max_steps)
         if best is not None:
             self.state.best_model_checkpoint = str(best)
-        folder = Path(self.args.output_dir)
         if resume_from_checkpoint is not None and self.args.should_save:
-            if Path(resume_from_checkpoint).resolve().parent == folder.resolve():
+            if self.folders.has_checkpoint(Path(resume_from_checkpoint)):
                 # The run may have ended between its last save and the removal that follows a save.
-                limit = self.args.save_total_limit
-                rotate(folder, self.state.global_step, limit, self.state.best_model_checkpoint, self._run_id)
+                self._remove_oldest(self.folders)
         return done
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         # The one step of a resume that every kind of set-up takes, and after the model's.
-        asked = hyperparameters(self.optimizer)
+        made_with = hyperparameters(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        folder, changed = Path(checkpoint), self._resume.changed
+        folder = Path(checkpoint)
+        changed = self._resume.changed
         if changed:
-            restore_hyperparameters(self.optimizer, self.lr_scheduler, asked)
+            restore_hyperparameters(self.optimizer, self.lr_scheduler, made_with)
         for part in self.parts.values():
             part.load(folder, changed)
         buffer = folder / buffer_file(self.accelerator.process_index)
@@ -220,26 +242,27 @@ class CheckpointMixin:
         state = read_state(folder)
         self.parts.load_state_dict(state["parts"], changed)
         self._generations = state["generations"]
-        self._step = 0 if set(changed) & set(BATCH_KEYS) else state["micro_batches"]  # at the end of a batch, if so
-        restored(state["log"], self._metrics["train"], self._logs)
+        is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # which is only possible at the end of a batch
+        self._step = 0 if is_cut_anew else state["micro_batches"]
+        restore_log(state["log"], self._metrics["train"], self._logs)
         self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         policy = self.accelerator.unwrap_model(self.model)
-        with self._weights_loaded(Path(resume_from_checkpoint)):
+        with self._load_into_parameters(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             if is_peft_model(policy) and len(policy.peft_config) > 1 and not self.is_fsdp_enabled:
                 # transformers up to 5.22 then loads all adapters but the policy's, which begins anew.
                 policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_best_model(self):
-        with self._weights_loaded(Path(self.state.best_model_checkpoint)):
+        with self._load_into_parameters(Path(self.state.best_model_checkpoint)):
             return super()._load_best_model()
 
     @contextmanager
-    def _weights_loaded(self, folder: Path):
-        """The time in which a checkpoint's weights are loaded, into the parameters that there are."""
-        with kept_parameters(self.accelerator.unwrap_model(self.model)):
+    def _load_into_parameters(self, folder: Path):
+        """Load a checkpoint's weights in this context into the parameters that there are."""
+        with keep_parameters(self.accelerator.unwrap_model(self.model)):
             for part in self.parts.values():
                 part.before_load(folder)
             yield
@@ -264,30 +287,34 @@ class CheckpointMixin:
         return str(self._aside.folder) if self._aside is not None else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        run_dir = Path(super()._get_output_dir(trial=trial))
+        output_dir = Path(super()._get_output_dir(trial=trial))
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        checkpoint = WholeCheckpoint(run_dir, self.state.global_step, not self.args.save_only_model, sharded)
+        checkpoint = WholeCheckpoint(output_dir, self.state.global_step, not self.args.save_only_model, sharded)
         try:
-            with checkpoint.written_aside(self.accelerator, self.args.should_save, self.recorder.files):
+            with checkpoint.write_aside(self.accelerator, self.args.should_save, self.recorder.files):
                 self._aside = checkpoint
-                with checkpoint.failure_noted():
+                with checkpoint.note_failure():
                     super()._save_checkpoint(model, trial)
-                with checkpoint.failure_noted():
+                with checkpoint.note_failure():
                     self._save_beside(checkpoint)
         finally:
             self._aside = None
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
-            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate(run_dir, self.state.global_step, limit, best, self._run_id)
+            self._remove_oldest(RunFolders.of(self.args, output_dir))
 
-    def _failure_noted(self):
+    def _remove_oldest(self, folders: RunFolders) -> None:
+        state = self.state
+        folders.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint, self._run_id)
+
+    def _note_failure(self):
         """
-        A context in which a write of a checkpoint may fail and this process goes on: for what comes before Trainer's
-        barrier inside a save, at which the other processes wait.
+        Return a context in which a write of a checkpoint may fail and this process goes on.
+
+        It is for what comes before Trainer's barrier inside a save, at which the other processes wait.
         """
-        return self._aside.failure_noted() if self._aside is not None else nullcontext()
+        return self._aside.note_failure() if self._aside is not None else nullcontext()
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
         """Write what the run needs beyond TRL's checkpoint."""
@@ -305,14 +332,19 @@ class CheckpointMixin:
             self.state.save_to_json(str(folder / "trainer_state.json"))
         for part in self.parts.values():
             part.save(folder)
-        log = saved(self._metrics["train"], self._logs if self.log_completions else None)
-        state = {"generations": self._generations, "micro_batches": self._step}
-        write_state(folder, state | {"parts": self.parts.state_dict(), "log": log})
-        (folder / IDENTITY_FILE).write_text(json.dumps(self._identity | changing_keys(*self.recipe), indent=1))
+        completions = self._logs if self.log_completions else None
+        state = {
+            "generations": self._generations,
+            "micro_batches": self._step,
+            "parts": self.parts.state_dict(),
+            "log": log_to_json(self._metrics["train"], completions),
+        }
+        write_state(folder, state)
+        (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
 
     def save_model(self, output_dir=None, _internal_call=False):
         try:
-            with self._failure_noted():
+            with self._note_failure():
                 super().save_model(output_dir, _internal_call=True)
             if output_dir is None or Path(output_dir) == Path(self.args.output_dir):
                 self.create_model_card()  # PEFT has written its own
@@ -322,11 +354,12 @@ class CheckpointMixin:
             if self._aside is not None or isinstance(error, RunError) or not is_failed_write(error):
                 raise
             folder = Path(output_dir or self.args.output_dir)
-            message = save_failed(folder, Path(self.args.output_dir), error)
+            message = describe_failed_write(folder, Path(self.args.output_dir), error)
             raise CheckpointError(f"The model in {message}") from error
 
     def _save(self, *args, **kwargs):
-        token, self.args.hub_token = self.args.hub_token, None  # the arguments are pickled beside the weights
+        token = self.args.hub_token
+        self.args.hub_token = None  # the arguments are pickled beside the weights
         try:
             with ExitStack() as stack:
                 for part in self.parts.values():
@@ -348,15 +381,17 @@ class CheckpointMixin:
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
         """Write the card of the run so far. A failure to write it does not stop a run."""
         try:
-            with self._failure_noted():
+            with self._note_failure():
                 self.uploads.write_card(dataset_name, tags)
         except ValueError as error:
             logger.warning("The model card is not up to date: %s", error)
 
     def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
         """
-        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.hub.publish`] in one commit. Raises
-        [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.
+        Push as [`~transformers.Trainer.push_to_hub`] does, with the files of [`~trl_prorl.hub.publish`] in one commit.
+
+        Raises:
+            [`~trl_prorl.errors.PushError`]: The upload failed; everything is on disk.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)

@@ -3,18 +3,17 @@
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..record.folders import LEFT_BEHIND, find_named
+from ..record.folders import RunFolders
 from ..record.run_files import AT_BOUNDARY, read_json
-from .files import abandon_newer, find_checkpoint
+from .files import find_checkpoint
 from .identity import IDENTITY_FILE, check_change, check_same_run
-from .rollback import after_rollback
+from .rollback import checkpoint_after_rollback
 from .state import STATE_FILE, read_state
 
 
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 @dataclass
 class Resume:
     """
-    Where a run goes on.
+    Says where a run goes on.
 
     Attributes:
         checkpoint (`Path`): The checkpoint.
@@ -47,26 +46,36 @@ class Resume:
     @classmethod
     def find(
         cls,
-        asked: str | os.PathLike | bool,
+        resume_from: str | os.PathLike | bool,
         output_dir: str,
         run_dir: Path,
         identity: Mapping[str, Any],
         allowed: bool,
     ) -> "Resume":
         """
-        Raises `ValueError`: the checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
+        Find the checkpoint, and refuse one from which this would not be the same run.
+
+        Args:
+            resume_from (`str`, `os.PathLike` or `bool`): A checkpoint, or `True` for the newest complete one.
+            output_dir (`str`): The folder of the checkpoints.
+            run_dir (`Path`): The folder of the record.
+            identity (`Mapping[str, Any]`): The keys that can change a number, the data and the model.
+            allowed (`bool`): `allow_config_change`.
+
+        Raises:
+            `ValueError`: The checkpoint is not whole, or the run would not be the same.
         """
         began = time.perf_counter()
-        checkpoint, skipped = find_checkpoint(asked, output_dir)
-        if asked is True or str(asked).lower() == "true":
-            checkpoint = after_rollback(checkpoint, run_dir)
+        checkpoint, skipped = find_checkpoint(resume_from, output_dir)
+        if resume_from is True or str(resume_from).lower() == "true":
+            checkpoint = checkpoint_after_rollback(checkpoint, run_dir)
         for name, reason in skipped.items():
             logger.warning("Checkpoint %s is skipped: %s.", name, reason)
         changed = check_same_run(read_json(checkpoint / IDENTITY_FILE), identity, allowed)
         check_change(changed, identity, checkpoint)
         if "parts" not in read_state(checkpoint):
             raise ValueError(
-                f"resume_from_checkpoint={str(asked)!r}: {checkpoint.name} was written by an earlier version of "
+                f"resume_from_checkpoint={str(resume_from)!r}: {checkpoint.name} was written by an earlier version of "
                 f"trl-prorl, whose {STATE_FILE} this one does not read. Resume with that version, or train on from "
                 "its weights as a new run."
             )
@@ -79,13 +88,13 @@ class Resume:
 
     def keeps_event(self, event: Mapping[str, Any]) -> bool:
         """Whether an event was there at the checkpoint."""
-        # A reset, or growth, at the checkpoint's own step came after the save, and happens again. Other events came
-        # before it.
-        return event["step_applied"] < self.step + (event["event"] not in AT_BOUNDARY)
+        if event["event"] in AT_BOUNDARY:  # at the checkpoint's own step it came after the save, and happens again
+            return event["step_applied"] < self.step
+        return event["step_applied"] <= self.step
 
-    def abandon_newer(self, output_dir: str | os.PathLike) -> None:
+    def abandon_newer(self, folders: RunFolders) -> None:
         """Rename the checkpoints newer than this one, before the record is cut: they left the run."""
-        renamed = abandon_newer(self.checkpoint, Path(output_dir), self.skipped)
+        renamed = folders.abandon_newer(self.checkpoint, self.skipped)
         for name, now in renamed.items():
             logger.warning(
                 f"{name} is newer than {self.checkpoint.name}, from which the run goes on, and no longer part of the "
@@ -96,16 +105,23 @@ class Resume:
     @property
     def event(self) -> dict[str, Any]:
         """The event of this resume, for the record."""
-        steps = {"event": "resume", "step_requested": self.step, "step_applied": self.step}
-        found = {"checkpoint": self.checkpoint.name, "skipped": self.skipped}
-        return steps | found | {"changed": self.changed, "abandoned": self.abandoned}
+        return {
+            "event": "resume",
+            "step_requested": self.step,
+            "step_applied": self.step,
+            "checkpoint": self.checkpoint.name,
+            "skipped": self.skipped,
+            "changed": self.changed,
+            "abandoned": self.abandoned,
+        }
 
 
-def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
+def find_best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
     """
-    The best checkpoint of a run that is resumed, as `output_dir` names it now. The state holds its path of that time,
-    which may be relative to another directory, or the path of a folder that was renamed; it still lies beside the
-    checkpoint.
+    Find the best checkpoint of a run that is resumed, as `output_dir` names it now.
+
+    The state holds its path of that time, which may be relative to another directory, or the path of a folder that was
+    renamed; it still lies beside the checkpoint.
     """
     recorded = json.loads((checkpoint / "trainer_state.json").read_text())["best_model_checkpoint"]
     if recorded is None:
@@ -115,12 +131,3 @@ def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
     if here.is_dir() and beside.is_dir() and here.samefile(beside):
         return here
     return beside if beside.is_dir() else None
-
-
-def clear_leftovers(output_dir: str | os.PathLike) -> None:
-    """Remove the folders that saves, removals and uploads of the run left behind when they were cut short."""
-    for path in find_named(Path(output_dir), LEFT_BEHIND):
-        if path.is_symlink():
-            path.unlink()  # a checkpoint that was moved elsewhere, and linked; its content is not ours to remove
-        elif path.is_dir():
-            shutil.rmtree(path)

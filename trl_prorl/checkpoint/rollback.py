@@ -1,12 +1,21 @@
 """
 Roll-back: a run that collapses goes on from its last good checkpoint, at a lower learning rate.
 
-The event in the record is what counts. A checkpoint knows how many roll-backs had been made when it was written; the
-rate is lowered once more for each that the record has and the checkpoint has not. So a run that is killed at any
-moment of a roll-back ends as one that was not.
+The way back, from top to bottom (`_train_with_rollbacks` in `checkpoint/mixin.py` is the loop):
+
+    1. a step        A part returns an event with `"action": "stop"`, or a number is NaN.
+    2. plan          `Rollback.plan` names the checkpoint to go on from; if there is none, the run ends.
+    3. events.jsonl  The event `rollback` is written, and synchronised to disk.
+    4. resume        From that checkpoint, like any resume: newer checkpoints are renamed, the record is cut.
+    5. a lower rate  `load_state_dict` multiplies the rate once for each roll-back that the checkpoint does not know.
+
+The event is what counts. A checkpoint knows how many roll-backs had been made when it was written; the rate is lowered
+once more for each that the record has and the checkpoint has not. So a run that is killed at any moment of a roll-back
+ends as one that was not: before 3 nothing has happened yet, after it `checkpoint_after_rollback` repeats 4.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +24,68 @@ import pandas as pd
 from ..errors import RunError
 from ..guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 from ..parts import Part, fired
+from ..record.checkpoint_names import CHECKPOINT, steps_of
 from ..record.keys import ROLLBACK
 from ..record.meter import EVENTS_FILE
 from ..record.run_files import read_jsonl
-from .files import CHECKPOINT, steps_of, sync, why_unusable
+from .files import sync, why_unusable
 from .state import read_state
 
 
-class RollbackRequest(RunError):
-    """A run has to go back; the event that asks for it."""
+@dataclass(frozen=True)
+class PlannedRollback:
+    """
+    A roll-back that is possible and not made yet.
 
-    def __init__(self, event: Mapping[str, Any]):
-        super().__init__(f"step {event['step_applied']}: {event['event']}")
-        self.event = event
+    Attributes:
+        checkpoint (`Path`): The run goes on from here.
+        event (`dict[str, Any]`): The event for the record.
+    """
+
+    checkpoint: Path
+    event: dict[str, Any]
+
+
+class RollbackRequest(RunError):
+    """Leaves the training loop in the middle of it, so that `train` can go on from an earlier checkpoint."""
+
+    def __init__(self, planned: PlannedRollback):
+        super().__init__(f"step {planned.event['step_requested']}: {planned.event['reason']}")
+        self.planned = planned
 
 
 def last_rollback(run_dir: Path) -> dict[str, Any] | None:
-    """The last roll-back on record; earlier ones may have been behind its checkpoint."""
-    events = reversed(read_jsonl(run_dir / EVENTS_FILE))
-    return next((event for event in events if event["event"] == ROLLBACK), None)
+    """Return the last roll-back on record; earlier ones may have been behind its checkpoint."""
+    for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
+        if event["event"] == ROLLBACK:
+            return event
+    return None
 
 
-def rollbacks_made(run_dir: Path) -> int:
-    """How many roll-backs led to where the record is."""
+def count_rollbacks(run_dir: Path) -> int:
+    """Count the roll-backs that led to where the record is."""
     last = last_rollback(run_dir)
     return last["rollbacks"] if last is not None else 0
 
 
 class Rollback(Part):
     """
-    Watches the reward by the rule of the report: a collapse is an end below half of the best. A run goes back at most
-    `most` times; each multiplies the learning rate by `factor`.
+    Watches the reward by the rule of the report, and plans the way back after a collapse.
+
+    A collapse is an end below half of the best.
+
+    Args:
+        most (`int`): A run goes back at most so many times.
+        factor (`float`): Each roll-back multiplies the learning rate by it.
+        run_dir (`Path`): The folder of the record.
+        output_dir (`Path`): The folder of the checkpoints.
     """
 
     def __init__(self, most: int, factor: float, run_dir: Path, output_dir: Path):
-        self.most, self.factor, self.run_dir, self.output_dir = most, factor, run_dir, output_dir
+        self.most = most
+        self.factor = factor
+        self.run_dir = run_dir
+        self.output_dir = output_dir
         self.optimizer: Any = None
         self.schedule: Any = None
         self.begin()
@@ -70,39 +106,63 @@ class Rollback(Part):
             return None
         self._rewards.append(row["reward"])
         self._steps.append(step)
+        if len(self._rewards) < 2 * SMOOTHING_STEPS:
+            return None
         rewards = pd.Series(self._rewards)
-        share = end_by_best(rewards) if len(rewards) >= 2 * SMOOTHING_STEPS else None
+        share = end_by_best(rewards)
         if share is None or share >= COLLAPSE_SHARE:
             return None
         event = fired("collapse", step, step, "the reward is below half of its best", share, COLLAPSE_SHARE)
-        good = self._steps[int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())]
-        return event | {"action": "stop", "last_good": good}
+        best = int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())
+        return {**event, "action": "stop", "last_good": self._steps[best]}
 
-    def go_back(self, event: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
+    def plan(self, event: Mapping[str, Any]) -> PlannedRollback | None:
         """
-        The checkpoint to go on from, the newest that is complete and no newer than the event's `last_good`, and the
-        event of the roll-back. `None`: there is none, or all roll-backs are made.
+        Find the checkpoint to go on from: the newest that is complete and no newer than `last_good`.
+
+        Args:
+            event (`Mapping[str, Any]`): Why the run has to go back: its `event`, `step_applied` and `last_good`.
+
+        Returns:
+            `PlannedRollback` or `None`: `None` if there is no such checkpoint, or all roll-backs are made.
         """
-        made, good = rollbacks_made(self.run_dir), event["last_good"]
-        steps = steps_of(self.output_dir)
-        newest_first = sorted((path for path in steps if steps[path] <= good), key=steps.get, reverse=True)
-        checkpoint = next((path for path in newest_first if why_unusable(path) is None), None)
-        if made >= self.most or checkpoint is None:
+        made = count_rollbacks(self.run_dir)
+        if made >= self.most:
             return None
-        when = {"event": ROLLBACK, "step_requested": event["step_applied"], "step_applied": steps[checkpoint]}
-        why = {"reason": event["event"], "checkpoint": checkpoint.name}
-        return checkpoint, when | why | {"rollbacks": made + 1, "rate_factor": self.factor ** (made + 1)}
+        checkpoint = self._newest_usable(event["last_good"])
+        if checkpoint is None:
+            return None
+        rollback = {
+            "event": ROLLBACK,
+            "step_requested": event["step_applied"],
+            "step_applied": steps_of(self.output_dir)[checkpoint],
+            "reason": event["event"],
+            "checkpoint": checkpoint.name,
+            "rollbacks": made + 1,
+            "rate_factor": self.factor ** (made + 1),
+        }
+        return PlannedRollback(checkpoint, rollback)
 
-    def noted(self) -> None:
-        """The event is written: it has to outlive a power loss."""
+    def _newest_usable(self, last_good: int) -> Path | None:
+        steps = steps_of(self.output_dir)
+        for path in sorted(steps, key=steps.get, reverse=True):
+            if steps[path] <= last_good and why_unusable(path) is None:
+                return path
+        return None
+
+    def sync_event(self) -> None:
+        """Wait until the event of a roll-back is on disk: it has to outlive a power loss."""
         sync(self.run_dir / EVENTS_FILE)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rewards": self._rewards, "steps": self._steps, "known": self._known}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._rewards, self._steps, made = state["rewards"], state["steps"], rollbacks_made(self.run_dir)
-        factor, self._known = self.factor ** (made - state["known"]), made
+        made = count_rollbacks(self.run_dir)
+        factor = self.factor ** (made - state["known"])
+        self._rewards = state["rewards"]
+        self._steps = state["steps"]
+        self._known = made
         for group in self.optimizer.param_groups:
             group["lr"] *= factor
             group["initial_lr"] *= factor
@@ -110,13 +170,20 @@ class Rollback(Part):
         self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
-def after_rollback(checkpoint: Path, run_dir: Path) -> Path:
+def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
     """
-    The checkpoint from which a run goes on that was killed in a roll-back, before it had put the newer checkpoints
-    aside: not `checkpoint`, the newest, but the one that the record names.
+    Return the checkpoint from which a run goes on whose newest is `newest`.
+
+    It is another one if the run was killed in a roll-back, after its event and before the newer checkpoints were
+    renamed: the one that the event names.
     """
     last = last_rollback(run_dir)
-    if last is None or int(CHECKPOINT.fullmatch(checkpoint.name)[1]) <= last["step_applied"]:
-        return checkpoint
-    known = read_state(checkpoint)["parts"].get("rollback", {}).get("known", 0)
-    return checkpoint.with_name(last["checkpoint"]) if known < last["rollbacks"] else checkpoint
+    if last is None:
+        return newest
+    step = int(CHECKPOINT.fullmatch(newest.name)[1])
+    if step <= last["step_applied"]:
+        return newest
+    state = read_state(newest)["parts"].get("rollback", {})
+    if state.get("known", 0) < last["rollbacks"]:
+        return newest.with_name(last["checkpoint"])
+    return newest

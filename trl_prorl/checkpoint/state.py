@@ -20,18 +20,23 @@ STATE_FILE = "prorl_state.json"
 
 
 def buffer_file(process: int) -> str:
-    """Every process has a buffer of its own."""
+    """Name the file of a process's buffer of samples."""
     return f"buffer-{process}.safetensors"
 
 
 def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
     """Write micro-batches, each a mapping of tensors and of values that JSON can hold."""
-    tensors, values = {}, []
+    tensors = {}
+    values = []
     for number, batch in enumerate(batches):
-        held = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        # Micro-batches are slices of one tensor, and safetensors refuses tensors that share memory.
-        tensors |= {f"{number}.{name}": tensor.detach().clone().contiguous() for name, tensor in held.items()}
-        values.append({name: value for name, value in batch.items() if name not in held})
+        others = {}
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                # Micro-batches are slices of one tensor, and safetensors refuses tensors that share memory.
+                tensors[f"{number}.{name}"] = value.detach().clone().contiguous()
+            else:
+                others[name] = value
+        values.append(others)
     save_file(tensors, path, metadata={"values": json.dumps(values)})
 
 
@@ -46,10 +51,13 @@ def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
     return batches
 
 
-def saved(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
+def log_to_json(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
     """
-    The metrics and the table as JSON values. `metrics`: TRL's metrics of training since its last log; `completions`:
-    TRL's table of completions, which it writes with every log.
+    Convert what TRL has gathered for its next log to JSON values.
+
+    Args:
+        metrics (`Mapping[str, list[float]]`): TRL's metrics of training since its last log.
+        completions (`Mapping[str, Any]`, *optional*): TRL's table of completions, which it writes with every log.
     """
     state: dict[str, Any] = {"metrics": dict(metrics), "completions": None}
     if completions is not None:
@@ -61,8 +69,8 @@ def saved(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | N
     return state
 
 
-def restored(state: Mapping[str, Any], metrics: dict[str, list[float]], completions: Mapping[str, Any]) -> None:
-    """Put the values that [`saved`] returned into TRL's metrics and its table."""
+def restore_log(state: Mapping[str, Any], metrics: dict[str, list[float]], completions: Mapping[str, Any]) -> None:
+    """Put the values that [`log_to_json`] returned into TRL's metrics and its table."""
     metrics.update(state["metrics"])
     for name, values in (state["completions"] or {}).items():
         if isinstance(values, dict):
@@ -73,10 +81,9 @@ def restored(state: Mapping[str, Any], metrics: dict[str, list[float]], completi
 
 
 @contextmanager
-def kept_parameters(model: torch.nn.Module) -> Iterator[None]:
+def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
     """
-    While this lasts, PEFT may load adapters into a model; afterwards the model has the parameters that it had, with
-    the values that were loaded.
+    Keep a model's parameters while PEFT loads adapters into it; afterwards they have the values that were loaded.
 
     PEFT 0.21 replaces the parameters of an adapter in bf16 or fp16 by new ones in fp32 when it loads one. TRL keeps
     the adapter of a quantised model in bf16, so that a resumed run would train other numbers than the run that it
@@ -105,13 +112,17 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def _as_json(value):
     """
-    Values that JSON does not know, which `log_extra` may hold: NumPy's with their type, so that a table prints them as
-    before.
+    Convert values that JSON does not know, which `log_extra` may hold: NumPy's keep their type, so that a table prints
+    them as before.
     """
     if isinstance(value, (np.generic, np.ndarray)):
         return {"numpy": value.dtype.str, "value": value.tolist()}
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else str(value)
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return str(value)
 
 
 def _from_json(value: dict):
-    return np.array(value["value"], value["numpy"])[()] if value.keys() == {"numpy", "value"} else value
+    if value.keys() == {"numpy", "value"}:
+        return np.array(value["value"], value["numpy"])[()]
+    return value

@@ -16,9 +16,9 @@ from trl import GRPOTrainer
 from ..files import replaced
 from ..record import run_files
 from ..record.base_model import BaseModel, identify, is_hub_name
-from ..record.provenance import evaluation_of, plugin_options, without_secrets
+from ..record.provenance import evaluation_of, plugin_options, remove_secrets
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, RESETS
-from ..record.run_id import RUN_ID, other_run
+from ..record.run_id import RUN_ID, is_of_other_run
 from ..record.shapes import Shape, optional, table, text
 from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, without_reset
 
@@ -85,10 +85,10 @@ def read_record(run_dir: str | os.PathLike) -> Record:
     config, events = folder / CONFIG_FILE, folder / EVENTS_FILE
     env = read_if_there(folder / ENV_FILE, run_files.ENV) or {}
     passk = read_if_there(folder / PASSK_FILE, run_files.passk)
-    if passk is not None and other_run(passk, env.get(RUN_ID)):
+    if passk is not None and is_of_other_run(passk, env.get(RUN_ID)):
         passk = None
     return Record(
-        config=without_secrets(run_files.read_yaml(config)) if config.is_file() else {},
+        config=remove_secrets(run_files.read_yaml(config)) if config.is_file() else {},
         env=env,
         events=run_files.read_jsonl(events, run_files.EVENTS) if events.is_file() else None,
         passk=passk,

@@ -21,8 +21,8 @@ from huggingface_hub.utils import validate_repo_id
 from ..errors import PushError
 from ..record.base_model import identify
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, read_json, read_yaml
-from ..record.run_id import RUN_ID, other_run, recorded_run_id, run_id_in
-from .card import ADAPTER, CARD_FILE, PASSK_FILE, without_secrets
+from ..record.run_id import RUN_ID, is_of_other_run, recorded_run_id, run_id_in
+from .card import ADAPTER, CARD_FILE, PASSK_FILE, remove_secrets
 
 
 MODEL_FILES = (
@@ -87,10 +87,10 @@ def files_to_push(
     if record:
         files |= _matching(run_dir, RECORD_FILES)
         for name in EVALUATIONS:  # an earlier run's stay behind where a new one takes its folder
-            if name in files and other_run({RUN_ID: run_id_in(files[name])}, recorded_run_id(run_dir)):
+            if name in files and is_of_other_run({RUN_ID: run_id_in(files[name])}, recorded_run_id(run_dir)):
                 del files[name]
         if CONFIG_FILE in files:
-            recipe = without_secrets(read_yaml(files[CONFIG_FILE]))
+            recipe = remove_secrets(read_yaml(files[CONFIG_FILE]))
             files[CONFIG_FILE] = yaml.safe_dump(recipe, sort_keys=True).encode()
     return files
 

@@ -26,7 +26,8 @@ from ..text import short
 from .schemas import Schema, unknown
 
 
-FORMAT, FORM = "trl_prorl.interchange", "plain"
+FORMAT = "trl_prorl.interchange"
+FORM = "plain"
 # The names of safetensors.
 DTYPES = {
     torch.float64: "F64",
@@ -40,7 +41,7 @@ DTYPES = {
 }
 # The hashes that an entry of the sidecar may have, one of them: an engine need not have XXH3.
 HASHES = {"xxh3_128": xxh3_128, "sha256": hashlib.sha256}
-ENTRY = dict.fromkeys(("name", "key", "file", "dtype"), text) | {"shape": array(integer(0))}
+ENTRY = {"name": text, "key": text, "file": text, "dtype": text, "shape": array(integer(0))}
 
 S = TypeVar("S", bound=Schema)
 
@@ -50,8 +51,9 @@ S = TypeVar("S", bound=Schema)
 
 def tensor_hash(name: str, tensor: torch.Tensor, kind: Callable = xxh3_128) -> str:
     """
-    A hash of a tensor on the CPU: of name, dtype and shape as `name|F32|4,32|`, then of its bytes, row by row. XXH3 of
-    128 bits unless `kind` is another; SHA-256 would take as long as the writing.
+    Hash a tensor on the CPU: name, dtype and shape as `name|F32|4,32|`, then its bytes, row by row.
+
+    It is XXH3 of 128 bits unless `kind` is another; SHA-256 would take as long as the writing.
     """
     digest = kind(f"{name}|{DTYPES[tensor.dtype]}|{','.join(map(str, tensor.shape))}|".encode())
     digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
@@ -59,7 +61,7 @@ def tensor_hash(name: str, tensor: torch.Tensor, kind: Callable = xxh3_128) -> s
 
 
 def sidecar_hash(sidecar: Mapping[str, Any]) -> str:
-    """SHA-256 of a sidecar without its own hash, as JSON with sorted keys and no spaces."""
+    """Hash a sidecar without its own hash, as JSON with sorted keys and no spaces, by SHA-256."""
     rest = {key: value for key, value in sidecar.items() if key != "sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -76,8 +78,11 @@ def write(data: Schema, folder: str | os.PathLike) -> str:
         data ([`~trl_prorl.interchange.schemas.Schema`]): [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
         folder (`str` or `os.PathLike`): Made if it is missing.
 
-    Returns `str`: the hash of the sidecar. Raises [`~trl_prorl.errors.InputError`]: the parts do not fit each other,
-    or a value is not finite.
+    Returns:
+        `str`: The hash of the sidecar.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: The parts do not fit each other, or a value is not finite.
     """
     data.check()
     folder = Path(folder)
@@ -94,10 +99,24 @@ def write(data: Schema, folder: str | os.PathLike) -> str:
         save_file(tensors, aside)
     entries = []
     for name, tensor in tensors.items():
-        entry = {"name": name, "key": name, "file": file, "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
-        entries.append(entry | {"xxh3_128": tensor_hash(name, tensor)})
-    sidecar = {"format": FORMAT, "schema": data.schema, "version": data.version, "form": FORM}
-    sidecar |= {"values": data.values(), "tensors": entries, "scalars": []}
+        entry = {
+            "name": name,
+            "key": name,
+            "file": file,
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "xxh3_128": tensor_hash(name, tensor),
+        }
+        entries.append(entry)
+    sidecar = {
+        "format": FORMAT,
+        "schema": data.schema,
+        "version": data.version,
+        "form": FORM,
+        "values": data.values(),
+        "tensors": entries,
+        "scalars": [],
+    }
     sidecar["sha256"] = sidecar_hash(sidecar)
     with replaced(folder / f"{data.schema}.json") as aside:
         aside.write_text(json.dumps(sidecar, indent=1) + "\n")
@@ -115,22 +134,26 @@ def read(cls: type[S], folder: str | os.PathLike) -> S:
         cls (`type`): [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
         folder (`str` or `os.PathLike`): Where `write` wrote it.
 
-    Raises [`~trl_prorl.errors.InputError`]: a file is missing, cut, altered, of a later version, or not what its
-    sidecar says. The message names the tensor.
+    Raises:
+        [`~trl_prorl.errors.InputError`]: A file is missing, cut, altered, of a later version, or not what its sidecar
+            says. The message names the tensor.
     """
     folder = Path(folder)
     sidecar = read_sidecar(cls, folder)
-    entries, file = sidecar["tensors"], folder / f"{cls.schema}.safetensors"
+    entries = sidecar["tensors"]
+    file = folder / f"{cls.schema}.safetensors"
     needed = {label: needed for _, _, label, needed in cls.places(sidecar["values"].get("names", ()))}
     _check_names(folder / f"{cls.schema}.json", needed, [entry["name"] for entry in entries])
-    held = _load(file, {entry["key"]: entry["name"] for entry in entries}) if entries else {}
-    data = cls.of({entry["name"]: _checked(file, entry, held) for entry in entries}, sidecar["values"])
+    keys = {entry["key"]: entry["name"] for entry in entries}
+    held = _load(file, keys) if entries else {}
+    tensors = {entry["name"]: _checked(file, entry, held) for entry in entries}
+    data = cls.of(tensors, sidecar["values"])
     data.check()
     return data
 
 
 def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
-    """The sidecar of a schema, its version, structure and hash checked."""
+    """Read the sidecar of a schema, and check its version, structure and hash."""
     path = Path(folder) / f"{cls.schema}.json"
     try:
         sidecar = parse_json(path.read_text())
@@ -144,10 +167,12 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     if (sidecar["format"], sidecar["schema"]) != (FORMAT, cls.schema):
         is_one_of = f"{short(sidecar['format'])} {short(sidecar['schema'])}"
         raise InputError(f"{path} is {is_one_of}, not {FORMAT} {cls.schema}.")
-    if (version := sidecar["version"]) != cls.version:
+    version = sidecar["version"]
+    if version != cls.version:
         newer = "of a later release: update trl-prorl" if version > cls.version else "which no release reads"
         raise InputError(f"{path} has version {version} of {cls.schema}, {newer} (here {cls.version}).")
-    tensors, values = array(table(ENTRY, dict.fromkeys(HASHES, text))), table(cls.shapes(), rest=unknown)
+    tensors = array(table(ENTRY, dict.fromkeys(HASHES, text)))
+    values = table(cls.shapes(), rest=unknown)
     try:
         table({"form": form, "values": values, "tensors": tensors, "scalars": array(unknown), "sha256": text})(
             sidecar, ""
@@ -167,13 +192,13 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
 
 
 def form(value: Any, at: str) -> None:
-    """The shape of the only form that there is."""
+    """Require the only form that there is."""
     if value != FORM:
         refuse(value, at, FORM)
 
 
 def _check_names(path: Path, needed: Mapping[str, bool], names: list[str]) -> None:
-    """Every tensor that has to be there, and none that is unknown or there twice."""
+    """Require every tensor that has to be there, and refuse one that is unknown or there twice."""
     counts = Counter(names)
     for name, count in counts.items():
         if name not in needed or count > 1:
@@ -184,7 +209,7 @@ def _check_names(path: Path, needed: Mapping[str, bool], names: list[str]) -> No
 
 
 def _load(path: Path, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """The tensors of a file by their keys, those of the sidecar and no other; `names` by key."""
+    """Load the tensors of a file by their keys, those of the sidecar and no other; `names` by key."""
     first = next(iter(names.values()))
     try:
         held = load_file(path)
@@ -202,10 +227,12 @@ def _load(path: Path, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
 
 
 def _checked(path: Path, entry: dict, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """A tensor that is what its entry says."""
-    tensor, name = held[entry["key"]], entry["name"]
+    """Return a tensor, if it is what its entry says."""
+    tensor = held[entry["key"]]
+    name = entry["name"]
     found = f"{DTYPES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}"
-    if found != (said := f"{entry['dtype']} {entry['shape']}"):
+    said = f"{entry['dtype']} {entry['shape']}"
+    if found != said:
         raise InputError(f"{path}: tensor {name} is {found} in the file and {said} in the sidecar.")
     kind = next(key for key in HASHES if key in entry)
     if tensor_hash(name, tensor, HASHES[kind]) != entry[kind]:

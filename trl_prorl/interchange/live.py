@@ -54,7 +54,8 @@ class NextUpdate(Part, TrainerCallback):
     """
 
     def __init__(self, trainer, folder: Path):
-        self.trainer, self.folder = trainer, folder
+        self.trainer = trainer
+        self.folder = folder
         self.done = False
         self._forget()
 
@@ -79,9 +80,14 @@ class NextUpdate(Part, TrainerCallback):
         self.begun = True
 
     def boundary(self, step: int) -> None:
-        """Weights and state may change, and are still those of the last update: this part is called first."""
-        self._boundaries += self.begun
-        if self.begun and self._before is None:
+        """
+        Take weights and state, which may change now, and are still those of the last update: this part is called
+        first.
+        """
+        if not self.begun:
+            return
+        self._boundaries += 1
+        if self._before is None:
             optimizer = self.trainer.optimizer
             self._before = state_of(optimizer, named_parameters(optimizer, self._model()), copy=True)
 
@@ -102,10 +108,13 @@ class NextUpdate(Part, TrainerCallback):
         if not self.begun:
             return
         scaler = self.trainer.accelerator.scaler
-        found = {name: param.grad for name, param in self._model().named_parameters() if param.grad is not None}
-        self._gradients = {name: grad.detach().to("cpu", copy=True) for name, grad in found.items()}
-        for gradient in self._gradients.values() if scaler is not None else ():
-            gradient.mul_(1.0 / scaler.get_scale())
+        self._gradients = {}
+        for name, param in self._model().named_parameters():
+            if param.grad is not None:
+                gradient = param.grad.detach().to("cpu", copy=True)
+                if scaler is not None:
+                    gradient.mul_(1.0 / scaler.get_scale())
+                self._gradients[name] = gradient
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
         self._norm = float(norm)
@@ -118,7 +127,8 @@ class NextUpdate(Part, TrainerCallback):
             self._forget()  # an update that is left out (`nonfinite: skip`, the AMP scaler): the next one is exported
             return
         try:
-            rollout, inputs = self._rollout(), self._inputs()
+            rollout = self._rollout()
+            inputs = self._inputs()
             with _writing(self.folder) as aside:
                 write(rollout, aside)
                 write(inputs, aside)
@@ -128,7 +138,7 @@ class NextUpdate(Part, TrainerCallback):
             self._leave()
 
     def _leave(self) -> None:
-        """Nothing waits any more, so that another export can be announced."""
+        """Let another export be announced: nothing waits any more."""
         self._forget()
         del self.trainer.parts[EXPORT]
         handler = self.trainer.callback_handler  # a new list, because the old one is being walked
@@ -138,7 +148,8 @@ class NextUpdate(Part, TrainerCallback):
 
     def _rollout(self) -> Rollout:
         column = {key: [rows[key] for rows in self._rows if key in rows] for key in self._rows[0]}
-        logps = {f"logp_{name}": column.get(logps_key(name)) for name in ("old", "ref")}
+        old = column.get(logps_key("old"))
+        ref = column.get(logps_key("ref"))
         return Rollout(
             prompt_ids=_stacked(column["prompt_ids"], left=True),
             prompt_mask=_stacked(column["prompt_mask"], left=True),
@@ -149,18 +160,22 @@ class NextUpdate(Part, TrainerCallback):
             group=_numbered(column["group"], self._generations),
             update=self.trainer.state.global_step + 1,
             reward_functions=list(self.trainer.reward_func_names),
-            **{name: _stacked(parts) for name, parts in logps.items() if parts is not None},
+            logp_old=_stacked(old) if old is not None else None,
+            logp_ref=_stacked(ref) if ref is not None else None,
         )
 
     def _inputs(self) -> UpdateInputs:
-        trainer, model = self.trainer, self._model()
-        optimizer, rate = trainer.optimizer, trainer.resets.rate_factor
+        trainer = self.trainer
+        model = self._model()
+        optimizer = trainer.optimizer
+        rate = trainer.resets.rate_factor
         parameters = named_parameters(optimizer, model)
-        stray = next((name for name in self._gradients if name not in parameters), None)
-        if stray is not None:
-            raise InputError(f"tensor gradients/{stray} is of no parameter of the optimizer.")
+        for name in self._gradients:
+            if name not in parameters:
+                raise InputError(f"tensor gradients/{name} is of no parameter of the optimizer.")
         before = self._before if self._before is not None else state_of(optimizer, parameters)
-        growth, reset = self._events.get("growth"), self._events.get("reset")
+        growth = self._events.get("growth")
+        reset = self._events.get("reset")
         schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
         scaler = trainer.accelerator.scaler
         return UpdateInputs(
@@ -168,20 +183,25 @@ class NextUpdate(Part, TrainerCallback):
             gradients=self._gradients,
             new_rows=_new_rows(before["parameters"], parameters) if growth is not None else {},
             names=list(parameters),
-            groups=[group | {"lr": group["lr"] * rate} for group in groups_of(optimizer, model)],
+            groups=[{**group, "lr": group["lr"] * rate} for group in groups_of(optimizer, model)],
             clip_norm=float(trainer.args.max_grad_norm or 0.0),
             grad_norm=self._norm,
             update=trainer.state.global_step + 1,
             growth={"old_rank": growth["rank_before"], "new_rank": growth["rank"]} if growth is not None else None,
             reset=_reset(trainer.args, reset["optimizer_reset"]) if reset is not None else None,
-            schedule=_plain(schedule.state_dict()) | {"rate_factor": rate},
+            schedule={**_plain(schedule.state_dict()), "rate_factor": rate},
             scaler=_plain(scaler.state_dict()) if scaler is not None else None,
         )
 
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
-    """A folder in which an export is written before it gets its name. Raises `InputError`: it cannot be written."""
+    """
+    Make a folder in which an export is written in this context before it gets its name.
+
+    Raises:
+        `InputError`: It cannot be written.
+    """
     aside = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -197,21 +217,31 @@ def _writing(folder: Path) -> Iterator[Path]:
 
 
 def _reset(args, mode: str) -> dict[str, Any]:
-    of_schedule = {"restarts_schedule": bool(args.restarts_schedule)}
-    of_schedule |= {"rewarmup_steps": int(args.optimizer_reset_rewarmup_steps)}
-    return {"mode": mode, "alpha": float(args.optimizer_reset_alpha)} | of_schedule
+    return {
+        "mode": mode,
+        "alpha": float(args.optimizer_reset_alpha),
+        "restarts_schedule": bool(args.restarts_schedule),
+        "rewarmup_steps": int(args.optimizer_reset_rewarmup_steps),
+    }
 
 
 def _stacked(parts: list[torch.Tensor], left: bool = False) -> torch.Tensor:
-    """Rows of micro-batches under one another; shorter ones get zeros, on the left or on the right."""
+    """Stack rows of micro-batches; shorter ones get zeros, on the left or on the right."""
     width = max(part.shape[1] for part in parts)
-    sides = [(width - part.shape[1], 0) if left else (0, width - part.shape[1]) for part in parts]
-    return torch.cat([torch.nn.functional.pad(part, side) for part, side in zip(parts, sides, strict=True)])
+    padded = []
+    for part in parts:
+        missing = width - part.shape[1]
+        sides = (missing, 0) if left else (0, missing)
+        padded.append(torch.nn.functional.pad(part, sides))
+    return torch.cat(padded)
 
 
 def _numbered(groups: list[torch.Tensor], generations: list[int]) -> torch.Tensor:
-    """The group numbers of micro-batches; those of a later generation go on from those of the generation before."""
-    found, start = [], 0
+    """
+    Join the group numbers of micro-batches; those of a later generation go on from those of the generation before.
+    """
+    found = []
+    start = 0
     for place, (group, generation) in enumerate(zip(groups, generations, strict=True)):
         if place and generation != generations[place - 1]:
             start = 1 + max(int(earlier.max()) for earlier in found)
@@ -220,7 +250,7 @@ def _numbered(groups: list[torch.Tensor], generations: list[int]) -> torch.Tenso
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a state that JSON can hold."""
+    """Select the part of a state that JSON can hold."""
 
     def is_plain(held: Any) -> bool:
         if isinstance(held, list | tuple):
@@ -233,9 +263,14 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The rows that a growth has appended to each A."""
-    grown = (name for name, param in new.items() if grows(name) == 0 and len(param) > len(old[name]))
-    return {name: new[name].detach()[len(old[name]) :].to("cpu", copy=True) for name in grown}
+    """Select the rows that a growth has appended to each A."""
+    rows = {}
+    for name, param in new.items():
+        if grows(name) == 0:
+            first = len(old[name])
+            if len(param) > first:
+                rows[name] = param.detach()[first:].to("cpu", copy=True)
+    return rows
 
 
 # ------------------------------------------------------ an Adam optimizer by the names of its parameters
@@ -243,9 +278,11 @@ def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) 
 
 def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """
-    The optimizer's parameters by their names in the model, in the order of its groups. Raises
-    [`~trl_prorl.errors.InputError`]: the optimizer is not torch's Adam or AdamW, or has a parameter that is not the
-    model's.
+    Map the optimizer's parameters by their names in the model, in the order of its groups.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: The optimizer is not torch's Adam or AdamW, or has a parameter that is not
+            the model's.
     """
     inner = inner_of(optimizer)
     if type(inner) not in (torch.optim.Adam, torch.optim.AdamW):
@@ -267,15 +304,22 @@ def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
 
 
 def groups_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
-    """The groups as [`~trl_prorl.interchange.schemas.UpdateInputs`] has them."""
-    inner, found = inner_of(optimizer), []
+    """Describe the optimizer's groups as [`~trl_prorl.interchange.schemas.UpdateInputs`] has them."""
+    inner = inner_of(optimizer)
+    found = []
     names = {id(param): name for name, param in model.named_parameters()}
     for group in inner.param_groups:
-        numbers = {key: float(group[key]) for key in ("lr", "eps", "weight_decay")}
-        numbers |= {"beta1": float(group["betas"][0]), "beta2": float(group["betas"][1])}
-        decoupled = isinstance(inner, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-        listed = [names[id(param)] for param in group["params"]]
-        found.append(numbers | {"decoupled": decoupled, "parameters": listed})
+        beta1, beta2 = group["betas"]
+        described = {
+            "lr": float(group["lr"]),
+            "eps": float(group["eps"]),
+            "weight_decay": float(group["weight_decay"]),
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "decoupled": isinstance(inner, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
+            "parameters": [names[id(param)] for param in group["params"]],
+        }
+        found.append(described)
     return found
 
 
@@ -283,8 +327,9 @@ def live_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, dict[str, torch.Tensor]]:
     """
-    The live tensors by name: `parameters`, `exp_avg`, `exp_avg_sq`, `steps` of shape `(1,)`. The state of a parameter
-    without an update is zeros.
+    Return the live tensors by name: `parameters`, `exp_avg`, `exp_avg_sq`, `steps` of shape `(1,)`.
+
+    The state of a parameter without an update is zeros.
 
     Args:
         optimizer (`torch.optim.Optimizer`): torch's Adam or AdamW, or Accelerate's wrapper of one.
@@ -296,7 +341,8 @@ def live_state(
         state = inner.state.get(param, {})
         found["parameters"][name] = param.detach()
         for key in MOMENTS:
-            found[key][name] = state[key] if key in state else param.detach().new_zeros(()).expand(param.shape)
+            zeros = param.detach().new_zeros(()).expand(param.shape)
+            found[key][name] = state.get(key, zeros)
         found["steps"][name] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).reshape(1)
     return found
 
@@ -304,9 +350,12 @@ def live_state(
 def state_of(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], copy: bool = False
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """`live_state` on the CPU; `copy` if the tensors must outlive the next update."""
+    """Copy `live_state` to the CPU; `copy` if the tensors must outlive the next update."""
     live = live_state(optimizer, parameters)
-    return {kind: {name: held.to("cpu", copy=copy) for name, held in live[kind].items()} for kind in live}
+    found = {}
+    for kind, tensors in live.items():
+        found[kind] = {name: tensor.to("cpu", copy=copy) for name, tensor in tensors.items()}
+    return found
 
 
 @torch.no_grad()
@@ -316,14 +365,22 @@ def set_state(
     state: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> None:
     """
-    Set parameters, in place, and m, v and t, as `state_of` returns them, in the shapes of the parameters. `optimizer`,
-    `parameters`: as in `live_state`.
+    Set parameters, in place, and m, v and t.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): As in `live_state`.
+        parameters (`Mapping[str, torch.nn.Parameter]`): As in `live_state`.
+        state (`Mapping[str, Mapping[str, torch.Tensor]]`): As `state_of` returns it, in the shapes of the parameters.
     """
     inner = inner_of(optimizer)
-    moments = [{key: state[key][name].clone() for key in MOMENTS} for name in parameters]
-    steps = [{"step": state["steps"][name].clone().reshape(())} for name in parameters]
-    entries = {place: step | moment for place, (step, moment) in enumerate(zip(steps, moments, strict=True))}
-    inner.load_state_dict(inner.state_dict() | {"state": entries})
+    entries = {}
+    for place, name in enumerate(parameters):
+        entries[place] = {
+            "step": state["steps"][name].clone().reshape(()),
+            "exp_avg": state["exp_avg"][name].clone(),
+            "exp_avg_sq": state["exp_avg_sq"][name].clone(),
+        }
+    inner.load_state_dict({**inner.state_dict(), "state": entries})
     for name, param in parameters.items():
         param.copy_(state["parameters"][name])
 
@@ -343,8 +400,12 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
         trainer ([`ProRLTrainer`]): LoRA or full, with torch's Adam or AdamW, in one process.
         folder (`str` or `os.PathLike`): Must not exist.
 
-    Returns [`NextUpdate`]: its `done` says whether the folder is there. Raises [`~trl_prorl.errors.InputError`]: the
-    folder exists or cannot be made, another export waits, or the trainer's state is not exchanged.
+    Returns:
+        [`NextUpdate`]: Its `done` says whether the folder is there.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: The folder exists or cannot be made, another export waits, or the trainer's
+            state is not exchanged.
 
     Example:
 
@@ -359,7 +420,8 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} exists, and an export replaces nothing: give a folder that does not exist.")
-    if (waiting := trainer.parts.get(EXPORT)) is not None:
+    waiting = trainer.parts.get(EXPORT)
+    if waiting is not None:
         raise InputError(f"{waiting.folder} still waits for its update: export one update at a time.")
     if trainer.accelerator.num_processes > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InputError("export_update needs the whole state in one process: train with one process, unsharded.")
@@ -389,9 +451,12 @@ def import_update(trainer, folder: str | os.PathLike) -> UpdateOutputs:
         folder (`str` or `os.PathLike`): With the outputs. If there are inputs too, they must be those
             of the outputs.
 
-    Returns [`UpdateOutputs`]: as read. Raises [`~trl_prorl.errors.InputError`]: the files are not whole, not of this
-    trainer, or, while it trains, of another update than its last or its next one; the tensor is named, and nothing has
-    changed.
+    Returns:
+        [`UpdateOutputs`]: As read.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: The files are not whole, not of this trainer, or, while it trains, of another
+            update than its last or its next one; the tensor is named, and nothing has changed.
     """
     folder = Path(folder)
     outputs = read(UpdateOutputs, folder)

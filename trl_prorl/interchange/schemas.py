@@ -23,36 +23,43 @@ STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
 
 
 def unknown(value: Any, at: str) -> None:
-    """The shape of what a key that no schema has could hold."""
+    """Refuse what a key that no schema has could hold."""
     raise ShapeError(f"{at} is no key of the schema")
 
 
 # `lr` is the one in force; `decoupled` is AdamW's decay.
-GROUP = dict.fromkeys(("lr", "beta1", "beta2", "eps", "weight_decay"), finite())
-GROUP |= {"decoupled": flag, "parameters": array(text)}
+GROUP = {
+    "lr": finite(),
+    "beta1": finite(),
+    "beta2": finite(),
+    "eps": finite(),
+    "weight_decay": finite(),
+    "decoupled": flag,
+    "parameters": array(text),
+}
 GROWTH = {"old_rank": integer(), "new_rank": integer()}
 # The last two are already in the learning rate.
 RESET = {"mode": text, "alpha": finite(), "restarts_schedule": flag, "rewarmup_steps": integer()}
 
 
 def tensor_field(needed: bool = True) -> Any:
-    """A tensor, or `None` if it is not needed."""
-    default = {} if needed else {"default": None}
-    return field(metadata={"of": "update", "needed": needed}, **default)
+    """Declare a tensor, or `None` if it is not needed."""
+    default = MISSING if needed else None
+    return field(default=default, metadata={"of": "update", "needed": needed})
 
 
 def tensors_field(needed: bool = True) -> Any:
-    """Tensors by the names of parameters: of every parameter, or of some if not all are needed."""
+    """Declare tensors by the names of parameters: of every parameter, or of some if not all are needed."""
     return field(metadata={"of": "parameter", "needed": needed})
 
 
 def value_field(shape: Shape, default: Any = MISSING) -> Any:
-    """A value of JSON, of this shape."""
-    return field(metadata={"shape": shape}, **({} if default is MISSING else {"default": default}))
+    """Declare a value of JSON, of this shape."""
+    return field(default=default, metadata={"shape": shape})
 
 
 class Schema:
-    """Base of the three: between a dataclass, and tensors by label with JSON values."""
+    """Converts between a dataclass, and tensors by label with JSON values; the three schemas derive from it."""
 
     schema: ClassVar[str]
     version: ClassVar[int]
@@ -60,8 +67,11 @@ class Schema:
     @classmethod
     def places(cls, names: Sequence[str]) -> Iterator[tuple[str, str | None, str, bool]]:
         """
-        The place of every tensor, in order: its field, its parameter, its label (`advantages`,
-        `gradients/model.weight`), and whether it has to be there.
+        List the place of every tensor, in order.
+
+        Returns:
+            `Iterator[tuple]`: Its field, its parameter, its label (`advantages`, `gradients/model.weight`), and
+                whether it has to be there.
         """
         for spec in fields(cls):
             if spec.metadata.get("of") == "update":
@@ -72,11 +82,11 @@ class Schema:
 
     @classmethod
     def shapes(cls) -> dict[str, Shape]:
-        """The shape of every value."""
+        """Return the shape of every value."""
         return {spec.name: spec.metadata["shape"] for spec in fields(cls) if "shape" in spec.metadata}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor by its label, in the order of the schema."""
+        """Return every tensor by its label, in the order of the schema."""
         found = {}
         for name, parameter, label, _ in self.places(getattr(self, "names", ())):
             held = getattr(self, name)
@@ -84,13 +94,14 @@ class Schema:
         return {label: held for label, held in found.items() if held is not None}
 
     def values(self) -> dict[str, Any]:
-        """Everything that is no tensor."""
+        """Return everything that is no tensor."""
         return {name: getattr(self, name) for name in self.shapes()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> "Schema":
-        """The dataclass of `tensors()` and `values()`."""
-        held = {spec.name: {} for spec in fields(cls) if spec.metadata.get("of") == "parameter"} | values
+        """Make the dataclass of `tensors()` and `values()`."""
+        held: dict[str, Any] = {spec.name: {} for spec in fields(cls) if spec.metadata.get("of") == "parameter"}
+        held.update(values)
         for name, parameter, label, _ in cls.places(values.get("names", ())):
             if parameter is None:
                 held[name] = tensors.get(label)
@@ -99,7 +110,12 @@ class Schema:
         return cls(**held)
 
     def check(self) -> None:
-        """Raise [`~trl_prorl.errors.InputError`], naming tensor or value, if the parts do not fit each other."""
+        """
+        Refuse parts that do not fit each other.
+
+        Raises:
+            [`~trl_prorl.errors.InputError`]: The message names the tensor or the value.
+        """
         try:
             table(self.shapes())(self.values(), "")
         except ShapeError as error:
@@ -107,7 +123,7 @@ class Schema:
         self.check_tensors()
 
     def check_tensors(self) -> None:
-        """Whether the tensors fit each other and the values."""
+        """Refuse tensors that do not fit each other and the values."""
 
 
 @dataclass
@@ -146,8 +162,12 @@ class Rollout(Schema):
 
     def check_tensors(self) -> None:
         rows = len(self.advantages)
-        like = {"prompt_mask": self.prompt_ids}
-        like |= dict.fromkeys(("completion_mask", "logp_old", "logp_ref"), self.completion_ids)
+        like = {
+            "prompt_mask": self.prompt_ids,
+            "completion_mask": self.completion_ids,
+            "logp_old": self.completion_ids,
+            "logp_ref": self.completion_ids,
+        }
         for name, tensor in self.tensors().items():
             if len(tensor) != rows:
                 raise InputError(f"rollout: tensor {name} has {len(tensor)} rows, and advantages has {rows}.")
@@ -206,12 +226,15 @@ class UpdateInputs(Schema):
         check_state(self)
         listed = [name for group in self.groups for name in group["parameters"]]
         if listed != self.names:
-            wrong = next((a for a, b in zip(listed, self.names, strict=False) if a != b), "the last one")
+            different = [group for group, name in zip(listed, self.names, strict=False) if group != name]
+            wrong = different[0] if different else "the last one"
             raise InputError(f"inputs: the groups list other parameters than names, from {wrong} on.")
         reset_factors(self.reset)
         for name, tensor in self.gradients.items():
             check_shape(
-                f"inputs: tensor gradients/{name}", tensor, grown_shape(name, self.parameters[name], self.growth)
+                f"inputs: tensor gradients/{name}",
+                tensor,
+                shape_after_growth(name, self.parameters[name], self.growth),
             )
         added = 0 if self.growth is None else self.growth["new_rank"] - self.growth["old_rank"]
         drawn = [name for name in self.names if self.growth is not None and grows(name) == 0]
@@ -259,7 +282,7 @@ class UpdateOutputs(Schema):
 
 
 def reset_factors(reset: Mapping[str, Any] | None) -> tuple[float, float, bool]:
-    """The factor of a reset on m, that on v, and whether it clears t; 1, 1 and `False` without one."""
+    """Return the factor of a reset on m, that on v, and whether it clears t; 1, 1 and `False` without one."""
     try:
         return factors(reset["mode"], reset["alpha"]) if reset is not None else factors("keep", 1.0)
     except ValueError as error:
@@ -267,21 +290,26 @@ def reset_factors(reset: Mapping[str, Any] | None) -> tuple[float, float, bool]:
 
 
 def grows(name: str) -> int | None:
-    """The axis along which a parameter of LoRA has its rank: 0 for A, 1 for B, `None` for any other."""
+    """Return the axis along which a parameter of LoRA has its rank: 0 for A, 1 for B, `None` for any other."""
     parts = name.split(".")
-    return 0 if "lora_A" in parts else 1 if "lora_B" in parts else None
+    if "lora_A" in parts:
+        return 0
+    if "lora_B" in parts:
+        return 1
+    return None
 
 
-def grown_shape(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | None) -> list[int]:
-    """The shape of a parameter after a growth."""
+def shape_after_growth(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | None) -> list[int]:
+    """Return the shape of a parameter after a growth."""
     shape = list(parameter.shape)
-    if growth is not None and (axis := grows(name)) is not None:
+    axis = grows(name)
+    if growth is not None and axis is not None:
         shape[axis] = growth["new_rank"]
     return shape
 
 
 def check_state(data: UpdateInputs | UpdateOutputs) -> None:
-    """Every parameter is named once, its moments have its shape, and its t has the shape `(1,)`."""
+    """Require that every parameter is named once, its moments have its shape, and its t has the shape `(1,)`."""
     for name, count in Counter(data.names).items():
         if count > 1:
             raise InputError(f"{data.schema}: names lists {name} twice.")
@@ -292,6 +320,7 @@ def check_state(data: UpdateInputs | UpdateOutputs) -> None:
 
 def check_shape(label: str, found: torch.Tensor | None, expected: Sequence[int] | None) -> None:
     """Refuse a tensor of another shape; `None` stands for one that is absent."""
-    shapes = [None if shape is None else list(shape) for shape in (found if found is None else found.shape, expected)]
-    if shapes[0] != shapes[1]:
-        raise InputError("{} is {}, not {}.".format(label, *(shape or "absent" for shape in shapes)))
+    is_shape = None if found is None else list(found.shape)
+    needed = None if expected is None else list(expected)
+    if is_shape != needed:
+        raise InputError(f"{label} is {is_shape or 'absent'}, not {needed or 'absent'}.")

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..rollout.compact_probe import probe as probe_generation
-from ..rollout.generation import as_generated, why_not_compact
+from ..rollout.generation import complete_config, why_not_compact
 from ..scoring.first_layers import tried_on_first_layers
 from ..scoring.gradient_probe import probe_gradients
 from ..scoring.lean_lora import leaned
@@ -152,7 +152,7 @@ def _generation(trainer, policy: torch.nn.Module) -> str:
     def settings() -> str | None:
         config = trainer.generation_config  # another engine, which an objection names, has none
         own = getattr(policy, "generation_config", None)
-        return why_not_compact(config if own is None else as_generated(config, own))
+        return why_not_compact(config if own is None else complete_config(config, own))
 
     def probed() -> str | None:
         trial = partial(probe_generation, policy, vocabulary(policy))

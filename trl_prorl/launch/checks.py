@@ -8,7 +8,7 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl.trainer.utils import is_async_callable
 
-from ..rollout.verdicts import draw_sizes, verifier_of
+from ..rollout.verdicts import draw_sizes, find_verifier
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -50,7 +50,7 @@ def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, 
     `n`: the reward functions, and completions of a prompt in an evaluation. `evaluation`: the evaluation set, or
     several by name.
     """
-    verifier = verifier_of(functions)
+    verifier = find_verifier(functions)
     if verifier is not None and is_async_callable(verifier):
         raise ValueError(
             f"the verifier {verifier.__qualname__!r} of a reward function is asynchronous: make it plain."

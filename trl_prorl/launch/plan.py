@@ -23,13 +23,14 @@ from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
-from ..record.folders import check_are_folders, check_shared, folders_of
+from ..record.folders import RunFolders
+from ..record.processes import check_shared
 from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
-from ..rollout.adapter_requests import RANKS, takes_adapters
-from ..rollout.dynamic_sampling import named_functions
-from ..rollout.verdicts import verifier_of
+from ..rollout.adapter_requests import RANKS, let_engine_take_adapters
+from ..rollout.dynamic_sampling import find_functions
+from ..rollout.verdicts import find_verifier
 from ..scoring.dropout import check_dropout_config
 from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
@@ -78,9 +79,10 @@ class Plan:
         _check_kernel(args)
         check_trackers(args.report_to)
         tell_of_emulated_bf16(args, model)
-        check_are_folders(folders_of(args))
+        folders = RunFolders.of(args)
+        folders.check_are_folders()
         if args.world_size > 1:
-            check_shared(list(folders_of(args).values()), args.process_index)
+            check_shared(folders.paths, args.process_index)
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         if given.get("environment_factory") is None:  # an environment brings its own prompts
@@ -96,7 +98,7 @@ class Plan:
             )
         if given.get("environment_factory") is None and all(map(inspect.isroutine, functions)):
             names = [get_callable_name(function) for function in functions]  # models get their names when loaded
-            named_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
+            find_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
         _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
         keys, config = changing_keys(args), given.get("peft_config")
         _check_optimizer(args, given.get("optimizers"))
@@ -185,7 +187,7 @@ class Plan:
                 stack.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
             if self.args.vllm_enable_lora:
                 config = self.given.get("peft_config") or model.peft_config["default"]
-                stack.enter_context(takes_adapters(_largest_rank(self.args, config)))
+                stack.enter_context(let_engine_take_adapters(_largest_rank(self.args, config)))
             if self.casts_head:
                 self.args.cast_lm_head_to_fp32 = False
                 stack.callback(setattr, self.args, "cast_lm_head_to_fp32", True)
@@ -209,7 +211,7 @@ def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) 
     for callback in callbacks or []:
         if isinstance(callback, ReferenceResetCallback):
             asked |= {f"the metric of {type(callback).__name__}": metric for metric in callback.metrics()}
-    if args.guard_gap is not None and verifier_of(functions) is None:
+    if args.guard_gap is not None and find_verifier(functions) is None:
         raise ValueError(
             f"guard_gap={args.guard_gap} needs to know which completions are correct, and no reward function has a "
             "verifier. Leave it out, or give a function one: function.verifier = verify, which is called as the "

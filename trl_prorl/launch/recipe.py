@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..keys import TASK_KEYS, TaskKeys
 from ..record.run_files import parse_json
 from ..rollout.length_rewards import cosine_length_reward, target_length_reward
-from ..rollout.thinking import interrupted_rollout
+from ..rollout.thinking import make_interrupted_rollout
 from ..rollout.turns import transcript
 from ..text import short
 from ..upstream_keys import MODEL_KEYS, check_finite
@@ -95,7 +95,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
             )
         if args.use_vllm:
             raise ValueError("thinking_budget interrupts transformers' generation, not vLLM's. Set use_vllm: false.")
-        return interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
+        return make_interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
 
 
 def task_reward(task) -> Callable[..., list[float]]:

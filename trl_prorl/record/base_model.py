@@ -16,7 +16,9 @@ from .run_files import WEIGHTS, read_json
 
 
 # A file of weights of up to READ_WHOLE bytes is read whole, of a larger one BLOCKS blocks of BLOCK bytes.
-READ_WHOLE, BLOCK, BLOCKS = 2**26, 4096, 4096
+READ_WHOLE = 2**26
+BLOCK = 4096
+BLOCKS = 4096
 
 # A download in the Hub's cache, which is a local folder but a model of the Hub.
 SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\][0-9a-f]+[/\\]?$")
@@ -57,12 +59,14 @@ class BaseModel:
 
 
 def identify(name: str) -> BaseModel:
-    """What a `model_name_or_path` stands for, on the machine that it is meant for."""
-    if embedded := embedded_base.full_name(name):
+    """Find out what a `model_name_or_path` stands for, on the machine that it is meant for."""
+    embedded = embedded_base.full_name(name)
+    if embedded:
         return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
     if is_gguf(name):
         return BaseModel(name, sha256=gguf_sha256(name))
-    if snapshot := SNAPSHOT.search(name):
+    snapshot = SNAPSHOT.search(name)
+    if snapshot:
         return BaseModel(name, hub_id=snapshot["repo"].replace("--", "/"))
     if Path(name).is_dir():
         return BaseModel(name, origin=_origin(Path(name, "config.json")), sha256=embedded_base.weights_sha256(name))
@@ -71,9 +75,10 @@ def identify(name: str) -> BaseModel:
 
 def fingerprint(name: str) -> str | None:
     """
-    What tells the weights in a local folder from others of the same shape: a hash of its files. Of large ones it
-    covers the size and blocks spread evenly over them, so that it costs no time. `None` if it is not a folder with
-    weights.
+    Hash the files of the weights in a local folder: it tells them from others of the same shape.
+
+    Of large files it covers the size and blocks spread evenly over them, so that it costs no time. `None` if it is not
+    a folder with weights.
     """
     files = sorted(path for glob in WEIGHTS for path in Path(name).glob(glob) if path.name != "training_args.bin")
     if not files:
@@ -94,8 +99,13 @@ def fingerprint(name: str) -> str | None:
 
 def hub_commit(name: str, revision: str | None = None) -> str | None:
     """
-    The commit of a Hub model that a revision stands for in the client's cache, as 40 hexadecimal digits; `None` if the
-    model was never loaded here, or is not on the Hub. `revision`: branch, tag or commit.
+    Return the commit of a Hub model in the client's cache, as 40 hexadecimal digits.
+
+    `None` if the model was never loaded here, or is not on the Hub.
+
+    Args:
+        name (`str`): `owner/name`.
+        revision (`str`, *optional*): Branch, tag or commit.
     """
     if not is_hub_name(name):
         return None

@@ -1,141 +1,31 @@
 """
-A run's folders, looked at by the main process for all.
+The folders of a run, as one object: held, checked, set aside, and cleared of what the run no longer needs.
 
-One run at a time writes to them, by a lock that ends with its process, however that ends. A run overwrites and deletes
-nothing that it did not write, whichever way it is started: files that belong to no run are refused, and an earlier run
-is refused by a recipe and set aside by a script.
+A run overwrites and deletes nothing that it did not write, whichever way it is started: files that belong to no run
+are refused, and an earlier run is refused by a recipe and set aside by a script. The main process looks, for all.
 """
 
-import errno
-import fcntl
 import itertools
-import json
 import logging
 import os
-import re
-import socket
-import time
+import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from .checkpoint_names import LEFT_BEHIND, find_named, is_of_run, remove_checkpoint, rename_abandoned, steps_of
+from .folder_lock import LOCK_FILE, FolderLock, is_foreign_lock
 from .run_files import METRICS_FILE
 from .run_id import recorded_run_id, saved_run_id
 
 
 logger = logging.getLogger(__name__)
 
-LOCK_FILE = "run.lock"
-SECONDS = 0.5  # a look at the lock takes it for a moment, see `holder`
-TOKEN = ".shared-"  # begins the name of a file for which all processes look
-SHARED_SECONDS = 60  # NFS remembers for as long what a folder held
-NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # some network file systems
-
-
-class FolderInUseError(ValueError):
-    """Another process trains into a folder."""
-
-
-class FolderLock:
-    """
-    Keeps every other `FolderLock`, in this process or in any other, out of some folders, which are made if they do not
-    exist. Readers need none.
-
-    The lock is the kernel's (`flock` on the file `run.lock`, which also says who holds it), so a killed process leaves
-    a file behind and no lock. Forked children do not inherit it: one that outlives its parent holds nothing.
-    """
-
-    def __init__(self, *folders: str | os.PathLike):
-        files = [folder / LOCK_FILE for folder in sorted({Path(folder).resolve() for folder in folders})]
-        settings = {"timeout": SECONDS, "thread_local": False, "fallback_to_soft": False}
-        self._locks = {file: FileLock(file, **settings) for file in files}
-
-    @property
-    def held(self) -> bool:
-        """Whether it is held now."""
-        return any(lock.is_locked for lock in self._locks.values())
-
-    def hold(self) -> None:
-        """
-        Take the folders, or count once more. Raises [`FolderInUseError`]: naming the folder and the process that holds
-        it; `OSError`: the folder cannot be written.
-        """
-        with ExitStack() as stack:
-            for file, lock in self._locks.items():
-                _take(file, lock)
-                stack.callback(_leave, file, lock)
-            stack.pop_all()
-
-    def let_go(self) -> None:
-        """Count back; the folders are free once it has been called as often as `hold`."""
-        for file, lock in self._locks.items():
-            _leave(file, lock)
-
-
-def _take(file: Path, lock: FileLock) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        lock.acquire()
-        who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        file.write_text(json.dumps(who) + "\n")
-    except Timeout:
-        raise FolderInUseError(_refusal(file.parent, holder(file.parent) or "another process")) from None
-    except OSError as error:
-        if error.errno not in NO_LOCKS_HERE:
-            raise
-        logger.warning("%s is on a file system without locks: nothing keeps a second run from it.", file.parent)
-        file.unlink(missing_ok=True)
-
-
-def _leave(file: Path, lock: FileLock) -> None:
-    if lock.is_locked and lock.lock_counter == 1:  # not in a forked child
-        file.unlink(missing_ok=True)  # before it is let go: it is nobody else's yet
-    lock.release()
-
-
-def check_free(*folders: str | os.PathLike) -> None:
-    """
-    Refuse folders that another process trains into. Takes nothing and makes nothing. Raises [`FolderInUseError`]:
-    naming the folder and the process.
-    """
-    for folder in folders:
-        if (who := holder(Path(folder))) is not None:
-            raise FolderInUseError(_refusal(folder, who))
-
-
-def holder(folder: Path) -> str | None:
-    """Who trains into a folder: `"process 7 of host, since ..."`; `None` if nobody does."""
-    try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with suppress(ValueError, KeyError, TypeError):  # it has just taken the lock
-            who = json.loads(os.pread(descriptor, 4096, 0))
-            return f"process {who['pid']} on {who['host']}, since {who['since']}"
-        return "another process"
-    except OSError:  # no locks there
-        pass
-    finally:
-        os.close(descriptor)
-    return None
-
-
-def _refusal(folder: str | os.PathLike, who: str) -> str:
-    return (
-        f"output_dir or run_dir {str(folder)!r} is in use: {who}, trains into it. Wait until it has ended, stop it, "
-        "or choose another folder."
-    )
-
-
-# Names of what a run writes into `run_dir` and into `output_dir`, and of what evaluations add to `run_dir`.
+# Names of what a run writes: its record, its checkpoints, and what else it saves.
 RECORD = (r"config\.yaml", r"env\.json", r"(metrics|events|evaluations)(\.\d+)?\.jsonl")
+CHECKPOINTS = (r"(abandoned-)?checkpoint-\d+(\.\d+)?",)
 SAVED = (
     r"README\.md",
     r"(adapter_|generation_|processor_|preprocessor_|video_preprocessor_)?config\.json",
@@ -148,18 +38,286 @@ SAVED = (
     r"chat_template\.(jinja|json)",
     r"ref",
     r"completions",
-    r"(abandoned-)?checkpoint-\d+(\.\d+)?",
+    *CHECKPOINTS,
 )
+# Names of what evaluations add to the record.
 EVALUATED = (r"passk\.json", r"drift\.(json|png)")
-# Names of the folders in `output_dir` that saves, removals and uploads leave behind when they are cut short.
-LEFT_BEHIND = (r"_incomplete-(old-)?checkpoint-\d+", r"_push-\d+")
 
 
-def find_named(folder: Path, patterns: Collection[str]) -> list[Path]:
-    """What lies in a folder under a name that matches one of the patterns, in order."""
-    if not folder.is_dir():
-        return []
-    return [path for path in sorted(folder.iterdir()) if any(re.fullmatch(each, path.name) for each in patterns)]
+@dataclass(frozen=True)
+class Folder:
+    """
+    Describes one of the folders that a run writes to.
+
+    Attributes:
+        key (`str`): The key that names it.
+        path (`Path`): The folder, which need not exist.
+        written (`tuple[str, ...]`): Patterns of names. They are refused where they belong to no run, and set aside
+            with an earlier run.
+        added (`tuple[str, ...]`): Patterns of names that others add. They are set aside with an earlier run.
+        left_behind (`tuple[str, ...]`): Patterns of names that writes leave behind when they are cut short. They are
+            refused where they belong to no run, and removed as a run begins.
+        has_checkpoints (`bool`): Whether checkpoints lie there: old ones are removed, and a run that goes back
+            abandons those that are newer.
+    """
+
+    key: str
+    path: Path
+    written: tuple[str, ...]
+    added: tuple[str, ...] = ()
+    left_behind: tuple[str, ...] = ()
+    has_checkpoints: bool = False
+
+
+class RunFolders:
+    """
+    Holds all folders that a run writes to: `each` lists them, and every method goes through that list.
+
+    A folder more is an entry of `each`.
+
+    Args:
+        output_dir (`str` or `os.PathLike`): The folder of the model and its checkpoints.
+        run_dir (`str` or `os.PathLike`, *optional*): The folder of the record; the same one by default.
+    """
+
+    def __init__(self, output_dir: str | os.PathLike, run_dir: str | os.PathLike | None = None):
+        self.output_dir = Path(output_dir)
+        self.run_dir = Path(run_dir or output_dir)
+        model = Folder("output_dir", self.output_dir, SAVED, left_behind=LEFT_BEHIND, has_checkpoints=True)
+        record = Folder("run_dir", self.run_dir, RECORD, added=EVALUATED)
+        if self.output_dir.resolve() == self.run_dir.resolve():
+            both = Folder("output_dir", self.output_dir, (*RECORD, *SAVED), EVALUATED, LEFT_BEHIND, True)
+            self.each = (both,)
+        else:
+            self.each = (model, record)
+
+    @classmethod
+    def of(cls, args: Any, output_dir: str | os.PathLike | None = None) -> "RunFolders":
+        """Take the folders from a trainer's arguments; a search for hyperparameters has an `output_dir` a trial."""
+        return cls(output_dir or args.output_dir, args.run_dir or args.output_dir)
+
+    @property
+    def paths(self) -> list[Path]:
+        return [folder.path for folder in self.each]
+
+    @property
+    def with_checkpoints(self) -> list[Path]:
+        """The folders in which checkpoints lie."""
+        return [folder.path for folder in self.each if folder.has_checkpoints]
+
+    # ------------------------------------------------------------------------------- before a run begins
+
+    def lock(self) -> FolderLock:
+        """Make the lock of all folders, which is not held yet."""
+        return FolderLock(*self.paths)
+
+    def check_are_folders(self) -> None:
+        """
+        Refuse what is there and is no folder.
+
+        Raises:
+            `ValueError`: The message names the key, its value and the cure.
+        """
+        for folder in self.each:
+            there = _nearest(folder.path)
+            if there.is_dir():
+                continue
+            given = f"{folder.key}={str(folder.path)!r}"
+            if there != folder.path.absolute():
+                raise ValueError(f"{given} cannot be made: {there} is no folder. Choose another.")
+            what = "a file" if there.exists() else "a link to nothing"
+            raise ValueError(f"{given} is {what}: name a folder, or one that does not exist yet.")
+
+    def check_usable(self) -> None:
+        """
+        Refuse folders that a run cannot write to, or whose lock it cannot take.
+
+        Raises:
+            `ValueError`: The message names the key, its value and the cure.
+        """
+        self.check_are_folders()
+        for folder in self.each:
+            there = _nearest(folder.path)
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise ValueError(
+                    f"{folder.key}={str(folder.path)!r} cannot be written: {there} is read-only for this user. Choose "
+                    "another."
+                )
+            if is_foreign_lock(folder.path / LOCK_FILE):
+                raise ValueError(_describe_foreign(folder, [LOCK_FILE]))
+
+    def check_nothing_foreign(self) -> None:
+        """
+        Refuse folders in which a new run would overwrite or delete what belongs to no run.
+
+        Raises:
+            `ValueError`: The message names the key, the folder and the files.
+        """
+        if self.has_traces():
+            return
+        for folder in self.each:
+            found = find_named(folder.path, folder.written + folder.left_behind)
+            names = [path.name for path in found if not _is_empty(path)]
+            if names:
+                raise ValueError(_describe_foreign(folder, names))
+
+    def check_model_stays(self, base: str | None) -> None:
+        """
+        Refuse a resume whose end would replace the model that the run began from.
+
+        Args:
+            base (`str`, *optional*): The model's Hub name or folder.
+
+        Raises:
+            `ValueError`: `output_dir` is its folder.
+        """
+        if not base or not Path(base).is_dir() or Path(base).resolve() != self.output_dir.resolve():
+            return
+        if saved_run_id(self.output_dir) is None:  # else it is a run's own model
+            raise ValueError(
+                f"output_dir={str(self.output_dir)!r} is the folder of the model itself, which the trained one would "
+                "replace. Choose another output_dir, and give resume_from_checkpoint the path of the checkpoint."
+            )
+
+    # ------------------------------------------------------------------------------------ an earlier run
+
+    def has_traces(self) -> bool:
+        """Whether a run, ours or one of TRL's trainer, has left its traces."""
+        if has_begun(self.run_dir) or recorded_run_id(self.run_dir) is not None:
+            return True
+        if saved_run_id(self.output_dir) is not None:
+            return True
+        traces = ("training_args.bin", "checkpoint-*/trainer_state.json", "completions/completions_*.parquet")
+        return any(any(self.output_dir.glob(trace)) for trace in traces)
+
+    def find_earlier_run(self) -> Path | None:
+        """Find a file or folder of the run that is there; `None` if there is none, or one that did nothing yet."""
+        if has_begun(self.run_dir):
+            return self.run_dir / METRICS_FILE
+        saved = [path for path in find_named(self.output_dir, SAVED) if not _is_empty(path)]
+        if not saved or not self.has_traces():
+            return None
+        checkpoints = [path for path in saved if path.name.startswith("checkpoint-")]
+        return (checkpoints or saved)[0]
+
+    def set_earlier_run_aside(self, base: str | None) -> None:
+        """
+        Move what an earlier run has left into `earlier-1` of the same folder, or the next free number, and log it.
+
+        Other files stay.
+
+        Args:
+            base (`str`, *optional*): Hub name or folder of the model of the run that begins.
+
+        Raises:
+            `ValueError`: The model is a part of the earlier run, and would move with it.
+        """
+        if self.find_earlier_run() is None:
+            return
+        moving = []
+        for folder in self.each:
+            moving += find_named(folder.path, folder.written + folder.added)
+        if base and Path(base).is_dir():
+            model = Path(base).resolve()
+            if model == self.output_dir.resolve() or any(model.is_relative_to(path.resolve()) for path in moving):
+                raise ValueError(
+                    f"output_dir={str(self.output_dir)!r} holds an earlier run, and the model {base!r} is a part of "
+                    "it. Choose another output_dir."
+                )
+        name = self._free_name()
+        for path in moving:
+            earlier = path.with_name(name)
+            earlier.mkdir(exist_ok=True)
+            path.rename(earlier / path.name)
+        logger.warning(
+            "output_dir=%r held an earlier run, which is now in %s. Remove it if you like, or give each run a folder.",
+            str(self.output_dir),
+            self.output_dir / name,
+        )
+
+    def _free_name(self) -> str:
+        """Find a name for an earlier run that is free in every folder."""
+        for number in itertools.count(1):
+            name = f"earlier-{number}"
+            if not any((path / name).exists() for path in self.paths):
+                return name
+
+    # --------------------------------------------------------------------------------------- checkpoints
+
+    def has_checkpoint(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint lies in a folder of this run, so that a resume goes on with the same run."""
+        parent = checkpoint.resolve().parent
+        return any(parent == path.resolve() for path in self.with_checkpoints)
+
+    def id_of_run(self, checkpoint: Path | None) -> str:
+        """Return the id of the run that a checkpoint of these folders continues, else a new one."""
+        found = None
+        if checkpoint is not None and self.has_checkpoint(checkpoint):
+            found = saved_run_id(checkpoint) or recorded_run_id(self.run_dir)
+        return found or uuid.uuid4().hex  # which draws from none of the generators of random numbers that a run uses
+
+    def clear_leftovers(self) -> None:
+        """Remove the folders that saves, removals and uploads of the run left behind when they were cut short."""
+        for folder in self.each:
+            for path in find_named(folder.path, folder.left_behind):
+                if path.is_symlink():
+                    path.unlink()  # a checkpoint that was moved elsewhere, and linked; its content is not ours
+                elif path.is_dir():
+                    shutil.rmtree(path)
+
+    def abandon_newer(self, checkpoint: Path, unusable: Collection[str] = ()) -> dict[str, str]:
+        """
+        Rename the checkpoints that are newer than the one from which the run goes on.
+
+        The run has gone back behind their steps, and the next resume would take the newest of them for its own.
+
+        Args:
+            checkpoint (`Path`): The run goes on from here; if it lies elsewhere, nothing is renamed.
+            unusable (`Collection[str]`): Names of checkpoints that no resume takes; they stay.
+
+        Returns:
+            `dict[str, str]`: The new names by the old.
+        """
+        steps: dict[Path, int] = {}
+        for folder in self.with_checkpoints:
+            for path, step in sorted(steps_of(folder).items()):
+                steps[path.resolve()] = step
+        here = steps.get(checkpoint.resolve())
+        if here is None:
+            return {}
+        renamed = {}
+        for path, step in steps.items():
+            if step > here and path.name not in unusable:
+                renamed[path.name] = rename_abandoned(path).name
+        return renamed
+
+    def remove_oldest(
+        self, step: int, limit: int | None, best: str | os.PathLike | None, run_id: str | None = None
+    ) -> None:
+        """
+        Remove the oldest checkpoints of a run beyond a limit, but neither the newest nor the best.
+
+        A folder that the run did not write stays, and does not count. Later ones are not of this run: no resume could
+        take them, or they would be abandoned. Their steps give the order, not the times at which folders were changed:
+        the removal changes a folder as well, and a kill may come in its middle.
+
+        Args:
+            step (`int`): The optimizer step of the newest.
+            limit (`int`, *optional*): `None` or 0 means no limit.
+            best (`str` or `os.PathLike`, *optional*): The best checkpoint.
+            run_id (`str`, *optional*): The id of the run.
+        """
+        if not limit:
+            return
+        for folder in self.with_checkpoints:
+            steps = steps_of(folder)
+            own = [path for path in steps if steps[path] <= step and is_of_run(path, run_id)]
+            own.sort(key=steps.get)
+            kept = {Path(path).resolve() for path in (folder / f"checkpoint-{step}", best) if path}
+            surplus = len(own) - max(limit, len(kept))
+            removable = [path for path in own if path.resolve() not in kept]
+            for path in removable[: max(0, surplus)]:
+                remove_checkpoint(path)
 
 
 def has_begun(run_dir: Path) -> bool:
@@ -168,227 +326,25 @@ def has_begun(run_dir: Path) -> bool:
     return record.exists() and record.stat().st_size > 0
 
 
-def holds_run(output_dir: Path, run_dir: Path) -> bool:
-    """Whether a run, ours or one of TRL's trainer, has left its traces in its two folders."""
-    if has_begun(run_dir) or recorded_run_id(run_dir) is not None or saved_run_id(output_dir) is not None:
-        return True
-    traces = ("training_args.bin", "checkpoint-*/trainer_state.json", "completions/completions_*.parquet")
-    return any(next(output_dir.glob(trace), None) is not None for trace in traces)
-
-
-def find_earlier_run(output_dir: Path, run_dir: Path) -> Path | None:
-    """A file or folder of the run that two folders hold; `None` if they hold none, or one that did nothing yet."""
-    if has_begun(run_dir):
-        return run_dir / METRICS_FILE
-    saved = [path for path in find_named(output_dir, SAVED) if not _is_empty(path)]
-    if not saved or not holds_run(output_dir, run_dir):
-        return None
-    checkpoints = [path for path in saved if path.name.startswith("checkpoint-")]
-    return (checkpoints or saved)[0]
-
-
-def folders_of(args: Any) -> dict[str, Path]:
-    """The folders that a run writes to, by the keys that name them."""
-    folders = {"output_dir": Path(args.output_dir)}
-    if args.run_dir:
-        folders["run_dir"] = Path(args.run_dir)
-    return folders
-
-
-def check_are_folders(folders: Mapping[str, Path]) -> None:
-    """Refuse what is there and is no folder. Raises `ValueError`: naming the key, its value and the cure."""
-    for key, folder in folders.items():
-        there = _nearest(folder)
-        if there.is_dir():
-            continue
-        if there != folder.absolute():
-            raise ValueError(f"{key}={str(folder)!r} cannot be made: {there} is no folder. Choose another.")
-        what = "a file" if there.exists() else "a link to nothing"
-        raise ValueError(f"{key}={str(folder)!r} is {what}: name a folder, or one that does not exist yet.")
-
-
-def check_usable(folders: Mapping[str, Path]) -> None:
-    """
-    Refuse folders that a run cannot write to, or whose lock it cannot take. Raises `ValueError`: naming the key, its
-    value and the cure.
-    """
-    check_are_folders(folders)
-    for key, folder in folders.items():
-        there = _nearest(folder)
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise ValueError(
-                f"{key}={str(folder)!r} cannot be written: {there} is read-only for this user. Choose another."
-            )
-        if _is_foreign_lock(folder / LOCK_FILE):
-            raise ValueError(_foreign_line(key, folder, [LOCK_FILE]))
-
-
 def _nearest(folder: Path) -> Path:
-    """A folder, or the nearest one above it that is there."""
+    """Find a folder, or the nearest one above it that is there."""
     whole = folder.absolute()
     return next(path for path in (whole, *whole.parents) if os.path.lexists(path))
-
-
-def check_nothing_foreign(output_dir: Path, run_dir: Path) -> None:
-    """
-    Refuse folders in which a new run would overwrite or delete what belongs to no run. Raises `ValueError`: naming the
-    key, the folder and the files.
-    """
-    if holds_run(output_dir, run_dir):
-        return
-    places = [("output_dir", output_dir, (*SAVED, *LEFT_BEHIND)), ("run_dir", run_dir, RECORD)]
-    if output_dir.resolve() == run_dir.resolve():
-        places = [("output_dir", output_dir, (*RECORD, *SAVED, *LEFT_BEHIND))]
-    for key, folder, patterns in places:
-        found = [path.name for path in find_named(folder, patterns) if not _is_empty(path)]
-        if found:
-            raise ValueError(_foreign_line(key, folder, found))
-
-
-def check_model_stays(base: str | None, output_dir: Path) -> None:
-    """
-    Refuse a resume whose end would replace the model that the run began from. `base`: its Hub name or folder. Raises
-    `ValueError`: `output_dir` is its folder.
-    """
-    if not base or not Path(base).is_dir() or Path(base).resolve() != output_dir.resolve():
-        return
-    if saved_run_id(output_dir) is None:  # else it is a run's own model
-        raise ValueError(
-            f"output_dir={str(output_dir)!r} is the folder of the model itself, which the trained one would replace. "
-            "Choose another output_dir, and give resume_from_checkpoint the path of the checkpoint."
-        )
 
 
 def _is_empty(path: Path) -> bool:
     if path.is_symlink():
         return False
-    return next(path.iterdir(), None) is None if path.is_dir() else path.stat().st_size == 0
+    if path.is_dir():
+        return not any(path.iterdir())
+    return path.stat().st_size == 0
 
 
-def _is_foreign_lock(file: Path) -> bool:
-    """Whether a file of the lock's name was written by something else, and would be lost."""
-    if not os.path.lexists(file):
-        return False
-    if not file.is_file():
-        return True
-    with open(file, "rb") as opened:
-        content = opened.read(16)
-    return not (content.strip() == b"" or content.startswith(b'{"pid"'))
-
-
-def _foreign_line(key: str, folder: Path, names: list[str]) -> str:
+def _describe_foreign(folder: Folder, names: list[str]) -> str:
     listed = ", ".join(names[:5])
     if len(names) > 5:
         listed += f" and {len(names) - 5} more"
     return (
-        f"{key}={str(folder)!r} holds {listed}: a run would overwrite that, and no run is on record there. Choose "
-        f"another {key}, or move what is there."
+        f"{folder.key}={str(folder.path)!r} holds {listed}: a run would overwrite that, and no run is on record "
+        f"there. Choose another {folder.key}, or move what is there."
     )
-
-
-def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> None:
-    """
-    Move what an earlier run has left into `earlier-1` of the same folder, or the next number that is free, and say so.
-    Other files stay. `base`: Hub name or folder of the model of the run that begins. Raises `ValueError`: the model is
-    a part of the earlier run, and would move with it.
-    """
-    if find_earlier_run(output_dir, run_dir) is None:
-        return
-    found = {*find_named(run_dir, (*RECORD, *EVALUATED)), *find_named(output_dir, SAVED)}
-    if base and Path(base).is_dir():
-        model = Path(base).resolve()
-        moving = [path.resolve() for path in found]
-        if model == output_dir.resolve() or any(model.is_relative_to(path) for path in moving):
-            raise ValueError(
-                f"output_dir={str(output_dir)!r} holds an earlier run, and the model {base!r} is a part of it. Choose "
-                "another output_dir."
-            )
-    names = (f"earlier-{number}" for number in itertools.count(1))
-    name = next(name for name in names if not ((output_dir / name).exists() or (run_dir / name).exists()))
-    for path in sorted(found):
-        path.with_name(name).mkdir(exist_ok=True)
-        path.rename(path.with_name(name) / path.name)
-    logger.warning(
-        "output_dir=%r held an earlier run, which is now in %s. Remove it if you like, or give each run a folder.",
-        *(str(output_dir), output_dir / name),
-    )
-
-
-def check_shared(folders: Iterable[str | os.PathLike], process: int) -> None:
-    """
-    Refuse folders that are not the same for every process of a run, as on several nodes without a shared disk: a
-    resume would look for its checkpoint on each of them. The main process writes a file, and all look for it.
-
-    Args:
-        folders (`Iterable`): `output_dir`, and `run_dir` where it is another.
-        process (`int`): The number of this process among all of the run.
-
-    Raises `ValueError`: in every process, naming the first folder and process; `OSError`: a folder cannot be written.
-    """
-    from accelerate.utils import gather_object  # as below
-
-    name = by_main_process(process == 0, lambda: _write_tokens(folders))
-    try:
-        missing = None
-        for folder in folders:
-            if missing is None and not _appears(Path(folder, name)):
-                missing = f"{Path(folder).absolute()} of process {process} on {socket.gethostname()}"
-        found = gather_object([missing])
-    finally:
-        if process == 0:
-            _remove_tokens(folders)
-    lacking = [one for one in found if one is not None]
-    if not lacking:
-        return
-    error = ValueError(
-        f"{lacking[0]} is not the folder that the main process writes to. All processes of a run need one output_dir "
-        "and run_dir, on a disk that the nodes share; save_on_each_node does not replace it."
-    )
-    error.said_elsewhere = process != 0
-    raise error
-
-
-def _write_tokens(folders: Iterable[str | os.PathLike]) -> str:
-    """Write an empty file into each folder, and return its name, which no file had before."""
-    _remove_tokens(folders)  # of a run that was killed meanwhile
-    name = f"{TOKEN}{uuid.uuid4().hex}"
-    for folder in folders:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        Path(folder, name).touch()
-    return name
-
-
-def _remove_tokens(folders: Iterable[str | os.PathLike]) -> None:
-    for folder in folders:
-        for path in Path(folder).glob(f"{TOKEN}*"):
-            path.unlink(missing_ok=True)
-
-
-def _appears(path: Path) -> bool:
-    """Whether a file is there, or comes within the time for which a network file system may hide a new one."""
-    end = time.monotonic() + SHARED_SECONDS
-    while not os.path.exists(path):
-        if time.monotonic() >= end:
-            return False
-        time.sleep(0.2)
-    return True
-
-
-def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
-    """
-    Call a function in the main process. Its result, or the `ValueError` or `OSError` that it raised, becomes every
-    process's. The result must be picklable.
-    """
-    from accelerate.utils import broadcast_object_list  # a look at a lock need not wait for torch
-
-    found = [None]
-    if is_main:
-        try:
-            found = [find()]
-        except (ValueError, OSError) as error:
-            found = [error]
-    broadcast_object_list(found)
-    if isinstance(found[0], Exception):
-        found[0].said_elsewhere = not is_main  # one line is enough
-        raise found[0]
-    return found[0]

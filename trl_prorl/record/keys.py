@@ -13,7 +13,7 @@ from .run_files import AT_BOUNDARY, ELASTIC, GAMED, GROWTH, RESET
 @dataclass(frozen=True)
 class RecordKey:
     """
-    A key of `metrics.jsonl` or `events.jsonl`.
+    Describes a key of `metrics.jsonl` or `events.jsonl`.
 
     Args:
         unit (`str`): Its unit.
@@ -28,8 +28,13 @@ class RecordKey:
     events: tuple[str, ...] = ()
 
 
-TOKEN, TOKENS, CALLS, SECONDS = "nats per token", "tokens", "calls", "s"
-GPU, REUSED, DYNAMIC = "a GPU", "samples used after an update", "`dynamic_sampling_rounds`"
+TOKEN = "nats per token"
+TOKENS = "tokens"
+CALLS = "calls"
+SECONDS = "s"
+GPU = "a GPU"
+REUSED = "samples used after an update"
+DYNAMIC = "`dynamic_sampling_rounds`"
 VERIFIER = "a recipe's task, or a reward function with a `verifier`"
 
 # One row per optimizer step. TASK stands for the name of a task. Counts are sums over processes, times are those of
@@ -112,8 +117,12 @@ EVALUATIONS = {
     "eval_…": RecordKey("", "every other metric that TRL measured: `eval_loss`, `eval_entropy`, …"),
 }
 
-RESUME, NONFINITE, COLLAPSE = "resume", "nonfinite", "entropy_collapse"
-UNMERGED, REWARD_COLLAPSE, ROLLBACK = "unmerged_generation", "collapse", "rollback"
+RESUME = "resume"
+NONFINITE = "nonfinite"
+COLLAPSE = "entropy_collapse"
+UNMERGED = "unmerged_generation"
+REWARD_COLLAPSE = "collapse"
+ROLLBACK = "rollback"
 ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED, GROWTH, GAMED, REWARD_COLLAPSE, ROLLBACK)
 WATCHED = (COLLAPSE, GAMED, REWARD_COLLAPSE)
 FIRED = (*AT_BOUNDARY, UNMERGED, *WATCHED)

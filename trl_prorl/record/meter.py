@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Span:
-    """A span of a stage, and its seconds once it is over."""
+    """Measures a span of a stage: its seconds are there once it is over."""
 
     seconds: float = 0.0
 
 
 class StageTimer:
     """
-    Wall-clock seconds by stage. Stages nest, and a second belongs to the innermost stage only.
+    Counts wall-clock seconds by stage. Stages nest, and a second belongs to the innermost stage only.
 
     On a GPU the device is synchronised at each change of stage. `overhead` is what the bookkeeping itself takes.
     """
@@ -62,8 +62,9 @@ class StageTimer:
 
     @contextmanager
     def span(self, name: str) -> Iterator[Span]:
-        """A span of a stage, whose own seconds are measured too."""
-        span, before = Span(), self.seconds[name]
+        """Time a stage in this context, and measure its own seconds too."""
+        span = Span()
+        before = self.seconds[name]
         with self.stage(name):
             yield span
         span.seconds = self.seconds[name] - before
@@ -94,14 +95,17 @@ class StageTimer:
 
 class Utilization:
     """
-    Readings of how busy a GPU is, in percent, by a thread until `end`. There are none on a CPU, without NVML, nor
-    where NVML has no such number, as for a part of a card (MIG).
+    Reads how busy a GPU is, in percent, by a thread until `end`.
+
+    There are no readings on a CPU, without NVML, nor where NVML has no such number, as for a part of a card (MIG).
     """
 
     EVERY = 0.5  # seconds; NVML's number is of the last sixth of a second to a second
 
     def __init__(self, device: torch.device):
-        self.device, self.readings, self._over = device, [], threading.Event()
+        self.device = device
+        self.readings = []
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
         if device.type == "cuda":
             self._thread.start()
@@ -121,8 +125,10 @@ class Utilization:
 
 class Meter:
     """
-    Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`. `device` is where the model
-    runs.
+    Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`.
+
+    Args:
+        device (`torch.device`): The model runs there.
     """
 
     KINDS = ("policy", "ref", "old", "base")
@@ -167,7 +173,7 @@ class Meter:
         self._clear()
 
     def counted(self, model: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        """`model`, each call of which counts as one forward of this kind, with its positions (padding included)."""
+        """Wrap a model so that each call counts as one forward of this kind, with its positions (padding included)."""
 
         def call(**inputs):
             self.calls[kind] += 1
@@ -199,47 +205,65 @@ class Meter:
         self._counts[name] = self._counts.get(name, 0) + count
 
     def peek_mean(self, name: str, reduce: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
-        """The step's mean over tokens so far, over all processes, or `None` where nothing was measured."""
+        """Return the step's mean over tokens so far, over all processes; `None` where nothing was measured."""
         if name not in self._sums:
             return None
         total, count = reduce(self._sums[name]).tolist()
         return total / count if count else None
 
     def named_sums(self, prefix: str) -> list[tuple[str, torch.Tensor]]:
-        """The step's sums over tokens so far, of the means whose names begin with `prefix`."""
+        """Return the step's sums over tokens so far, of the means whose names begin with `prefix`."""
         return [(name, pair[0]) for name, pair in self._sums.items() if name.startswith(prefix)]
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
-        Stop the clock. `reduce`: sums a tensor over processes. Returns `dict[str, float]`: the row, without the keys
-        that only the trainer knows. Counts are sums over processes; times are this process's.
+        Stop the clock, and return the row without the keys that only the trainer knows.
+
+        Counts are sums over processes; times are this process's.
+
+        Args:
+            reduce (`Callable`): Sums a tensor over processes.
+            processes (`int`): Their number.
         """
         self.timer.leave()
         seconds = time.perf_counter() - self._began
         self._began = None
-        means = {name: self.peek_mean(name, reduce) for name in self._sums}
-        row: dict[str, float] = {name: mean for name, mean in means.items() if mean is not None}
-        row |= {name: sum(values) / len(values) for name, values in self._averages.items()}
-        row |= {name: (reduce(total) / processes).item() for name, total in self._totals.items()}
-        row |= {name: int(reduce(count)) for name, count in self._counts.items()}
-        here = [(self.calls[kind], self.tokens[kind]) for kind in self.KINDS]
-        *counts, (in_loss, _) = reduce(torch.tensor([*here, (int(self._in_loss), 0)], device=self.device)).tolist()
+        row: dict[str, float] = {}
+        for name in self._sums:
+            mean = self.peek_mean(name, reduce)
+            if mean is not None:
+                row[name] = mean
+        for name, values in self._averages.items():
+            row[name] = sum(values) / len(values)
+        for name, total in self._totals.items():
+            row[name] = (reduce(total) / processes).item()
+        for name, count in self._counts.items():
+            row[name] = int(reduce(count))
+        pairs = [(self.calls[kind], self.tokens[kind]) for kind in self.KINDS]
+        pairs.append((int(self._in_loss), 0))
+        *counts, (in_loss, _) = reduce(torch.tensor(pairs, device=self.device)).tolist()
         for kind, (calls, tokens) in zip(self.KINDS, counts, strict=True):
-            row |= {f"{kind}_forward_calls": calls, f"tokens_processed_{kind}": tokens}
+            row[f"{kind}_forward_calls"] = calls
+            row[f"tokens_processed_{kind}"] = tokens
         spent = self.timer.seconds
-        row |= {f"time_{stage}": spent[stage] for stage in ("rollout", "old", "ref", "base", "update", "reset")}
-        row |= {"time_step": seconds, "time_meter": self.timer.overhead + spent["meter"]}
+        for stage in ("rollout", "old", "ref", "base", "update", "reset"):
+            row[f"time_{stage}"] = spent[stage]
+        row["time_step"] = seconds
+        row["time_meter"] = self.timer.overhead + spent["meter"]
         row["time_ended"] = time.time()
         row["ref_time_fraction"] = spent["ref"] / seconds
         row["tokens_per_second"] = in_loss / seconds
         row["positions_per_second"] = row["tokens_processed_policy"] / seconds
-        return row | gpu_row(self.device, self._utilization.end())
+        row.update(measure_gpu(self.device, self._utilization.end()))
+        return row
 
 
 class UpdateNorm:
     """
-    The norm of an optimizer's last update, over all its parameters. `optimizer`: gets hooks; its parameters are copied
-    before every update.
+    Measures the norm of an optimizer's last update, over all its parameters.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): Gets hooks; its parameters are copied before every update.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -254,13 +278,15 @@ class UpdateNorm:
 
     def _measure(self, optimizer, args, kwargs) -> None:
         squares = [(param - old).float().square().sum() for param, old in self._before]
-        self.value, self._before = torch.stack(squares).sum().sqrt().item(), []
+        self.value = torch.stack(squares).sum().sqrt().item()
+        self._before = []
 
 
-def gpu_row(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:
+def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:
     """
-    GPU utilisation in percent, the mean of [`Utilization`]'s readings and of one more, and the step's peak memory in
-    GiB; empty on a CPU.
+    Return GPU utilisation in percent and the step's peak memory in GiB; nothing on a CPU.
+
+    The utilisation is the mean of [`Utilization`]'s readings and of one more.
     """
     if device.type != "cuda":
         return {}
@@ -285,10 +311,16 @@ def tell_of_missing_nvml() -> None:
 
 class JsonLines:
     """
-    A file with one JSON object on each line, written line by line. `keep`: continue a file: the lines for which this
-    is true stay, those that a run cut short left behind are dropped. `None`: a new file; one that is there is kept
-    under a numbered name. `shape`: what each of these lines must be. Raises `InputError`: a line of a file that is
-    continued cannot be read.
+    Writes a file with one JSON object on each line, line by line.
+
+    Args:
+        path (`str` or `os.PathLike`): The file.
+        keep (`Callable`, *optional*): Continues a file: the lines for which this is true stay, those that a run cut
+            short left behind are dropped. `None` begins a new file; one that is there is kept under a numbered name.
+        shape (`Shape`): The shape of each line.
+
+    Raises:
+        `InputError`: A line of a file that is continued cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike, keep: Callable[[dict], bool] | None = None, shape: Shape = OBJECT):
@@ -309,8 +341,12 @@ class JsonLines:
 
     def change_last(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> bool:
         """
-        Replace the last row by what `change` makes of it, unless that is `None`; returns whether it was replaced. The
-        new line is written over the old one in one go, so that a process killed in between leaves one of the two.
+        Replace the last row by what `change` makes of it, unless that is `None`.
+
+        The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
+
+        Returns:
+            `bool`: Whether the row was replaced.
         """
         text = self.path.read_bytes()
         start = text.rfind(b"\n", 0, -1) + 1
@@ -326,6 +362,11 @@ class JsonLines:
 
 
 def check_record(run_dir: str | os.PathLike) -> None:
-    """Read the record that a resume continues. Raises `InputError`: a line cannot be read; it is named."""
+    """
+    Read the record that a resume continues.
+
+    Raises:
+        `InputError`: A line cannot be read; the message names it.
+    """
     for file, shape in ((METRICS_FILE, METRICS), (EVENTS_FILE, EVENTS), (EVALUATIONS_FILE, METRICS)):
         read_jsonl(Path(run_dir) / file, shape)

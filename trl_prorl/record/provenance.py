@@ -28,15 +28,23 @@ if TYPE_CHECKING:
 
 def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any]:
     """
-    The fields of a dataclass instance that differ from their defaults, as plain YAML values. `always`: fields to
-    include whatever their value, unless it is `None`.
+    Collect the fields of a dataclass instance that differ from their defaults, as plain YAML values.
+
+    Args:
+        config: The instance.
+        always (`frozenset[str]`): Fields to include whatever their value, unless it is `None`.
     """
     keys = {}
-    for field in (field for field in dataclasses.fields(config) if field.init):
+    for field in dataclasses.fields(config):
+        if not field.init:
+            continue
         made = field.default_factory is not dataclasses.MISSING
-        default, value = field.default_factory() if made else field.default, getattr(config, field.name)
-        if (value != default or field.name in always) and (plain := as_plain(value)) is not None:
-            keys[field.name] = plain
+        default = field.default_factory() if made else field.default
+        value = getattr(config, field.name)
+        if value != default or field.name in always:
+            plain = as_plain(value)
+            if plain is not None:
+                keys[field.name] = plain
     return keys
 
 
@@ -45,7 +53,7 @@ def field_names(config: Any) -> frozenset[str]:
 
 
 def as_plain(value: Any) -> Any:
-    """A value that YAML can hold, or `None` for objects that a recipe cannot spell."""
+    """Convert a value to one that YAML can hold; `None` for objects that a recipe cannot spell."""
     if isinstance(value, str):
         return str(getattr(value, "value", value))
     if isinstance(value, (bool, int, float)):
@@ -60,15 +68,21 @@ def as_plain(value: Any) -> Any:
 def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
     """
     Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
-    Tokens are left out. `recipe`: what the trainer does not see: the task, the model.
+
+    Tokens are left out.
+
+    Args:
+        run_dir (`str` or `os.PathLike`): The folder of the record.
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        recipe (`tuple`): Dataclasses that the trainer does not see: the task, the model.
     """
     from trl import GRPOConfig  # a report need not wait for it
 
     ours = field_names(args) - field_names(GRPOConfig)
     keys = set_keys(args, always=ours | {"beta", "temperature", "seed", "max_completion_length"})
     for part in recipe:
-        keys |= set_keys(part, always=field_names(part))
-    keys = without_secrets(keys)
+        keys.update(set_keys(part, always=field_names(part)))
+    keys = remove_secrets(keys)
     if "steps_per_generation" in keys:
         keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
     path = Path(run_dir) / CONFIG_FILE
@@ -86,9 +100,16 @@ def write_env(
     run_id: str | None = None,
 ) -> None:
     """
-    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed. `packing`:
-    whether groups are packed, and if not as asked, why; `generation`: how rollouts are sampled; `base`: Hub name or
-    folder of the model that the run began from; `run_id`: also saved beside its weights.
+    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed.
+
+    Args:
+        run_dir (`str` or `os.PathLike`): The folder of the record.
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        model (`torch.nn.Module`): The policy.
+        packing (`str`): Whether groups are packed, and if not as asked, why.
+        generation (`Mapping[str, Any]`, *optional*): How rollouts are sampled.
+        base (`str`, *optional*): Hub name or folder of the model that the run began from.
+        run_id (`str`, *optional*): The id that is also saved beside the weights.
     """
     from .base_model import fingerprint, hub_commit, identify  # a report need not wait for the Hub's client
 
@@ -111,7 +132,7 @@ def write_env(
         "data_seed": args.data_seed,
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": git_commit(),
-        "command": command_of(sys.orig_argv),
+        "command": spell_command(sys.orig_argv),
         "hardware": hardware(args.device),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -130,23 +151,24 @@ def _is_secret(key: Any) -> bool:
     return str(key) not in NO_SECRETS and SECRET_KEYS.search(str(key)) is not None
 
 
-def without_secrets(config: Any) -> Any:
-    """A recipe without its tokens and passwords, at any depth."""
+def remove_secrets(config: Any) -> Any:
+    """Remove tokens and passwords from a recipe, at any depth."""
     if isinstance(config, dict):
-        return {key: without_secrets(value) for key, value in config.items() if not _is_secret(key)}
+        return {key: remove_secrets(value) for key, value in config.items() if not _is_secret(key)}
     if isinstance(config, list):
-        return [without_secrets(value) for value in config]
+        return [remove_secrets(value) for value in config]
     return SECRET_VALUES.sub("[removed]", config) if isinstance(config, str) else config
 
 
-def command_of(words: list[str]) -> str:
-    """The command of a process from its `sys.orig_argv`: without secrets or code, the home folder as `~`."""
+def spell_command(words: list[str]) -> str:
+    """Spell the command of a process from its `sys.orig_argv`: without secrets or code, the home folder as `~`."""
     python, *rest = words
     if rest and Path(rest[0]).name == "trl-prorl":
         python, *rest = rest
     if "-c" in rest:  # code, not options
         rest = rest[: rest.index("-c") + 1] + ["…"]
-    kept, hidden = [Path(python).name], False
+    kept = [Path(python).name]
+    hidden = False
     for word in rest:
         name, equals, _ = word.partition("=")
         if hidden and not word.startswith("--"):
@@ -163,19 +185,19 @@ def _without_secret(word: str) -> str:
     if "{" in word:  # a mapping, as text
         key, brace, value = word.partition("{")
         try:
-            return key + str(without_secrets(yaml.safe_load(brace + value)))
+            return key + str(remove_secrets(yaml.safe_load(brace + value)))
         except yaml.YAMLError:
             return "[removed]"
     return SECRET_VALUES.sub("[removed]", word)
 
 
 def plugin_options(env: dict[str, Any]) -> str:
-    """The `--plugin` options with which a run was started, each with a space before it."""
+    """Return the `--plugin` options with which a run was started, each with a space before it."""
     return "".join(f" {found}" for found in re.findall(r"--plugin[ =](?:'[^']*'|\S+)", env.get("command") or ""))
 
 
 def evaluation_of(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
-    """What evaluates a run: a command, or the function for a script with its own rewards and data."""
+    """Say what evaluates a run: a command, or the function for a script with its own rewards and data."""
     if all(config.get(key) for key in EVALUATION_KEYS):
         return f"`trl-prorl passk{plugin_options(env)} --run {shlex.quote(str(run_dir))}`"
     script = f" (`{env['command']}`)" if env.get("command") else ""

@@ -19,8 +19,12 @@ from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_F
 
 
 # What the record says of a generation batch, and TRL's names for it.
-OF_TRL = {name: name for name in ("reward", "reward_std", "frac_reward_zero_std")}
-OF_TRL |= {"completion_length": "completions/mean_length"}
+OF_TRL = {
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "frac_reward_zero_std",
+    "completion_length": "completions/mean_length",
+}
 OF_TRLS_LOSS = {"clip_region_mean": "clip_ratio/region_mean"}  # of a micro-batch
 # The keys of a row that the trainer's own log shows, under `prorl/`.
 LOGGED = ("gold", "kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
@@ -29,12 +33,20 @@ SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparatio
 
 class Recorder(Part):
     """
-    Gathers what a step measures and writes it down: counts, times and means of the `meter`, and the coefficient of the
-    active one of the `anchors`; the `accelerator` sums over processes.
+    Gathers what a step measures, and writes it down.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        meter ([`Meter`]): Has the counts, times and means of a step.
+        anchors ([`Anchors`]): Their KL, and the coefficient of the active one, are recorded.
+        accelerator: Sums over processes.
     """
 
     def __init__(self, args, meter: Meter, anchors: Anchors, accelerator):
-        self.args, self.meter, self.anchors, self.accelerator = args, meter, anchors, accelerator
+        self.args = args
+        self.meter = meter
+        self.anchors = anchors
+        self.accelerator = accelerator
         self.total = partial(accelerator.reduce, reduction="sum")
         self.metrics = self.events = self.evaluations = None
         self.update_norm: UpdateNorm | None = None
@@ -57,14 +69,19 @@ class Recorder(Part):
         return {"kl_ref": self.kl_ref, "generation_row": self._generation_row}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self.kl_ref, self._generation_row = state["kl_ref"], state["generation_row"]
+        self.kl_ref = state["kl_ref"]
+        self._generation_row = state["generation_row"]
 
     # Files, on the main process alone.
 
     def open(self, folder: Path, keep_row: Callable | None = None, keep_event: Callable | None = None) -> None:
         """
-        Begin the three files, or continue those of a run that is resumed. `keep_row`, `keep_event`: which rows and
-        events stay; `None` begins new files.
+        Begin the three files, or continue those of a run that is resumed.
+
+        Args:
+            folder (`Path`): The folder of the record.
+            keep_row (`Callable`, *optional*): Which rows stay; `None` begins new files.
+            keep_event (`Callable`, *optional*): Which events stay; `None` begins a new file.
         """
         self.metrics = JsonLines(folder / METRICS_FILE, keep_row, METRICS)
         self.events = JsonLines(folder / EVENTS_FILE, keep_event, EVENTS)
@@ -85,24 +102,33 @@ class Recorder(Part):
 
     def evaluation(self, step: int, metrics: Mapping[str, float], sets: Iterable[str]) -> None:
         """
-        Write the metrics of one evaluation, without its own speed. `sets`: names of the evaluation sets where there
-        are several; the metrics' names hold them.
+        Write the metrics of one evaluation, without its own speed.
+
+        Args:
+            step (`int`): Optimizer steps done.
+            metrics (`Mapping[str, float]`): All metrics of the evaluation.
+            sets (`Iterable[str]`): Names of the evaluation sets where there are several; the metrics' names hold them.
         """
         if self.evaluations is None:
             return
-        of_speed = {f"eval_{of_set}{speed}" for of_set in ("", *(f"{name}_" for name in sets)) for speed in SPEEDS}
-        names = [name for name in metrics if name.startswith("eval_") and name not in of_speed]
-        self.evaluations.write({"step": step, **{name: metrics[name] for name in names}})
+        prefixes = ["eval_", *(f"eval_{name}_" for name in sets)]
+        speeds = {prefix + speed for prefix in prefixes for speed in SPEEDS}
+        row = {"step": step}
+        for name, value in metrics.items():
+            if name.startswith("eval_") and name not in speeds:
+                row[name] = value
+        self.evaluations.write(row)
 
     def charge_evaluation(self, step: int, seconds: float) -> None:
         """
-        Charge an evaluation to the step before it, whose row is already written; an evaluation before the first step,
-        to the first step.
+        Charge an evaluation to the step before it, whose row is already written.
+
+        An evaluation before the first step is charged to the first step.
         """
 
         def charged(row):
             if row["step"] == step:
-                return row | {"time_eval": row.get("time_eval", 0.0) + seconds}
+                return {**row, "time_eval": row.get("time_eval", 0.0) + seconds}
 
         if self.metrics is None or not self.metrics.change_last(charged):
             self._seconds_evaluated += seconds
@@ -111,55 +137,83 @@ class Recorder(Part):
 
     def batch(self, batch: Mapping[str, torch.Tensor], measured: Mapping[str, float], tokens: int) -> None:
         advantages = self.accelerator.gather(batch["advantages"].float())
-        values = {"advantage_mean": advantages.mean().item(), "advantage_std": advantages.std().item()}
+        values = {
+            "advantage_mean": advantages.mean().item(),
+            "advantage_std": advantages.std().item(),
+            **measured,
+        }
         if self._tokens_generated is None:  # the first generation of this step
-            self._generation_row, self._tokens_generated = {}, 0
-        for name, value in (values | dict(measured)).items():
+            self._generation_row = {}
+            self._tokens_generated = 0
+        for name, value in values.items():
             self._generation_row.setdefault(name, []).append(value)
         self._tokens_generated += tokens
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Add one micro-batch to the means over tokens."""
-        batch, logps, penalty = micro_batch.batch, micro_batch.logps, micro_batch.penalty
-        meter, mask = self.meter, completion_mask(batch)
+        batch = micro_batch.batch
+        logps = micro_batch.logps
+        penalty = micro_batch.penalty
+        meter = self.meter
+        mask = completion_mask(batch)
         meter.add_tokens_in_loss(mask)
-        if (rows := micro_batch.rows) is not None:
+        rows = micro_batch.rows
+        if rows is not None:
             mask = torch.zeros_like(mask).index_copy(0, rows, mask[rows])
         # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
-        kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0) if self.args.drop_zero_rows else mask
+        kl_mask = mask
+        if self.args.drop_zero_rows:
+            kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
         meter.add_mean("entropy", micro_batch.entropies, mask)
         for name, theirs in OF_TRLS_LOSS.items():
             if theirs in micro_batch.of_trl:
                 meter.add_average(name, micro_batch.of_trl[theirs])
         for anchor in self.anchors:
-            if (anchor_logps := batch.get(anchor.logps)) is not None:
+            anchor_logps = batch.get(anchor.logps)
+            if anchor_logps is not None:
                 meter.add_mean(anchor.record, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)
         if self.args.kl_clamp is not None:
             beyond = self.anchors.beyond_clamp(batch, logps)
             meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
-        ref, old = batch.get(logps_key("ref")), batch.get(logps_key("old"))
+        ref = batch.get(logps_key("ref"))
+        old = batch.get(logps_key("old"))
         if old is not None:
             meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
             if ref is not None:
                 meter.add_mean("k2_ref_over_old", kl.kl_values(ref, old, "k2"), mask)
-        if (sampler := micro_batch.sampler_logps) is not None:  # before any update, so that the policy is π_old
-            meter.add_mean("mean_abs_dlogp_sampler", (sampler - (logps if old is None else old)).abs(), mask)
+        sampler = micro_batch.sampler_logps
+        if sampler is not None:  # before any update, so that the policy is π_old
+            policy = logps if old is None else old
+            meter.add_mean("mean_abs_dlogp_sampler", (sampler - policy).abs(), mask)
         if penalty is not None:
             meter.add_total("kl_penalty", penalty)
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
-        self._of_update = {"lr": rate} | ({"grad_norm": float(norm)} if norm is not None else {})
+        self._of_update = {"lr": rate}
+        if norm is not None:
+            self._of_update["grad_norm"] = float(norm)
 
     def finish_step(self, step: int, skips: int) -> dict[str, float]:
-        """Close the step, write its row and return it. `skips`: optimizer steps that were left out so far."""
+        """
+        Close the step, write its row and return it.
+
+        Args:
+            step (`int`): Optimizer steps done.
+            skips (`int`): Optimizer steps that were left out so far.
+        """
         row = {"step": step}
-        row |= {name: sum(values) / len(values) for name, values in self._generation_row.items()}
-        row |= self.meter.end_step(self.total, self.accelerator.num_processes)
+        for name, values in self._generation_row.items():
+            row[name] = sum(values) / len(values)
+        row.update(self.meter.end_step(self.total, self.accelerator.num_processes))
         active = self.anchors.active
-        row |= {"beta": active.coefficient if active else 0.0} | self._of_update
-        row["tokens_generated"], self._tokens_generated = self._tokens_generated or 0, None
-        row["time_eval"], self._seconds_evaluated = self._seconds_evaluated, 0.0
-        row["time_load"], self.seconds_loaded = self.seconds_loaded, None
+        row["beta"] = active.coefficient if active else 0.0
+        row.update(self._of_update)
+        row["tokens_generated"] = self._tokens_generated or 0
+        self._tokens_generated = None
+        row["time_eval"] = self._seconds_evaluated
+        self._seconds_evaluated = 0.0
+        row["time_load"] = self.seconds_loaded
+        self.seconds_loaded = None
         if self.update_norm is not None:
             row["update_norm"] = self.update_norm.value
         if self.args.nonfinite == "skip":

@@ -20,37 +20,59 @@ from .shapes import Shape, ShapeError, array, finite, flag, integer, measured, o
 logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "*.bin")
-CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
-METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE = "metrics.jsonl", "events.jsonl", "evaluations.jsonl"
+CONFIG_FILE = "config.yaml"
+ENV_FILE = "env.json"
+METRICS_FILE = "metrics.jsonl"
+EVENTS_FILE = "events.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
 EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
-OBJECT, MAY_BE_TEXT, MAY_BE_WHOLE = table(), optional(text), optional(integer())
+OBJECT = table()
+MAY_BE_TEXT = optional(text)
+MAY_BE_WHOLE = optional(integer())
 CONFIG = table(
     known={
-        **dict.fromkeys("model_name_or_path model_revision dataset_name task output_dir run_dir".split(), MAY_BE_TEXT),
-        **dict.fromkeys(("hub_model_id", "hub_revision"), MAY_BE_TEXT),
-        **dict.fromkeys(("task_level", "task_seed"), MAY_BE_WHOLE),
+        "model_name_or_path": MAY_BE_TEXT,
+        "model_revision": MAY_BE_TEXT,
+        "dataset_name": MAY_BE_TEXT,
+        "task": MAY_BE_TEXT,
+        "output_dir": MAY_BE_TEXT,
+        "run_dir": MAY_BE_TEXT,
+        "hub_model_id": MAY_BE_TEXT,
+        "hub_revision": MAY_BE_TEXT,
+        "task_level": MAY_BE_WHOLE,
+        "task_seed": MAY_BE_WHOLE,
         "max_completion_length": optional(integer(1)),
         "temperature": optional(finite(0)),
-        **dict.fromkeys(("task_options", "chat_template_kwargs"), optional(table())),
-        **dict.fromkeys(("hub_private_repo", "hub_push_reference"), optional(flag)),
+        "task_options": optional(table()),
+        "chat_template_kwargs": optional(table()),
+        "hub_private_repo": optional(flag),
+        "hub_push_reference": optional(flag),
         "seed": optional(scalar),
     }
 )
-BASE_MODEL = table({"name": text}, dict.fromkeys(("hub_id", "origin", "sha256"), MAY_BE_TEXT))
+BASE_MODEL = table({"name": text}, {"hub_id": MAY_BE_TEXT, "origin": MAY_BE_TEXT, "sha256": MAY_BE_TEXT})
 ENV = table(
     known={
-        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit", "command"), MAY_BE_TEXT),
+        "run_id": MAY_BE_TEXT,
+        "base_weights": MAY_BE_TEXT,
+        "base_commit": MAY_BE_TEXT,
+        "git_commit": MAY_BE_TEXT,
+        "command": MAY_BE_TEXT,
         "variant": text,
         "seed": optional(scalar),
         "base_model": optional(BASE_MODEL),
         "execution": optional(table(known={"merged_copy_bytes": optional(integer(0))}, rest=MAY_BE_TEXT)),
         "versions": optional(table(rest=MAY_BE_TEXT)),
         "hardware": optional(table()),
-        **dict.fromkeys(("parameters", "trainable_parameters"), optional(integer(0))),
+        "parameters": optional(integer(0)),
+        "trainable_parameters": optional(integer(0)),
     }
 )
 # Kinds of events: those of resets, and those that happen at a generation boundary.
-RESET, ELASTIC, GROWTH, GAMED = "reset", "elastic_reset", "growth", "guard_gap"
+RESET = "reset"
+ELASTIC = "elastic_reset"
+GROWTH = "growth"
+GAMED = "guard_gap"
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
 
@@ -76,12 +98,15 @@ INTERVAL = array(optional(shapes.number), length=2)
 
 def passk(content: Any, at: str = "") -> None:
     """
-    The shape of `passk.json`. Keys that only some versions wrote may be missing; values fit prompts, samples and k.
+    Check the shape of `passk.json`.
+
+    Keys that only some versions wrote may be missing; values fit prompts, samples and k.
     """
     settings = {"split": text, "temperature": finite(0), "seed": optional(scalar), "task": MAY_BE_TEXT}
     table({"k": array(integer(1), least=1), **settings})(content, at)
     _both_sides(content, at, every_k=True)
-    n, ks = content["n"], content["k"]
+    n = content["n"]
+    ks = content["k"]
 
     def part(value: Any, at: str) -> None:
         table({"task": optional(scalar), "level": MAY_BE_WHOLE, "prompts": integer(1)})(value, at)
@@ -96,7 +121,8 @@ def passk(content: Any, at: str = "") -> None:
 
     table(
         known={
-            **dict.fromkeys(("step", "steps_on_record"), optional(STEP)),
+            "step": optional(STEP),
+            "steps_on_record": optional(STEP),
             "max_new_tokens": optional(integer(1)),
             "run_id": text,
             "by": optional(array(part)),
@@ -107,9 +133,10 @@ def passk(content: Any, at: str = "") -> None:
 
 
 def _both_sides(content: Any, at: str, every_k: bool) -> None:
-    """The counts of base and trained model on the same prompts, and the numbers computed from them."""
+    """Check the counts of base and trained model on the same prompts, and the numbers computed from them."""
     table({"n": integer(1, 10_000), "prompts": integer(2)})(content, at)
-    n, prompts = content["n"], content["prompts"]
+    n = content["n"]
+    prompts = content["prompts"]
     known = {"k": array(integer(1, n), least=1), "task": optional(scalar), "level": MAY_BE_WHOLE}
     table(known=known)(content, at)
     counts = table({"correct": array(integer(0, n), length=prompts)})
@@ -126,11 +153,13 @@ def _both_sides(content: Any, at: str, every_k: bool) -> None:
 
 
 def _summary(value: Any, at: str, ks: list[int], every_k: bool) -> None:
-    """pass@k with its interval, for every k or for those present; mean length, and the share of samples cut."""
-    given = [k for k in ks if every_k or f"pass@{k}" in value]
-    of_k = {name: INTERVAL if "interval@" in name else SHARE for name in value if "@" in name}
-    of_k |= {name: shape for k in given for name, shape in ((f"pass@{k}", SHARE), (f"interval@{k}", INTERVAL))}
-    table(of_k, {"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
+    """Check pass@k with its interval, for every k or for those present; mean length, and the share of samples cut."""
+    needed = {name: INTERVAL if "interval@" in name else SHARE for name in value if "@" in name}
+    for k in ks:
+        if every_k or f"pass@{k}" in value:
+            needed[f"pass@{k}"] = SHARE
+            needed[f"interval@{k}"] = INTERVAL
+    table(needed, {"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
 
 
 OF_POINT = {"interval": optional(INTERVAL), "others": optional(table())}
@@ -140,8 +169,10 @@ DRIFT = table({"points": array(POINT)}, {"run_id": text})
 
 def read_text(path: str | os.PathLike) -> str:
     """
-    The text of a file, UTF-8, without the byte order mark that some editors begin it with. Raises `InputError`: it
-    cannot be read, or is not text.
+    Read a text in UTF-8, without the byte order mark that some editors begin it with.
+
+    Raises:
+        `InputError`: The file cannot be read, or is not text.
     """
     try:
         return Path(path).read_text(encoding="utf-8-sig")
@@ -153,8 +184,11 @@ def read_text(path: str | os.PathLike) -> str:
 
 def parse_json(content: str) -> Any:
     """
-    A JSON value. Raises `json.JSONDecodeError`: it is not JSON, or is cut off; another `ValueError`: it is JSON, and
-    is nested deeper or holds a longer number than can be read.
+    Parse a JSON value.
+
+    Raises:
+        `json.JSONDecodeError`: It is not JSON, or is cut off.
+        `ValueError`: It is JSON, and is nested deeper or holds a longer number than can be read.
     """
     try:
         return json.loads(content)
@@ -168,7 +202,12 @@ def parse_json(content: str) -> Any:
 
 
 def read_json(path: str | os.PathLike, shape: Shape = OBJECT) -> Any:
-    """A JSON file, by default one object. Raises `InputError`: it is not JSON, or not of the shape."""
+    """
+    Read a JSON file, by default one object.
+
+    Raises:
+        `InputError`: It is not JSON, or not of the shape.
+    """
     content = read_text(path)
     try:
         content = parse_json(content)
@@ -178,7 +217,12 @@ def read_json(path: str | os.PathLike, shape: Shape = OBJECT) -> Any:
 
 
 def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
-    """A YAML file, by default a recipe. Raises `InputError`: it is not YAML, or not a mapping of the shape."""
+    """
+    Read a YAML file, by default a recipe.
+
+    Raises:
+        `InputError`: It is not YAML, or not a mapping of the shape.
+    """
     content = read_text(path)
     try:
         content = yaml.load(content, YAML)
@@ -202,16 +246,26 @@ def read_jsonl(
     path: str | os.PathLike, shape: Shape = OBJECT, unique: str | None = None, growing: bool = False
 ) -> list[dict[str, Any]]:
     """
-    The objects of a file that holds one on each line; a missing file is empty. A last line that is cut off, because
-    the run is still writing or the power failed, is left out with a warning. `shape`: what every line must be;
-    `unique`: a key of which no two lines may have the same value; `growing`: the file is still being written, so that
-    half a line at its end needs no warning. Raises `InputError`: any other line is not JSON or not of the shape.
+    Read a file that holds one object on each line; a missing file is empty.
+
+    A last line that is cut off, because the run is still writing or the power failed, is left out with a warning.
+
+    Args:
+        path (`str` or `os.PathLike`): The file.
+        shape (`Shape`): The shape of every line.
+        unique (`str`, *optional*): A key of which no two lines may have the same value.
+        growing (`bool`): Whether the file is still being written, so that half a line at its end needs no warning.
+
+    Raises:
+        `InputError`: Any other line is not JSON, or not of the shape.
     """
     if not Path(path).exists():
         return []
     lines = read_text(path).split("\n")
-    last = max((place for place, line in enumerate(lines, start=1) if line.strip(BLANK)), default=0)
-    rows, seen = [], {}
+    filled = [place for place, line in enumerate(lines, start=1) if line.strip(BLANK)]
+    last = filled[-1] if filled else 0
+    rows = []
+    seen = {}
     for place, line in enumerate(lines[:last], start=1):
         ended = place < len(lines)
         try:

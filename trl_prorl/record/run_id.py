@@ -2,23 +2,11 @@
 
 import json
 import os
-import uuid
 from pathlib import Path
 
 
 RUN_ID_FILE = "prorl_run.json"
 RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
-
-
-def id_of_run(checkpoint: Path | None, output_dir: str | os.PathLike, run_dir: str | os.PathLike) -> str:
-    """
-    The id of the run that a checkpoint of `output_dir` continues, else a new one: a checkpoint of another folder forks
-    the run.
-    """
-    found = None
-    if checkpoint is not None and checkpoint.resolve().parent == Path(output_dir).resolve():
-        found = saved_run_id(checkpoint) or recorded_run_id(run_dir)
-    return found or uuid.uuid4().hex  # which draws from none of the generators of random numbers that a run uses
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
@@ -31,22 +19,24 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
 
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:
-    """The run that saved the weights in a folder; `None` if nothing there says so."""
+    """Return the id of the run that saved the weights in a folder; `None` if nothing there says so."""
     return run_id_in(Path(folder) / RUN_ID_FILE)
 
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
-    """The id of the run whose record a folder holds; `None` if there is none, as in records of older versions."""
+    """
+    Return the id of the run whose record a folder holds; `None` if there is none, as in records of older versions.
+    """
     return run_id_in(Path(run_dir) / "env.json")
 
 
-def other_run(content: dict, run_id: str | None) -> bool:
+def is_of_other_run(content: dict, run_id: str | None) -> bool:
     """Whether an evaluation says of itself that it is of another run than this one."""
     return None not in (content.get(RUN_ID), run_id) and content[RUN_ID] != run_id
 
 
 def run_id_in(path: Path) -> str | None:
-    """The `run_id` of a JSON file; `None` if there is none."""
+    """Return the `run_id` of a JSON file; `None` if there is none."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):

@@ -22,23 +22,23 @@ def refuse(value: Any, at: str, needed: str) -> None:
 
 
 def anything(value: Any, at: str) -> None:
-    """Any value."""
+    """Accept any value."""
 
 
 def text(value: Any, at: str) -> None:
-    """A string."""
+    """Require a string."""
     if not isinstance(value, str):
         refuse(value, at, "text")
 
 
 def flag(value: Any, at: str) -> None:
-    """True or false."""
+    """Require true or false."""
     if not isinstance(value, bool):
         refuse(value, at, "true or false")
 
 
 def number(value: Any, at: str) -> None:
-    """A number that a float can hold, NaN and infinity included."""
+    """Require a number that a float can hold, NaN and infinity included."""
     if not is_number(value):
         refuse(value, at, "a number")
 
@@ -50,20 +50,20 @@ def is_number(value: Any) -> bool:
 
 
 def measured(value: Any, at: str) -> None:
-    """A number, true, false or null."""
+    """Require a number, true, false or null."""
     # Most are floats, and a record has a hundred thousand.
     if not (type(value) is float or value is None or isinstance(value, bool) or is_number(value)):
         refuse(value, at, "a number")
 
 
 def scalar(value: Any, at: str) -> None:
-    """A number, text, true, false or null."""
+    """Require a number, text, true, false or null."""
     if not (value is None or isinstance(value, (str, bool)) or is_number(value)):
         refuse(value, at, "a number or text")
 
 
 def finite(least: float = -math.inf, most: float = math.inf) -> Shape:
-    """A finite number within bounds."""
+    """Make the shape of a finite number within bounds."""
 
     def check(value, at):
         if not is_number(value) or not math.isfinite(value) or not least <= value <= most:
@@ -73,7 +73,7 @@ def finite(least: float = -math.inf, most: float = math.inf) -> Shape:
 
 
 def integer(least: int = -LARGEST, most: int = LARGEST) -> Shape:
-    """An integer within bounds."""
+    """Make the shape of an integer within bounds."""
 
     def check(value, at):
         if not is_number(value) or isinstance(value, float) or not least <= value <= most:
@@ -84,12 +84,12 @@ def integer(least: int = -LARGEST, most: int = LARGEST) -> Shape:
 
 
 def optional(shape: Shape) -> Shape:
-    """Null, or a value of a shape."""
+    """Make the shape of null, or a value of a shape."""
     return lambda value, at: None if value is None else shape(value, at)
 
 
 def array(shape: Shape, length: int | None = None, least: int = 0) -> Shape:
-    """A list of values of one shape."""
+    """Make the shape of a list of values of one shape."""
 
     def check(value, at):
         if not isinstance(value, list):
@@ -105,8 +105,12 @@ def array(shape: Shape, length: int | None = None, least: int = 0) -> Shape:
 
 def table(needed: Mapping[str, Shape] = {}, known: Mapping[str, Shape] = {}, rest: Shape = anything) -> Shape:  # noqa: B006
     """
-    An object. `needed`: shapes of the keys that must be there; `known`: shapes of keys that may be there; `rest`: the
-    shape of the values of all other keys.
+    Make the shape of an object.
+
+    Args:
+        needed (`Mapping[str, Shape]`): Shapes of the keys that must be there.
+        known (`Mapping[str, Shape]`): Shapes of keys that may be there.
+        rest (`Shape`): The shape of the values of all other keys.
     """
     shapes = {**known, **needed}
 

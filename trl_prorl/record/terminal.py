@@ -1,14 +1,13 @@
-"""What a run shows while it trains: how it begins, a line for each log and each reset, how it ends."""
+"""The lines that a run shows while it trains: how it begins, each log and each event, how it ends."""
 
 import logging
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
-from ..resets.triggers import KEYS
+from ..resets.triggers import TRIGGER_KEYS
 from ..variants import RESET_APART, VARIANTS
 from .run_files import GROWTH, RESET
 
@@ -16,49 +15,88 @@ from .run_files import GROWTH, RESET
 logger = logging.getLogger(__name__)
 
 # The metrics of TRL in a line; all of them are in the log history and go to the trackers.
-IN_A_LINE = (
-    "reward reward_std loss prorl/kl_ref prorl/kl_old prorl/kl_base entropy grad_norm learning_rate "
-    "completions/mean_length frac_reward_zero_std"
-).split()
+IN_A_LINE = [
+    "reward",
+    "reward_std",
+    "loss",
+    "prorl/kl_ref",
+    "prorl/kl_old",
+    "prorl/kl_base",
+    "entropy",
+    "grad_norm",
+    "learning_rate",
+    "completions/mean_length",
+    "frac_reward_zero_std",
+]
 
 
-def log_line(logs: Mapping[str, Any], step: int) -> str:
-    """One line of a log: the metrics that tell how a run goes, or the first ones where none of those is there."""
+def write_log_line(logs: Mapping[str, Any], step: int) -> str:
+    """
+    Write one line of a log: the metrics that tell how a run goes.
+
+    Where none of those is there, the evaluation's; else the first numbers of the log.
+    """
     if "train_runtime" in logs:
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"
-    of_evaluation = [key for key in logs if key.startswith("eval_") and key.endswith("_reward") or "_pass@" in key]
-    names = [key for key in IN_A_LINE if key in logs] or of_evaluation
-    names = names or [key for key, value in logs.items() if isinstance(value, (int, float))][:12]
-    values = ((name.rpartition("/")[2] if name in IN_A_LINE else name, logs[name]) for name in names)
-    return f"step {step}: " + "  ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in values)
+    names = [key for key in IN_A_LINE if key in logs]
+    if not names:
+        names = [key for key in logs if (key.startswith("eval_") and key.endswith("_reward")) or "_pass@" in key]
+    if not names:
+        names = [key for key, value in logs.items() if isinstance(value, (int, float))][:12]
+    values = []
+    for name in names:
+        value = logs[name]
+        label = name.rpartition("/")[2] if name in IN_A_LINE else name
+        values.append(f"{label} {value:.4g}" if isinstance(value, float) else f"{label} {value}")
+    return f"step {step}: " + "  ".join(values)
 
 
-def event_line(event: Mapping[str, Any]) -> str:
-    """One line of an event, see docs/reference.md."""
+def write_event_line(event: Mapping[str, Any]) -> str:
+    """Write one line of an event, see docs/reference.md."""
     parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
         mix = event["ref_reset_mix"]
-        moved = {1.0: "the reference becomes the policy", 0.0: "the reference stays"}
-        parts += [moved.get(mix, f"the reference moves by {mix:g}"), f"optimizer {event['optimizer_reset']}"]
-        parts += [f"kl_ref was {kl:.4g}" for kl in [event.get("kl_before")] if kl is not None]
+        if mix == 1.0:
+            parts.append("the reference becomes the policy")
+        elif mix == 0.0:
+            parts.append("the reference stays")
+        else:
+            parts.append(f"the reference moves by {mix:g}")
+        parts.append(f"optimizer {event['optimizer_reset']}")
+        if event.get("kl_before") is not None:
+            parts.append(f"kl_ref was {event['kl_before']:.4g}")
     if event["event"] == GROWTH:
         parts.append(f"rank {event['rank_before']} becomes {event['rank']}")
-    return ", ".join(parts) + (f" ({event['reason']})" if event.get("reason") else "")
+    line = ", ".join(parts)
+    if event.get("reason"):
+        line += f" ({event['reason']})"
+    return line
+
+
+def describe_resets(args, steps: int) -> str:
+    """Say in a few words when a run of so many optimizer steps resets."""
+    triggers = []
+    if args.ref_reset_every > 0:
+        first = args.first_reset(steps)
+        triggers.append("never" if first is None else f"first after step {first}")
+    for key in TRIGGER_KEYS:
+        value = getattr(args, key)
+        if key != "ref_reset_every" and value:
+            triggers.append(f"{key}={value}")
+    return "; ".join(triggers) or "none"
 
 
 def banner(trainer, steps: int) -> list[str]:
-    """How a run of so many optimizer steps begins."""
-    args, policy = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    """Write the lines with which a run of so many optimizer steps begins."""
+    args = trainer.args
+    policy = trainer.accelerator.unwrap_model(trainer.model)
     trained = sum(param.numel() for param in policy.parameters() if param.requires_grad)
     kind = "LoRA, " if hasattr(policy, "peft_config") else "all "
-    first = args.first_reset(steps)
-    when = ["never" if first is None else f"first after step {first}"] * (args.ref_reset_every > 0)
-    when += [f"{key}={value}" for key in KEYS if key != "ref_reset_every" and (value := getattr(args, key))]
     facts = {
         "trains": f"{trainer.base_name() or type(policy).__name__} ({kind}{trained:,} parameters), {steps} steps",
         "reward": ", ".join(trainer.reward_func_names),
         "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
-        "resets": "; ".join(when) or "none",
+        "resets": describe_resets(args, steps),
         "pack_groups": trainer.acceleration.packing,
         "compact_generation": trainer.acceleration.generation,
         "run folder": trainer.run_dir,
@@ -66,26 +104,29 @@ def banner(trainer, steps: int) -> list[str]:
     return [f"{name:<20}{fact}" for name, fact in facts.items()]
 
 
-class NoDict(ProgressCallback):
-    """transformers' bar, without the dict of all metrics: [`Terminal`] writes a line instead."""
+class ProgressBar(ProgressCallback):
+    """Is transformers' bar, without the dict of all metrics: [`Terminal`] writes a line instead."""
 
     def on_log(self, *args, **kwargs):
         pass
 
 
 class Terminal(PrinterCallback):
-    """Shows a run of a [`ProRLTrainer`] on its main process, in the place of transformers' printing callback."""
+    """Shows a run of a [`ProRLTrainer`] on its main process, in the place of transformers' printing callbacks."""
 
     def __init__(self, trainer):
-        self.trainer, self.shows = trainer, False
+        self.trainer = trainer
+        self.shows = False
         there = {type(callback): callback for callback in trainer.callback_handler.callbacks}  # not a user's subclass
         theirs = [there[kind] for kind in (PrinterCallback, ProgressCallback) if kind in there]
         self.logs = bool(theirs)  # a notebook has a table of its own
-        self.bar = NoDict() if ProgressCallback in there else None
         for callback in theirs:
             trainer.remove_callback(callback)
-        for callback in filter(None, (self, self.bar)):
-            trainer.add_callback(callback)
+        trainer.add_callback(self)
+        self.bar: ProgressBar | None = None
+        if ProgressCallback in there:
+            self.bar = ProgressBar()
+            trainer.add_callback(self.bar)
 
     @property
     def is_watched(self) -> bool:
@@ -93,30 +134,45 @@ class Terminal(PrinterCallback):
         return self.shows and sys.stdout.isatty() and not self.trainer.args.disable_tqdm
 
     def say(self, line: str) -> None:
-        """A line, above the bar if there is one."""
-        if self.shows:
-            bar = getattr(self.bar, "training_bar", None)
-            with nullcontext() if bar is None else bar.external_write_mode():
-                print(line, flush=True)  # into a file, too, before the bar is drawn again
+        """Print a line, above the bar if there is one."""
+        if not self.shows:
+            return
+        bar = getattr(self.bar, "training_bar", None)
+        if bar is None:
+            print(line, flush=True)
+            return
+        with bar.external_write_mode():
+            print(line, flush=True)  # into a file, too, before the bar is drawn again
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.shows = self.logs and state.is_world_process_zero
-        done, steps = state.global_step, state.max_steps
-        alone = [key for key in KEYS if getattr(args, key)] == ["ref_reset_every"]
-        alone = alone and len(self.trainer.resets.callbacks) == 1
-        if state.is_world_process_zero and alone and args.first_reset(steps) is None:
-            first, control = args.first_reset(sys.maxsize), "; it is the control" * (args.variant in RESET_APART)
-            logger.warning(
-                f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} comes with the generation after "
-                f"step {first}, and the run ends at step {steps}{control}. Lower ref_reset_every, or raise max_steps "
-                "above that."
-            )
-        for line in banner(self.trainer, steps) if self.is_watched else ():
-            self.say(line)
-        if done:
-            over = f"finished, nothing to do: checkpoint-{done} is the last step of {self.trainer.run_dir}"
-            self.say(f"resumed from checkpoint-{done}" if done < steps else over)
+        done = state.global_step
+        steps = state.max_steps
+        if state.is_world_process_zero and self._resets_by_steps_alone(args) and args.first_reset(steps) is None:
+            self._warn_of_no_reset(args, steps)
+        if self.is_watched:
+            for line in banner(self.trainer, steps):
+                self.say(line)
+        if done and done < steps:
+            self.say(f"resumed from checkpoint-{done}")
+        elif done:
+            self.say(f"finished, nothing to do: checkpoint-{done} is the last step of {self.trainer.run_dir}")
+
+    def _resets_by_steps_alone(self, args) -> bool:
+        """Whether `ref_reset_every` is the only trigger of resets."""
+        keys = [key for key in TRIGGER_KEYS if getattr(args, key)]
+        return keys == ["ref_reset_every"] and len(self.trainer.resets.callbacks) == 1
+
+    def _warn_of_no_reset(self, args, steps: int) -> None:
+        first = args.first_reset(sys.maxsize)
+        is_control = "; it is the control" if args.variant in RESET_APART else ""
+        logger.warning(
+            f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} comes with the generation after "
+            f"step {first}, and the run ends at step {steps}{is_control}. Lower ref_reset_every, or raise max_steps "
+            "above that."
+        )
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if self.logs and state.is_local_process_zero and (self.bar is None or self.bar.training_bar is not None):
-            self.say(log_line(logs, state.global_step))
+        is_shown = self.bar is None or self.bar.training_bar is not None
+        if self.logs and state.is_local_process_zero and is_shown:
+            self.say(write_log_line(logs, state.global_step))

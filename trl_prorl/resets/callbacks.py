@@ -42,20 +42,21 @@ class ReferenceResetCallback(TrainerCallback):
             self.requests += self.triggers.observe_evaluation(state.global_step, metrics or {})
 
     def observe_row(self, step: int, row: Mapping[str, float]) -> None:
-        """A step is over: its row of the record has the means over tokens that triggers watch."""
+        """Observe the row of a step: it has the means over tokens that triggers watch."""
         self.requests += self.triggers.observe_step(step, row.get)
 
     def take_requests(self) -> list[Reason]:
-        """The requests made since the last call; the callback forgets them."""
-        taken, self.requests = self.requests, []
+        """Return the requests made since the last call, and forget them."""
+        taken = self.requests
+        self.requests = []
         return taken
 
     def metrics(self) -> list[str]:
-        """Names of the evaluation metrics that its triggers watch."""
+        """Name the evaluation metrics that its triggers watch."""
         return [trigger.metric for trigger in self.triggers.triggers if hasattr(trigger, "metric")]
 
     def state_dict(self) -> dict[str, Any]:
-        """The waiting requests and the memory of the triggers, as JSON values."""
+        """Return the waiting requests and the memory of the triggers, as JSON values."""
         return {"requests": [request.to_dict() for request in self.requests], "triggers": self.triggers.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -65,5 +66,5 @@ class ReferenceResetCallback(TrainerCallback):
 
 
 def configured_callback(args) -> ReferenceResetCallback:
-    """The one that the keys of a [`ProRLConfig`] ask for."""
+    """Make the callback that the keys of a [`ProRLConfig`] ask for."""
     return ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown)

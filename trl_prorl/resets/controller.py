@@ -8,21 +8,32 @@ from accelerate.utils import broadcast_object_list
 from ..descriptor import switched_on
 from ..parts import Part, fired
 from .callbacks import ReferenceResetCallback
+from .learning_rate import Rewarmup, restart_schedule, snapshot_schedule
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
-from .schedule import Rewarmup, restart_schedule, snapshot_schedule
 from .treatments import treatment_of
 from .triggers import Reason
 
 
 class Resets(Part):
     """
-    Everything that a reset needs, and the requests that wait for one: `possible` says whether the trainer was made for
-    resets, `handler` holds its callbacks, which a user may change, and `timer` counts the seconds.
+    Applies resets, and keeps the requests that wait for one.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        accelerator: Accelerate's.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): Counts the seconds.
+        possible (`bool`): Whether the trainer was made for resets.
+        handler: Holds the trainer's callbacks, which a user may change.
     """
 
     def __init__(self, args, accelerator, timer, possible: bool, handler):
-        self.args, self.accelerator, self.timer, self.possible = args, accelerator, timer, possible
-        self.handler, self.optimizer, self.schedule = handler, None, None
+        self.args = args
+        self.accelerator = accelerator
+        self.timer = timer
+        self.possible = possible
+        self.handler = handler
+        self.optimizer = None
+        self.schedule = None
         self.reference: Any = None  # of scoring/references.py, if a reference moves
         self.restart: Any = None  # of adapters/restart.py, if the adapter restarts
         self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
@@ -33,13 +44,15 @@ class Resets(Part):
 
     @property
     def callbacks(self) -> list[ReferenceResetCallback]:
-        """Those of the trainer that request resets."""
+        """The trainer's callbacks that request resets."""
         return [callback for callback in self.handler.callbacks if isinstance(callback, ReferenceResetCallback)]
 
     def accept(self, callback: ReferenceResetCallback, eval_dataset) -> None:
         """
-        Take on a callback of the trainer. Raises `ValueError`: the callback could request no reset, or its metric has
-        more than one value.
+        Take on a callback of the trainer.
+
+        Raises:
+            `ValueError`: The callback could request no reset, or its metric has more than one value.
         """
         if not self.possible:
             raise ValueError(
@@ -62,7 +75,8 @@ class Resets(Part):
             self.rewarmup = Rewarmup(optimizer, self.args.optimizer_reset_rewarmup_steps)
 
     def schedule_made(self, schedule) -> None:
-        self.schedule, self._schedule_start = schedule, snapshot_schedule(schedule)
+        self.schedule = schedule
+        self._schedule_start = snapshot_schedule(schedule)
 
     @property
     def rate_factor(self) -> float:
@@ -81,10 +95,11 @@ class Resets(Part):
         self._requests.append(reason)
 
     def _waiting(self) -> list[Reason]:
-        """The main process's requests, those of its callbacks and those of the user, on every process."""
+        """Collect the main process's requests, those of its callbacks and those of the user, on every process."""
         for callback in self.callbacks:
             self._requests.extend(callback.take_requests())
-        requests, self._requests = self._requests, []
+        requests = self._requests
+        self._requests = []
         if self.accelerator.num_processes > 1:
             requests = broadcast_object_list([requests])[0]
         return requests
@@ -94,7 +109,12 @@ class Resets(Part):
             callback.observe_row(step, row)
 
     def boundary(self, step: int) -> dict[str, Any] | None:
-        """Agree, move the reference, treat the optimizer. All waiting requests make one reset."""
+        """
+        Agree, move the reference, treat the optimizer. All waiting requests make one reset.
+
+        Returns:
+            `dict` or `None`: The event; `None` if nothing was requested.
+        """
         args = self.args
         if not self.possible:
             return None
@@ -120,13 +140,22 @@ class Resets(Part):
                 self.rewarmup.begin()
         for callback in self.callbacks:
             callback.triggers.applied(step)
-        first, reason = requests[0], "+".join(dict.fromkeys(request.reason for request in requests))
-        event = fired("reset", first.step, step, reason, first.value, first.threshold) | restarted
-        event |= {"requests": [request.to_dict() for request in requests], "ref_reset_mix": args.ref_reset_mix}
-        event |= {"optimizer_reset": args.optimizer_reset, "world_size": self.accelerator.num_processes}
-        event |= {"alpha": args.optimizer_reset_alpha} if treatment.uses_alpha else {}
-        seconds = {"seconds_copy": copy.seconds, "seconds_optimizer": treating.seconds, "seconds_sync": sync.seconds}
-        return event | seconds
+        first = requests[0]
+        reason = "+".join(dict.fromkeys(request.reason for request in requests))
+        event = {
+            **fired("reset", first.step, step, reason, first.value, first.threshold),
+            **restarted,
+            "requests": [request.to_dict() for request in requests],
+            "ref_reset_mix": args.ref_reset_mix,
+            "optimizer_reset": args.optimizer_reset,
+            "world_size": self.accelerator.num_processes,
+        }
+        if treatment.uses_alpha:
+            event["alpha"] = args.optimizer_reset_alpha
+        event["seconds_copy"] = copy.seconds
+        event["seconds_optimizer"] = treating.seconds
+        event["seconds_sync"] = sync.seconds
+        return event
 
     # A part of the run.
 

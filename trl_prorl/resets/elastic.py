@@ -17,12 +17,20 @@ ELASTIC_FILE = "elastic.safetensors"
 
 class ElasticAverage:
     """
-    The exponential moving average of a policy's trained parameters, with decay η in average ← η · average + (1 − η) ·
-    policy at every optimizer step, and their initial values: two copies, on their device.
+    Holds the exponential moving average of a policy's trained parameters, and their initial values.
+
+        average ← η · average + (1 − η) · policy     at every optimizer step, with the decay η
+
+    These are two copies, on the parameters' device.
+
+    Args:
+        parameters (`Mapping[str, torch.nn.Parameter]`): The trained parameters by name.
+        decay (`float`): η.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], decay: float):
-        self.parameters, self.decay = dict(parameters), decay
+        self.parameters = dict(parameters)
+        self.decay = decay
         self.initial = {name: param.detach().clone() for name, param in self.parameters.items()}
         # In fp32, because steps of 1 − η are lost in bf16.
         self.average = {name: param.detach().float().clone() for name, param in self.parameters.items()}
@@ -35,7 +43,7 @@ class ElasticAverage:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """policy ← average, average ← initial, in place."""
+        """Reset in place: policy ← average, average ← initial."""
         for name, param in self.parameters.items():
             param.copy_(self.average[name])
             self.average[name].copy_(self.initial[name])
@@ -43,29 +51,43 @@ class ElasticAverage:
     def save(self, folder: Path) -> None:
         """Write both copies into a checkpoint."""
         tensors = {f"average.{name}": tensor for name, tensor in self.average.items()}
-        save_file(
-            tensors | {f"initial.{name}": tensor for name, tensor in self.initial.items()}, folder / ELASTIC_FILE
-        )
+        for name, tensor in self.initial.items():
+            tensors[f"initial.{name}"] = tensor
+        save_file(tensors, folder / ELASTIC_FILE)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Read both copies of a checkpoint. Raises `ValueError`: the checkpoint has none."""
+        """
+        Read both copies of a checkpoint.
+
+        Raises:
+            `ValueError`: The checkpoint has none.
+        """
         path = folder / ELASTIC_FILE
         if not path.exists():
             raise ValueError(f"{folder} has no {ELASTIC_FILE}: the average of this run cannot be restored.")
         for name, tensor in load_file(path).items():
             kind, name = name.split(".", 1)
-            (self.average if kind == "average" else self.initial)[name].copy_(tensor)
+            copies = self.average if kind == "average" else self.initial
+            copies[name].copy_(tensor)
 
 
 class ElasticResets(Part):
     """
-    Elastic Reset of an average: requested every `every` optimizer steps, applied at the next generation boundary.
-    `timer` counts its seconds, `processes` is for the event.
+    Requests an Elastic Reset every so many optimizer steps, and applies it at the next generation boundary.
+
+    Args:
+        average ([`ElasticAverage`]): The average.
+        every (`int`): Optimizer steps.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): Counts the seconds.
+        processes (`int`): Their number, for the event.
     """
 
     def __init__(self, average: ElasticAverage, every: int, timer, processes: int):
-        self.average, self.every, self.timer, self.processes = average, every, timer, processes
+        self.average = average
+        self.every = every
+        self.timer = timer
+        self.processes = processes
         self._requested: int | None = None
 
     def begin(self) -> None:
@@ -78,14 +100,15 @@ class ElasticResets(Part):
             self._requested = step
 
     def boundary(self, step: int) -> dict[str, Any] | None:
-        """Policy ← average, average ← initial policy, if that is due."""
-        requested, self._requested = self._requested, None
+        """Reset, if that is due: policy ← average, average ← initial policy."""
+        requested = self._requested
+        self._requested = None
         if requested is None:
             return None
         with self.timer.span("reset") as copy:
             self.average.reset()
         event = fired("elastic_reset", requested, step, "periodic", requested, self.every)
-        return event | {"seconds_copy": copy.seconds, "world_size": self.processes}
+        return {**event, "seconds_copy": copy.seconds, "world_size": self.processes}
 
     def state_dict(self) -> dict[str, Any]:
         return {"requested": self._requested}

@@ -43,8 +43,15 @@ from .treatments import TREATMENTS, treatment_of
 MOMENTUM = "momentum_buffer"
 FIRST_MOMENTS = ("exp_avg", MOMENTUM, "state1", "absmax1")
 SECOND_MOMENTS = (
-    *("exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col"),
-    *("row_var", "col_var", "variance", "state2", "absmax2"),
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "exp_avg_sq_row",
+    "exp_avg_sq_col",
+    "row_var",
+    "col_var",
+    "variance",
+    "state2",
+    "absmax2",
 )
 # bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, which every update computes anew.
 NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
@@ -56,9 +63,12 @@ Change = float | Callable[[torch.Tensor], None]
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, Change]:
     """
-    The changes that a treatment makes to one parameter's entry in `optimizer.state`, empty before the first update, by
-    key: a factor, or a function in place. Raises `ValueError`: an entry whose meaning is not known, or codes that the
-    treatment cannot change.
+    List the changes that a treatment makes to one parameter's entry in `optimizer.state`, by key.
+
+    A change is a factor, or a function in place. The entry is empty before the first update.
+
+    Raises:
+        `ValueError`: An entry's meaning is not known, or the treatment cannot change its codes.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
@@ -70,8 +80,10 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
             if not treatment.is_factors:
                 raise ValueError(f"optimizer_reset={mode!r} changes moments one by one, and {key} holds 8-bit codes.")
             continue
-        if key in FIRST_MOMENTS or key in SECOND_MOMENTS:
-            found[key] = treatment.of("first" if key in FIRST_MOMENTS else "second", alpha)
+        if key in FIRST_MOMENTS:
+            found[key] = treatment.of("first", alpha)
+        elif key in SECOND_MOMENTS:
+            found[key] = treatment.of("second", alpha)
         elif key == STEP and treatment.clears_step:
             found[key] = 0.0
     return {key: change for key, change in found.items() if change != 1.0}
@@ -105,9 +117,12 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
     """
-    Refuse, before any training, an optimizer that lacks what a treatment changes, or whose state is not understood:
-    SGD without momentum has nothing to reset, transformers' Adafactor without β1 no first moment. Raises `ValueError`:
-    naming the optimizer and the cure.
+    Refuse, before any training, an optimizer that lacks what a treatment changes, or whose state is not understood.
+
+    SGD without momentum has nothing to reset, transformers' Adafactor without β1 no first moment.
+
+    Raises:
+        `ValueError`: The message names the optimizer and the cure.
     """
     name = f"{cls.__module__}.{cls.__name__}"
     adafactor = issubclass(cls, (torch.optim.Adafactor, Adafactor))
@@ -120,7 +135,9 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
             )
         memory = {"first"}
     elif adafactor:
-        memory = {"second", "first"} if issubclass(cls, Adafactor) and beta1 is not None else {"second"}
+        memory = {"second"}
+        if issubclass(cls, Adafactor) and beta1 is not None:
+            memory.add("first")
     elif in_bits or issubclass(cls, (torch.optim.Adam, torch.optim.AdamW)):
         memory = {"first", "second", "step"}
     else:
@@ -148,15 +165,16 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
 
 
 def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer within Accelerate's wrapper, or itself."""
+    """Return the optimizer within Accelerate's wrapper, or itself."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> None:
-    """`check_optimizer_class` for an instance, through Accelerate's wrapper."""
+    """Call `check_optimizer_class` for an instance, through Accelerate's wrapper."""
     inner = inner_of(optimizer)
     momentum = max(group.get("momentum", 0.0) for group in inner.param_groups)
-    beta1 = next((group["beta1"] for group in inner.param_groups if group.get("beta1") is not None), None)
+    betas = [group["beta1"] for group in inner.param_groups if group.get("beta1") is not None]
+    beta1 = betas[0] if betas else None
     check_optimizer_class(type(inner), momentum, beta1, mode)
 
 
@@ -164,8 +182,15 @@ def plan_reset(
     optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
 ) -> list[tuple[dict[str, Any], dict[str, Change]]]:
     """
-    Every parameter's state with the changes that a treatment will make; nothing is written. The optimizer may be in
-    Accelerate's wrapper. Raises `ValueError`: a state that is not understood.
+    List every parameter's state with the changes that a treatment will make; nothing is written.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): The optimizer, or Accelerate's wrapper of it.
+        mode (`str`): The treatment.
+        alpha (`float`): `optimizer_reset_alpha`.
+
+    Raises:
+        `ValueError`: A state is not understood.
     """
     if mode == "keep":
         return []
@@ -180,7 +205,7 @@ def apply_reset(plan: list[tuple[dict[str, Any], dict[str, Change]]]) -> None:
 
 
 def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:
-    """`plan_reset`, then `apply_reset`: every parameter's state, or nothing."""
+    """Call `plan_reset`, then `apply_reset`: every parameter's state is treated, or none."""
     apply_reset(plan_reset(optimizer, mode, alpha))
 
 

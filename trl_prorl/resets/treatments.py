@@ -68,8 +68,14 @@ class Treatment:
     @property
     def changes(self) -> frozenset[str]:
         """What it changes: some of `"first"`, `"second"` and `"step"`."""
-        moments = {name for name in ("first", "second") if getattr(self, name) != 1.0}
-        return frozenset(moments | ({"step"} if self.clears_step else set()))
+        changed = set()
+        if self.first != 1.0:
+            changed.add("first")
+        if self.second != 1.0:
+            changed.add("second")
+        if self.clears_step:
+            changed.add("step")
+        return frozenset(changed)
 
     def of(self, moment: str, alpha: float) -> float | Callable[[Any], None]:
         """The factor on `"first"` or `"second"`, or the function of a tensor that changes it."""
@@ -95,10 +101,11 @@ SCALE_FORMS = "scale(F, G)", "scale(F, G, step)"  # with factors in [0, 1]
 
 
 def _scale(name: str) -> Treatment | None:
-    """The treatment with the factors that its name holds."""
+    """Make the treatment with the factors that its name holds; `None` if it is no such name."""
     match = SCALE.fullmatch(name)
     try:
-        first, second = float(match["first"]), float(match["second"])
+        first = float(match["first"])
+        second = float(match["second"])
     except (TypeError, ValueError):  # no match, or no number
         return None
     if first > 1.0 or second > 1.0:
@@ -112,7 +119,12 @@ def is_treatment(name: Any) -> bool:
 
 
 def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
-    """A treatment by its name. Raises `ValueError`: there is none, or its α is outside (0, 1]."""
+    """
+    Find a treatment by its name.
+
+    Raises:
+        `ValueError`: There is none, or its α is outside (0, 1].
+    """
     treatment = TREATMENTS.get(name) or _scale(name)
     if treatment is None:
         raise ValueError(f"optimizer_reset={name!r} is not one of {', '.join((*TREATMENTS, *SCALE_FORMS))}.")
@@ -123,8 +135,10 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:
     """
-    The factor of a treatment on m, that on v, and whether it clears the step count. Raises `ValueError`: it is not one
-    factor for each moment.
+    Return the factor of a treatment on m, that on v, and whether it clears the step count.
+
+    Raises:
+        `ValueError`: The treatment is not one factor for each moment.
     """
     treatment = treatment_of(name, alpha)
     if not treatment.is_factors:

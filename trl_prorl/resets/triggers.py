@@ -15,7 +15,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Reason:
     """
-    Why a reset is requested.
+    Says why a reset is requested.
 
     Args:
         reason (`str`): Name of the trigger that fired.
@@ -57,7 +57,7 @@ class Trigger:
 
     @classmethod
     def of(cls, args) -> "Trigger":
-        """The trigger that a [`ProRLConfig`] asks for."""
+        """Make the trigger that a [`ProRLConfig`] asks for."""
         raise NotImplementedError
 
     @property
@@ -70,20 +70,24 @@ class Trigger:
 
     def observe_step(self, step: int, kl_ref: float | None = None) -> Reason | None:
         """
-        `step` optimizer steps are done, from 1; the second argument is the last step's mean of what it watches: KL to
-        the reference in nats per token, where it does not say otherwise.
+        Observe that `step` optimizer steps are done, from 1.
+
+        Args:
+            step (`int`): Optimizer steps.
+            kl_ref (`float`, *optional*): The last step's mean of what the trigger watches: KL to the reference in nats
+                per token, where it does not say otherwise.
         """
         return None
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
-        """An evaluation after `step` optimizer steps, with its metrics by name (`eval_reward`, ...)."""
+        """Observe an evaluation after `step` optimizer steps, with its metrics by name (`eval_reward`, ...)."""
         return None
 
     def applied(self, step: int) -> None:
-        """A reset was applied after `step` optimizer steps."""
+        """Observe that a reset was applied after `step` optimizer steps."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The trigger's memory, as JSON values."""
+        """Return the trigger's memory, as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -103,7 +107,8 @@ class Periodic(Trigger):
         every (`int`): Optimizer steps.
     """
 
-    keys, reasons = ("ref_reset_every",), ("periodic",)
+    keys = ("ref_reset_every",)
+    reasons = ("periodic",)
 
     def __init__(self, every: int):
         self.every = every
@@ -129,7 +134,8 @@ class KLSpike(Trigger):
         window (`int`, *optional*): Steps; the trigger does not fire before there are as many values.
     """
 
-    keys, reasons = ("ref_reset_kl",), ("kl_spike",)
+    keys = ("ref_reset_kl",)
+    reasons = ("kl_spike",)
 
     def __init__(self, threshold: float, window: int = 1):
         self.threshold = threshold
@@ -174,20 +180,29 @@ class Stall(Trigger):
         min_delta (`float`, *optional*): The least difference that counts as an improvement.
     """
 
-    keys, reasons = ("ref_reset_stall", "ref_reset_drop"), ("stall", "drop")
+    keys = ("ref_reset_stall", "ref_reset_drop")
+    reasons = ("stall", "drop")
 
     def __init__(
         self, metric: str, patience: int = 0, drop: float | None = None, mode: str = "max", min_delta: float = 0.0
     ):
-        self.metric, self.patience, self.drop, self.min_delta = metric, patience, drop, min_delta
+        self.metric = metric
+        self.patience = patience
+        self.drop = drop
+        self.min_delta = min_delta
         self.sign = {"max": 1.0, "min": -1.0}[mode]
         self.best: float | None = None
         self.without_improvement = 0
 
     @classmethod
     def of(cls, args):
-        improves = args.ref_reset_metric_mode, args.ref_reset_min_delta
-        return cls(args.ref_reset_metric, args.ref_reset_stall, args.ref_reset_drop, *improves)
+        return cls(
+            args.ref_reset_metric,
+            args.ref_reset_stall,
+            args.ref_reset_drop,
+            args.ref_reset_metric_mode,
+            args.ref_reset_min_delta,
+        )
 
     @property
     def kind(self):
@@ -215,22 +230,25 @@ class Stall(Trigger):
         return {"best": self.best, "without_improvement": self.without_improvement}
 
     def load_state_dict(self, state):
-        self.best, self.without_improvement = state["best"], state["without_improvement"]
+        self.best = state["best"]
+        self.without_improvement = state["without_improvement"]
 
 
 # Those that keys ask for. Whatever depends on which there are is read from here.
 CONFIGURED = (Periodic, KLSpike, Stall)
-KEYS = tuple(key for trigger in CONFIGURED for key in trigger.keys)
+TRIGGER_KEYS = tuple(key for trigger in CONFIGURED for key in trigger.keys)
 
 
 def configured_triggers(args) -> list[Trigger]:
-    """The triggers that the keys of a [`ProRLConfig`] ask for."""
+    """Make the triggers that the keys of a [`ProRLConfig`] ask for."""
     return [trigger.of(args) for trigger in CONFIGURED if trigger.is_on(args)]
 
 
 class TriggerSet:
     """
-    Several triggers, which may not fire until `cooldown` optimizer steps have passed since the last applied reset.
+    Holds several triggers, which may not fire until `cooldown` optimizer steps have passed since the last applied
+    reset.
+
     They observe all the time.
 
     Args:
@@ -244,13 +262,14 @@ class TriggerSet:
         self.last_reset_step: int | None = None
 
     def observe_step(self, step: int, mean: Callable[[str], float | None]) -> list[Reason]:
-        """Every reason of a step, whose means over tokens `mean` gives by their names in the record."""
-        means = {name: mean(name) for name in dict.fromkeys(trigger.watches for trigger in self.triggers)}
-        return self._allowed(step, [trigger.observe_step(step, means[trigger.watches]) for trigger in self.triggers])
+        """Collect every reason of a step, whose means over tokens `mean` gives by their names in the record."""
+        reasons = [trigger.observe_step(step, mean(trigger.watches)) for trigger in self.triggers]
+        return self._allowed(step, reasons)
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> list[Reason]:
-        """Every reason of an evaluation."""
-        return self._allowed(step, [trigger.observe_evaluation(step, metrics) for trigger in self.triggers])
+        """Collect every reason of an evaluation."""
+        reasons = [trigger.observe_evaluation(step, metrics) for trigger in self.triggers]
+        return self._allowed(step, reasons)
 
     def _allowed(self, step: int, reasons: list[Reason | None]) -> list[Reason]:
         if self.last_reset_step is not None and step - self.last_reset_step < self.cooldown:
@@ -270,9 +289,7 @@ class TriggerSet:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """
-        Every trigger takes over the memory of the next trigger of its kind; if there was none, it remembers nothing.
-        """
+        """Give every trigger the memory of the next trigger of its kind; if there was none, it remembers nothing."""
         self.last_reset_step = state["last"]
         of_kind = state.get("kinds", [trigger.kind for trigger in self.triggers])
         left = list(zip(of_kind, state["triggers"], strict=True))

@@ -18,8 +18,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM can keep room
 
 
 @contextmanager
-def takes_adapters(rank: int) -> Iterator[None]:
-    """While TRL makes its engine: one that takes an adapter of up to this rank."""
+def let_engine_take_adapters(rank: int) -> Iterator[None]:
+    """Make TRL's engine, which it makes in this context, take an adapter of up to this rank."""
     if not is_vllm_available():  # TRL says so
         yield
         return
@@ -36,7 +36,9 @@ def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftM
     """Let TRL's engine sample from its own base with the policy's adapter, as it is at each hand-over."""
     from vllm.lora.request import LoRARequest
 
-    folder, numbers, generate = TemporaryDirectory(), count(1), generation.llm.generate
+    folder = TemporaryDirectory()
+    numbers = count(1)
+    generate = generation.llm.generate
 
     def sync_weights() -> None:
         policy.save_pretrained(folder.name, selected_adapters=["default"], save_embedding_layers=False)

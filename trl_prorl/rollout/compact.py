@@ -34,9 +34,16 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
     40 times as long on a CPU, as long as a third of a small model's forward. Sums are in double precision, so that a
     token's probability is met to the rounding of `probabilities` themselves; a token of probability 0 is never drawn.
 
-    `probabilities` of shape `(R, V)`: not negative, with a positive sum in every row, which need not be 1. Returns
-    `torch.LongTensor` of shape `(R,)`: token ids. Raises `RuntimeError`: as `torch.multinomial`, if a row has no
-    distribution; a place in the table would be read that is not there.
+    Args:
+        probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, which need
+            not be 1.
+
+    Returns:
+        `torch.LongTensor` of shape `(R,)`: Token ids.
+
+    Raises:
+        `RuntimeError`: As `torch.multinomial`, if a row has no distribution; a place in the table would be read that
+            is not there.
     """
     rows, size = probabilities.shape
     blocks = pad(probabilities, (0, -size % BLOCK)).view(rows, -1, BLOCK)
@@ -46,13 +53,16 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(NO_DISTRIBUTION)
     wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
     block = _first_beyond(ends, wanted)
-    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
-    within = _running_sums(blocks[torch.arange(rows, device=block.device), block[:, 0]].double())
-    return (block * BLOCK + _first_beyond(within, wanted - before))[:, 0]
+    end_of_last = ends.gather(1, (block - 1).clamp(min=0))
+    before = torch.where(block > 0, end_of_last, 0.0)
+    tokens_of_block = blocks[torch.arange(rows, device=block.device), block[:, 0]]
+    within = _running_sums(tokens_of_block.double())
+    token = block * BLOCK + _first_beyond(within, wanted - before)
+    return token[:, 0]
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sums along each row. Under `full_determinism` torch refuses a GPU's own, whose order is not fixed."""
+    """Sum along each row. Under `full_determinism` torch refuses a GPU's own sums, whose order is not fixed."""
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(dim=-1).to(values.device)
     return values.cumsum(dim=-1)
@@ -60,18 +70,21 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
 
 def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """
-    Shape `(R, 1)`: the first of ascending sums that is greater than what is wanted, or than all but nothing of the
-    last.
+    Find the first of ascending sums that is greater than what is wanted, or than all but nothing of the last: `(R,
+    1)`.
     """
-    return torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(ends[:, -1:] * SHORT_OF_ALL), right=True)
+    largest = ends[:, -1:] * SHORT_OF_ALL
+    return torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)
 
 
 @contextmanager
 def contiguous_states(model) -> Iterator[None]:
     """
-    Hand on the states of a CPU's head in bf16 as a contiguous tensor while this lasts. `generate` computes logits of
-    the last token alone, and its states are a slice of all. Where the CPU has AVX512-BF16, torch 2.13 multiplies each
-    row of such a slice by a copy of the whole head: six rows take eighty times as long, and six times its memory.
+    Hand on the states of a CPU's head in bf16 as a contiguous tensor while this lasts.
+
+    `generate` computes logits of the last token alone, and its states are a slice of all. Where the CPU has
+    AVX512-BF16, torch 2.13 multiplies each row of such a slice by a copy of the whole head: six rows take eighty times
+    as long, and six times its memory.
     """
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
@@ -90,26 +103,38 @@ GROWTH = 64  # tokens for which a layer makes room at once
 
 class GrowingLayer(DynamicLayer):
     """
-    The cache of an attention layer. A new token is written into its place, where [`~transformers.DynamicLayer`] copies
-    the whole cache to lengthen it by one. `keys` of shape `(R, H, L, D)`, `values` of shape `(R, H, L, D)`: what it
-    holds at first.
+    Is the cache of an attention layer, with room for tokens to come.
+
+    A new token is written into its place, where [`~transformers.DynamicLayer`] copies the whole cache to lengthen it
+    by one.
+
+    Args:
+        keys (`torch.Tensor` of shape `(R, H, L, D)`): What it holds at first.
+        values (`torch.Tensor` of shape `(R, H, L, D)`): The same.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         super().__init__()
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.dtype = keys.dtype
+        self.device = keys.device
+        self.is_initialized = True
         self._hold(keys, values)
 
     def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Copy what there is into a larger room, of which `keys` and `values` show the part that is filled."""
         length = keys.shape[-2]
-        self._room = [old.new_empty((*old.shape[:2], length + GROWTH, old.shape[3])) for old in (keys, values)]
-        for room, old in zip(self._room, (keys, values), strict=True):
+        self._room = []
+        for old in (keys, values):
+            rows, heads, _, size = old.shape
+            room = old.new_empty((rows, heads, length + GROWTH, size))
             room[:, :, :length] = old
+            self._room.append(room)
         self._show(length)
 
     def _show(self, length: int) -> None:
-        self.keys, self.values = (room[:, :, :length] for room in self._room)
+        keys, values = self._room
+        self.keys = keys[:, :, :length]
+        self.values = values[:, :, :length]
 
     def update(self, key_states, value_states, *args, **kwargs):
         length = self.keys.shape[-2]
@@ -123,7 +148,8 @@ class GrowingLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep some rows, at most all. One that keeps its place is not copied; room is given back when it grows."""
-        count, length = len(indices), self.keys.shape[-2]
+        count = len(indices)
+        length = self.keys.shape[-2]
         moved = (indices != torch.arange(count, device=indices.device)).nonzero().squeeze(1)
         for place, room in enumerate(self._room):
             room[moved, :, :length] = room[indices[moved], :, :length]
@@ -132,7 +158,13 @@ class GrowingLayer(DynamicLayer):
 
 
 def select_rows(cache: Cache, rows: torch.Tensor) -> None:
-    """Keep some rows of a cache, in place; a row may be kept several times. `rows` of shape `(R,)`: their indices."""
+    """
+    Keep some rows of a cache, in place; a row may be kept several times.
+
+    Args:
+        cache ([`~transformers.Cache`]): The cache.
+        rows (`torch.LongTensor` of shape `(R,)`): Their indices.
+    """
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
             cache.layers[place] = GrowingLayer(layer.keys[rows], layer.values[rows])
@@ -141,18 +173,22 @@ def select_rows(cache: Cache, rows: torch.Tensor) -> None:
 
 
 def why_not_select(cache: Cache) -> str | None:
-    """Why rows of a cache cannot be selected, or `None` if they can."""
-    layer = next((layer for layer in cache.layers if not hasattr(layer, "batch_select_indices")), None)
-    return None if layer is None else f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected."
+    """Say why rows of a cache cannot be selected; `None` if they can."""
+    for layer in cache.layers:
+        if not hasattr(layer, "batch_select_indices"):
+            return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected."
+    return None
 
 
 class Samples(NamedTuple):
     """
+    Holds what `compact_sample` has drawn.
+
     Attributes:
-        ids (`torch.LongTensor` of shape `(R, P + T)`):
-            Prompts and completions, with padding after the end of a completion.
-        logps (`torch.Tensor` of shape `(R, T)`, *optional*):
-            Log-probabilities of the completions' tokens, before top-k and its like; 0 at padding.
+        ids (`torch.LongTensor` of shape `(R, P + T)`): Prompts and completions, with padding after the end of a
+            completion.
+        logps (`torch.Tensor` of shape `(R, T)`, *optional*): Log-probabilities of the completions' tokens, before
+            top-k and its like; 0 at padding.
     """
 
     ids: torch.Tensor
@@ -170,21 +206,22 @@ def compact_sample(
     **model_kwargs,
 ) -> Samples:
     """
-    A decoding loop for `generate(..., custom_generate=compact_sample, copies=copies)`, greedy or sampling.
+    Decode for `generate(..., custom_generate=compact_sample, copies=copies)`, greedily or by sampling.
 
     Args:
         model ([`~transformers.GenerationMixin`]): A decoder of text.
         input_ids (`torch.LongTensor` of shape `(P, W)`): Prompts that differ, padded on the left.
-        logits_processor ([`~transformers.LogitsProcessorList`]):
-            As `generate` prepares it. It is given the rows that have not ended, with their prompts.
+        logits_processor ([`~transformers.LogitsProcessorList`]): As `generate` prepares it. It is given the rows that
+            have not ended, with their prompts.
         stopping_criteria ([`~transformers.StoppingCriteriaList`]): The same.
         generation_config ([`~transformers.GenerationConfig`]): As `generate` prepares it.
         copies (`torch.LongTensor` of shape `(R,)`): For every completion the index of its prompt.
         logps_at (`float`, *optional*): Also give log-probabilities, at this temperature. It is not called
             `temperature`, because `generate` would then hand its own argument to this loop and sample at 1.
-        model_kwargs: Of the model's forward, as `generate` prepares them.
+        model_kwargs: Arguments of the model's forward, as `generate` prepares them.
 
-    Returns [`Samples`], in the order of `copies`.
+    Returns:
+        [`Samples`]: In the order of `copies`.
     """
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     outputs = model(**inputs, return_dict=True)
@@ -200,23 +237,32 @@ def compact_sample(
     ended: list[tuple[torch.Tensor, Samples]] = []
     while True:
         scores = processors(ids, logits.clone() if logps is not None else logits)
-        tokens = draw(scores.softmax(dim=-1)) if generation_config.do_sample else scores.argmax(dim=-1)
+        if generation_config.do_sample:
+            tokens = draw(scores.softmax(dim=-1))
+        else:
+            tokens = scores.argmax(dim=-1)
         if logps is not None:
-            of_tokens = (logits / logps_at).log_softmax(dim=-1).gather(1, tokens[:, None])
-            logps = torch.cat([logps, of_tokens.where(alive[:, None], 0.0)], dim=1)
-        tokens = tokens if pad is None else torch.where(alive, tokens, pad)
+            all_logps = (logits / logps_at).log_softmax(dim=-1)
+            token_logps = all_logps.gather(1, tokens[:, None])
+            logps = torch.cat([logps, token_logps.where(alive[:, None], 0.0)], dim=1)
+        if pad is not None:
+            tokens = torch.where(alive, tokens, pad)
         ids = torch.cat([ids, tokens[:, None]], dim=1)
         alive = alive & ~stopping_criteria(ids, None)
         left = int(alive.sum())
         if left == 0:
             ended.append((rows, Samples(ids, logps)))
-            return _together(ended, input_ids.shape[1], 0 if pad is None else pad)
+            return _join(ended, input_ids.shape[1], 0 if pad is None else pad)
         if left < len(rows):
-            over, kept = (~alive).nonzero().squeeze(1), _closed_up(alive, left)
-            ended.append((rows[over], Samples(ids[over], None if logps is None else logps[over])))
+            over = (~alive).nonzero().squeeze(1)
+            kept = _closed_up(alive, left)
+            ended_logps = None if logps is None else logps[over]
+            ended.append((rows[over], Samples(ids[over], ended_logps)))
             ids, model_kwargs = _select(ids, model_kwargs, kept)
             processors = _of_rows(processors, kept)
-            rows, alive, logps = rows[kept], alive[kept], None if logps is None else logps[kept]
+            rows = rows[kept]
+            alive = alive[kept]
+            logps = None if logps is None else logps[kept]
         inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         outputs = model(**inputs, return_dict=True)
         model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
@@ -225,38 +271,44 @@ def compact_sample(
 
 def _closed_up(alive: torch.Tensor, left: int) -> torch.Tensor:
     """
-    Indices of the rows that have not ended. The last of them take the places of rows that have, so that dropping a row
-    copies one row of the cache.
+    List the rows that have not ended, so that dropping a row copies one row of the cache.
+
+    The last of them take the places of rows that have ended.
     """
     kept = torch.arange(left, device=alive.device)
-    kept[(~alive[:left]).nonzero().squeeze(1)] = alive[left:].nonzero().squeeze(1) + left
+    free = (~alive[:left]).nonzero().squeeze(1)
+    kept[free] = alive[left:].nonzero().squeeze(1) + left
     return kept
 
 
 def _select(ids: torch.Tensor, model_kwargs: dict, rows: torch.Tensor) -> tuple[torch.Tensor, dict]:
-    """Some rows of a batch: ids, arguments of the forward and, in place, the cache."""
+    """Select some rows of a batch: ids, arguments of the forward and, in place, the cache."""
     select_rows(model_kwargs["past_key_values"], rows)
-    of_rows = {
-        name: value[rows] if isinstance(value, torch.Tensor) and value.dim() and len(value) == len(ids) else value
-        for name, value in model_kwargs.items()
-    }
-    return ids[rows], of_rows
+    selected = {}
+    for name, value in model_kwargs.items():
+        has_rows = isinstance(value, torch.Tensor) and value.dim() and len(value) == len(ids)
+        selected[name] = value[rows] if has_rows else value
+    return ids[rows], selected
 
 
 def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProcessorList:
-    """The processors for some rows of the batch: a repetition penalty knows how much padding each row begins with."""
-    chosen = LogitsProcessorList()
+    """
+    Make the processors for some rows of the batch: a repetition penalty knows how much padding each row begins with.
+    """
+    selected = LogitsProcessorList()
     for processor in processors:
-        if isinstance(padding := getattr(processor, "prompt_ignore_length", None), torch.Tensor):
+        padding = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(padding, torch.Tensor):
             processor = copy.copy(processor)
             processor.prompt_ignore_length = padding[rows]
-        chosen.append(processor)
-    return chosen
+        selected.append(processor)
+    return selected
 
 
-def _together(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Samples:
-    """The rows that ended at several times, in their first order and padded to the longest."""
-    rows, longest = torch.cat([rows for rows, _ in ended]), max(part.ids.shape[1] for _, part in ended)
+def _join(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Samples:
+    """Join the rows that ended at several times, in their first order and padded to the longest."""
+    rows = torch.cat([rows for rows, _ in ended])
+    longest = max(part.ids.shape[1] for _, part in ended)
     first = ended[0][1]
     ids = first.ids.new_full((len(rows), longest), int(pad))
     logps = None if first.logps is None else first.logps.new_zeros((len(rows), longest - width))
@@ -267,22 +319,31 @@ def _together(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Sam
     return Samples(ids, logps)
 
 
-def distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The prompts that differ, in the order of their first occurrence, and for every prompt the index of its like."""
+def find_distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """
+    Find the prompts that differ, in the order of their first occurrence, and for every prompt the index of its like.
+    """
     places: dict[tuple[int, ...], int] = {}
     copies = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
     return [list(prompt) for prompt in places], copies
 
 
-def padded_left(prompts: list[list[int]], pad: int, multiple: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask of shape `(P, W)`."""
+def pad_left(prompts: list[list[int]], pad: int, multiple: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make token ids and attention mask of shape `(P, W)`."""
     width = max(map(len, prompts))
     width += -width % (multiple or 1)
-    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return ids, mask
+    ids = []
+    mask = []
+    for prompt in prompts:
+        missing = width - len(prompt)
+        ids.append([pad] * missing + prompt)
+        mask.append([0] * missing + [1] * len(prompt))
+    return torch.tensor(ids), torch.tensor(mask)
 
 
-def until_end(ids: list[int], ends: set[int]) -> list[int]:
-    """Tokens up to the first that ends a completion, which is one of them."""
-    return next((ids[: place + 1] for place, token in enumerate(ids) if token in ends), ids)
+def cut_at_end(ids: list[int], ends: set[int]) -> list[int]:
+    """Cut tokens after the first that ends a completion."""
+    for place, token in enumerate(ids):
+        if token in ends:
+            return ids[: place + 1]
+    return ids

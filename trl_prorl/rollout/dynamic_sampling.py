@@ -15,59 +15,72 @@ from datasets import Dataset
 from ..objective.advantages import all_equal
 from ..objective.anchors import completion_mask
 from ..parts import Part
-from .outcome import Outcome, own_part, weighted_sum
+from .outcome import Outcome, select_own_rows, weighted_sum
 
 
-def deciding(
+def deciding_rewards(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """
-    The rewards that decide whether a group is decided, shape `(N,)`, NaN where there is none: of rewards `(N, F)`,
-    with groups of G contiguous and NaN where a function does not apply, and weights `(F,)`. The weighted sum of the
-    `functions` decides; without these, in each group the first function that has a weight and a reward for any of its
-    completions.
+    Select the rewards that decide whether a group is decided, of shape `(N,)`; NaN where there is none.
+
+    The weighted sum of the `functions` decides; without these, in each group the first function that has a weight and
+    a reward for any of its completions.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply; groups are contiguous.
+        weights (`torch.Tensor` of shape `(F,)`): The weights of the functions.
+        group_size (`int`): Completions of a prompt.
+        functions (`Sequence[int]`, *optional*): Indices of the functions that decide.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
     groups = rewards.view(-1, group_size, rewards.size(1))
     decides = (~groups.isnan()).any(dim=1) & (weights != 0.0)
     first = decides.int().argmax(dim=1)  # the first of equal values
-    chosen = groups.gather(2, first.view(-1, 1, 1).expand(-1, group_size, 1)).squeeze(2)
-    return chosen.masked_fill(~decides.any(dim=1, keepdim=True), torch.nan).flatten()
+    index = first.view(-1, 1, 1).expand(-1, group_size, 1)
+    deciders = groups.gather(2, index).squeeze(2)
+    has_none = ~decides.any(dim=1, keepdim=True)
+    return deciders.masked_fill(has_none, torch.nan).flatten()
 
 
-def named_functions(
-    asked: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
+def find_functions(
+    wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
 ) -> list[int] | None:
     """
-    Indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none. Raises
-    `ValueError`: a named function does not exist, or none of them has a weight (`None`: 1 each).
+    Return the indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none.
+
+    Args:
+        wanted (`Sequence[str]`, *optional*): `dynamic_sampling_rewards`.
+        names (`Sequence[str]`): The names of all functions.
+        weights (`Sequence[float]`, *optional*): `reward_weights`; `None` means 1 each.
+
+    Raises:
+        `ValueError`: A named function does not exist, or none of them has a weight.
     """
-    if asked is None:
+    if wanted is None:
         return None
-    unknown = [name for name in asked if name not in names]
+    unknown = [name for name in wanted if name not in names]
     if unknown:
         raise ValueError(
-            f"dynamic_sampling_rewards={asked!r}: {unknown[0]!r} is no reward function. Name one of "
+            f"dynamic_sampling_rewards={wanted!r}: {unknown[0]!r} is no reward function. Name one of "
             f"{', '.join(names)}."
         )
-    indices = [index for index, name in enumerate(names) if name in asked]
+    indices = [index for index, name in enumerate(names) if name in wanted]
     if weights is not None and not any(weights[index] for index in indices):
         raise ValueError(
-            f"dynamic_sampling_rewards={asked!r} with reward_weights={list(weights)!r}: what has no weight decides "
+            f"dynamic_sampling_rewards={wanted!r} with reward_weights={list(weights)!r}: what has no weight decides "
             "nothing. Name a function that has one."
         )
     return indices
 
 
-def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """
-    The groups in which no reward of `(N,)` differs from the others by more than rounding: bools of shape `(N / G,)`.
-    """
+def undecided_groups(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Find the groups whose rewards, of shape `(N,)`, differ by no more than rounding: bools of shape `(N / G,)`."""
     return all_equal(rewards.view(-1, group_size))
 
 
-def put_groups(
+def replace_groups(
     batch: Mapping[str, torch.Tensor],
     others: Mapping[str, torch.Tensor],
     places: Sequence[int],
@@ -76,9 +89,18 @@ def put_groups(
     pad_token_id: int,
 ) -> dict[str, torch.Tensor]:
     """
-    A batch in which groups of G rows give way (`places`) to groups of another batch (`sources`). Tensors have shape
-    `(N, …)`; prompts are padded on the left, completions on the right, token ids with `pad_token_id` and everything
-    else with 0.
+    Replace groups of G rows of a batch by groups of another batch.
+
+    Tensors have shape `(N, …)`; prompts are padded on the left, completions on the right, token ids with
+    `pad_token_id` and everything else with 0.
+
+    Args:
+        batch (`Mapping[str, torch.Tensor]`): The batch.
+        others (`Mapping[str, torch.Tensor]`): The other batch.
+        places (`Sequence[int]`): The groups of the batch that give way.
+        sources (`Sequence[int]`): The groups of the other batch that take their places.
+        group_size (`int`): G.
+        pad_token_id (`int`): The padding of token ids.
     """
 
     def rows(groups: Sequence[int]) -> torch.Tensor:
@@ -91,35 +113,50 @@ def put_groups(
         if mine.dim() == 2:
             width = max(mine.size(1), theirs.size(1))
             fill = pad_token_id if name.endswith("_ids") else 0
-            mine, theirs = (widened(tensor, width, fill, left=name.startswith("prompt")) for tensor in (mine, theirs))
+            is_prompt = name.startswith("prompt")
+            mine = widen(mine, width, fill, left=is_prompt)
+            theirs = widen(theirs, width, fill, left=is_prompt)
         if mine.dim():
-            merged[name] = mine.index_copy(0, rows(places).to(mine.device), theirs[rows(sources).to(mine.device)])
+            to = rows(places).to(mine.device)
+            source = rows(sources).to(mine.device)
+            merged[name] = mine.index_copy(0, to, theirs[source])
     return merged
 
 
-def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
-    """A tensor of shape `(N, T)`, padded to `(N, width)`."""
+def widen(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
+    """Pad a tensor of shape `(N, T)` to `(N, width)`."""
     missing = width - tensor.size(1)
-    return torch.nn.functional.pad(tensor, (missing, 0) if left else (0, missing), value=fill)
+    sides = (missing, 0) if left else (0, missing)
+    return torch.nn.functional.pad(tensor, sides, value=fill)
 
 
 @functools.lru_cache(maxsize=1)
-def order_of_pass(count: int, seed: int, number: int) -> list[int]:
-    """The indices of `count` rows in the random order of one pass over them."""
+def shuffle_pass(count: int, seed: int, number: int) -> list[int]:
+    """Shuffle the indices of `count` rows for one pass over them."""
     generator = torch.Generator().manual_seed((seed + 1) * 1_000_003 + number)
     return torch.randperm(count, generator=generator).tolist()
 
 
-def extra_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
-    """The next indices of an endless supply of `count` rows, pass after pass, of which so many are `drawn` already."""
+def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
+    """
+    Return the next indices of an endless supply of `count` rows, pass after pass.
+
+    Args:
+        count (`int`): Rows.
+        seed (`int`): Decides their order.
+        drawn (`int`): How many were drawn already.
+        number (`int`): How many are drawn now.
+    """
     places = (divmod(place, count) for place in range(drawn, drawn + number))
-    return [order_of_pass(count, seed, which)[place] for which, place in places]
+    return [shuffle_pass(count, seed, which)[place] for which, place in places]
 
 
 class DynamicSampling(Part):
     """
-    Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: the dataset is
-    streamed, or a process holds parts of groups.
+    Replaces undecided groups by groups of other prompts of the training set.
+
+    Raises:
+        `ValueError`: The dataset is streamed, or a process holds parts of groups.
     """
 
     def __init__(self, args, accelerator, dataset, group_size: int, pad_token_id: int, names: Sequence[str], weights):
@@ -132,10 +169,14 @@ class DynamicSampling(Part):
                 f"{part} completions, not a multiple of num_generations={group_size}. Change "
                 "per_device_train_batch_size or steps_per_generation."
             )
-        self.rounds, self.seed = args.dynamic_sampling_rounds, args.seed
-        self.accelerator, self.dataset = accelerator, dataset
-        self.group_size, self.pad_token_id, self.weights = group_size, pad_token_id, weights
-        self.functions = named_functions(args.dynamic_sampling_rewards, names, weights.tolist())
+        self.rounds = args.dynamic_sampling_rounds
+        self.seed = args.seed
+        self.accelerator = accelerator
+        self.dataset = dataset
+        self.group_size = group_size
+        self.pad_token_id = pad_token_id
+        self.weights = weights
+        self.functions = find_functions(args.dynamic_sampling_rewards, names, weights.tolist())
         self.begin()
 
     def begin(self) -> None:
@@ -149,37 +190,52 @@ class DynamicSampling(Part):
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
-        Sample a generation batch for this process's rows, each G times, and sample again in the place of undecided
-        groups. `draw` samples completions of rows, `again` in the further rounds, and returns a batch that no anchor
-        has scored, and its outcome. So does this; tasks, interruptions and measurements are those of the first round,
-        because its prompts are not selected.
+        Sample a generation batch, and sample again in the place of undecided groups.
+
+        Tasks, interruptions and measurements are those of the first round, because its prompts are not selected.
+
+        Args:
+            examples (`list[dict]`): This process's rows, each G times.
+            draw (`Callable`): Samples completions of rows, `again` in the further rounds; returns a batch that no
+                anchor has scored, and its outcome.
+
+        Returns:
+            `dict[str, torch.Tensor]`: The batch, which no anchor has scored.
+            [`Outcome`]: Its outcome.
         """
-        size, process = self.group_size, self.accelerator.process_index
+        size = self.group_size
+        process = self.accelerator.process_index
         batch, first = draw(examples)
-        tokens, rounds = first.tokens, list(first.rounds)
-        rewards = own_part(first.rewards, process, len(examples))
-        replaced, generated = 0, 0
+        tokens = first.tokens
+        rounds = list(first.rounds)
+        rewards = select_own_rows(first.rewards, process, len(examples))
+        replaced = 0
+        generated = 0
         for _ in range(self.rounds):
             places = self._undecided(rewards).nonzero().squeeze(1).tolist()
             # Processes generate and gather together, so all take part, each with as many groups as the process that
             # needs most.
-            number = int(self.accelerator.gather(torch.tensor([len(places)], device=rewards.device)).max())
+            needed = torch.tensor([len(places)], device=rewards.device)
+            number = int(self.accelerator.gather(needed).max())
             if number == 0:
                 break
             mine = self._drawn + process * number
             self._drawn += number * self.accelerator.num_processes
-            indices = extra_rows(len(self.dataset), self.seed, mine, number)
+            indices = next_rows(len(self.dataset), self.seed, mine, number)
             # Copies, because a rollout function writes its own columns into them, a value for each completion.
-            others, outcome = draw([dict(self.dataset[index]) for index in indices for _ in range(size)], again=True)
+            rows = [dict(self.dataset[index]) for index in indices for _ in range(size)]
+            others, outcome = draw(rows, again=True)
             generated += number
             tokens = tokens + outcome.tokens
             rounds += outcome.rounds
-            their_rewards = own_part(outcome.rewards, process, number * size)
+            their_rewards = select_own_rows(outcome.rewards, process, number * size)
             decided = (~self._undecided(their_rewards)).nonzero().squeeze(1).tolist()
             decided = decided[: len(places)]
             pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
-            rewards = put_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)["rewards"]
-            batch = put_groups(batch, others, **pairs, pad_token_id=self.pad_token_id)
+            rewards = replace_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)[
+                "rewards"
+            ]
+            batch = replace_groups(batch, others, **pairs, pad_token_id=self.pad_token_id)
             replaced += len(decided)
         left = self._undecided(rewards).sum()
         counts = torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left])
@@ -187,10 +243,9 @@ class DynamicSampling(Part):
         measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
         outcome = Outcome(self.accelerator.gather(rewards), size, tokens, first.tasks, first.interrupted, rounds)
-        outcome.measured = first.measured | measured
+        outcome.measured = {**first.measured, **measured}
         return batch, outcome
 
     def _undecided(self, rewards: torch.Tensor) -> torch.Tensor:
-        return undecided(
-            deciding(rewards, self.weights.to(rewards.device), self.group_size, self.functions), self.group_size
-        )
+        deciders = deciding_rewards(rewards, self.weights.to(rewards.device), self.group_size, self.functions)
+        return undecided_groups(deciders, self.group_size)

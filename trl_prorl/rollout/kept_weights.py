@@ -11,14 +11,16 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 @contextmanager
-def kept_weights(model: torch.nn.Module) -> Iterator[None]:
+def keep_weights(model: torch.nn.Module) -> Iterator[None]:
     """
-    While this lasts, a cast of the model (the policy, whole on this process) lasts; afterwards every parameter and
-    buffer is what it was, bit for bit.
+    Keep every parameter and buffer of a model as it is, bit for bit, whatever a cast in this context does to it.
 
     TRL 1.16 casts the policy to bf16 or fp16 before `generate_batch` of transformers' continuous batching, and never
     back: fp32 LoRA weights are bf16 from the first generation on, and updates smaller than their rounding are lost. A
     cast makes new tensors, so that the old ones need only be remembered.
+
+    Args:
+        model (`torch.nn.Module`): The policy, whole on this process.
     """
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -32,10 +34,11 @@ def kept_weights(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def kept_base(model: torch.nn.Module) -> Iterator[None]:
+def keep_base(model: torch.nn.Module) -> Iterator[None]:
     """
-    While this lasts, an adapter may be merged into the model and taken out again; afterwards the weights under it are
-    what they were, bit for bit. They are held twice meanwhile.
+    Keep the weights under an adapter as they are, bit for bit, while it is merged and taken out again in this context.
+
+    They are held twice meanwhile.
     """
     adapted = [module.get_base_layer() for module in model.modules() if isinstance(module, BaseTunerLayer)]
     found = {id(param): param for layer in adapted for param in layer.parameters(recurse=False)}
@@ -51,8 +54,9 @@ def kept_base(model: torch.nn.Module) -> Iterator[None]:
 
 def keep_unpacked(model: torch.nn.Module) -> None:
     """
-    Keep bitsandbytes from packing weights in 4 bits for a CPU with AVX512-BF16: it does so in the first forward
-    without gradient, and no later forward of those weights has one.
+    Keep bitsandbytes from packing weights in 4 bits for a CPU with AVX512-BF16.
+
+    It does so in the first forward without gradient, and no later forward of those weights has one.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -62,13 +66,15 @@ def keep_unpacked(model: torch.nn.Module) -> None:
 def keep_base_in_syncs(generation, model: torch.nn.Module) -> None:
     """
     Let TRL's [`~trl.generation.vllm_generation.VLLMGeneration`] get the policy's weights without a trace in the
-    policy. TRL merges the adapter to hand the weights on, and takes it out again. In bf16 each time leaves rounding
-    behind, which adds up: the policy, its reference and the base would stand on weights that no file holds.
+    policy.
+
+    TRL merges the adapter to hand the weights on, and takes it out again. In bf16 each time leaves rounding behind,
+    which adds up: the policy, its reference and the base would stand on weights that no file holds.
     """
     sync = generation.sync_weights
 
     def sync_weights() -> None:
-        with kept_base(model):
+        with keep_base(model):
             sync()
 
     generation.sync_weights = sync_weights

@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 def cosine(length: float, longest: float, least: float, most: float) -> float:
     """
-    η_min + ½ (η_max − η_min) (1 + cos(π t / T)), for length t: from `most` for an empty completion down to `least` for
-    one of T tokens or more (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
+    Compute ProRL v2's cosine length penalty, of the form of arXiv 2502.03373.
+
+        η_min + ½ (η_max − η_min) (1 + cos(π t / T))     for length t, with η_min = `least` and η_max = `most`
+
+    It falls from `most` for an empty completion to `least` for one of T = `longest` tokens or more.
     """
-    return least + 0.5 * (most - least) * (1.0 + math.cos(math.pi * min(length / longest, 1.0)))
+    share = min(length / longest, 1.0)
+    return least + 0.5 * (most - least) * (1.0 + math.cos(math.pi * share))
 
 
 def is_on(step: int, on: int, off: int) -> bool:
@@ -19,8 +23,10 @@ def is_on(step: int, on: int, off: int) -> bool:
 
 def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int = 1, off: int = 0) -> Callable:
     """
-    A reward function that charges for long completions by [`cosine`] during `on` optimizer steps, and then not during
-    `off` steps: ProRL v2 has 100 and 500. T is usually `max_completion_length`.
+    Make a reward function that charges for long completions by [`cosine`].
+
+    It does so during `on` optimizer steps, and then not during `off` steps: ProRL v2 has 100 and 500. T is usually
+    `max_completion_length`.
     """
 
     def cosine_length(completion_ids, trainer_state, **columns):
@@ -33,8 +39,9 @@ def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int 
 
 def target_length_reward(target: int, cost: float) -> Callable:
     """
-    A reward function of −`cost` · |length − target|: L1's exact-length reward, arXiv 2503.04697, where the cost is
-    0.0003.
+    Make a reward function of −`cost` · |length − target|: L1's exact-length reward, arXiv 2503.04697.
+
+    There the cost is 0.0003.
     """
 
     def target_length(completion_ids, **columns):

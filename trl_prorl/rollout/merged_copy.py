@@ -24,7 +24,8 @@ ROWS = 8  # of an input, for which oneDNN chooses the order; it serves any numbe
 
 class PackedLinear(torch.nn.Module):
     """
-    A linear layer for inference: the values of another, after a [`~PackedLinear.refresh`] or [`~PackedLinear.pack`].
+    Computes a linear layer for inference, with the values of another layer as they were at the last
+    [`~PackedLinear.refresh`] or [`~PackedLinear.pack`].
 
     Args:
         layer (`torch.nn.Linear`): A layer that [`can_be_packed`] accepts.
@@ -36,12 +37,13 @@ class PackedLinear(torch.nn.Module):
     def __init__(self, layer: torch.nn.Linear):
         super().__init__()
         object.__setattr__(self, "_layer", layer)  # not a module of the copy
-        self._packed = self._of = None
+        self._packed: torch.Tensor | None = None
+        self._of: tuple[int, int] | None = None  # address and version of the weights that are packed
         self.bytes = layer.weight.numel() * layer.weight.element_size()
 
     @property
     def weight(self) -> torch.Tensor:
-        """That of the layer, of shape `(V, H)`."""
+        """The weight of the layer, of shape `(V, H)`."""
         return self._layer.weight
 
     def refresh(self) -> None:
@@ -58,10 +60,11 @@ class PackedLinear(torch.nn.Module):
 
     def release(self) -> None:
         """Give the memory back; the next [`~PackedLinear.pack`] takes over the weights again."""
-        self._packed = self._of = None
+        self._packed = None
+        self._of = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The product of shape `(*, V)` for `hidden` of shape `(*, H)`."""
+        """Multiply `hidden` of shape `(*, H)` by the weight: shape `(*, V)`."""
         return torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self._layer.bias, "none", [], "")
 
 
@@ -82,51 +85,97 @@ def packs_bf16() -> bool:
     return hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-# A trial of the copy: tokens, the noise of the adapter's weights, and nats a token by which a copy in fp32 may differ.
-# Rounding is some 1e-6 to 1e-5; a layer whose adapter is lost is a hundred times that.
-LENGTH, NOISE, EXACT = 12, 0.02, 1e-4
+# A trial of the copy.
+LENGTH = 12  # tokens
+NOISE = 0.02  # of the adapter's weights
+# Nats a token by which a copy in fp32 may differ. Rounding is some 1e-6 to 1e-5; a layer whose adapter is lost is a
+# hundred times that.
+EXACT = 1e-4
+
+
+class MergedLayer:
+    """
+    Merges the LoRA of a layer into the copy's weights.
+
+    They are the policy's own tensors until a [`~MergedLayer.refresh`], and again after a [`~MergedLayer.release`].
+
+    Args:
+        layer ([`~peft.tuners.tuners_utils.BaseTunerLayer`]): PEFT's layer, which merges, in the copy.
+        adapter (`str`): The name of the adapter.
+
+    Attributes:
+        module (`torch.nn.Module`): What computes in the copy, in the place of PEFT's layer.
+        bytes (`int`): Memory that the merged weights take.
+    """
+
+    def __init__(self, layer: BaseTunerLayer, adapter: str):
+        self._layer = layer
+        self._adapter = adapter
+        self._weights = layer.get_base_layer()
+        self._weights._forward_pre_hooks.update(layer._forward_pre_hooks)  # as that which casts embeddings
+        self._weights._forward_hooks.update(layer._forward_hooks)
+        self._originals = dict(self._weights.named_parameters(recurse=False))  # the policy's own
+        self.bytes = 0
+        for name, param in self._originals.items():
+            setattr(self._weights, name, torch.nn.Parameter(param.detach(), requires_grad=False))
+            self.bytes += param.numel() * param.element_size()
+        self._packed = PackedLinear(self._weights) if can_be_packed(self._weights) else None
+        self.module = self._packed or self._weights
+
+    def refresh(self) -> None:
+        """Merge the adapter into the base weights, both as they are now."""
+        for name, original in self._originals.items():
+            getattr(self._weights, name).data = original.detach().clone()
+        self._layer.merged_adapters.clear()
+        self._layer.merge(adapter_names=[self._adapter])
+        if self._packed is not None:
+            self._packed.pack()
+            self._weights.weight.data = self._originals["weight"].detach()  # the merged ones are held once
+
+    def release(self) -> None:
+        """Give back the memory of the merged weights."""
+        for name, original in self._originals.items():
+            getattr(self._weights, name).data = original.detach()
+        if self._packed is not None:
+            self._packed.release()
 
 
 class MergedCopy:
     """
-    A model whose weights are the policy's with the adapter merged.
+    Holds a model whose weights are the policy's with the adapter merged.
 
     Args:
         policy ([`~peft.PeftModel`]): With an adapter that [`why_not_merged`] accepts.
         adapter (`str`, *optional*): Its name; the active one, unless another is named.
 
     Attributes:
-        model ([`~transformers.PreTrainedModel`]):
-            The copy. It has the values of the last [`~MergedCopy.refresh`], until a [`~MergedCopy.release`].
+        model ([`~transformers.PreTrainedModel`]): The copy. It has the values of the last [`~MergedCopy.refresh`],
+            until a [`~MergedCopy.release`].
         bytes (`int`): Memory that it takes beside the policy, between the two.
     """
 
     def __init__(self, policy: PeftModel, adapter: str | None = None):
-        adapter, base = adapter or policy.active_adapters[0], policy.get_base_model()
+        adapter = adapter or policy.active_adapters[0]
+        base = policy.get_base_model()
         shared = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
-        self.model, self.adapter = copy.deepcopy(base, shared), adapter
+        self.model = copy.deepcopy(base, shared)
         # TRL's, for its fused LM head: a closure that computes with the policy itself. Sampling does not need it.
         vars(self.model).pop("forward", None)
         for module in self.model.modules():
             if getattr(module, "gradient_checkpointing", False):
                 module.gradient_checkpointing = False  # in training mode it would switch the cache off
-        self._layers: list[tuple[BaseTunerLayer, dict[str, torch.Tensor], PackedLinear | None]] = []
-        self.bytes = 0
-        for name, layer in adapted_layers(self.model, adapter):
-            weights = layer.get_base_layer()
-            if patched := name if "forward" in vars(weights) else _patched(self.model, name):
-                raise ValueError(f"the forward of {patched} is replaced")
-            weights._forward_pre_hooks.update(layer._forward_pre_hooks)  # as that which casts embeddings
-            weights._forward_hooks.update(layer._forward_hooks)
-            originals = dict(weights.named_parameters(recurse=False))  # the policy's own
-            for key, param in originals.items():
-                setattr(weights, key, torch.nn.Parameter(param.detach(), requires_grad=False))
-                self.bytes += param.numel() * param.element_size()
-            packed = PackedLinear(weights) if can_be_packed(weights) else None
-            self._layers.append((layer, originals, packed))
-            self.model.set_submodule(name, packed or weights)
-        self._head = None
-        if can_be_packed(head := self.model.get_output_embeddings()):
+        self._layers: list[MergedLayer] = []
+        for name, layer in find_adapted_layers(self.model, adapter):
+            replaced = _replaced_forward(self.model, name)
+            if replaced is not None:
+                raise ValueError(f"the forward of {replaced} is replaced")
+            merged = MergedLayer(layer, adapter)
+            self._layers.append(merged)
+            self.model.set_submodule(name, merged.module)
+        self.bytes = sum(layer.bytes for layer in self._layers)
+        self._head: PackedLinear | None = None
+        head = self.model.get_output_embeddings()
+        if can_be_packed(head):
             self._head = PackedLinear(head)
             self.bytes += self._head.bytes
             self.model.set_output_embeddings(self._head)
@@ -134,49 +183,49 @@ class MergedCopy:
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the policy's weights as they are now."""
-        for layer, originals, packed in self._layers:
-            weights = layer.get_base_layer()
-            for key, original in originals.items():
-                getattr(weights, key).data = original.detach().clone()
-            layer.merged_adapters.clear()
-            layer.merge(adapter_names=[self.adapter])
-            if packed is not None:
-                packed.pack()
-                weights.weight.data = originals["weight"].detach()  # the merged ones are held once
+        for layer in self._layers:
+            layer.refresh()
         if self._head is not None:
             self._head.refresh()
 
     def release(self) -> None:
         """Give back the memory of the merged weights. The head stays: training does not change it."""
-        for layer, originals, packed in self._layers:
-            weights = layer.get_base_layer()
-            for key, original in originals.items():
-                getattr(weights, key).data = original.detach()
-            if packed is not None:
-                packed.release()
+        for layer in self._layers:
+            layer.release()
 
 
-def _patched(model: torch.nn.Module, name: str) -> str | None:
-    """The first module on the way to a layer whose forward is an attribute of its own, and so computes anything."""
+def _replaced_forward(model: torch.nn.Module, name: str) -> str | None:
+    """
+    Name a layer, or a module around it, whose forward is an attribute of its own, and so computes anything.
+
+    `None` if there is none.
+    """
+    if "forward" in vars(model.get_submodule(name).get_base_layer()):
+        return name
     parts = name.split(".")
-    way = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
-    return next((part for part in way if "forward" in vars(model.get_submodule(part))), None)
+    for depth in range(1, len(parts) + 1):
+        around = ".".join(parts[:depth])
+        if "forward" in vars(model.get_submodule(around)):
+            return around
+    return None
 
 
-def adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str, BaseTunerLayer]]:
-    """Names and layers that an adapter changes."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
-    return [
-        (name, layer)
-        for name, layer in found
-        if any(adapter in getattr(layer, held, ()) for held in layer.adapter_layer_names)
-    ]
+def find_adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str, BaseTunerLayer]]:
+    """Return the names and the layers that an adapter changes."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            if any(adapter in getattr(module, held, ()) for held in module.adapter_layer_names):
+                found.append((name, module))
+    return found
 
 
 def why_not_merged(policy: torch.nn.Module) -> str | None:
     """
-    Why a policy is sampled as it is, in a few words, or `None` where a merged copy serves. The policy has other
-    weights meanwhile, because a new adapter changes nothing; afterwards they are what they were, bit for bit.
+    Say why a policy is sampled as it is, in a few words; `None` where a merged copy serves.
+
+    The copy is compared with the policy. A new adapter changes nothing, so the policy has other weights meanwhile;
+    afterwards they are what they were, bit for bit.
     """
     if not isinstance(policy, PeftModel):
         return "the model has no adapter"
@@ -186,33 +235,36 @@ def why_not_merged(policy: torch.nn.Module) -> str | None:
     config = policy.peft_config[adapter]
     if config.peft_type != PeftType.LORA or getattr(config, "alora_invocation_tokens", None):
         return f"the adapter is not a plain LoRA ({config.peft_type.value})"
-    layers = adapted_layers(policy.get_base_model(), adapter)
+    layers = find_adapted_layers(policy.get_base_model(), adapter)
     for name, layer in layers:
         params = list(layer.get_base_layer().parameters(recurse=False))
         if not params or not all(param.is_floating_point() for param in params):
             return f"{name} is quantised"
     try:
-        with disturbed(policy, adapter):
+        with disturb(policy, adapter):
             difference = _difference(policy, MergedCopy(policy, adapter))
     except Exception as error:  # of whatever kind: kinds of layers and variants of LoRA differ in what they can
         first = (str(error).strip().splitlines() or [""])[0][:120]
         return f"its adapter cannot be merged ({type(error).__name__}: {first})"
     # Rounding of weights in fewer bits is measured on the samples themselves.
     exact = all(param.dtype == torch.float32 for param in policy.parameters())
-    if not difference <= (EXACT if exact else torch.inf):
+    bound = EXACT if exact else torch.inf
+    if not difference <= bound:
         return f"merged, its log-probabilities differ by {difference:.2g} nats a token"
     return None
 
 
 @contextmanager
-def disturbed(policy: PeftModel, adapter: str) -> Iterator[None]:
-    """While this lasts, an adapter differs from its initialisation, which may change nothing."""
+def disturb(policy: PeftModel, adapter: str) -> Iterator[None]:
+    """Add noise to an adapter while this lasts: its initialisation may change nothing."""
     params = [param for name, param in policy.named_parameters() if "lora_" in name and adapter in name.split(".")]
-    before, source = [param.detach().clone() for param in params], torch.Generator().manual_seed(0)
+    before = [param.detach().clone() for param in params]
+    source = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
             for param in params:
-                param.add_((torch.randn(param.shape, generator=source) * NOISE).to(param))
+                noise = torch.randn(param.shape, generator=source) * NOISE
+                param.add_(noise.to(param))
         yield
     finally:
         with torch.no_grad():
@@ -222,10 +274,11 @@ def disturbed(policy: PeftModel, adapter: str) -> Iterator[None]:
 
 @torch.no_grad()
 def _difference(policy: PeftModel, merged: MergedCopy) -> float:
-    """Mean absolute difference of log-probabilities, in nats, over all tokens at a few places."""
-    ids = tokens(LENGTH, policy.get_input_embeddings().weight.shape[0])[None]
-    ids = ids.to(next(policy.parameters()).device)
+    """Return the mean absolute difference of log-probabilities, in nats, over all tokens at a few places."""
+    vocabulary = policy.get_input_embeddings().weight.shape[0]
+    ids = tokens(LENGTH, vocabulary)[None].to(next(policy.parameters()).device)
     merged.refresh()
     with evaluating(policy), evaluating(merged.model):
-        theirs, mine = (model(input_ids=ids).logits.float().log_softmax(-1) for model in (policy, merged.model))
-    return (theirs - mine).abs().mean().item()
+        logps = policy(input_ids=ids).logits.float().log_softmax(-1)
+        logps_of_copy = merged.model(input_ids=ids).logits.float().log_softmax(-1)
+    return (logps - logps_of_copy).abs().mean().item()

@@ -22,20 +22,22 @@ if TYPE_CHECKING:
 @dataclass
 class Outcome:
     """
-    The results of sampling beside the batch itself. N completions of all processes, G of each prompt, F reward
-    functions.
+    Holds the results of sampling beside the batch itself.
+
+    N completions of all processes, G of each prompt, F reward functions.
 
     Attributes:
         rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
         group_size (`int`): G.
         tokens (`torch.Tensor`): Tokens of this process's completions, truncated ones included; the trainer takes off
             those that no model sampled.
-        tasks (`list[str | None]`), interrupted (`list[bool]`): The task of each completion, and whether it was
-            interrupted and asked for its answer; the latter empty if none ever is.
+        tasks (`list[str | None]`): The task of each completion.
+        interrupted (`list[bool]`): Whether each was interrupted and asked for its answer; empty if none ever is.
         rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
         correct (`list[bool]`): The verifier's verdicts, N of them; empty without a verifier.
-        completions (`list`), ids (`list[list[int]]`), seconds (`float`): This process's completions as reward
-            functions get them, their tokens, and how long all functions took.
+        completions (`list`): This process's completions as reward functions get them.
+        ids (`list[list[int]]`): Their tokens.
+        seconds (`float`): How long all reward functions took.
         measured (`dict[str, float]`): Its entries of the record.
     """
 
@@ -63,26 +65,44 @@ class Outcome:
         seconds: float = 0.0,
     ) -> "Outcome":
         """
-        The outcome from the arguments and the result of TRL's `_calculate_rewards`: rewards and verdicts of all
-        processes; rows, one a completion (columns `task` and `interrupted` of another meaning are ignored),
-        completions and their tokens of this one. A completion mask would lack the tokens that
-        `mask_truncated_completions` keeps out of the loss.
+        Make the outcome from the arguments and the result of TRL's `_calculate_rewards`.
+
+        A completion mask would lack the tokens that `mask_truncated_completions` keeps out of the loss.
+
+        Args:
+            rewards (`torch.Tensor` of shape `(N, F)`): Of all processes.
+            group_size (`int`): G.
+            examples (`list[dict]`): Rows of this process, one a completion; columns `task` and `interrupted` of
+                another meaning are ignored.
+            completions (`list`): This process's completions.
+            completion_ids (`list[list[int]]`): Their tokens.
+            correct (`list[bool]`): Verdicts of all processes.
+            seconds (`float`): How long all reward functions took.
         """
-        tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
-        tokens = torch.tensor(sum(map(len, completion_ids)), device=rewards.device)
-        tasks = gather_object([name if isinstance(name, str) else None for name in tasks])
-        interrupted = gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)])
-        own = {"completions": completions, "ids": completion_ids, "seconds": seconds}
-        outcome = cls(rewards, group_size, tokens, tasks, interrupted, [rewards], list(correct), **own)
+        tasks = [example.get("task") for example in examples]
+        interrupted = [example.get("interrupted") for example in examples]
+        outcome = cls(
+            rewards=rewards,
+            group_size=group_size,
+            tokens=torch.tensor(sum(map(len, completion_ids)), device=rewards.device),
+            tasks=gather_object([task if isinstance(task, str) else None for task in tasks]),
+            interrupted=gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)]),
+            rounds=[rewards],
+            correct=list(correct),
+            completions=completions,
+            ids=completion_ids,
+            seconds=seconds,
+        )
         outcome.measured = outcome.measurements()
         return outcome
 
     def measurements(self) -> dict[str, float]:
         """
-        The entries of the record: by task, the mean reward and the share with the full reward of 1; the share of
-        correct completions; the interruptions.
+        Compute the entries of the record: by task, the mean reward and the share with the full reward of 1; the share
+        of correct completions; the interruptions.
         """
-        first, values = self.rewards[:, 0], {}
+        first = self.rewards[:, 0]
+        values = {}
         for task in sorted({name for name in self.tasks if name is not None}):
             rewards = first[[place for place, name in enumerate(self.tasks) if name == task]]
             rewards = rewards[~rewards.isnan()]
@@ -97,20 +117,27 @@ class Outcome:
 
     def rows(self, process: int, count: int) -> dict[str, torch.Tensor]:
         """
-        What a batch holds of one process's rows, so that it stays with them when they are shuffled: `rewards` of shape
-        `(count, F)`, and `group` of shape `(count,)`, the number of each row's group among those of all processes.
+        Return what a batch holds of one process's rows, so that it stays with them when they are shuffled.
+
+        Returns:
+            `dict[str, torch.Tensor]`: `rewards` of shape `(count, F)`, and `group` of shape `(count,)`, the number of
+                each row's group among those of all processes.
         """
         numbers = torch.arange(len(self.rewards), device=self.rewards.device) // self.group_size
-        return {name: own_part(rows, process, count) for name, rows in (("rewards", self.rewards), ("group", numbers))}
+        return {
+            "rewards": select_own_rows(self.rewards, process, count),
+            "group": select_own_rows(numbers, process, count),
+        }
 
     def unbounded(self) -> torch.Tensor:
-        """The rows of groups with an infinite reward, bools of shape `(N,)`."""
-        groups = self.rewards.isinf().any(dim=1).view(-1, self.group_size).any(dim=1)
+        """Find the rows of groups with an infinite reward: bools of shape `(N,)`."""
+        rows = self.rewards.isinf().any(dim=1)
+        groups = rows.view(-1, self.group_size).any(dim=1)
         return groups.repeat_interleave(self.group_size)
 
 
 class Rows(list):
-    """Rows that TRL samples for; the method in which it rewards them leaves their [`Outcome`] here."""
+    """Holds rows that TRL samples for; the method in which it rewards them leaves their [`Outcome`] here."""
 
     outcome: Outcome
 
@@ -118,7 +145,7 @@ class Rows(list):
 @dataclass(frozen=True)
 class Sampled:
     """
-    Completions of rows that are looked at, and not trained on: G for each, row by row; N in all.
+    Holds completions of rows that are looked at, and not trained on: G for each, row by row; N in all.
 
     Attributes:
         completions (`list`): As reward functions get them: texts, or lists of messages.
@@ -141,42 +168,55 @@ class Sampled:
     @classmethod
     def of(cls, outcome: Outcome, batch: dict[str, torch.Tensor], weights: torch.Tensor, ends: set[int]) -> "Sampled":
         """
-        Of the outcome of a sampling and its batch, with the weights of the reward functions, shape `(F,)`, and the
-        tokens that end a completion.
+        Take the outcome of a sampling and its batch.
+
+        Args:
+            outcome ([`Outcome`]): The outcome.
+            batch (`dict[str, torch.Tensor]`): The batch.
+            weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
+            ends (`set[int]`): The tokens that end a completion.
         """
         cut = [not tokens or tokens[-1] not in ends for tokens in outcome.ids]
-        rewards, total = outcome.rewards.cpu(), weighted_sum(outcome.rewards, weights).cpu()
+        rewards = outcome.rewards.cpu()
+        total = weighted_sum(outcome.rewards, weights).cpu()
         return cls(outcome.completions, outcome.ids, cut, rewards, total, outcome.seconds, batch)
 
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
-    One reward a completion, `(N,)`, from the rewards of all functions, `(N, F)`, and TRL's `reward_weights`, `(F,)`:
-    NaN where no function gave one.
+    Sum the rewards of all functions to one reward a completion, `(N,)`; NaN where no function gave one.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        weights (`torch.Tensor` of shape `(F,)`): TRL's `reward_weights`.
     """
     weighted = rewards * weights.to(rewards.device)
     return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
 
 
-def own_part(gathered: torch.Tensor, process: int, count: int) -> torch.Tensor:
-    """The `count` rows of one process in a tensor gathered from all processes."""
+def select_own_rows(gathered: torch.Tensor, process: int, count: int) -> torch.Tensor:
+    """Return the `count` rows of one process in a tensor gathered from all processes."""
     return gathered[process * count :][:count]
 
 
-def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def count_written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    Number of completion tokens that no model sampled: a tool's, or forced ones. Those of completions that
-    `mask_truncated_completions` leaves out are not known any more, and not counted.
+    Count the completion tokens that no model sampled: a tool's, or forced ones.
+
+    Those of completions that `mask_truncated_completions` leaves out are not known any more, and not counted.
     """
     mask = batch["completion_mask"]
-    return (mask * (1 - batch["tool_mask"])).sum() if "tool_mask" in batch else mask.new_zeros(())
+    if "tool_mask" not in batch:
+        return mask.new_zeros(())
+    return (mask * (1 - batch["tool_mask"])).sum()
 
 
-def groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Tensor:
+def keep_groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Tensor:
     """
-    Reorder a permutation of B rows so that the rows of a group stand together, as far as no row leaves its share of
-    the permutation. So TRL's own permutation decides which rows an update sees, and packing finds each prompt in as
-    few micro-batches as that allows.
+    Reorder a permutation of B rows so that the rows of a group stand together, as far as no row leaves its share.
+
+    So TRL's own permutation decides which rows an update sees, and packing finds each prompt in as few micro-batches
+    as that allows.
 
     Args:
         permutation (`torch.Tensor` of shape `(B,)`): TRL's, of rows of which those of a group are contiguous.
@@ -184,7 +224,8 @@ def groups_together(permutation: torch.Tensor, size: int, rows: int) -> torch.Te
             groups that fit move together.
         rows (`int`): The rows of a share: the first so many rows of the permutation, the next so many, and so on.
 
-    Returns `torch.Tensor` of shape `(B,)`: In each share the groups stand in the order in which it first meets them.
+    Returns:
+        `torch.Tensor` of shape `(B,)`: In each share the groups stand in the order in which it first meets them.
     """
     size = math.gcd(size, len(permutation))
     ordered = []
@@ -218,22 +259,29 @@ def set_advantages(
         penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, to be taken off the rewards.
         logged (`collections.deque`): The advantages in TRL's table of completions, the newest last, replaced too.
     """
-    count, group_size, estimator = len(advantages), outcome.group_size, args.advantage_estimator
+    count = len(advantages)
+    group_size = outcome.group_size
+    estimator = args.advantage_estimator
     if estimator is not None:
         batch = weighted_sum(outcome.rewards, weights)
-        batch = batch if penalties is None else batch - penalties
-        advantages.copy_(own_part(estimate(batch, group_size, estimator), process, count))
+        if penalties is not None:
+            batch = batch - penalties
+        advantages.copy_(select_own_rows(estimate(batch, group_size, estimator), process, count))
         # The table has the newest rows of all rounds of dynamic sampling, which need not be those of the batch.
         newest = weighted_sum(torch.cat(outcome.rounds), weights)
-        newest = newest - penalties if penalties is not None and len(penalties) == len(newest) else newest
+        if penalties is not None and len(penalties) == len(newest):
+            newest = newest - penalties
         newest = newest[-logged.maxlen :]
         for _ in range(min(len(logged), len(newest))):
             logged.pop()
         logged.extend(estimate(newest, group_size, estimator, batch).tolist())
     if args.drop_zero_rows:  # it looks for zeros, and TRL's advantages of equal rewards are only nearly 0
-        together = args.multi_objective_aggregation == "sum_then_normalize"  # else each is centred by itself
-        columns = [weighted_sum(outcome.rewards, weights)] if together else outcome.rewards.unbind(dim=1)
-        groups = torch.stack([all_equal(column.view(-1, group_size)) for column in columns]).all(dim=0)
-        advantages[own_part(groups.repeat_interleave(group_size), process, count)] = 0.0
+        if args.multi_objective_aggregation == "sum_then_normalize":
+            columns = [weighted_sum(outcome.rewards, weights)]
+        else:  # each is centred by itself
+            columns = outcome.rewards.unbind(dim=1)
+        equal = [all_equal(column.view(-1, group_size)) for column in columns]
+        groups = torch.stack(equal).all(dim=0)
+        advantages[select_own_rows(groups.repeat_interleave(group_size), process, count)] = 0.0
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
-    advantages[own_part(outcome.unbounded(), process, count)] = math.nan
+    advantages[select_own_rows(outcome.unbounded(), process, count)] = math.nan

@@ -1,4 +1,4 @@
-"""Guarded reward functions: an error names the function and the prompt, and a call has a time limit."""
+"""The guard of reward functions: an error names the function and the prompt, and a call has a time limit."""
 
 import asyncio
 import functools
@@ -7,9 +7,9 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,15 +25,23 @@ REPEAT_SECONDS = 1.0
 
 
 class DeadlineExceeded(BaseException):
-    """Not an `Exception`, so that the code under the limit does not swallow it."""
+    """The time of a call is over. It is no `Exception`, so that the code under the limit does not swallow it."""
 
 
 def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     """
-    Call a function, and interrupt it when its time is over. In the main thread a signal interrupts it, in Python code
-    and in system calls alike; native code that holds the interpreter's lock is interrupted when it returns. Other
-    threads get no signals; from there the function runs in a thread of its own and is abandoned. `seconds`: the limit;
-    `None` means no limit. Raises [`DeadlineExceeded`]: the function took longer.
+    Call a function, and interrupt it when its time is over.
+
+    In the main thread a signal interrupts it, in Python code and in system calls alike; native code that holds the
+    interpreter's lock is interrupted when it returns. Other threads get no signals; from there the function runs in a
+    thread of its own and is abandoned.
+
+    Args:
+        seconds (`float`, *optional*): The limit; `None` means no limit.
+        function (`Callable`): Takes no arguments.
+
+    Raises:
+        [`DeadlineExceeded`]: The function took longer.
     """
     if seconds is None:
         return function()
@@ -45,14 +53,14 @@ def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
         if not over.is_set():
             raise DeadlineExceeded
 
-    def watch():
+    def interrupt_when_over():
         pause = seconds
         while not over.wait(pause):
             signal.pthread_kill(threading.main_thread().ident, SIGNAL)
             pause = REPEAT_SECONDS  # a bare `except:` may have swallowed the first
 
     previous = signal.signal(SIGNAL, interrupt)
-    watcher = threading.Thread(target=watch, daemon=True)
+    watcher = threading.Thread(target=interrupt_when_over, daemon=True)
     watcher.start()
     try:
         try:
@@ -84,85 +92,131 @@ def _call_aside(seconds: float, function: Callable[[], Any]) -> Any:
 CALLERS = (__file__, os.path.dirname(asyncio.__file__) + os.sep)
 
 
-def watched(
+def guard_reward(
     function: Callable, name: str, seconds: float | None, nonfinite: str, training: Callable[[], bool] = lambda: True
 ) -> Callable:
     """
-    A reward function, as TRL calls it, that raises [`RewardError`] in place of any other error. A reward model is left
-    as it is. `seconds`: its time limit for one batch. `nonfinite`: `"stop"` refuses NaN and infinity. `"skip"` passes
-    both on as infinity, because TRL reads NaN as `None`, its sign that a function does not apply to a completion;
-    `None` is always allowed. An evaluation has no step to leave out, so such rewards are left out there, as NaN.
-    `training`: whether a call is for training and not for an evaluation.
-    """
+    Wrap a reward function so that it raises [`RewardError`] in place of any other error.
 
+    A reward model is left as it is.
+
+    Args:
+        function (`Callable`): The reward function, which may be asynchronous.
+        name (`str`): Its name, for messages.
+        seconds (`float`, *optional*): The time limit of one batch; `None` means no limit.
+        nonfinite (`str`): `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads
+            NaN as `None`, its sign that a function does not apply to a completion; `None` is always allowed. An
+            evaluation has no step to leave out, so such rewards are left out there, as NaN.
+        training (`Callable[[], bool]`): Returns whether a call is for training and not for an evaluation.
+
+    Returns:
+        `Callable`: The function as TRL calls it.
+    """
     if isinstance(function, torch.nn.Module):
         return function
-
-    def line(what: str, prompts: list, row: int | None = None, cure: str = "") -> str:
-        of = f" for a batch of {len(prompts)} that begins with {quoted(prompts[0])}" if prompts else ""
-        if prompts and row is not None:
-            of = f" for the prompt {quoted(prompts[row])}"
-        return f"reward function {name!r} {what}{of}.{cure}"
-
-    def wrong(what: str, prompts: list, row: int | None = None, cure: str = "") -> RewardError:
-        return RewardError(line(what, prompts, row, cure))
-
-    @contextmanager
-    def named(prompts: list, late: type[BaseException]) -> Iterator[None]:
-        try:
-            yield
-        except (late, Exception) as error:
-            what, cure = f"raised {type(error).__name__}: {error}{place(error, function)}", ""
-            if isinstance(error, late):
-                what = f"did not return within reward_timeout={seconds:g} s"
-                cure = " Mend it, or raise reward_timeout (null: no limit)."
-            row = getattr(function, "row", None)  # a function may say which row it is at
-            raise wrong(what, prompts, row, cure) from own_traceback(error)
-
-    def check(rewards: Any, prompts: list) -> list:
-        if isinstance(rewards, (str, bytes, dict)) or not hasattr(rewards, "__iter__"):
-            raise wrong(f"returned {type(rewards).__name__}, not a list of one number a completion,", prompts)
-        rewards = list(rewards)
-        if prompts and len(rewards) != len(prompts):
-            what = f"returned {len(rewards)} rewards where {len(prompts)} were expected, one a completion,"
-            raise wrong(what, prompts)
-        for row, reward in enumerate(rewards):
-            if reward is None:
-                continue
-            value = as_float(reward)
-            if value is None:
-                raise wrong(f"returned {reward!r}, which is not a number,", prompts, row)
-            if not math.isfinite(value):
-                if nonfinite == "stop":
-                    cure = " Mend it, return None where it does not apply, or set nonfinite: skip."
-                    raise NonFiniteRewardError(line(f"returned {value}", prompts, row, cure))
-                rewards[row] = math.inf if training() else math.nan
-        return rewards
-
+    guard = RewardGuard(function, name, seconds, nonfinite, training)
     if is_async_callable(function):
 
-        async def watch(**columns):
-            prompts = columns.get("prompts", [])
-            with named(prompts, TimeoutError):
-                rewards = await asyncio.wait_for(function(**columns), seconds)
-            return check(rewards, prompts)
+        async def guarded(**columns):
+            return await guard.call_async(columns)
 
     else:
 
-        def watch(**columns):
-            prompts = columns.get("prompts", [])
-            with named(prompts, DeadlineExceeded):  # a generator runs only when it is read
-                rewards = call_within(seconds, lambda: materialised(function(**columns)))
-            return check(rewards, prompts)
+        def guarded(**columns):
+            return guard.call(columns)
 
-    return functools.update_wrapper(watch, function) if hasattr(function, "__name__") else watch
+    if hasattr(function, "__name__"):
+        functools.update_wrapper(guarded, function)
+    return guarded
+
+
+@dataclass(frozen=True)
+class RewardGuard:
+    """Calls a reward function and checks what it returns; the attributes are the arguments of [`guard_reward`]."""
+
+    function: Callable
+    name: str
+    seconds: float | None
+    nonfinite: str
+    training: Callable[[], bool]
+
+    def call(self, columns: dict[str, Any]) -> list:
+        prompts = columns.get("prompts", [])
+        try:
+            # A generator runs only when it is read.
+            rewards = call_within(self.seconds, lambda: read_generator(self.function(**columns)))
+        except DeadlineExceeded as error:
+            raise self._too_late(prompts) from own_traceback(error)
+        except Exception as error:
+            raise self._failed(error, prompts) from own_traceback(error)
+        return self._check(rewards, prompts)
+
+    async def call_async(self, columns: dict[str, Any]) -> list:
+        prompts = columns.get("prompts", [])
+        try:
+            rewards = await asyncio.wait_for(self.function(**columns), self.seconds)
+        except TimeoutError as error:
+            raise self._too_late(prompts) from own_traceback(error)
+        except Exception as error:
+            raise self._failed(error, prompts) from own_traceback(error)
+        return self._check(rewards, prompts)
+
+    def _check(self, rewards: Any, prompts: list) -> list:
+        if isinstance(rewards, (str, bytes, dict)) or not hasattr(rewards, "__iter__"):
+            what = f"returned {type(rewards).__name__}, not a list of one number a completion,"
+            raise RewardError(self._describe(what, prompts))
+        rewards = list(rewards)
+        if prompts and len(rewards) != len(prompts):
+            what = f"returned {len(rewards)} rewards where {len(prompts)} were expected, one a completion,"
+            raise RewardError(self._describe(what, prompts))
+        return [self._check_one(reward, prompts, row) for row, reward in enumerate(rewards)]
+
+    def _check_one(self, reward: Any, prompts: list, row: int) -> Any:
+        if reward is None:
+            return None
+        value = as_float(reward)
+        if value is None:
+            raise RewardError(self._describe(f"returned {reward!r}, which is not a number,", prompts, row))
+        if math.isfinite(value):
+            return reward
+        if self.nonfinite == "stop":
+            cure = " Mend it, return None where it does not apply, or set nonfinite: skip."
+            raise NonFiniteRewardError(self._describe(f"returned {value}", prompts, row, cure))
+        return math.inf if self.training() else math.nan
+
+    def _too_late(self, prompts: list) -> RewardError:
+        what = f"did not return within reward_timeout={self.seconds:g} s"
+        cure = " Mend it, or raise reward_timeout (null: no limit)."
+        return RewardError(self._describe(what, prompts, self._current_row(), cure))
+
+    def _failed(self, error: Exception, prompts: list) -> RewardError:
+        what = f"raised {type(error).__name__}: {error}{locate_error(error, self.function)}"
+        return RewardError(self._describe(what, prompts, self._current_row()))
+
+    def _current_row(self) -> int | None:
+        """Return the row that the function is at, if it says so."""
+        return getattr(self.function, "row", None)
+
+    def _describe(self, what: str, prompts: list, row: int | None = None, cure: str = "") -> str:
+        """Write the line of an error: which function, what it did, for which prompt, and the cure."""
+        if not prompts:
+            where = ""
+        elif row is None:
+            where = f" for a batch of {len(prompts)} that begins with {quoted(prompts[0])}"
+        else:
+            where = f" for the prompt {quoted(prompts[row])}"
+        return f"reward function {self.name!r} {what}{where}.{cure}"
 
 
 def own_traceback(error: BaseException) -> BaseException | None:
     """
-    An error with the part of its traceback that is a reward function's own; `None` if there is none, because the
-    function was never entered or went on elsewhere. Its author looks for these lines, and in a script of theirs Python
-    prints them.
+    Cut the traceback of an error to the part that is a reward function's own.
+
+    Its author looks for these lines, and in a script of theirs Python prints them.
+
+    Returns:
+        `BaseException` or `None`: The error; `None` if there is no such part, because the function was never entered
+            or went on elsewhere.
     """
     own = error.__traceback__
     while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):
@@ -170,8 +224,8 @@ def own_traceback(error: BaseException) -> BaseException | None:
     return None if own is None else error.with_traceback(own)
 
 
-def place(error: Exception, function: Callable) -> str:
-    """`" (FILE, line N)"`: where a function raised, or where it is defined if it could not even be called."""
+def locate_error(error: Exception, function: Callable) -> str:
+    """Say where a function raised, or where it is defined if it could not even be called: `" (FILE, line N)"`."""
     own = own_traceback(error)
     if own is not None:
         frame = traceback.extract_tb(own.__traceback__)[-1]
@@ -182,8 +236,9 @@ def place(error: Exception, function: Callable) -> str:
 
 def as_float(reward: Any) -> float | None:
     """
-    A number, a NumPy scalar or a tensor of one value as a float; `None` for anything else, including a string of
-    digits.
+    Convert a number, a NumPy scalar or a tensor of one value to a float.
+
+    `None` for anything else, including a string of digits.
     """
     if isinstance(reward, (str, bytes)):
         return None
@@ -193,5 +248,6 @@ def as_float(reward: Any) -> float | None:
         return None
 
 
-def materialised(rewards: Any) -> Any:
+def read_generator(rewards: Any) -> Any:
+    """Read a generator to its end, and leave anything else as it is."""
     return list(rewards) if hasattr(rewards, "__next__") else rewards

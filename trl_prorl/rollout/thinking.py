@@ -6,11 +6,17 @@ Interruption of over-long thinking: after a budget of tokens a text asks for the
 from collections.abc import Callable
 
 
-def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
+def make_interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
     r"""
-    A rollout function for [`ProRLTrainer`], by transformers' generation. A completion that has not ended within the
-    budget of tokens is continued with `text`, which asks for the answer (such as `"\n\nFinal answer: "`), and then by
-    at most `answer_tokens`. The policy did not choose the tokens of `text`, which are its context: they carry no loss.
+    Make a rollout function for [`ProRLTrainer`] that interrupts over-long thinking, by transformers' generation.
+
+    A completion that has not ended within the budget is continued with `text`, and then by the answer. The policy did
+    not choose the tokens of `text`, which are its context: they carry no loss.
+
+    Args:
+        budget (`int`): Tokens.
+        answer_tokens (`int`): At most so many tokens of the answer.
+        text (`str`): Asks for the answer, such as `"\n\nFinal answer: "`.
     """
 
     def rollout(prompts, trainer):
@@ -20,11 +26,16 @@ def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
         late = [row for row, ids in enumerate(completions) if ids[-1] not in trainer.eos_token_ids]
         masks = [[1] * len(ids) for ids in completions]
         if late:
-            asked = [prompt_ids[row] + completions[row] + forced for row in late]
-            for row, answer in zip(late, trainer.generate_tokens(asked, answer_tokens), strict=True):
+            interrupted = [prompt_ids[row] + completions[row] + forced for row in late]
+            for row, answer in zip(late, trainer.generate_tokens(interrupted, answer_tokens), strict=True):
                 completions[row] = completions[row] + forced + answer
                 masks[row] += [0] * len(forced) + [1] * len(answer)
-        drawn = {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None, "env_mask": masks}
-        return drawn | {"interrupted": [row in set(late) for row in range(len(completions))]}
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": completions,
+            "logprobs": None,
+            "env_mask": masks,
+            "interrupted": [row in late for row in range(len(completions))],
+        }
 
     return rollout

@@ -12,7 +12,7 @@ from trl.chat_template_utils import parse_response, supports_tool_calling
 
 from ..errors import RewardError
 from ..text import quoted
-from .rewards import own_traceback, place
+from .rewards import locate_error, own_traceback
 
 
 TOOL = "take_turn"
@@ -28,7 +28,7 @@ REPLIES = (
 
 class ReplyFailed(BaseException):
     """
-    A task could not reply. `error` says why, in one line.
+    Says, in its `error`, why a task could not reply.
 
     It is no `Exception`, because TRL gives those of a tool to the model, as the tool's answer.
     """
@@ -38,12 +38,17 @@ class ReplyFailed(BaseException):
         self.error = error
 
 
-def reply_of(task, turns: Sequence[str], row: Mapping) -> str | None:
-    """The reply of a task, see [`~tasks.base.Task.reply`]. Raises [`RewardError`]: it raised, or is no text."""
+def ask_reply(task, turns: Sequence[str], row: Mapping) -> str | None:
+    """
+    Ask a task for its reply, see [`~tasks.base.Task.reply`].
+
+    Raises:
+        [`RewardError`]: The task raised, or its reply is no text.
+    """
     try:
         reply = task.reply(turns, row)
     except Exception as error:
-        raised = f"raised {type(error).__name__}: {error}{place(error, task.reply)}"
+        raised = f"raised {type(error).__name__}: {error}{locate_error(error, task.reply)}"
         raise RewardError(_failure(task, raised, row)) from own_traceback(error)
     if reply is not None and not isinstance(reply, str):
         raise RewardError(_failure(task, f"returned {reply!r}, which is neither a text nor None,", row))
@@ -54,34 +59,43 @@ def _failure(task, what: str, row: Mapping) -> str:
     return f"reply of task {task.name!r} {what} for the prompt {quoted(row.get('prompt'))}."
 
 
-def with_turns(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """
-    A tokenizer, changed in place, whose chat template takes replies, and which parses a text, up to the end token, as
-    a call of the one tool. Raises `ValueError`: the base cannot chat.
+    Change a tokenizer in place, so that its chat template takes replies, and it parses a text as a call of the one
+    tool.
+
+    Raises:
+        `ValueError`: The base cannot chat.
     """
     template = tokenizer.chat_template or ""
     if tokenizer.eos_token is None or not template:
         raise ValueError("a task of several turns needs a base with a chat template and an end token.")
     tokenizer.chat_template = template if template.startswith(REPLIES) else REPLIES + template
     call = {"type": "function", "function": {"name": TOOL, "arguments": {"text": "{content}"}}}
-    field = {"close": tokenizer.eos_token, "content": "text", "repeats": True, "transform": call}
-    defaults, everything = {"role": "assistant"}, r"\A.*"
-    spec = {"defaults": defaults, "start_anchor_pattern": everything, "fields": {"tool_calls": field}}
-    tokenizer.response_template = spec
+    tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor_pattern": r"\A.*",  # everything
+        "fields": {
+            "tool_calls": {"close": tokenizer.eos_token, "content": "text", "repeats": True, "transform": call}
+        },
+    }
     if not supports_tool_calling(tokenizer):
         raise ValueError("a task of several turns needs a base whose chat template takes several messages.")
     return tokenizer
 
 
-def environment_of(task, most: int) -> type:
+def make_environment(task, most: int) -> type:
     """
-    The environment of a task, as `environment_factory` takes it. TRL leaves out a reply that does not fit into the
-    `most` tokens of a completion, and ends the completion before it: that is how one ends here.
+    Make the environment of a task, as `environment_factory` takes it.
+
+    TRL leaves out a reply that does not fit into the `most` tokens of a completion, and ends the completion before it:
+    that is how one ends here.
     """
 
     class Environment:
         def reset(self, **row) -> None:
-            self._row, self._turns = row, []
+            self._row = row
+            self._turns = []
 
         def take_turn(self, text: str) -> str:
             """
@@ -90,9 +104,9 @@ def environment_of(task, most: int) -> type:
             Args:
                 text: The turn.
             """
-            self._turns.append(in_one_line(text))
+            self._turns.append(join_lines(text))
             try:
-                reply = reply_of(task, self._turns, self._row)
+                reply = ask_reply(task, self._turns, self._row)
             except RewardError as error:
                 raise ReplyFailed(error) from error
             return " ".join(map(str, range(most + 1))) if reply is None else reply
@@ -100,24 +114,39 @@ def environment_of(task, most: int) -> type:
     return Environment
 
 
-def in_one_line(text: str) -> str:
-    """A text with its lines joined."""
+def join_lines(text: str) -> str:
+    """Join the lines of a text."""
     return " ".join(text.split())
 
 
 def transcript(messages: Sequence[Mapping]) -> str:
-    """The text of a completion: of its last message or, if it has turns, of each of them and each reply, by line."""
-    calls = [(message.get("tool_calls") or [{}])[0].get("function", {}) for message in messages]
+    """
+    Write the text of a completion: of its last message or, if it has turns, of each of them and each reply, by line.
+    """
+    calls = []
+    for message in messages:
+        first, *_ = message.get("tool_calls") or [{}]
+        calls.append(first.get("function", {}))
     if not any(call.get("name") == TOOL for call in calls):
         return str(messages[-1].get("content") or "")
-    pairs = zip(calls, messages, strict=True)
-    return "\n".join(in_one_line(call["arguments"]["text"] if call else said["content"]) for call, said in pairs)
+    lines = []
+    for call, message in zip(calls, messages, strict=True):
+        text = call["arguments"]["text"] if call else message["content"]
+        lines.append(join_lines(text))
+    return "\n".join(lines)
 
 
 def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str, **settings) -> list[int]:
-    """The tokens from the end of a turn to the beginning of the next one, with the settings of the chat template."""
+    """
+    Return the tokens from the end of a turn to the beginning of the next one.
+
+    Args:
+        tokenizer: From [`prepare_tokenizer`].
+        reply (`str`): The reply.
+        settings: Of the chat template.
+    """
     messages = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
-    settings |= {"tokenize": True, "return_dict": False}
+    settings = {**settings, "tokenize": True, "return_dict": False}
     before = tokenizer.apply_chat_template(messages, **settings)
     messages.append({"role": "tool", "content": reply})
     after = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **settings)
@@ -135,35 +164,47 @@ def play(
     **settings,
 ) -> tuple[list[str], list[tuple[list[int], bool]]]:
     """
-    Play B games at once, as TRL does with [`environment_of`].
+    Play B games at once, as TRL does with [`make_environment`].
 
     Args:
-        tokenizer: Of [`with_turns`].
-        rows, prompts: B rows, and the tokens of their prompts.
+        task ([`~tasks.base.Task`]): The task that replies.
+        tokenizer: From [`prepare_tokenizer`].
+        rows (`Sequence[Mapping]`): B rows.
+        prompts (`Sequence[list[int]]`): The tokens of their prompts.
         most (`int`): Tokens of a completion, replies included.
         complete (`Callable`): Takes tokens and a greatest length; returns a turn of each, and whether it ended.
         settings: Of the chat template.
 
-    Returns the text of each completion; its tokens, and whether its last turn ended. Raises [`RewardError`]: the task
-    could not reply.
+    Returns:
+        `list[str]`: The text of each completion.
+        `list[tuple[list[int], bool]]`: Its tokens, and whether its last turn ended.
+
+    Raises:
+        [`RewardError`]: The task could not reply.
     """
-    make = environment_of(task, most)
-    environments, messages = [make() for _ in rows], [[] for _ in rows]
-    ids, ended, going = [[] for _ in rows], [False for _ in rows], list(range(len(rows)))
+    make = make_environment(task, most)
+    environments = [make() for _ in rows]
+    messages = [[] for _ in rows]
+    ids = [[] for _ in rows]
+    ended = [False for _ in rows]
+    going = list(range(len(rows)))
     for environment, row in zip(environments, rows, strict=True):
         environment.reset(**row)
     while going:
         longest = max(1, most - min(len(ids[game]) for game in going))
         drawn = complete([prompts[game] + ids[game] for game in going], longest)
-        playing, going = going, []
+        playing = going
+        going = []
         for game, (turn, stopped) in zip(playing, drawn, strict=True):
             room = most - len(ids[game])
             ended[game] = stopped and len(turn) <= room
-            if not (turn := turn[:room]):
+            turn = turn[:room]
+            if not turn:
                 continue
             ids[game] += turn
             messages[game].append(parse_response(tokenizer, turn, prefix=[]))
-            if not (calls := messages[game][-1].get("tool_calls")):
+            calls = messages[game][-1].get("tool_calls")
+            if not calls:
                 continue
             try:
                 reply = environments[game].take_turn(**calls[0]["function"]["arguments"])

@@ -13,60 +13,85 @@ from transformers.trainer_utils import has_length
 
 from ..errors import RewardError
 from ..pass_at_k import pass_at_k
-from .rewards import watched
+from .rewards import guard_reward
 
 
-def verifier_of(functions: Iterable[Any]) -> Callable | None:
-    """The verifier of the first reward function that has one; `None` if none has."""
-    found = (getattr(function, "verifier", None) for function in functions)
-    return next((verifier for verifier in found if callable(verifier)), None)
+def find_verifier(functions: Iterable[Any]) -> Callable | None:
+    """Find the verifier of the first reward function that has one; `None` if none has."""
+    for function in functions:
+        verifier = getattr(function, "verifier", None)
+        if callable(verifier):
+            return verifier
+    return None
 
 
 def draw_sizes(n: int) -> list[int]:
-    """The powers of two up to `n`."""
+    """List the powers of two up to `n`."""
     return [1 << power for power in range(n.bit_length())]
 
 
-def measurements(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
+def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
     """
-    pass@k, a mean over prompts, for k = 1, 2, 4 … `n`, the completions of a prompt; with several tasks, of each one
-    too: `pass@K` and `pass@K/TASK`, from verdict and task of every completion, prompt by prompt. Empty without
-    completions.
+    Compute pass@k, a mean over prompts, for k = 1, 2, 4 … `n`; with several tasks, of each one too.
+
+    Args:
+        correct (`Sequence[bool]`): The verdict of every completion, prompt by prompt.
+        tasks (`Sequence[str | None]`): Its task.
+        n (`int`): The completions of a prompt.
+
+    Returns:
+        `dict[str, float]`: `pass@K` and `pass@K/TASK`; empty without completions.
     """
     counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
     parts = {"": counts}
-    if len(known := sorted({task for task in tasks if task is not None})) > 1:
-        parts |= {f"/{task}": [c for c, of in zip(counts, tasks[::n], strict=True) if of == task] for task in known}
-    return {
-        f"pass@{k}{suffix}": sum(pass_at_k(n, c, k) for c in part) / len(part)
-        for suffix, part in parts.items()
-        if part
-        for k in draw_sizes(n)
-    }
+    known = sorted({task for task in tasks if task is not None})
+    if len(known) > 1:
+        for task in known:
+            parts[f"/{task}"] = [count for count, of in zip(counts, tasks[::n], strict=True) if of == task]
+    measured = {}
+    for suffix, part in parts.items():
+        if part:
+            for k in draw_sizes(n):
+                measured[f"pass@{k}{suffix}"] = sum(pass_at_k(n, count, k) for count in part) / len(part)
+    return measured
 
 
 class Verdicts:
     """
-    The verdicts of one evaluation with `n` completions of a prompt; none where no reward function has a verifier,
-    which has so many seconds for one batch.
+    Gathers the verdicts of one evaluation; there are none where no reward function has a verifier.
+
+    Args:
+        functions (`Iterable`): The reward functions.
+        n (`int`): Completions of a prompt.
+        seconds (`float`, *optional*): The verifier's time limit for one batch.
     """
 
     def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
-        self.n, verifier = n, verifier_of(functions)
+        self.n = n
+        verifier = find_verifier(functions)
         self.name = getattr(verifier, "__qualname__", "verifier")
-        self._verify = None if verifier is None else watched(verifier, self.name, seconds, "stop")
+        self._verify = None if verifier is None else guard_reward(verifier, self.name, seconds, "stop")
         self.begin()
 
     def begin(self) -> None:
-        """An evaluation begins."""
+        """Begin an evaluation."""
         self._correct: list[bool] = []
         self._tasks: list[str | None] = []
 
     def judge(self, examples: list[Mapping], prompts: list, completions: list) -> list[bool]:
         """
-        Whether each completion of a batch is correct, from this process's rows, one a completion: of all processes,
-        empty without a verifier. Raises [`RewardError`]: the verifier raised, took too long, or returned what is
-        neither true nor false.
+        Judge whether each completion of a batch is correct.
+
+        Args:
+            examples (`list[Mapping]`): This process's rows, one a completion.
+            prompts (`list`): Their prompts.
+            completions (`list`): Their completions.
+
+        Returns:
+            `list[bool]`: Verdicts of all processes; empty without a verifier.
+
+        Raises:
+            [`RewardError`]: The verifier raised, took too long, or returned what is neither true nor false.
         """
         if self._verify is None:
             return []
@@ -79,16 +104,17 @@ class Verdicts:
         return gather_object([bool(verdict) for verdict in verdicts])
 
     def add(self, correct: list[bool], tasks: list[str | None]) -> None:
-        """Verdicts and tasks of a batch of the evaluation, one a completion."""
+        """Add verdicts and tasks of a batch of the evaluation, one a completion."""
         self._correct += correct
         self._tasks += tasks
 
-    def of_set(self, rows: Any, prefix: str) -> dict[str, float]:
+    def measure_set(self, rows: Any, prefix: str) -> dict[str, float]:
         """
-        [`measurements`] of an evaluation set, by names that begin with `prefix`. With several processes the last batch
-        is filled with prompts from its beginning, which must not count twice; a set without a length is taken as it
-        came.
+        Compute the [`measure_pass_at_k`] of an evaluation set, by names that begin with `prefix`.
+
+        With several processes the last batch is filled with prompts from its beginning, which must not count twice; a
+        set without a length is taken as it came.
         """
         end = len(rows) * self.n if has_length(rows) else None
-        measured = measurements(self._correct[:end], self._tasks[:end], self.n)
+        measured = measure_pass_at_k(self._correct[:end], self._tasks[:end], self.n)
         return {f"{prefix}_{name}": value for name, value in measured.items()}

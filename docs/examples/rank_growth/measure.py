@@ -30,7 +30,7 @@ from trl import ModelConfig
 from eval.analysis.resets import Response, mean_dip, median_reconvergence, reset_responses
 from eval.analysis.statistics import Estimate, t_interval
 from trl_prorl import ProRLConfig
-from trl_prorl.adapters.growth import resized
+from trl_prorl.adapters.growth import resize
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.resets.optimizer_state import STEP
 from trl_prorl.train import TaskArguments, build, train
@@ -47,7 +47,7 @@ PROMPTS, SAMPLES = "256", "16"
 
 def cleared(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
     """The state of an optimizer that was made anew."""
-    moments = {key: resized(torch.zeros_like(state[key]), axis, rank) for key in ("exp_avg", "exp_avg_sq")}
+    moments = {key: resize(torch.zeros_like(state[key]), axis, rank) for key in ("exp_avg", "exp_avg_sq")}
     return moments | {STEP: torch.zeros_like(state[STEP])}
 
 
@@ -64,7 +64,7 @@ def prefix(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) ->
     """The old values first, as they lie in memory, then zeros: what `realloc` does."""
     moved = {}
     for key in ("exp_avg", "exp_avg_sq"):
-        moved[key] = resized(torch.zeros_like(state[key]), axis, rank)
+        moved[key] = resize(torch.zeros_like(state[key]), axis, rank)
         moved[key].view(-1)[: state[key].numel()] = state[key].flatten()
     return moved
 

@@ -13,7 +13,7 @@ from eval.stepcost import settings as of_cost
 from eval.stepcost.settings import ARMS, BASELINE, MORE_ARMS, Batches, parse, settings
 from eval.stepcost.tables import ratio
 from eval.stepcost.trainers import Stopwatch, generation_seconds, make_trainer
-from trl_prorl.record.meter import JsonLines, gpu_row
+from trl_prorl.record.meter import JsonLines, measure_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def device(monkeypatch):
 def test_the_peak_of_a_training_is_that_of_its_largest_step(device):
     cuda = torch.device("cuda", 0)
     watch = Stopwatch(cuda, "wall")
-    ending = watch.ending_a_step(lambda: gpu_row(cuda))  # as our trainer ends a step
+    ending = watch.ending_a_step(lambda: measure_gpu(cuda))  # as our trainer ends a step
     device.hold(20)  # before it begins
     watch.begin()
     for gib in (3, 5, 4):
@@ -181,7 +181,7 @@ def arm(device, monkeypatch):
         for gib in (3, 5):
             device.begin_anew()  # as our trainer begins a step
             device.hold(gib)
-            watch.ending_a_step(lambda: gpu_row(cuda))()
+            watch.ending_a_step(lambda: measure_gpu(cuda))()
 
     def generate(*args):
         device.hold(7)

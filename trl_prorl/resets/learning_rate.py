@@ -9,15 +9,18 @@ from .optimizer_state import inner_of
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
-    """The state that `restart_schedule` needs, of a schedule that has not been stepped."""
+    """Take the state that `restart_schedule` needs, of a schedule that has not been stepped."""
     rates = [group["lr"] for group in scheduler.optimizer.param_groups]
     return {"state": copy.deepcopy(scheduler.state_dict()), "lrs": rates}
 
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     """
-    Put a schedule (or Accelerate's wrapper of it), and the learning rates it has set, back to a start from
-    `snapshot_schedule`; warm-up and decay run again.
+    Put a schedule, and the learning rates it has set, back to its start: warm-up and decay run again.
+
+    Args:
+        scheduler: The schedule, or Accelerate's wrapper of it.
+        start (`dict[str, Any]`): From [`snapshot_schedule`].
     """
     inner = getattr(scheduler, "scheduler", scheduler)
     now = getattr(inner, "base_lrs", None)  # a roll-back may have lowered them
@@ -32,8 +35,11 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
 
 def rewarmup_factor(updates: int | None, steps: int) -> float:
     """
-    Factor on the learning rate of the next update after a reset, 1/steps, 2/steps, …, 1, by the updates since (`None`
-    without a reset). `steps` 0 and 1 have no effect.
+    Return the factor on the learning rate of the next update after a reset: 1/steps, 2/steps, …, 1.
+
+    Args:
+        updates (`int`, *optional*): Updates since the reset; `None` without a reset.
+        steps (`int`): 0 and 1 have no effect.
     """
     if updates is None or steps <= 1:
         return 1.0
@@ -60,7 +66,7 @@ class Rewarmup:
         return rewarmup_factor(self.updates, self.steps)
 
     def begin(self) -> None:
-        """A reset was applied."""
+        """Begin the warm-up: a reset was applied."""
         self.updates = 0
 
     def _before(self, optimizer, args, kwargs) -> None:
