@@ -12,8 +12,8 @@ import numpy
 import pandas
 import pytest
 import torch
-from run_record import read_events, read_rows, untimed
-from tiny_run import BEST, QUESTIONS, evaluated_as
+from run_record import read_events, read_rows, without_times
+from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import Trainer, TrainerCallback
 
 from trl_prorl.checkpoint import files as on_disk
@@ -239,7 +239,7 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
     }
     whole = run(**keys)
     assert [row["step"] for row in read_rows(whole, "evaluations.jsonl")] == [0, 4, 8]
-    resets = untimed(read_events(whole))
+    resets = without_times(read_events(whole))
     assert resets  # evaluations matter
 
     def killed(step):
@@ -266,7 +266,7 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
     after_the_second.train(resume_from_checkpoint=str(copy / "checkpoint-4"))
     for again in (before_the_first, before_the_second, after_the_second):
         assert read_rows(again, "evaluations.jsonl") == read_rows(whole, "evaluations.jsonl")
-        assert untimed(read_events(again)) == resets
+        assert without_times(read_events(again)) == resets
         assert largest_difference(whole, again) == 0.0
 
 
@@ -301,17 +301,17 @@ def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeyp
     keys = KEYS | BEST | {"save_total_limit": 2, "trainer_kwargs": QUESTIONS}
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    evaluated_as(make_trainer(output_dir="run", **keys), 9.0, 1.0).train()
+    set_evaluations(make_trainer(output_dir="run", **keys), 9.0, 1.0).train()
     out = tmp_path / "here" / "run"
     if renamed:
         out = out.rename(tmp_path / "moved")
         # Another run took its name: its checkpoints are not this run's.
-        evaluated_as(make_trainer(output_dir="run", **keys | {"seed": 8}), 9.0, 1.0).train()
+        set_evaluations(make_trainer(output_dir="run", **keys | {"seed": 8}), 9.0, 1.0).train()
     else:
         monkeypatch.chdir(tmp_path)
     state = json.loads((out / "checkpoint-2" / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == "run/checkpoint-2"  # by its name, and not as it was written
-    again = evaluated_as(make_trainer(output_dir=os.path.relpath(out), **keys | {"max_steps": 8}), 1.0, 1.0)
+    again = set_evaluations(make_trainer(output_dir=os.path.relpath(out), **keys | {"max_steps": 8}), 1.0, 1.0)
     again.train(resume_from_checkpoint=True)
     assert "does not exist anymore" not in caplog.text
     assert Path(again.state.best_model_checkpoint).resolve() == out / "checkpoint-2"

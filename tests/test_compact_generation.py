@@ -10,7 +10,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
-from tiny_run import LORA, adapted, constant, disturbed, watched
+from tiny_run import LORA, constant, disturb_adapter, load_with_new_adapter, record_results
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -177,7 +177,7 @@ ADAPTERS = {
 @torch.no_grad()
 @pytest.mark.parametrize("keys", ADAPTERS.values(), ids=ADAPTERS)
 def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_model, keys):
-    policy = adapted(tiny_model, **keys)
+    policy = load_with_new_adapter(tiny_model, **keys)
     before = {name: param.clone() for name, param in policy.named_parameters()}
     assert why_not_merged(policy) is None
     merged = MergedCopy(policy)
@@ -197,7 +197,7 @@ def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_m
 
 
 def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
-    policy = adapted(tiny_model, **LORA)
+    policy = load_with_new_adapter(tiny_model, **LORA)
     merged = MergedCopy(policy)
     merged.refresh(), merged.refresh()
     shared = {id(param) for param in policy.parameters()}
@@ -229,7 +229,7 @@ def holds_merged_weights(merged):
 def test_a_released_copy_holds_no_merged_weights_and_merges_them_again(tiny_model, can_pack, monkeypatch):
     if not can_pack:
         monkeypatch.setattr("trl_prorl.rollout.merged_copy.can_be_packed", lambda layer: False)
-    policy = adapted(tiny_model, **LORA)
+    policy = load_with_new_adapter(tiny_model, **LORA)
     merged = MergedCopy(policy)
     tokens = torch.arange(24).view(2, 12)
     assert not holds_merged_weights(merged)
@@ -285,7 +285,7 @@ def test_which_layers_are_packed_and_that_they_give_their_products(dtype, bias, 
 def test_what_cannot_be_merged_is_said(tiny_model):
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert why_not_merged(plain) == "the model has no adapter"
-    quantised = adapted(tiny_model, **LORA)
+    quantised = load_with_new_adapter(tiny_model, **LORA)
     layer = quantised.get_base_model().model.layers[1].self_attn.q_proj.base_layer
     layer.weight = torch.nn.Parameter(layer.weight.to(torch.uint8), requires_grad=False)
     assert why_not_merged(quantised) == "model.layers.1.self_attn.q_proj is quantised"
@@ -299,7 +299,7 @@ def test_what_cannot_be_merged_is_said(tiny_model):
 def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     size = model.config.vocab_size
-    with_adapter = adapted(tiny_model, **LORA)
+    with_adapter = load_with_new_adapter(tiny_model, **LORA)
     state = torch.get_rng_state()
     assert probe(model, size) is None and probe(with_adapter, size) is None
     assert torch.equal(state, torch.get_rng_state()) and model.training is False
@@ -428,7 +428,7 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
     for more, leaves in ((100.0, False), (0.01, True)):
         monkeypatch.setattr("trl_prorl.rollout.generation.MORE_THAN_POLICY", more)
         trainer = bf16()
-        refreshed = watched(trainer.parts["generation"].copy, "refresh")
+        refreshed = record_results(trainer.parts["generation"].copy, "refresh")
         trainer.train()
         found = measured(trainer)
         events = read_events(trainer, "unmerged_generation")
@@ -510,7 +510,7 @@ def test_an_adapter_of_another_name_and_two_at_once(make_trainer, tiny_model, me
     for name in adapters[1:]:
         policy.add_adapter(name, LoraConfig(**LORA))
     policy.base_model.set_adapter(adapters)
-    given = {"model": disturbed(policy, 0.05), "trainer_kwargs": {"peft_config": None}}
+    given = {"model": disturb_adapter(policy, 0.05), "trainer_kwargs": {"peft_config": None}}
     trainer = make_trainer(compact_generation="on", **given)
     assert trainer.parts["generation"].merged == merged
     assert not_the_policy_s(trainer) == [0, 0]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from run_record import read_rows as rows
-from run_record import untimed
+from run_record import without_times
 from tiny_run import MovedEveryGeneration
 from trl import GRPOTrainer
 
@@ -23,7 +23,7 @@ def test_all_options_off_is_trl_bit_for_bit(run, weights, lora, beta):
     a = weights(ours)
     b = weights(theirs)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    for mine, entry in zip(ours.state.log_history, untimed(theirs.state.log_history), strict=True):
+    for mine, entry in zip(ours.state.log_history, without_times(theirs.state.log_history), strict=True):
         assert {k: mine[k] for k in entry} == entry
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from peft import LoraConfig
-from run_record import read_rows, untimed
+from run_record import read_rows, without_times
 from trl import ModelConfig, TrlParser
 
 from trl_prorl import ProRLConfig
@@ -34,7 +34,7 @@ def execution(trainer):
 
 
 def rows(trainer):
-    return untimed(read_rows(trainer))
+    return without_times(read_rows(trainer))
 
 
 @pytest.mark.parametrize(

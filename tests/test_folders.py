@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_record import errors, hash_files, read_rows
+from run_record import error_lines, hash_files, read_rows
 from tiny_run import QUESTIONS
 
 from trl_prorl.checkpoint.files import rotate
@@ -25,7 +25,7 @@ def by_recipe(forks, tiny_model):
     def train(out, model=tiny_model, *options):
         argv = [*SMALL.split(), "--model_name_or_path", model, "--output_dir", out, *options]
         status, written = forks.run(SCRIPT, *argv)
-        found = errors(written)
+        found = error_lines(written)
         assert status == (2 if found else 0) and "Traceback" not in written, written[-3000:]
         assert not found or "Loading weights" not in written  # told before a model is loaded
         return found

@@ -10,8 +10,8 @@ import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events as events
 from run_record import read_rows as rows
-from run_record import untimed
-from tiny_run import BEST, LORA, QUESTIONS, AtBoundary, evaluated_as, loaded, logits
+from run_record import without_times
+from tiny_run import BEST, LORA, QUESTIONS, AtBoundary, load_adapter, logits, set_evaluations
 from transformers import AutoModelForCausalLM
 
 from trl_prorl import ProRLConfig
@@ -92,7 +92,7 @@ def test_the_function_is_unchanged_and_so_is_what_is_saved(adapted, tiny_model, 
 
     model.save_pretrained(tmp_path)
     dtype = before["ref"].dtype
-    saved = loaded(tiny_model, tmp_path, dtype)
+    saved = load_adapter(tiny_model, tmp_path, dtype)
     saved.load_adapter(tmp_path / "ref", "ref")
     for name, theirs in before.items():
         assert (logits(saved.to(dtype), name) - theirs).abs().max() < 1e-6
@@ -328,13 +328,15 @@ def test_a_resume_around_a_growth_is_exact(run, resume, largest_difference, case
         assert json.loads(adapter.read_text())["r"] == rank
         again = resume(whole, step, **keys)
         assert largest_difference(whole, again) == 0.0, step
-        later = [untimed(event) for event in told if event["step_applied"] >= step + (event["event"] == "resume")]
-        assert [untimed(event) for event in events(again)] == later
+        later = [
+            without_times(event) for event in told if event["step_applied"] >= step + (event["event"] == "resume")
+        ]
+        assert [without_times(event) for event in events(again)] == later
         for one, other in zip(whole.optimizer.state.values(), again.optimizer.state.values(), strict=True):
             assert all(torch.equal(one[key], other[key]) for key in ("exp_avg", "exp_avg_sq", "step"))
     # In its own folder a run writes again what came after the checkpoint, and no more.
     again = resume(whole, 6, **keys, output_dir=whole.args.output_dir)
-    assert untimed(events(again)) == untimed(told)
+    assert without_times(events(again)) == without_times(told)
 
 
 def test_the_best_checkpoint_has_a_smaller_rank_and_comes_with_its_own_reference(make_trainer, tiny_model):
@@ -349,7 +351,7 @@ def test_the_best_checkpoint_has_a_smaller_rank_and_comes_with_its_own_reference
         "lora_growth_step": 2,
         "lora_growth_max_rank": 6,
     }
-    trainer = evaluated_as(make_trainer(**keys, trainer_kwargs=QUESTIONS), 9.0, 1.0, 1.0)
+    trainer = set_evaluations(make_trainer(**keys, trainer_kwargs=QUESTIONS), 9.0, 1.0, 1.0)
     trainer.train()
     out = Path(trainer.args.output_dir)
     best = Path(trainer.args.output_dir, "checkpoint-2")
@@ -357,7 +359,7 @@ def test_the_best_checkpoint_has_a_smaller_rank_and_comes_with_its_own_reference
     assert all(state["exp_avg"].shape == param.shape for param, state in trainer.optimizer.state.items())
     trainer.save_model()
     for folder, name in ((best, "default"), (best / "ref", "ref"), (out, "default"), (out / "ref", "ref")):
-        theirs = loaded(tiny_model, folder)
+        theirs = load_adapter(tiny_model, folder)
         assert theirs.peft_config["default"].r == 4
         assert (logits(theirs) - logits(trainer.model, name)).abs().max() < 1e-6, folder
     assert (logits(trainer.model, "ref") - logits(trainer.model, "default")).abs().max() > 1e-3

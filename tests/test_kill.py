@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_record import errors, read_events
+from run_record import error_lines, read_events
 
 
 sys.path.append(str(Path(__file__).parent / "soak"))
@@ -257,7 +257,7 @@ def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(fo
     status = forks.status()
     written = log.read_text()
     assert status == 1 and "Traceback" not in written, written[-3000:]
-    (line,) = errors(written)
+    (line,) = error_lines(written)
     assert line.startswith(f"error: In process {rank}, {out / 'checkpoint-4'} could not be written")
     assert [path.name for path in out.glob("*checkpoint*")] == ["checkpoint-2"]
     assert newest_complete(out)[0] == out / "checkpoint-2"

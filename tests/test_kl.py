@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from run_record import read_rows as rows
-from tiny_run import watched
+from tiny_run import record_results
 
 from trl_prorl import ProRLConfig
 from trl_prorl.errors import NonFiniteError
@@ -292,8 +292,8 @@ IN_REWARD = {"beta": 0.5, "kl_in": "reward", "advantage_estimator": "global_norm
 
 def batches_of(trainer):
     """What the trainer trains on, generation batch by generation batch, and the task's rewards."""
-    sampled = watched(trainer, "_sample")
-    made = watched(trainer, "_generate_and_score_completions")
+    sampled = record_results(trainer, "_sample")
+    made = record_results(trainer, "_generate_and_score_completions")
     trainer.train()
     return made, [outcome.rewards for _, outcome in sampled]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from run_record import read_rows as rows
-from run_record import untimed
+from run_record import without_times
 from transformers import TrainerCallback
 
 import trl_prorl.record.meter as meter_module
@@ -253,7 +253,7 @@ def test_validation_is_charged_to_the_step_before_it_after_a_resume_too(make_tra
     assert all(row["time_step"] < 1000 for row in rows(whole))
     assert [row["step"] for row in rows(whole, "evaluations.jsonl")] == [2, 4, 5]
     for file in ("metrics.jsonl", "evaluations.jsonl"):
-        assert untimed(rows(again, file)) == untimed(rows(whole, file)), file
+        assert without_times(rows(again, file)) == without_times(rows(whole, file)), file
 
 
 def test_how_fast_an_evaluation_was_is_not_among_its_results(run):

@@ -10,7 +10,7 @@ import functools
 import pytest
 import torch
 from run_record import read_rows
-from tiny_run import watched
+from tiny_run import record_results
 from tool_run import KEYS, add, rewarded, speaks
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
@@ -25,7 +25,7 @@ def trained(make_trainer, tools_model):
         tools = {"tools": [tool], "processing_class": tokenizer}
         given = {"model": tools_model, "reward": rewarded, "trainer_kwargs": tools}
         trainer = speaks(make_trainer(*args, **given, **{**KEYS, **keys}))
-        trainer.made = watched(trainer, "_generate_and_score_completions")
+        trainer.made = record_results(trainer, "_generate_and_score_completions")
         trainer.seen = []
         if isinstance(trainer, ProRLTrainer):
             record = trainer.recorder.micro_batch

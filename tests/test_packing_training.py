@@ -9,7 +9,7 @@ from datasets import Dataset
 from packed_models import MOE, build
 from peft import LoraConfig
 from run_record import read_rows as rows
-from tiny_run import LORA, constant, vowels, watched
+from tiny_run import LORA, constant, record_results, vowels
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
@@ -75,8 +75,8 @@ def test_rows_of_a_group_stand_together_within_a_step(make_trainer, schedule, sh
     """The prompts of a step, or of a whole generation where a step has all of it, follow group by group."""
     keys = {"per_device_train_batch_size": 4, "num_iterations": 1, **SCHEDULES[schedule]}
     trainer = make_trainer(pack_groups="on", **keys)
-    made = watched(trainer, "_generate_and_score_completions")
-    fed = watched(trainer, "_prepare_inputs")
+    made = record_results(trainer, "_generate_and_score_completions")
+    fed = record_results(trainer, "_prepare_inputs")
     trainer.train()
     generated = [tuple(prompt) for prompt in made[0]["prompt_ids"].tolist()]
     order = [tuple(prompt) for batch in fed[:4] for prompt in batch["prompt_ids"].tolist()]

@@ -14,9 +14,9 @@ import torch
 import yaml
 from hub_server import TOKEN
 from huggingface_hub import ModelCard, constants, snapshot_download
-from run_record import errors, everything, read_rows, write_run
+from run_record import error_lines, modification_times, read_rows, write_run
 from safetensors.torch import load_file, save_file
-from tiny_run import loaded
+from tiny_run import load_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval import push as command
@@ -88,7 +88,7 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     hub.fail("/commit/", 500)
     status, written, out = recipe()
     assert status == 1 and "Traceback" not in written
-    (line,) = errors(written)
+    (line,) = error_lines(written)
     assert "the push to someone/a-run failed: the Hub answers 500" in line and "ordered" in line
     assert line.endswith(f"Try it again with `trl-prorl push --run {out}`")
     assert hub.files("someone/a-run") == {} and [row["step"] for row in read_rows(out)] == [1, 2, 3]
@@ -113,7 +113,7 @@ NO_ADAPTER = "--hub_push_reference true --ref_reset_every 0"
 def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(recipe, hub, arguments, parts):
     status, written, out = recipe(*arguments.split())
     assert status == 2 and "Traceback" not in written, written[-3000:]
-    (line,) = errors(written)
+    (line,) = error_lines(written)
     assert all(part in line for part in parts)
     assert not out.exists() and hub.repos == {}
     assert "Loading weights" not in written
@@ -130,7 +130,7 @@ def test_the_adapter_that_comes_down_is_the_one_that_was_trained_with_the_refere
     assert set(online.files("someone/adapter")) == MODEL | TOKENIZER | RECORD | REFERENCE
     down = Path(snapshot_download("someone/adapter", cache_dir=tmp_path / "cache"))
     theirs = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
-    pushed = loaded(tiny_model, down).named_parameters()
+    pushed = load_adapter(tiny_model, down).named_parameters()
     trained = {name: param for name, param in pushed if ".default." in name}
     assert trained and all(torch.equal(param, theirs[name]) for name, param in trained.items())
 
@@ -242,7 +242,7 @@ def test_the_page_s_five_lines_merge_and_generate(run, tiny_model, tmp_path, mon
     ids = torch.arange(5, 29)[None]
     merged = AutoModelForCausalLM.from_pretrained("merged", dtype="float32")(ids).logits
     untrained = AutoModelForCausalLM.from_pretrained(tiny_model, dtype="float32")(ids).logits
-    adapted = loaded(tiny_model, trainer.args.output_dir, "float32")(ids).logits
+    adapted = load_adapter(tiny_model, trainer.args.output_dir, "float32")(ids).logits
     assert (merged - adapted).abs().max() < 1e-4 < (adapted - untrained).abs().max()
 
 
@@ -308,12 +308,12 @@ def test_the_recipe_s_keys_are_the_defaults(online, folder):
 
 
 def test_a_dry_run_asks_nobody_and_writes_nothing(online, folder, capsys):
-    before = everything(folder)
+    before = modification_times(folder)
     assert command.main(["--run", str(folder), "--dry-run"]) == 0
     written = capsys.readouterr().out
     assert "adapter_model.safetensors" in written and "base_model: Qwen/Qwen2.5-0.5B" in written
     assert "training_args" not in written and "README.md" in written
-    assert online.requests == [] and everything(folder) == before
+    assert online.requests == [] and modification_times(folder) == before
 
 
 @pytest.mark.parametrize("part, status, told", [("/commit/", 400, "400"), ("/lfs/", 500, "the Hub answers 500")])
@@ -322,7 +322,7 @@ def test_what_the_hub_refuses_is_one_line_with_its_cause(online, folder, capsys,
     online.fail(part, status)
     assert command.main(["--run", str(folder)]) == 1
     error = capsys.readouterr().err
-    (line,) = errors(error)
+    (line,) = error_lines(error)
     assert told in line and error.endswith(f"{line}\n")
 
 

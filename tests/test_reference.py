@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from run_record import read_rows
-from tiny_run import adapted
+from tiny_run import load_with_new_adapter
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
@@ -61,7 +61,7 @@ def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
     """PEFT names them `lora_embedding_A.default`, with nothing behind: a reset must move them too."""
     targets = {"target_modules": ["q_proj", "embed_tokens"]}
     new = {"trainer_kwargs": {"peft_config": LoraConfig(r=4, lora_alpha=8, **targets)}}
-    for keys in (new, {"lora": False, "model": adapted(tiny_model, **targets)}):
+    for keys in (new, {"lora": False, "model": load_with_new_adapter(tiny_model, **targets)}):
         trainer = run(beta=0.1, ref_reset_every=2, beta_base=0.1, max_steps=5, **keys)
         kl = read_rows(trainer)
         assert [row["kl_ref"] for row in kl[::2]] == pytest.approx([0.0] * 3, abs=1e-6)

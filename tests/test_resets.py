@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from run_record import read_events as events
 from run_record import read_rows as metrics
-from run_record import untimed
+from run_record import without_times
 from tiny_run import AtBoundary
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, get_scheduler
 from trl import GRPOConfig, GRPOTrainer
@@ -207,7 +207,7 @@ def test_a_resumed_run_is_the_run_that_was_not_broken_off(run, resume, largest_d
     again = resume(whole, 4, output_dir=whole.args.output_dir, **keys)
     assert largest_difference(whole, again) == 0.0
     assert [(event["event"], event["step_applied"]) for event in told] == expected
-    assert untimed(events(again)) == untimed(told) and untimed(metrics(again)) == untimed(rows)
+    assert without_times(events(again)) == without_times(told) and without_times(metrics(again)) == without_times(rows)
     assert case != "average and adapted coefficient" or len({row["beta"] for row in rows}) > 4
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from run_record import read_events as events
 from run_record import read_rows as rows
-from run_record import untimed
+from run_record import without_times
 from tiny_run import QUESTIONS, vowels
 
 from trl_prorl.checkpoint.rollback import Rollback, after_rollback
@@ -75,7 +75,7 @@ ARMS = {
 
 def logged(trainer):
     """TRL's log without times, and without the loss, of which a resume knows only the steps since the checkpoint."""
-    log = untimed(trainer.state.log_history)
+    log = without_times(trainer.state.log_history)
     return [{name: value for name, value in line.items() if "loss" not in name} for line in log]
 
 

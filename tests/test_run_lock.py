@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_record import errors, everything, read_rows
+from run_record import error_lines, modification_times, read_rows
 
 from trl_prorl import train
 from trl_prorl.record import folders as run_lock
@@ -116,7 +116,7 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
         os.kill(process, 0)  # it lives
         time.sleep(0.01)
     assert (out / "_incomplete-checkpoint-2").is_dir()
-    before = everything(out), everything(tmp_path / "record")
+    before = modification_times(out), modification_times(tmp_path / "record")
     for keys in ({"output_dir": str(out)}, {"run_dir": str(tmp_path / "record")}):
         for resume in (None, True):
             with pytest.raises(FolderInUseError, match=f"process {process} on "):
@@ -127,9 +127,9 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
         arguments = ["--output_dir", str(out), "--train_rows", "64", *resume]
         with pytest.raises(SystemExit) as end:
             train.main(RECIPE, ["--config", str(RECIPE), *arguments])
-        (line,) = errors(capsys.readouterr().err)
+        (line,) = error_lines(capsys.readouterr().err)
         assert end.value.code == 2 and f"is in use: process {process} on {socket.gethostname()}" in line
-    assert (everything(out), everything(tmp_path / "record")) == before
+    assert (modification_times(out), modification_times(tmp_path / "record")) == before
     (tmp_path / "go").touch()
     assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
     assert [path.name for path in sorted(out.glob("*checkpoint-*"))] == [f"checkpoint-{step}" for step in (1, 2, 3)]
@@ -163,7 +163,7 @@ def test_two_ranks_are_one_run_and_say_one_line(forks, tiny_model, tmp_path):
     forks.start(run=str(recipe), argv=arguments, log=str(log), ranks=2)
     assert forks.status() == 2
     lock.let_go()
-    (line,) = errors(log.read_text())
+    (line,) = error_lines(log.read_text())
     assert f"is in use: process {os.getpid()} on " in line and "Traceback" not in log.read_text()
 
 
@@ -201,7 +201,7 @@ def test_two_nodes_without_a_shared_disk_are_refused_in_one_line_before_a_model_
     forks.start(**order, ranks=2, patient=True)
     assert forks.status() == 2
     written = log.read_text()
-    (line,) = errors(written)
+    (line,) = error_lines(written)
     assert line.startswith(
         f"error: {tmp_path / '1' / 'here'} of process 1 on {socket.gethostname()} is not the folder"
     )

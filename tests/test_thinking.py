@@ -3,7 +3,7 @@
 import pytest
 import torch
 from run_record import read_rows
-from tiny_run import watched
+from tiny_run import record_results
 
 from trl_prorl.rollout.thinking import interrupted_rollout
 
@@ -19,7 +19,7 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
     trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": interrupted_rollout(BUDGET, 4, TEXT)})
     forced = trainer.processing_class(TEXT, add_special_tokens=False).input_ids
     seen = []
-    buffered = watched(trainer, "_generate_and_score_completions")
+    buffered = record_results(trainer, "_generate_and_score_completions")
     reward = trainer.reward_funcs[0]
     trainer.reward_funcs[0] = lambda completion_ids, interrupted, **columns: (
         seen.append((completion_ids, interrupted)) or reward(completion_ids=completion_ids, **columns)

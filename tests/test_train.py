@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
-from run_record import errors, everything, read_events, read_rows, untimed
+from run_record import error_lines, modification_times, read_events, read_rows, without_times
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig, train
@@ -57,12 +57,12 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, 
     # The record is a recipe, whole without the base of the one that it comes from, and gives the same run.
     status, written = forks.run(SCRIPT, "--config", first / "config.yaml", "--output_dir", again)
     assert status == 0, written[-3000:]
-    assert untimed(read_rows(first)) == untimed(read_rows(again)) and len(read_rows(first)) == 3
+    assert without_times(read_rows(first)) == without_times(read_rows(again)) and len(read_rows(first)) == 3
 
     # A folder that holds a run is not overwritten.
-    before = everything(first)
+    before = modification_times(first)
     status, written = recipe()
-    assert status == 2 and "already holds a run" in written and everything(first) == before
+    assert status == 2 and "already holds a run" in written and modification_times(first) == before
 
 
 CPU = "--bf16 false --use_cpu true"
@@ -111,7 +111,7 @@ def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, part
     words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in options.split()]
     status, written = recipe("", *words)
     assert status == 2 and "Traceback" not in written, written
-    (line,) = errors(written)
+    (line,) = error_lines(written)
     assert all(part in line for part in parts) and not (tmp_path / "run").exists()
 
 
@@ -177,10 +177,10 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     assert (event["checkpoint"], event["step_applied"]) == ("checkpoint-2", 2) and "checkpoint-3" in event["skipped"]
     loads = {row["step"]: row["time_load"] for row in read_rows(out) if "time_load" in row}
     assert list(loads) == [3] and 0.0 < loads[3] < 60.0  # of the first step after the resume alone
-    before = everything(out)
+    before = modification_times(out)
     status, written = recipe(f"{SAVES} {RESUME} --beta 0.7")
     assert status == 2 and "beta: 1.0 -> 0.7" in written and "allow_config_change" in written
-    assert everything(out) == before
+    assert modification_times(out) == before
 
 
 @pytest.mark.parametrize("left", ["a killed process", "run.lock", "metrics.jsonl", "", "checkpoint-3"])
@@ -212,11 +212,11 @@ def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, recipe, 
 def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
     out = tmp_path / "run"
     assert recipe("--save_strategy no")[0] == 0
-    before = everything(out)
+    before = modification_times(out)
     status, written = recipe(f"--save_strategy no {RESUME}")
-    (line,) = errors(written)
+    (line,) = error_lines(written)
     assert status == 2 and "holds a finished run" in line and "adapter_model.safetensors" in line
-    assert everything(out) == before
+    assert modification_times(out) == before
 
     # Killed inside the save at its end: the run's id is written after the weights.
     (out / "prorl_run.json").unlink()
@@ -274,7 +274,7 @@ def test_the_tools_of_prolonged_training_in_one_recipe(recipe, tmp_path, tiny_mo
 
 def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(recipe):
     status, written = recipe("--learning_rate 1e39")
-    (line,) = errors(written)
+    (line,) = error_lines(written)
     assert status == 1 and "Traceback" not in written and "NaN or infinity at step 1: weights" in line
 
 
@@ -298,7 +298,7 @@ def test_a_bug_in_the_middle_of_training_keeps_its_traceback(recipe, tmp_path, e
     path.write_text(BROKEN.format(error=error, recipe=str(ROOT / "recipes" / "tiny" / "variantA.yaml")))
     status, written = recipe(script=path)
     assert status == 1 and ("Traceback" in written and "in broken" in written) == traceback
-    assert bool(errors(written)) != traceback
+    assert bool(error_lines(written)) != traceback
 
 
 def test_a_reward_sees_plain_text_and_its_own_row():

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from run_record import read_rows, untimed
-from tiny_run import watched
+from run_record import read_rows, without_times
+from tiny_run import record_results
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
@@ -224,7 +224,7 @@ def test_packed_games_train_as_padded_ones(made, tokenizer, weights, largest_dif
             guesses(tokenizer), pack, pack_groups=pack, max_steps=3, optim="sgd", learning_rate=1, **keys
         )
         before = weights(trainer)
-        trainer.made = watched(trainer, "_generate_and_score_completions")
+        trainer.made = record_results(trainer, "_generate_and_score_completions")
         trainer.train()
         trainers.append(trainer)
         moved = max((value - before[name]).abs().max() for name, value in weights(trainer).items())
@@ -248,7 +248,7 @@ def test_a_resumed_run_plays_the_same_games(made, weights):
     first = weights(whole)
     second = weights(resumed)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert untimed(read_rows(resumed)) == untimed(read_rows(whole)[2:])
+    assert without_times(read_rows(resumed)) == without_times(read_rows(whole)[2:])
 
 
 @pytest.mark.parametrize(
