@@ -119,7 +119,8 @@ def test_rounding_by_a_restart_is_told_before_the_run(make_trainer, caplog, keys
     """And only where the policy moves."""
     trainer = make_trainer(beta=0.3, **RESTARTS, **keys)
     lines = [record.getMessage() for record in caplog.records if "rounds the merged weights" in record.getMessage()]
-    assert len(lines) == (rounded is not None) and all(f"to {rounded}" in line for line in lines)
+    assert len(lines) == (rounded is not None)
+    assert all(f"to {rounded}" in line for line in lines)
     disturb_adapter(trainer.model)
     with trainer.accelerator.autocast():
         before = logits(trainer.model).float()
@@ -148,7 +149,8 @@ def test_a_resume_at_any_step_is_exact(run, resume, tiny_model, arm):
         assert found.keys() == end.keys() and all(torch.equal(found[name], end[name]) for name in end), step
     whole.save_model()
     theirs = load_adapter(tiny_model, whole.args.output_dir)
-    assert far(logits(theirs), logits(whole.model)) < 1e-5 and theirs.peft_config["default"].r == 12
+    assert far(logits(theirs), logits(whole.model)) < 1e-5
+    assert theirs.peft_config["default"].r == 12
 
 
 def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model, tmp_path, largest_difference):
@@ -179,7 +181,8 @@ def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model
             factor.linear.weight.copy_(kept["factors"][factor.name])
     two.parts["note"] = AtBoundary(lambda step: torch.set_rng_state(kept["random"]) if step == 0 else None)
     two.train()
-    assert len(read_events(one, "reset")) == 1 and not read_events(two, "reset")
+    assert len(read_events(one, "reset")) == 1
+    assert not read_events(two, "reset")
     assert largest_difference(one, two) < 1e-6
     assert [row["kl_ref"] for row in rows(one)[2:]] == pytest.approx([row["kl_ref"] for row in rows(two)], abs=1e-6)
 
@@ -189,7 +192,8 @@ def test_the_best_checkpoint_may_have_fewer_restarts(make_trainer, tiny_model):
     trainer = set_evaluations(make_trainer(**keys, trainer_kwargs=QUESTIONS), 1.0, 9.0, 1.0)
     trainer.train()
     theirs = load_adapter(tiny_model, Path(trainer.args.output_dir, "checkpoint-4"))
-    assert theirs.peft_config["default"].r == 8 and far(logits(theirs), logits(trainer.model)) < 1e-6
+    assert theirs.peft_config["default"].r == 8
+    assert far(logits(theirs), logits(trainer.model)) < 1e-6
     trainer.save_model()
     assert far(logits(theirs), logits(load_adapter(tiny_model, trainer.args.output_dir))) < 1e-6
 
@@ -222,7 +226,8 @@ def test_what_cannot_restart_is_refused_before_a_model_is_loaded(make_trainer, m
     monkeypatch.setattr(Plan, "wrap", lambda plan: pytest.fail("a model would be loaded"))
     with pytest.raises(ValueError, match=words) as refusal:
         make_trainer(beta=0.3, **RESTARTS, **keys, trainer_kwargs=trainer_kwargs)
-    assert "adapter_restart" in str(refusal.value) and "\n" not in str(refusal.value)
+    assert "adapter_restart" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_trained_adapter_is_refused(make_trainer, trained_adapter):

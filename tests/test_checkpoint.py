@@ -35,9 +35,11 @@ def write(folder, step, resumable=True, **files):
 
 def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
     checkpoint = write(tmp_path, 5)
-    assert why_unusable(checkpoint) is None and os.listdir(tmp_path) == ["checkpoint-5"]
+    assert why_unusable(checkpoint) is None
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
     manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
-    assert manifest["step"] == 5 and set(manifest["files"]) == {"weights", "deep/state"}
+    assert manifest["step"] == 5
+    assert set(manifest["files"]) == {"weights", "deep/state"}
     expected = "44ab6c88be83b32482f14f05c115ff01ebb923fb6ce1b6c2ba76372dee86e9ac"  # printf wwwwwwwwww | sha256sum
     assert manifest["files"]["weights"] == {"bytes": 10, "sha256": expected}
     assert (write(tmp_path, 5, weights="new") / "weights").read_text() == "new"  # one of the same step is replaced
@@ -64,7 +66,8 @@ def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, 
     (tmp_path / "_incomplete-checkpoint-11").mkdir()
     harm(newer)
     found, skipped = newest_complete(tmp_path)
-    assert found == older and set(skipped) == {"checkpoint-10", "_incomplete-checkpoint-11"}
+    assert found == older
+    assert set(skipped) == {"checkpoint-10", "_incomplete-checkpoint-11"}
     assert reason in skipped["checkpoint-10"]
     with pytest.raises(ValueError, match="checkpoint-10.*cannot be resumed from"):
         find_checkpoint(str(newer), str(tmp_path))
@@ -127,7 +130,8 @@ def test_the_policy_is_loaded_beside_its_reference(run, resume, largest_differen
 
     monkeypatch.setattr(Trainer, "_load_from_checkpoint", others_alone)
     again = resume(whole, 2, output_dir=whole.args.output_dir, **keys)
-    assert again.state.global_step == 4 and largest_difference(whole, again) == 0.0
+    assert again.state.global_step == 4
+    assert largest_difference(whole, again) == 0.0
 
 
 def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
@@ -136,10 +140,12 @@ def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
     older = write(tmp_path, 9)
     newer = write(tmp_path, 10, weights="w" * 30, **{"identity.json": '{"seed": 7}'})
     (newer / "weights").write_text("w" * 29 + "x")
-    assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {}) and "damaged" in why_unusable(newer)
+    assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {})
+    assert "damaged" in why_unusable(newer)
     (newer / "identity.json").write_bytes(b'{"seed"\0\0\0\0')
     found, skipped = find_checkpoint(True, str(tmp_path), content=False)
-    assert found == older and skipped["checkpoint-10"].startswith("identity.json is damaged")
+    assert found == older
+    assert skipped["checkpoint-10"].startswith("identity.json is damaged")
 
 
 def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
@@ -212,7 +218,8 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newe
     with pytest.raises(KeyboardInterrupt):
         back.train(resume_from_checkpoint=str(out / "checkpoint-2"))
     assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["abandoned-checkpoint-4", "checkpoint-2"]
-    assert "checkpoint-4 is newer than checkpoint-2" in caplog.text and "abandoned-checkpoint-4" in caplog.text
+    assert "checkpoint-4 is newer than checkpoint-2" in caplog.text
+    assert "abandoned-checkpoint-4" in caplog.text
     assert why_unusable(out / "abandoned-checkpoint-4") is None  # nothing of it is lost
     make_trainer(**keys).train(resume_from_checkpoint=True)
     assert [(row["step"], row["lr"]) for row in read_rows(out)] == [(1, 5e-3), (2, 5e-3), (3, 1e-4), (4, 1e-4)]
@@ -293,7 +300,8 @@ def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trai
     trainer._save = save
     trainer.train(resume_from_checkpoint=True)
     trainer.save_model()
-    assert (out / file).is_file() and why_unusable(out / "checkpoint-4") is None
+    assert (out / file).is_file()
+    assert why_unusable(out / "checkpoint-4") is None
 
 
 @pytest.mark.parametrize("renamed", [False, True], ids=["from another directory", "renamed"])

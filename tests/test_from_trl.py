@@ -44,7 +44,8 @@ def test_reference_and_base_are_the_policy_as_the_run_begins(make_trainer, of_tr
     trainer = make_trainer(model=load_adapter(tiny_model, start, is_trainable=True), **keys)
     for anchor in (trainer.reference, trainer.base):
         pairs = anchor.pairs()
-        assert pairs and all(torch.equal(theirs, policy) for theirs, policy in pairs)
+        assert pairs
+        assert all(torch.equal(theirs, policy) for theirs, policy in pairs)
         assert any(theirs.any() for theirs, _ in pairs[1::2])  # B too: it is no new adapter
 
 

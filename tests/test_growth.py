@@ -121,7 +121,8 @@ def test_new_rows_follow_from_the_run_s_seed_and_the_step_alone(adapted):
     assert torch.equal(first, rows())
     assert not any(torch.equal(first, other) for other in (rows(seed=8), rows(step=2), rows(seed=2**32 + 7)))
     # Uniform within ±1/√48, as PEFT begins a factor A of 48 inputs; or normal with a deviation of 1/r'.
-    assert first.shape == (6, 48) and 0.9 < first.abs().max() * 48**0.5 <= 1
+    assert first.shape == (6, 48)
+    assert 0.9 < first.abs().max() * 48**0.5 <= 1
     assert first.std().item() == pytest.approx(1 / (3 * 48) ** 0.5, rel=0.1)
     assert rows(init_lora_weights="gaussian").std().item() == pytest.approx(1 / 7, rel=0.1)
     assert len(torch.unique(first)) == first.numel()  # layers get rows of their own
@@ -140,7 +141,8 @@ def test_growth_ends_at_the_largest_rank(adapted):
     part = growth(adapted())
     part.update(1, None)
     part.begin()  # a training that begins anew forgets what waited
-    assert part.boundary(1) is None and part.rank == 4
+    assert part.boundary(1) is None
+    assert part.rank == 4
 
 
 def test_what_is_not_understood_changes_nothing(adapted):
@@ -156,7 +158,8 @@ def test_what_is_not_understood_changes_nothing(adapted):
     moments = {id(param): optimizer.state[param]["exp_avg"].clone() for param in trained}
     with pytest.raises(ValueError, match="momentum_of_the_future"):
         grown(model, optimizer=optimizer, copies=copies)
-    assert model.peft_config["default"].r == 4 and model.peft_config["default"].lora_alpha == 8
+    assert model.peft_config["default"].r == 4
+    assert model.peft_config["default"].lora_alpha == 8
     assert all(torch.equal(param, before[name]) for name, param in model.named_parameters())
     assert all(torch.equal(optimizer.state[param]["exp_avg"], moments[id(param)]) for param in trained)
     assert all(torch.equal(copies[0][name], before[name]) for name in copies[0])
@@ -253,7 +256,9 @@ def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
         "rank": 5,
         "world_size": 1,
     }
-    assert expected.items() <= found[0].items() and found[0]["seconds_copy"] > 0 and found[0]["seconds_optimizer"] > 0
+    assert expected.items() <= found[0].items()
+    assert found[0]["seconds_copy"] > 0
+    assert found[0]["seconds_optimizer"] > 0
     alone = run(**keys)
     assert [event["event"] for event in events(alone)] == ["growth", "growth"]
     alone.save_model()
@@ -287,7 +292,8 @@ def test_elastic_reset_averages_the_grown_policy(make_trainer):
         axis = factor.axis
         before = seen[2][1][name]
         policy, mean = (each[name] for each in seen[3])
-        assert before.shape[axis] == 4 and mean.shape[axis] == policy.shape[axis] == 6
+        assert before.shape[axis] == 4
+        assert mean.shape[axis] == policy.shape[axis] == 6
         kept = 0.5 * before + 0.5 * policy.narrow(axis, 0, 4)
         assert torch.allclose(mean.narrow(axis, 0, 4), kept, atol=1e-7)
         assert torch.equal(seen["reset"][0][name], seen[4][1][name])  # policy ← average
@@ -355,7 +361,8 @@ def test_the_best_checkpoint_has_a_smaller_rank_and_comes_with_its_own_reference
     trainer.train()
     out = Path(trainer.args.output_dir)
     best = Path(trainer.args.output_dir, "checkpoint-2")
-    assert trainer.state.best_model_checkpoint == str(best) and trainer.model.peft_config["default"].r == 4
+    assert trainer.state.best_model_checkpoint == str(best)
+    assert trainer.model.peft_config["default"].r == 4
     assert all(state["exp_avg"].shape == param.shape for param, state in trainer.optimizer.state.items())
     trainer.save_model()
     for folder, name in ((best, "default"), (best / "ref", "ref"), (out, "default"), (out / "ref", "ref")):
@@ -372,7 +379,8 @@ def test_a_largest_rank_that_was_lowered_below_the_present_one_ends_growth(run, 
     whole = run(**keys, lora_growth_max_rank=16, save_strategy="steps", save_steps=6)
     assert [event["rank"] for event in events(whole)] == [8, 12]
     again = resume(whole, 6, **keys, lora_growth_max_rank=6, allow_config_change=True)
-    assert events(again) == [] and again.model.peft_config["default"].r == 8
+    assert events(again) == []
+    assert again.model.peft_config["default"].r == 8
 
 
 def test_a_checkpoint_that_could_not_have_grown_here_is_refused(run, resume):
@@ -418,7 +426,8 @@ REFUSED = [
 def test_what_cannot_grow_is_refused_in_one_line(make_trainer, keys, trainer_kwargs, message):
     with pytest.raises(ValueError, match=message) as error:
         make_trainer(lora=False, **GROWS, **keys, trainer_kwargs=trainer_kwargs)
-    assert "\n" not in str(error.value) and "lora_growth_" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "lora_growth_" in str(error.value)
 
 
 def test_growth_needs_a_generation_that_ends_with_a_step(make_trainer):

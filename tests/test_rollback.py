@@ -120,7 +120,8 @@ def test_at_most_so_many_times_and_only_to_a_good_checkpoint(make_trainer, fault
     trainer = make_trainer(**SAVES, rollback=1)
     trainer.parts |= {f"fault {place}": Fault(*fault) for place, fault in enumerate(faults)}
     trainer.train()
-    assert len(events(trainer, "rollback")) == times and trainer.state.global_step == end
+    assert len(events(trainer, "rollback")) == times
+    assert trainer.state.global_step == end
     assert Path(trainer.args.output_dir, f"checkpoint-{end}").is_dir()
 
 
@@ -204,7 +205,8 @@ def test_a_nan_reward_goes_back_too(run, make_trainer, largest_difference, caplo
     back.train()
     (event,) = events(back, "rollback")
     assert (event["reason"], event["step_requested"], event["checkpoint"]) == ("nonfinite", 10, "checkpoint-8")
-    assert "Gone back to checkpoint-8" in caplog.text and "'reward' returned nan" in caplog.text
+    assert "Gone back to checkpoint-8" in caplog.text
+    assert "'reward' returned nan" in caplog.text
     assert largest_difference(whole, back) == 0.0
 
 

@@ -156,8 +156,10 @@ def test_held_out_games_have_the_tokens_of_training(made, tokenizer):
     assert prompt_ids(own, rows) == prompts == prompt_ids(tokenizer, rows)
     for place, (samples, (_, _, text)) in enumerate(zip(drawn, GAMES.values(), strict=True)):
         for one in samples:
-            assert one.ids == sampled.ids[4 * place] and one.truncated == sampled.cut[4 * place]
-            assert one.text == text and one.correct == bool(sampled.rewards[4 * place])
+            assert one.ids == sampled.ids[4 * place]
+            assert one.truncated == sampled.cut[4 * place]
+            assert one.text == text
+            assert one.correct == bool(sampled.rewards[4 * place])
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,8 @@ def test_packed_games_train_as_padded_ones(made, tokenizer, weights, largest_dif
         moved = max((value - before[name]).abs().max() for name, value in weights(trainer).items())
         assert moved > 1e-2
     padded, packed = trainers
-    assert packed.acceleration.packs and not padded.acceleration.packs
+    assert packed.acceleration.packs
+    assert not padded.acceleration.packs
     assert largest_difference(padded, packed) < 1e-5
     for rows, trainer in ((read_rows(trainer), trainer) for trainer in trainers):
         assert sum(row["ref_forward_calls"] + row["base_forward_calls"] for row in rows) == references
