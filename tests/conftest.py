@@ -1,4 +1,4 @@
-"""A tiny model and a way to train it: shared by the tests of the trainer."""
+"""Fixtures that all tests share: a tiny model, ways to train it, real processes, and a Hub on loopback."""
 
 import gc
 import os
@@ -13,7 +13,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # here and in every process of a test: ther
 if "PYTEST_XDIST_WORKER" in os.environ:
     # pytest-xdist puts the working directory there, which would help the processes of a test to find our packages.
     others = os.environ.pop("PYTHONPATH", "").removeprefix(f"{os.getcwd()}{os.pathsep}")
-    os.environ |= {"PYTHONPATH": others} if others else {}
+    if others:
+        os.environ["PYTHONPATH"] = others
 
 import json
 import subprocess
@@ -58,24 +59,24 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="session")
 def make_tiny_model(tmp_path_factory):
-    """A function that saves a tiny model for a tokenizer, and returns its path."""
+    """Return a function that saves a tiny model for a tokenizer, and returns its path."""
     return lambda tokenizer: save_tiny_model(tmp_path_factory.mktemp("tiny"), tokenizer)
 
 
 @pytest.fixture(scope="session")
 def tiny_model(make_tiny_model):
-    """Path of a tiny Qwen2 that reads bytes."""
+    """Return the path of a tiny Qwen2 that reads bytes."""
     return make_tiny_model(byte_tokenizer())
 
 
 @pytest.fixture(scope="session")
 def tools_model(make_tiny_model):
-    """Path of a tiny Qwen2 that can call tools."""
+    """Return the path of a tiny Qwen2 whose chat template has tools."""
     return make_tiny_model(tools_tokenizer())
 
 
 class Forks:
-    """Real processes without the seconds that their imports cost: see forks/server.py."""
+    """Start real processes without the seconds that their imports cost: see forks/server.py."""
 
     hub = None  # the address of the Hub that they talk to
 
@@ -85,21 +86,26 @@ class Forks:
         self.server = subprocess.Popen(command, env={**os.environ, **env}, **pipes)
 
     def start(self, **order):
-        """Begin, and return the process id."""
+        """Start a process, and return its id."""
         self.server.stdin.write(json.dumps(order | {"hub": self.hub}) + "\n")
         self.server.stdin.flush()
         return int(self.server.stdout.readline())
 
     def status(self):
-        """Wait for the end, and return the exit status; -9 is a kill."""
+        """Wait for the process to end, and return its exit status; -9 is a kill."""
         return int(self.server.stdout.readline())
 
     def run(self, script, *argv, cwd=None, env=None, terminal=False):
         """
-        Run a script, `"-m"` and a module, or `"exec"` and a program, to its end: exit status, and what it wrote to
-        stdout and stderr, or onto a terminal.
+        Run a script, `"-m"` and a module, or `"exec"` and a program, to its end. Return its exit status, and what it
+        wrote to stdout and stderr, or onto a terminal.
         """
-        order = {"run": str(script), "argv": list(map(str, argv)), "cwd": str(cwd or Path.cwd()), "env": env or {}}
+        order = {
+            "run": str(script),
+            "argv": [str(argument) for argument in argv],
+            "cwd": str(cwd or Path.cwd()),
+            "env": env or {},
+        }
         with tempfile.NamedTemporaryFile("r", newline="") as log:
             self.start(**order, log=log.name, terminal=terminal)
             return self.status(), log.read()
@@ -111,7 +117,7 @@ class Forks:
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory):
-    """Processes in whose Hub cache are a small model and GSM8K of 2 and 4 rows, see hub_cache.py."""
+    """Return `Forks` in whose Hub cache are a small model and GSM8K of 2 and 4 rows, see hub_cache.py."""
     home = tmp_path_factory.mktemp("hf_home")
     fill_hf_home(home, train=2, test=4)
     forks = Forks(HF_HOME=str(home), HF_HUB_OFFLINE="1")
@@ -128,14 +134,14 @@ def hub_server():
 
 @pytest.fixture
 def hub(hub_server):
-    """An empty Hub on loopback, see hub_server.py."""
+    """Return an empty Hub on loopback, see hub_server.py."""
     hub_server.reset()
     return hub_server
 
 
 @pytest.fixture
 def online(hub, monkeypatch):
-    """This process's client talks to `hub`."""
+    """Let this process's client talk to `hub`."""
     for name, value in constants_for(hub.url).items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -144,14 +150,14 @@ def online(hub, monkeypatch):
 
 @pytest.fixture
 def hub_forks(forks, hub, monkeypatch):
-    """As `forks`, for processes whose Hub is `hub`."""
+    """Return `forks` for processes whose Hub is `hub`."""
     monkeypatch.setattr(forks, "hub", hub.url)
     return forks
 
 
 @pytest.fixture(scope="session")
 def device(request):
-    """The device of the trainings: a GPU under `pytest -m gpu`, as `make gpu-check` calls it, else the CPU."""
+    """Return the device of the trainings: a GPU under `pytest -m gpu`, as `make gpu-check` calls it, else the CPU."""
     if request.config.option.markexpr != "gpu":
         return "cpu"
     if not torch.cuda.is_available():
@@ -166,7 +172,7 @@ def device(request):
 
 @pytest.fixture
 def make_trainer(tiny_model, tmp_path, device):
-    """A function that builds a trainer: `make_trainer(ProRLTrainer, lora=True, beta=0.1, ...)`."""
+    """Return a function that builds a trainer: `make_trainer(ProRLTrainer, lora=True, beta=0.1, ...)`."""
     counter = iter(range(1000))
 
     def make(
@@ -204,7 +210,7 @@ def make_trainer(tiny_model, tmp_path, device):
 
 @pytest.fixture
 def run(make_trainer):
-    """A function that builds a trainer and trains it at once: building sets the seed, so the order matters."""
+    """Return a function that builds a trainer and trains it at once: building sets the seed, so the order matters."""
 
     def build_and_train(*args, **kwargs):
         trainer = make_trainer(*args, **kwargs)
@@ -216,7 +222,7 @@ def run(make_trainer):
 
 @pytest.fixture
 def resume(make_trainer):
-    """A function that goes on with a run from its checkpoint of a step: `resume(run, step, beta=0.1, ...)`."""
+    """Return a function that resumes a run from its checkpoint of a step: `resume(run, step, beta=0.1, ...)`."""
 
     def from_checkpoint(run, step, *args, **kwargs):
         trainer = make_trainer(*args, **kwargs)
@@ -228,7 +234,7 @@ def resume(make_trainer):
 
 @pytest.fixture
 def trained_adapter(tiny_model):
-    """A `PeftModel` whose adapter is not zero, as after earlier training."""
+    """Return a function that makes a `PeftModel` whose adapter is not zero, as after earlier training."""
 
     def make():
         torch.manual_seed(11)
@@ -244,7 +250,7 @@ def trained_adapter(tiny_model):
 
 @pytest.fixture
 def weights():
-    """Trained parameters of a trainer's model, by name."""
+    """Return a function that copies the trained parameters of a trainer's model, by name."""
 
     def collect(trainer):
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -260,8 +266,9 @@ def weights():
 @pytest.fixture
 def largest_difference(weights):
     """
-    The largest absolute difference between the trained weights of two trainers, without the key biases: attention
-    does not depend on them, so their gradient is rounding noise, which Adam blows up to the size of an update.
+    Return a function that computes the largest absolute difference between the trained weights of two trainers. Key
+    biases do not count: attention does not depend on them, so their gradient is rounding noise, which Adam blows up to
+    the size of an update.
     """
 
     def compare(first, second):

@@ -1,4 +1,4 @@
-"""What a run has written, as the tests read it."""
+"""Read what a run has written, and write what one could have."""
 
 import hashlib
 import json
@@ -11,13 +11,13 @@ TIMED = ("time", "second", "memory", "utilization")
 
 
 def read_rows(run, file="metrics.jsonl"):
-    """The objects of a JSON Lines file of a run, which a trainer or its folder stands for, in their order."""
+    """Read a JSON Lines file of a run: its objects in their order. `run` is a trainer or its folder."""
     folder = run.args.output_dir if hasattr(run, "args") else run
     return [json.loads(line) for line in Path(folder, file).read_text().splitlines()]
 
 
 def write_run(folder, config=None, metrics=None, events=None, **others):
-    """A run folder as a training leaves it: recipe, record, `env`, `passk` and the like; `None` leaves a file out."""
+    """Write a run folder as a training leaves it: recipe, record, `env`, `passk`, …; `None` leaves a file out."""
     folder.mkdir(parents=True, exist_ok=True)
     if config is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -31,13 +31,13 @@ def write_run(folder, config=None, metrics=None, events=None, **others):
 
 
 def read_events(run, *kinds):
-    """The events of a run: those of these kinds, or all but the record of resumes."""
+    """Read the events of a run: those of these kinds, or all but the record of resumes."""
     events = read_rows(run, "events.jsonl")
     return [event for event in events if (event["event"] in kinds if kinds else event["event"] != "resume")]
 
 
-def everything(folder):
-    """The files and folders below one, with the time of their last change."""
+def modification_times(folder):
+    """Return the time of the last change, in ns, of every file and folder below a folder."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
@@ -47,13 +47,13 @@ def hash_files(folder, without=()):
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
-def errors(written):
-    """The lines of an output that tell an error."""
+def error_lines(written):
+    """Return the lines of an output that begin with `error: `."""
     return [line for line in written.splitlines() if line.startswith("error: ")]
 
 
-def untimed(value):
-    """Without times and memory, at any depth."""
+def without_times(value):
+    """Return a value of any nesting without the keys of times and memory."""
     if isinstance(value, dict):
-        return {key: untimed(item) for key, item in value.items() if not any(word in str(key) for word in TIMED)}
-    return [untimed(item) for item in value] if isinstance(value, list) else value
+        return {key: without_times(item) for key, item in value.items() if not any(word in str(key) for word in TIMED)}
+    return [without_times(item) for item in value] if isinstance(value, list) else value

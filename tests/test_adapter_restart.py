@@ -9,7 +9,16 @@ import torch
 from peft import IA3Config, LoraConfig
 from run_record import read_events
 from run_record import read_rows as rows
-from tiny_run import BEST, QUESTIONS, AtBoundary, adapted, disturbed, evaluated_as, loaded, logits
+from tiny_run import (
+    BEST,
+    QUESTIONS,
+    AtBoundary,
+    disturb_adapter,
+    load_adapter,
+    load_with_new_adapter,
+    logits,
+    set_evaluations,
+)
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_prorl import evaluate
@@ -37,13 +46,13 @@ KINDS = ({}, {"r": 3, "lora_alpha": 7}, {"use_rslora": True}, {"init_lora_weight
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("dtype, close", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_path, kind, dtype, close):
-    model = adapted(tiny_model, 0.0, dtype, **kind).to(dtype)
+    model = load_with_new_adapter(tiny_model, 0.0, dtype, **kind).to(dtype)
     begun = logits(model)
     rank = kind.get("r", 4)
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     part = Restart(model, SimpleNamespace(seed=7))
     for count in (1, 2):
-        disturbed(model)
+        disturb_adapter(model)
         before = logits(model)
         state = torch.get_rng_state()
         facts = part.apply()
@@ -55,13 +64,13 @@ def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_pat
         for factor in list_factors(model):
             assert factor.linear.weight.any() == (factor.side == "A")
             assert factor.linear.weight.shape[factor.axis] == rank
-    disturbed(model)
+    disturb_adapter(model)
     with part.written():
         model.save_pretrained(tmp_path)
     assert {name: param for name, param in model.named_parameters() if param.requires_grad} == trained  # the same ones
     assert model.peft_config["default"].r == rank
     assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == 3 * rank
-    saved = loaded(tiny_model, tmp_path, dtype).to(dtype)
+    saved = load_adapter(tiny_model, tmp_path, dtype).to(dtype)
     assert far(logits(saved), logits(model)) < 1e-5
     assert far(logits(saved.merge_and_unload()), logits(model)) < 1e-5
     with part.undone():
@@ -71,7 +80,7 @@ def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_pat
 
 def test_new_factors_follow_from_the_run_s_seed_and_the_count_alone(tiny_model):
     def drawn(seed, count):
-        model = adapted(tiny_model, 0.0)
+        model = load_with_new_adapter(tiny_model, 0.0)
         part = Restart(model, SimpleNamespace(seed=seed))
         for _ in range(count):
             part.apply()
@@ -83,14 +92,14 @@ def test_new_factors_follow_from_the_run_s_seed_and_the_count_alone(tiny_model):
 
 def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
     """Each product is a small part of a rounding step of the weights. In place, all of them would be lost."""
-    model = adapted(tiny_model, 0.0, torch.bfloat16)
+    model = load_with_new_adapter(tiny_model, 0.0, torch.bfloat16)
     layer = list_factors(model)[0].layer
     weight = layer.get_base_layer().weight
     part = Restart(model, SimpleNamespace(seed=1))
     exact = weight.double()
     in_place = weight.detach().clone()
     for _ in range(200):
-        disturbed(model, 1e-3)
+        disturb_adapter(model, 1e-3)
         a, b = (next(f.linear.weight for f in list_factors(model) if f.layer is layer and f.side == s) for s in "AB")
         product = 2.0 * (b.double() @ a.double())
         exact = exact + product
@@ -110,8 +119,9 @@ def test_rounding_by_a_restart_is_told_before_the_run(make_trainer, caplog, keys
     """And only where the policy moves."""
     trainer = make_trainer(beta=0.3, **RESTARTS, **keys)
     lines = [record.getMessage() for record in caplog.records if "rounds the merged weights" in record.getMessage()]
-    assert len(lines) == (rounded is not None) and all(f"to {rounded}" in line for line in lines)
-    disturbed(trainer.model)
+    assert len(lines) == (rounded is not None)
+    assert all(f"to {rounded}" in line for line in lines)
+    disturb_adapter(trainer.model)
     with trainer.accelerator.autocast():
         before = logits(trainer.model).float()
         trainer.parts["restart"].apply()
@@ -138,8 +148,9 @@ def test_a_resume_at_any_step_is_exact(run, resume, tiny_model, arm):
         found = dict(again.model.named_parameters())
         assert found.keys() == end.keys() and all(torch.equal(found[name], end[name]) for name in end), step
     whole.save_model()
-    theirs = loaded(tiny_model, whole.args.output_dir)
-    assert far(logits(theirs), logits(whole.model)) < 1e-5 and theirs.peft_config["default"].r == 12
+    theirs = load_adapter(tiny_model, whole.args.output_dir)
+    assert far(logits(theirs), logits(whole.model)) < 1e-5
+    assert theirs.peft_config["default"].r == 12
 
 
 def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model, tmp_path, largest_difference):
@@ -170,19 +181,21 @@ def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model
             factor.linear.weight.copy_(kept["factors"][factor.name])
     two.parts["note"] = AtBoundary(lambda step: torch.set_rng_state(kept["random"]) if step == 0 else None)
     two.train()
-    assert len(read_events(one, "reset")) == 1 and not read_events(two, "reset")
+    assert len(read_events(one, "reset")) == 1
+    assert not read_events(two, "reset")
     assert largest_difference(one, two) < 1e-6
     assert [row["kl_ref"] for row in rows(one)[2:]] == pytest.approx([row["kl_ref"] for row in rows(two)], abs=1e-6)
 
 
 def test_the_best_checkpoint_may_have_fewer_restarts(make_trainer, tiny_model):
     keys = {**BEST, **RESTARTS, "beta": 0.3, "max_steps": 6}
-    trainer = evaluated_as(make_trainer(**keys, trainer_kwargs=QUESTIONS), 1.0, 9.0, 1.0)
+    trainer = set_evaluations(make_trainer(**keys, trainer_kwargs=QUESTIONS), 1.0, 9.0, 1.0)
     trainer.train()
-    theirs = loaded(tiny_model, Path(trainer.args.output_dir, "checkpoint-4"))
-    assert theirs.peft_config["default"].r == 8 and far(logits(theirs), logits(trainer.model)) < 1e-6
+    theirs = load_adapter(tiny_model, Path(trainer.args.output_dir, "checkpoint-4"))
+    assert theirs.peft_config["default"].r == 8
+    assert far(logits(theirs), logits(trainer.model)) < 1e-6
     trainer.save_model()
-    assert far(logits(theirs), logits(loaded(tiny_model, trainer.args.output_dir))) < 1e-6
+    assert far(logits(theirs), logits(load_adapter(tiny_model, trainer.args.output_dir))) < 1e-6
 
 
 def test_an_evaluation_in_memory_finds_the_base_below(run):
@@ -213,7 +226,8 @@ def test_what_cannot_restart_is_refused_before_a_model_is_loaded(make_trainer, m
     monkeypatch.setattr(Plan, "wrap", lambda plan: pytest.fail("a model would be loaded"))
     with pytest.raises(ValueError, match=words) as refusal:
         make_trainer(beta=0.3, **RESTARTS, **keys, trainer_kwargs=trainer_kwargs)
-    assert "adapter_restart" in str(refusal.value) and "\n" not in str(refusal.value)
+    assert "adapter_restart" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_trained_adapter_is_refused(make_trainer, trained_adapter):

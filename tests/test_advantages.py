@@ -90,7 +90,8 @@ def test_equal_rewards_have_no_advantage_whatever_their_mean_is_rounded_to(estim
     # The sums of two reward functions differ in their last digit only.
     first = torch.tensor([0.1]) + torch.tensor([0.6])
     second = torch.tensor([0.7])
-    assert first != second and estimate(torch.cat([first, second]), 2, estimator).tolist() == [0.0, 0.0]
+    assert first != second
+    assert estimate(torch.cat([first, second]), 2, estimator).tolist() == [0.0, 0.0]
     assert estimate(torch.tensor([0.7, 0.70001]), 2, estimator)[1] > 0.0
     if estimator == "max":
         tied = torch.cat([first, second, torch.zeros(2)])
@@ -220,7 +221,8 @@ def test_the_logged_policy_loss_has_the_penalty_in_it(run, trained_adapter, loss
     control = run(MovedEveryGeneration, model=trained_adapter(), beta=2.0, **keys)
     ours, theirs = ([entry for entry in one.state.log_history if "policy_loss" in entry] for one in (b, control))
     assert [entry["policy_loss"] for entry in ours] == pytest.approx([e["policy_loss"] for e in theirs], abs=1e-5)
-    assert len(ours) == 4 and max(entry["kl_old"] for entry in ours) > 1e-3  # so that the penalty is no rounding
+    assert len(ours) == 4
+    assert max(entry["kl_old"] for entry in ours) > 1e-3  # so that the penalty is no rounding
 
 
 TWO_ROWS = torch.tensor([[1, 1, 0], [1, 0, 0]])
@@ -246,7 +248,8 @@ def test_a_row_without_tokens_weighs_nothing_and_breaks_nothing():
     mask = torch.tensor([[0, 0], [1, 1]])
     for loss_type in ("grpo", "bnpo", "luspo"):
         weights = token_weights(mask, loss_type)
-        assert weights[0].eq(0).all() and weights.isfinite().all()
+        assert weights[0].eq(0).all()
+        assert weights.isfinite().all()
 
 
 def test_unknown_loss_is_refused():

@@ -65,8 +65,11 @@ def test_numbers_intervals_and_settings_stand_in_the_model_index(folder, tmp_pat
     path = tmp_path / "README.md"
     path.write_text(str(model_card(run, repo="someone/sorted")))
     data = ModelCard.load(path).data
-    assert data.model_name == "sorted" and data.library_name == "peft" and data.pipeline_tag == "text-generation"
-    assert data.base_model == "Qwen/Qwen2.5-0.5B-Instruct" and "license" not in data.to_dict()
+    assert data.model_name == "sorted"
+    assert data.library_name == "peft"
+    assert data.pipeline_tag == "text-generation"
+    assert data.base_model == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert "license" not in data.to_dict()
     assert {"trl-prorl", "grpo", "trl", "variant-A", "lora"} <= set(data.tags)
     found = {result.metric_type: result for result in data.eval_results}
     assert set(found) == {"pass@1", "pass@2"}
@@ -87,7 +90,8 @@ def test_the_body_has_base_trained_and_the_paired_gain(folder):
     assert row(card, "pass@2")[3] == "+0.167 [-0.250, +0.500]"
     assert "4 prompts of the split `test`, 4 samples each at temperature 0.7, seed 5" in card.text
     assert "--prompts 4 --n 4 --k 1 2 --seed 5 --temperature 0.7" in card.text
-    assert "commit `c0ffee`" in card.text and "| trl | 1.16.0 |" in card.text
+    assert "commit `c0ffee`" in card.text
+    assert "| trl | 1.16.0 |" in card.text
     for cited in ("2505.24864", "2402.03300", "vonwerra2020trl"):
         assert cited in card.text
 
@@ -99,14 +103,17 @@ def test_resets_are_listed_with_request_reason_and_optimizer(folder):
         reset(6, 6, optimizer_reset="keep"),
     ]
     card = model_card(folder(events=events))
-    assert "Resets applied: 2." in card.text and "resumed at step 5" in card.text
+    assert "Resets applied: 2." in card.text
+    assert "resumed at step 5" in card.text
     table = card.text.split("Resets applied")[1].split("## Results")[0]
     assert table.count("\n| ") == 2 + 2, "header, rule, and a row for each reset alone"
     assert row(card, "3") == ["3", "4", "kl_spike", "soft, α = 0.25", "0.0125"]
     assert row(card, "6") == ["6", "6", "periodic", "keep", "–"]
     many = model_card(folder(events=[reset(step, step, optimizer_reset="keep") for step in range(1, 74)]))
-    assert "Resets applied: 73." in many.text and "And 23 more" in many.text
-    assert row(many, "50") and "| 51 | 51 |" not in many.text
+    assert "Resets applied: 73." in many.text
+    assert "And 23 more" in many.text
+    assert row(many, "50")
+    assert "| 51 | 51 |" not in many.text
 
 
 @pytest.mark.parametrize("passk", [None, {**PASSK, "step": 3}], ids=["not evaluated", "other weights"])
@@ -120,13 +127,17 @@ def test_evaluating_is_recommended_where_it_is_possible(folder, passk, missing):
 
 def test_what_the_record_lacks_is_said_and_not_invented(folder, tmp_path):
     card = model_card(folder(events=None))
-    assert "Not evaluated yet" in card.text and card.data.eval_results is None and "pass@1" not in card.text
+    assert "Not evaluated yet" in card.text
+    assert card.data.eval_results is None
+    assert "pass@1" not in card.text
     assert "no events" in card.text
     empty = tmp_path / "empty"
     empty.mkdir()
     card = model_card(empty, adapter=False)
-    assert "the record does not name it" in card.text and card.data.base_model is None
-    assert card.data.library_name == "transformers" and "There is no recipe" in card.text
+    assert "the record does not name it" in card.text
+    assert card.data.base_model is None
+    assert card.data.library_name == "transformers"
+    assert "There is no recipe" in card.text
 
 
 def test_numbers_of_other_weights_are_left_out(folder):
@@ -165,7 +176,9 @@ def test_a_local_base_is_named_and_no_hub_name_is_invented(folder, tmp_path):
     local.mkdir(parents=True)
     (local / "config.json").write_text(json.dumps({"_name_or_path": "Qwen/Qwen2.5-0.5B"}))
     card = model_card(folder(adapter=str(local)))
-    assert card.data.base_model is None and "None" not in card.text and "PATH/TO/my-qwen" in card.text
+    assert card.data.base_model is None
+    assert "None" not in card.text
+    assert "PATH/TO/my-qwen" in card.text
     assert "`my-qwen`, a local folder" in card.text
     assert "made from [Qwen/Qwen2.5-0.5B](https://huggingface.co/Qwen/Qwen2.5-0.5B)" in card.text
 
@@ -174,7 +187,8 @@ def test_the_base_is_what_it_was_where_it_was_trained(folder):
     """`models/qwen` was a folder there; here it looks like a name of the Hub."""
     noted = {"name": "models/qwen", "hub_id": None, "origin": None}
     card = model_card(folder(adapter="models/qwen", env={"base_model": noted}))
-    assert card.data.base_model is None and "`qwen`, a local folder" in card.text
+    assert card.data.base_model is None
+    assert "`qwen`, a local folder" in card.text
 
 
 def test_what_is_a_name_of_the_hub():
@@ -191,8 +205,11 @@ def test_secrets_are_in_no_recipe(folder):
     secrets = {"hub_token": SECRET, "model_init_kwargs": {"token": SECRET, "dtype": "float32"}, "eos_token": "<|end|>"}
     run = folder(config=secrets | {"run_name": f"with {SECRET} inside", "thinking_budget": 8})
     text = str(model_card(run))
-    assert SECRET not in text and "hub_token" not in text
-    assert "eos_token: <|end|>" in text and "dtype: float32" in text and "thinking_budget: 8" in text
+    assert SECRET not in text
+    assert "hub_token" not in text
+    assert "eos_token: <|end|>" in text
+    assert "dtype: float32" in text
+    assert "thinking_budget: 8" in text
     assert "with [removed] inside" in text
     kept = {"max_completion_length": 3, "pad_token": "x", "num_tokens": 4, "token_entropy": 1}
     assert remove_secrets(kept) == kept
@@ -203,7 +220,8 @@ def test_how_a_run_is_trained_again(folder):
     """One that pushed, without pushing; the run of a script of its own has no command."""
     assert "--push_to_hub false" in model_card(folder(config={"push_to_hub": True})).text
     card = model_card(folder(config={"task": None, "task_level": None}))
-    assert "script of its own" in card.text and "python recipes/" not in card.text
+    assert "script of its own" in card.text
+    assert "python recipes/" not in card.text
 
 
 def test_the_lines_that_load_the_model_find_it(make_trainer, tmp_path):
@@ -214,4 +232,5 @@ def test_the_lines_that_load_the_model_find_it(make_trainer, tmp_path):
     for folder, save in ((out / "checkpoint-2", lambda: None), (out, trainer.save_model)):
         save()
         assert f'PeftModel.from_pretrained(base, "{folder}")' in (out / "README.md").read_text()
-        assert (folder / "adapter_config.json").is_file() and (folder / "tokenizer.json").is_file()
+        assert (folder / "adapter_config.json").is_file()
+        assert (folder / "tokenizer.json").is_file()

@@ -12,8 +12,8 @@ import numpy
 import pandas
 import pytest
 import torch
-from run_record import read_events, read_rows, untimed
-from tiny_run import BEST, QUESTIONS, evaluated_as
+from run_record import read_events, read_rows, without_times
+from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import Trainer, TrainerCallback
 
 from trl_prorl.checkpoint import files as on_disk
@@ -35,9 +35,11 @@ def write(folder, step, resumable=True, **files):
 
 def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
     checkpoint = write(tmp_path, 5)
-    assert why_unusable(checkpoint) is None and os.listdir(tmp_path) == ["checkpoint-5"]
+    assert why_unusable(checkpoint) is None
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
     manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
-    assert manifest["step"] == 5 and set(manifest["files"]) == {"weights", "deep/state"}
+    assert manifest["step"] == 5
+    assert set(manifest["files"]) == {"weights", "deep/state"}
     expected = "44ab6c88be83b32482f14f05c115ff01ebb923fb6ce1b6c2ba76372dee86e9ac"  # printf wwwwwwwwww | sha256sum
     assert manifest["files"]["weights"] == {"bytes": 10, "sha256": expected}
     assert (write(tmp_path, 5, weights="new") / "weights").read_text() == "new"  # one of the same step is replaced
@@ -64,7 +66,8 @@ def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, 
     (tmp_path / "_incomplete-checkpoint-11").mkdir()
     harm(newer)
     found, skipped = newest_complete(tmp_path)
-    assert found == older and set(skipped) == {"checkpoint-10", "_incomplete-checkpoint-11"}
+    assert found == older
+    assert set(skipped) == {"checkpoint-10", "_incomplete-checkpoint-11"}
     assert reason in skipped["checkpoint-10"]
     with pytest.raises(ValueError, match="checkpoint-10.*cannot be resumed from"):
         find_checkpoint(str(newer), str(tmp_path))
@@ -127,7 +130,8 @@ def test_the_policy_is_loaded_beside_its_reference(run, resume, largest_differen
 
     monkeypatch.setattr(Trainer, "_load_from_checkpoint", others_alone)
     again = resume(whole, 2, output_dir=whole.args.output_dir, **keys)
-    assert again.state.global_step == 4 and largest_difference(whole, again) == 0.0
+    assert again.state.global_step == 4
+    assert largest_difference(whole, again) == 0.0
 
 
 def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
@@ -136,10 +140,12 @@ def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
     older = write(tmp_path, 9)
     newer = write(tmp_path, 10, weights="w" * 30, **{"identity.json": '{"seed": 7}'})
     (newer / "weights").write_text("w" * 29 + "x")
-    assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {}) and "damaged" in why_unusable(newer)
+    assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {})
+    assert "damaged" in why_unusable(newer)
     (newer / "identity.json").write_bytes(b'{"seed"\0\0\0\0')
     found, skipped = find_checkpoint(True, str(tmp_path), content=False)
-    assert found == older and skipped["checkpoint-10"].startswith("identity.json is damaged")
+    assert found == older
+    assert skipped["checkpoint-10"].startswith("identity.json is damaged")
 
 
 def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
@@ -214,7 +220,8 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newe
     with pytest.raises(KeyboardInterrupt):
         back.train(resume_from_checkpoint=str(out / "checkpoint-2"))
     assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["abandoned-checkpoint-4", "checkpoint-2"]
-    assert "checkpoint-4 is newer than checkpoint-2" in caplog.text and "abandoned-checkpoint-4" in caplog.text
+    assert "checkpoint-4 is newer than checkpoint-2" in caplog.text
+    assert "abandoned-checkpoint-4" in caplog.text
     assert why_unusable(out / "abandoned-checkpoint-4") is None  # nothing of it is lost
     make_trainer(**keys).train(resume_from_checkpoint=True)
     assert [(row["step"], row["lr"]) for row in read_rows(out)] == [(1, 5e-3), (2, 5e-3), (3, 1e-4), (4, 1e-4)]
@@ -241,7 +248,7 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
     }
     whole = run(**keys)
     assert [row["step"] for row in read_rows(whole, "evaluations.jsonl")] == [0, 4, 8]
-    resets = untimed(read_events(whole))
+    resets = without_times(read_events(whole))
     assert resets  # evaluations matter
 
     def killed(step):
@@ -268,7 +275,7 @@ def test_a_resumed_run_has_the_evaluations_and_the_resets_of_the_undisturbed_run
     after_the_second.train(resume_from_checkpoint=str(copy / "checkpoint-4"))
     for again in (before_the_first, before_the_second, after_the_second):
         assert read_rows(again, "evaluations.jsonl") == read_rows(whole, "evaluations.jsonl")
-        assert untimed(read_events(again)) == resets
+        assert without_times(read_events(again)) == resets
         assert largest_difference(whole, again) == 0.0
 
 
@@ -295,7 +302,8 @@ def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trai
     trainer._save = save
     trainer.train(resume_from_checkpoint=True)
     trainer.save_model()
-    assert (out / file).is_file() and why_unusable(out / "checkpoint-4") is None
+    assert (out / file).is_file()
+    assert why_unusable(out / "checkpoint-4") is None
 
 
 @pytest.mark.parametrize("renamed", [False, True], ids=["from another directory", "renamed"])
@@ -303,17 +311,17 @@ def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeyp
     keys = KEYS | BEST | {"save_total_limit": 2, "trainer_kwargs": QUESTIONS}
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    evaluated_as(make_trainer(output_dir="run", **keys), 9.0, 1.0).train()
+    set_evaluations(make_trainer(output_dir="run", **keys), 9.0, 1.0).train()
     out = tmp_path / "here" / "run"
     if renamed:
         out = out.rename(tmp_path / "moved")
         # Another run took its name: its checkpoints are not this run's.
-        evaluated_as(make_trainer(output_dir="run", **keys | {"seed": 8}), 9.0, 1.0).train()
+        set_evaluations(make_trainer(output_dir="run", **keys | {"seed": 8}), 9.0, 1.0).train()
     else:
         monkeypatch.chdir(tmp_path)
     state = json.loads((out / "checkpoint-2" / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == "run/checkpoint-2"  # by its name, and not as it was written
-    again = evaluated_as(make_trainer(output_dir=os.path.relpath(out), **keys | {"max_steps": 8}), 1.0, 1.0)
+    again = set_evaluations(make_trainer(output_dir=os.path.relpath(out), **keys | {"max_steps": 8}), 1.0, 1.0)
     again.train(resume_from_checkpoint=True)
     assert "does not exist anymore" not in caplog.text
     assert Path(again.state.best_model_checkpoint).resolve() == out / "checkpoint-2"

@@ -46,10 +46,13 @@ def without_libraries(*argv, **kwargs):
 @pytest.mark.parametrize("start", [[SCRIPT], ["-m", "trl_prorl.train"]], ids=["script", "module"])
 def test_help_is_one_screen(start):
     done = without_libraries(*start, "--help")
-    assert done.returncode == 0 and done.stderr == ""
+    assert done.returncode == 0
+    assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert len(lines) <= 40 and max(map(len, lines)) <= 80
-    assert lines[0].startswith("usage: ") and any(line.startswith("  --config RECIPE.yaml") for line in lines)
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("usage: ")
+    assert any(line.startswith("  --config RECIPE.yaml") for line in lines)
     words = set(done.stdout.replace(",", " ").replace(".", " ").split())
     assert own_keys().keys() <= words
 
@@ -57,9 +60,12 @@ def test_help_is_one_screen(start):
 def test_what_a_key_means():
     done = without_libraries(SCRIPT, "--help", "beta_old", "task")
     said = "  --beta_old FLOAT (default: 0.0)\n      Coefficient of the KL"
-    assert done.returncode == 0 and done.stdout.startswith(said) and "\n  --task STR (default: " in done.stdout
+    assert done.returncode == 0
+    assert done.stdout.startswith(said)
+    assert "\n  --task STR (default: " in done.stdout
     text = help_text(["--help", "beta_old", "learning_rate"], None)
-    assert text.startswith(said) and "\n  --learning_rate FLOAT (default: 1e-06)\n" in text
+    assert text.startswith(said)
+    assert "\n  --learning_rate FLOAT (default: 1e-06)\n" in text
     with pytest.raises(ValueError, match=r"^--help beta_odl: there is no such key \(did you mean 'beta_old'\?\)\.$"):
         help_text(["--help", "beta_odl"], None)
 
@@ -98,13 +104,17 @@ def test_it_is_told_in_one_line_before_anything_is_built(tmp_path, capsys, monke
     with pytest.raises(SystemExit) as end:
         train.main(RECIPE, arguments)
     out, err = capsys.readouterr()
-    assert end.value.code == 2 and out == ""
-    assert err.startswith("error: ") and message in err and err.count("\n") == 1
+    assert end.value.code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_without_a_recipe_there_is_nothing_to_train():
     done = without_libraries("-m", "trl_prorl.train")
-    assert done.returncode == 2 and done.stderr.startswith("error: nothing says what to train: give --config RECIPE.y")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: nothing says what to train: give --config RECIPE.y")
 
 
 def test_what_is_right_passes_unchanged():
@@ -166,9 +176,11 @@ def test_a_script_beside_such_packages_has_its_own_and_ours(project):
 
 def test_help_and_a_misspelt_command(hidden):
     done = hidden("-m", "trl_prorl")
-    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in COMMANDS)
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
     done = hidden("-m", "trl_prorl", "pask")
-    assert done.returncode == 2 and done.stderr.startswith("error: 'pask' is not a command (did you mean 'passk'?)")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: 'pask' is not a command (did you mean 'passk'?)")
 
 
 def test_env_says_what_a_report_of_a_bug_needs(hidden):
@@ -176,7 +188,8 @@ def test_env_says_what_a_report_of_a_bug_needs(hidden):
     assert done.returncode == 0, done.stderr
     for package in ("TRL", "PyTorch", "Transformers", "PEFT", "trl-prorl"):
         assert f"- {package} version: " in done.stdout
-    assert f"- CPU: {os.cpu_count()} cores" in done.stdout and "OMP_NUM_THREADS=3" in done.stdout
+    assert f"- CPU: {os.cpu_count()} cores" in done.stdout
+    assert "OMP_NUM_THREADS=3" in done.stdout
     assert "secret" not in done.stdout
 
 
@@ -197,7 +210,8 @@ def test_no_folder_of_the_user_hides_a_command_whose_help_is_one_screen(hidden):
     done = hidden("-c", HELP, "torch transformers trl peft datasets evaluate pandas scipy matplotlib", COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
     pages, heavy = json.loads(done.stdout)
-    assert pages.keys() == COMMANDS.keys() and not heavy
+    assert pages.keys() == COMMANDS.keys()
+    assert not heavy
     for name, page in pages.items():
         lines = page.splitlines()
         assert lines[0].startswith(f"usage: trl-prorl {name} ")
@@ -213,7 +227,8 @@ def test_the_memory_of_a_step_where_the_user_has_such_packages(hidden):
 
 def test_train_alone_lists_the_recipes(hidden):
     done = hidden("-m", "trl_prorl", "train")
-    assert done.returncode == 0 and done.stderr == ""
+    assert done.returncode == 0
+    assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) < 80
     listed = set()
@@ -223,11 +238,13 @@ def test_train_alone_lists_the_recipes(hidden):
             stem, _, what = line.strip().partition(" ")
             listed.add(f"{folder}{stem}")
             comment = (RECIPES / f"{folder}{stem}.yaml").read_text().split("\n")[0]
-            assert what.strip(" …") and f"# {what.strip(' …')}" in comment
+            assert what.strip(" …")
+            assert f"# {what.strip(' …')}" in comment
         elif line.startswith("  "):
             folder = line.strip()
     arms = {file for file in RECIPES.rglob("*.yaml") if file.stem != "base" and file.parent != RECIPES / "study"}
-    assert listed == {str(file.relative_to(RECIPES).with_suffix("")) for file in arms} and len(listed) >= 44
+    assert listed == {str(file.relative_to(RECIPES).with_suffix("")) for file in arms}
+    assert len(listed) >= 44
 
 
 def test_a_recipe_by_its_name_and_by_its_file(tmp_path, monkeypatch):
@@ -236,7 +253,8 @@ def test_a_recipe_by_its_name_and_by_its_file(tmp_path, monkeypatch):
     named = ["--config", str(RECIPES / "tiny" / "variantA.yaml")]
     assert with_recipe(["tiny/variantA", "--beta", "2"]) == [*named, "--beta", "2"]
     assert with_recipe(["--beta", "2", "--config=tiny/variantA"]) == ["--beta", "2", *named]
-    assert with_recipe(["--help", "beta_old"]) == ["--help", "beta_old"] and with_recipe([]) == []
+    assert with_recipe(["--help", "beta_old"]) == ["--help", "beta_old"]
+    assert with_recipe([]) == []
     # A file wins, whatever it is called.
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "variantA").write_text("beta: 1.0\n")
@@ -260,7 +278,8 @@ def test_a_recipe_that_is_not_there(tmp_path, monkeypatch, asked, told):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError) as caught:
         recipe_file(asked)
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert asked not in shipped_recipes()
 
 

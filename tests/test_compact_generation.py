@@ -10,7 +10,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
-from tiny_run import LORA, adapted, constant, disturbed, watched
+from tiny_run import LORA, constant, disturb_adapter, load_with_new_adapter, record_results
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -88,9 +88,11 @@ def test_rows_that_end_are_no_longer_computed(model):
     _, drawn = compact(model, seed=3, do_sample=True, eos_token_id=ends, max_new_tokens=40)
     hook.remove()
     lengths = sorted(len(cut_at_end(row, set(ends))) for row in drawn.tolist())
-    assert rows[0] == (3, 6) and all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
+    assert rows[0] == (3, 6)
+    assert all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
     still = [sum(length > step for length in lengths) for step in range(1, len(rows))]
-    assert [shape[0] for shape in rows[1:]] == still and len(set(still)) > 3
+    assert [shape[0] for shape in rows[1:]] == still
+    assert len(set(still)) > 3
     assert (drawn[:, -1] == 0).any() or len(set(lengths)) == 1
 
 
@@ -129,7 +131,8 @@ def test_samples_have_the_right_distribution_and_are_independent(model):
         expected = exact(model, prompt, temperature, top_p, length)
         counts = Counter(map(tuple, mine.tolist()))
         possible = [sequence for sequence, share in expected.items() if share > 0.0]
-        assert len(possible) < len(expected) and counts.keys() <= {*possible}
+        assert len(possible) < len(expected)
+        assert counts.keys() <= {*possible}
         wanted = [number * expected[sequence] for sequence in possible]
         assert chisquare([counts[sequence] for sequence in possible], wanted).pvalue > 1e-3
         # Neighbours of one prompt: their first tokens are as a product of two draws.
@@ -158,7 +161,8 @@ def test_log_probabilities_are_those_of_a_plain_forward(model):
 def test_equal_prompts_are_found():
     assert find_distinct([[1, 2], [3], [1, 2], [3, 4], [3]]) == ([[1, 2], [3], [3, 4]], [0, 1, 0, 2, 1])
     ids, mask = pad_left([[1, 2], [3]], 9, 4)
-    assert ids.tolist() == [[9, 9, 1, 2], [9, 9, 9, 3]] and mask.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
+    assert ids.tolist() == [[9, 9, 1, 2], [9, 9, 9, 3]]
+    assert mask.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
 
 
 # ------------------------------------------------------------------------------------------------- the merged copy
@@ -177,7 +181,7 @@ ADAPTERS = {
 @torch.no_grad()
 @pytest.mark.parametrize("keys", ADAPTERS.values(), ids=ADAPTERS)
 def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_model, keys):
-    policy = adapted(tiny_model, **keys)
+    policy = load_with_new_adapter(tiny_model, **keys)
     before = {name: param.clone() for name, param in policy.named_parameters()}
     assert why_not_merged(policy) is None
     merged = MergedCopy(policy)
@@ -197,7 +201,7 @@ def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_m
 
 
 def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
-    policy = adapted(tiny_model, **LORA)
+    policy = load_with_new_adapter(tiny_model, **LORA)
     merged = MergedCopy(policy)
     merged.refresh(), merged.refresh()
     shared = {id(param) for param in policy.parameters()}
@@ -229,7 +233,7 @@ def holds_merged_weights(merged):
 def test_a_released_copy_holds_no_merged_weights_and_merges_them_again(tiny_model, can_pack, monkeypatch):
     if not can_pack:
         monkeypatch.setattr("trl_prorl.rollout.merged_copy.can_be_packed", lambda layer: False)
-    policy = adapted(tiny_model, **LORA)
+    policy = load_with_new_adapter(tiny_model, **LORA)
     merged = MergedCopy(policy)
     tokens = torch.arange(24).view(2, 12)
     assert not holds_merged_weights(merged)
@@ -259,8 +263,10 @@ def test_the_merged_weights_are_gone_when_the_update_begins(make_trainer):
     copy.model.forward = forward_of_copy
     trainer.compute_loss = compute_loss
     trainer.train()
-    assert held_while["sampling"] and all(held_while["sampling"])
-    assert held_while["updating"] and not any(held_while["updating"])
+    assert held_while["sampling"]
+    assert all(held_while["sampling"])
+    assert held_while["updating"]
+    assert not any(held_while["updating"])
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -279,13 +285,14 @@ def test_which_layers_are_packed_and_that_they_give_their_products(dtype, bias, 
     hook.remove()
     layer.forward = layer.forward
     assert not can_be_packed(layer)
-    assert not can_be_packed(None) and not can_be_packed(torch.nn.Sequential(layer))
+    assert not can_be_packed(None)
+    assert not can_be_packed(torch.nn.Sequential(layer))
 
 
 def test_what_cannot_be_merged_is_said(tiny_model):
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert why_not_merged(plain) == "the model has no adapter"
-    quantised = adapted(tiny_model, **LORA)
+    quantised = load_with_new_adapter(tiny_model, **LORA)
     layer = quantised.get_base_model().model.layers[1].self_attn.q_proj.base_layer
     layer.weight = torch.nn.Parameter(layer.weight.to(torch.uint8), requires_grad=False)
     assert why_not_merged(quantised) == "model.layers.1.self_attn.q_proj is quantised"
@@ -299,10 +306,12 @@ def test_what_cannot_be_merged_is_said(tiny_model):
 def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     size = model.config.vocab_size
-    with_adapter = adapted(tiny_model, **LORA)
+    with_adapter = load_with_new_adapter(tiny_model, **LORA)
     state = torch.get_rng_state()
-    assert probe(model, size) is None and probe(with_adapter, size) is None
-    assert torch.equal(state, torch.get_rng_state()) and model.training is False
+    assert probe(model, size) is None
+    assert probe(with_adapter, size) is None
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training is False
     select = GrowingLayer.batch_select_indices
     with monkeypatch.context() as patch:  # rows mixed up when some are dropped
         patch.setattr(GrowingLayer, "batch_select_indices", lambda self, rows: select(self, rows.flip(0)))
@@ -396,10 +405,12 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
     assert (len(calls) > 0) == lora
     assert prefilled == [2, 2]  # eight completions of two prompts, twice
     env = read_env(Path(trainer.args.output_dir))["execution"]
-    assert env["compact_generation"] == "on" and (env["merged_copy_bytes"] > 0) == lora
+    assert env["compact_generation"] == "on"
+    assert (env["merged_copy_bytes"] > 0) == lora
     assert env["merged_copy"] == ("on" if lora else "off: the model has no adapter")
     rows = read_rows(trainer)
-    assert len(rows) == 4 and "mean_abs_dlogp_sampler" not in rows[0]  # fp32
+    assert len(rows) == 4
+    assert "mean_abs_dlogp_sampler" not in rows[0]  # fp32
 
 
 def measured(trainer):
@@ -420,7 +431,8 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
     trainer = bf16()
     trainer.train()
     below = measured(trainer)
-    assert len(below) == 3 and all(0 < value < MERGED_BOUND for value in below)  # once a generation batch
+    assert len(below) == 3
+    assert all(0 < value < MERGED_BOUND for value in below)  # once a generation batch
     assert trainer.parts["generation"].merged.on
 
     # Above the bound the next generation comes from the policy, which rounds too: it may be as far from itself.
@@ -428,16 +440,18 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
     for more, leaves in ((100.0, False), (0.01, True)):
         monkeypatch.setattr("trl_prorl.rollout.generation.MORE_THAN_POLICY", more)
         trainer = bf16()
-        refreshed = watched(trainer.parts["generation"].copy, "refresh")
+        refreshed = record_results(trainer.parts["generation"].copy, "refresh")
         trainer.train()
         found = measured(trainer)
         events = read_events(trainer, "unmerged_generation")
-        assert found[0] == below[0] and len(refreshed) == (1 if leaves else 2)
+        assert found[0] == below[0]
+        assert len(refreshed) == (1 if leaves else 2)
         assert len(found) == (2 if leaves else 3)
         assert [event["step_applied"] for event in events] == [3] * leaves
         for step in (2, 3, 4):  # inside a generation batch, and at its end
             again = resume(trainer, step, **keys)
-            assert (again.parts["generation"].copy is None) == leaves and largest_difference(trainer, again) == 0.0
+            assert (again.parts["generation"].copy is None) == leaves
+            assert largest_difference(trainer, again) == 0.0
     assert events[0]["value"] == below[0]
     assert events[0]["threshold"] == max(below[0] / 2, 0.01 * found[1])
     assert trainer.parts["generation"].merged.reason.startswith("the copy was")
@@ -445,7 +459,8 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
 
 def test_a_policy_that_is_scored_in_bf16_is_measured(run):
     found = measured(run(**A, bf16=True))  # weights in fp32
-    assert len(found) == 2 and all(0 < value < MERGED_BOUND for value in found)
+    assert len(found) == 2
+    assert all(0 < value < MERGED_BOUND for value in found)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -455,7 +470,9 @@ def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(run, dt
         return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[-50.0] * 3] * len(prompts)}
 
     trainer = run(trainer_kwargs={"rollout_func": rollout}, **A, max_steps=4, model_init_kwargs={"dtype": dtype})
-    assert trainer.parts["generation"].merged.on and len(read_rows(trainer)) == 4 and not measured(trainer)
+    assert trainer.parts["generation"].merged.on
+    assert len(read_rows(trainer)) == 4
+    assert not measured(trainer)
 
 
 def test_with_what_else_samples(run):
@@ -497,9 +514,11 @@ def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(ma
     sample = trainer.compact.sample
     found = []
     trainer.compact.sample = lambda model, *a: found.append(model.is_gradient_checkpointing) or sample(model, *a)
-    assert not_the_policy_s(trainer) == [0, 0] and found == [False, False]
+    assert not_the_policy_s(trainer) == [0, 0]
+    assert found == [False, False]
     layers = [m for m in trainer.model.modules() if hasattr(m, "_gradient_checkpointing_func")]
-    assert layers and all(layer._gradient_checkpointing_func.keywords == how for layer in layers)
+    assert layers
+    assert all(layer._gradient_checkpointing_func.keywords == how for layer in layers)
     assert trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing
 
 
@@ -510,7 +529,7 @@ def test_an_adapter_of_another_name_and_two_at_once(make_trainer, tiny_model, me
     for name in adapters[1:]:
         policy.add_adapter(name, LoraConfig(**LORA))
     policy.base_model.set_adapter(adapters)
-    given = {"model": disturbed(policy, 0.05), "trainer_kwargs": {"peft_config": None}}
+    given = {"model": disturb_adapter(policy, 0.05), "trainer_kwargs": {"peft_config": None}}
     trainer = make_trainer(compact_generation="on", **given)
     assert str(trainer.parts["generation"].merged) == merged
     assert not_the_policy_s(trainer) == [0, 0]
@@ -556,11 +575,13 @@ def test_a_new_training_forgets_that_the_last_went_on_unmerged(make_trainer):
     generation = trainer.parts["generation"]
     assert generation.row(1, {"mean_abs_dlogp_sampler": 1.0}) is None  # the policy itself comes first
     assert generation.row(2, {"mean_abs_dlogp_sampler": 0.5})["reason"] == "copy_off_policy"
-    assert generation.copy is None and generation.merged.reason.startswith("the copy was 1 nats")
+    assert generation.copy is None
+    assert generation.merged.startswith("off: the copy was 1 nats")
     generation.load_state_dict(generation.state_dict(), {})
     assert generation.copy is None
     trainer.train()
-    assert generation.copy is not None and generation.merged.on
+    assert generation.copy is not None
+    assert generation.merged.on
 
 
 def test_a_run_with_auto_goes_on_where_it_is_possible(make_trainer, tmp_path, monkeypatch):
@@ -573,7 +594,8 @@ def test_a_run_with_auto_goes_on_where_it_is_possible(make_trainer, tmp_path, mo
     assert first.acceleration.generation == "off: it has no luck."
     second = make_trainer(max_steps=4, **keys)
     second.train(resume_from_checkpoint=str(tmp_path / "o" / "checkpoint-2"))
-    assert second.acceleration.generation == "on" and second.state.global_step == 4
+    assert second.acceleration.generation == "on"
+    assert second.state.global_step == 4
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -633,7 +655,8 @@ def test_a_rare_token_is_as_rare_as_it_should_be(monkeypatch):
     numbers = torch.tensor([[1 - 0.9 * rare], [1 - 1.1 * rare]], dtype=torch.float64)
     monkeypatch.setattr(torch, "rand", lambda *shape, dtype, device: numbers)
     total = probabilities[0].double().sum()
-    assert abs(total - 1) < 1e-7 and draw(probabilities / total).tolist() == [1000, 999]
+    assert abs(total - 1) < 1e-7
+    assert draw(probabilities / total).tolist() == [1000, 999]
 
 
 class OnCard(torch.Tensor):
@@ -684,5 +707,7 @@ def test_a_head_in_bf16_gets_contiguous_states(make_trainer, tiny_model, merged)
     made = make_trainer(model=policy, lora=merged, compact_generation="on")
     tried = len(slices)
     made.generate_tokens([[5, 6, 7], [8, 9, 10], [8, 9, 10]], 3)
-    assert tried > 0 and len(slices) > tried and not any(slices)
+    assert tried > 0
+    assert len(slices) > tried
+    assert not any(slices)
     assert not policy.get_output_embeddings()._forward_pre_hooks

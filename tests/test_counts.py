@@ -70,7 +70,8 @@ def test_counts_agree_with_a_hook_on_the_model(make_trainer, lora, keys, ref, ol
     assert witness.calls["old"] == 2 * old * steps_per_generation
     assert witness.calls["policy"] == 2 * iterations * steps_per_generation
     if "beta_old" in keys:  # B has no reference of any kind
-        assert trainer.ref_model is None and trainer.reference is None
+        assert trainer.ref_model is None
+        assert trainer.reference is None
         assert not lora or list(trainer.accelerator.unwrap_model(trainer.model).peft_config) == ["default"]
         assert all("kl_ref" not in row and row["time_ref"] == 0.0 for row in rows)
 
@@ -93,7 +94,8 @@ def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
     trainer.train()
     assert seen == [(0, True, True), (2, True, False), (4, True, True)]
     trained = {id(param) for group in trainer.optimizer.param_groups for param in group["params"]}
-    assert pairs and not any(ref.requires_grad or id(ref) in trained for ref, _ in pairs)
+    assert pairs
+    assert not any(ref.requires_grad or id(ref) in trained for ref, _ in pairs)
 
 
 def test_every_task_has_its_reward_and_pass_rate_in_the_record(run, tmp_path):
@@ -143,7 +145,8 @@ def test_tokens_that_the_loss_leaves_out_were_generated_all_the_same(run, rounds
 
     trainer = run(reward=reward, max_steps=1, mask_truncated_completions=True, dynamic_sampling_rounds=rounds)
     (row,) = read_rows(trainer)
-    assert len(seen) == 1 + rounds and row["tokens_generated"] == sum(seen)
+    assert len(seen) == 1 + rounds
+    assert row["tokens_generated"] == sum(seen)
 
 
 @pytest.mark.parametrize("lora", [True, False])

@@ -38,8 +38,10 @@ def demo(tmp_path_factory):
 def test_a_recipe_that_is_not_there_is_one_line(tmp_path):
     command = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", tmp_path, "--arms", "plain", "variantD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "--arms variantD" in done.stderr and "variantA, variantA0, variantB" in done.stderr
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "--arms variantD" in done.stderr
+    assert "variantA, variantA0, variantB" in done.stderr
 
 
 @pytest.fixture
@@ -85,12 +87,14 @@ def test_with_a_pretrained_model_it_is_two_arms_and_their_texts(monkeypatch, tmp
     demo_module.main()
     assert [(arm.name, arm.steps) for arm in trained] == [("control", 40), ("plain", 40)]
     assert all("smollm2" in " ".join(arm.command) for arm in trained)
-    assert asked[0][:6] == ("passk", "--prompts", "24", "--n", "4", "--no-greedy") and "--checkpoints" not in asked[0]
+    assert asked[0][:6] == ("passk", "--prompts", "24", "--n", "4", "--no-greedy")
+    assert "--checkpoints" not in asked[0]
     assert asked[1][:3] == ("drift", "--prompts", "8")
     said = capsys.readouterr().out
     shown = ("control base text ✓", "control trained text ", "plain trained text ", "[tea]")
     assert all(text in said for text in shown)
-    assert "trained text ✓" not in said and " no " not in said
+    assert "trained text ✓" not in said
+    assert " no " not in said
 
 
 def test_an_arm_deletes_nothing_that_it_did_not_write(tmp_path, caplog):
@@ -107,8 +111,10 @@ def test_an_arm_deletes_nothing_that_it_did_not_write(tmp_path, caplog):
     arm = demo_module.Arm(ROOT / "recipes" / "tiny" / "plain.yaml", out, 1, [])
     arm.command = [sys.executable, "-c", "print('now')"]
     arm.start()
-    assert arm.process.wait() == 0 and (tmp_path / "plain.log").read_text() == "before\nnow\n"
-    assert (out / "notes.txt").read_text() == "mine" and not (out / "metrics.jsonl").exists()
+    assert arm.process.wait() == 0
+    assert (tmp_path / "plain.log").read_text() == "before\nnow\n"
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not (out / "metrics.jsonl").exists()
     assert (out / "earlier-1" / "checkpoint-1" / "model.safetensors").read_text() == "stopped"
     (out / "model.safetensors").write_text("somebody's")
     assert not arm.finished  # no run wrote them
@@ -149,8 +155,10 @@ def test_the_report_is_written_and_shown(demo):
     out, shown = demo
     report = (out / "report.md").read_text()
     for arm, variant in ARMS.items():
-        assert arm in report and arm in shown
+        assert arm in report
+        assert arm in shown
         assert json.loads((out / arm / "env.json").read_text())["variant"] == variant
     assert "different objective" in report
     for picture in ("summary.png", "ref_cost.png"):
-        assert (out / picture).read_bytes().startswith(b"\x89PNG") and picture in report
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+        assert picture in report

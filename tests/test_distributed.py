@@ -41,14 +41,17 @@ def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(two_pr
     assert [(seen["step"], seen["moved"]) for seen in ranks[0]] == [(0, False), (2, True)]
     assert ranks[0][1]["reference"] == ranks[0][1]["policy"] != ranks[0][0]["policy"]
     assert (event["reason"], event["step_requested"], event["step_applied"]) == ("seen by 0", 2, 2)
-    assert event["world_size"] == 2 and event["seconds_sync"] > 0 and event["seconds_copy"] > 0
+    assert event["world_size"] == 2
+    assert event["seconds_sync"] > 0
+    assert event["seconds_copy"] > 0
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]
     # Each process scores its four completions in one call: counts are those of both.
     assert [row["policy_forward_calls"] for row in metrics] == [2] * 4
     assert [row["ref_forward_calls"] for row in metrics] == [2, 0] * 2
     for generated, again in (metrics[:2], metrics[2:]):
         tokens = generated["tokens_generated"]
-        assert tokens == 8 * generated["completion_length"] and again["tokens_generated"] == 0
+        assert tokens == 8 * generated["completion_length"]
+        assert again["tokens_generated"] == 0
         assert generated["tokens_processed_ref"] == generated["tokens_processed_policy"] > tokens
         for row in (generated, again):
             assert row["tokens_per_second"] * row["time_step"] == pytest.approx(tokens)
@@ -56,7 +59,8 @@ def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(two_pr
 
 def test_what_another_process_alone_sees_is_not_the_run_s_decision(two_processes):
     out, ranks = two_processes("lora", 1)
-    assert ranks[0] == ranks[1] and not any(seen["moved"] for seen in ranks[0])
+    assert ranks[0] == ranks[1]
+    assert not any(seen["moved"] for seen in ranks[0])
     assert read_rows(out, "events.jsonl") == []
 
 
@@ -73,9 +77,11 @@ def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, bat
     _, found = two_processes(batch)
     first, second = (rank["seen"] for rank in found)
     if batch == 4:
-        assert second[1] == first[0] and len({call[0] for call in first + second}) == 3  # filled from the beginning
+        assert second[1] == first[0]
+        assert len({call[0] for call in first + second}) == 3  # filled from the beginning
     else:
-        assert first == second and len(first) == 3
+        assert first == second
+        assert len(first) == 3
     for rank in found:
         assert rank["measured"] == {f"eval_pass@{k}": pytest.approx(value) for k, value in expected.items()}
 
@@ -104,11 +110,13 @@ def test_every_shard_is_reset_and_a_resume_goes_on(two_processes, engine, kind, 
     assert [(one["step"], one["moved"]) for one in first["seen"]] == [(2, True), (4, True)]
     kept = {"hard": 0.0, "soft": 0.5}.get(keys.get("optimizer_reset"), 1.0)
     for one in first["seen"]:
-        assert one["off"] <= (1e-6 if keys.get("ref_reset_mix") else 0.0) and one["kept"] == pytest.approx(kept)
+        assert one["off"] <= (1e-6 if keys.get("ref_reset_mix") else 0.0)
+        assert one["kept"] == pytest.approx(kept)
     assert first["policy"] == second["policy"]
     if keys.get("save_strategy") != "no":
         _, (again, _) = trained(out / "checkpoint-4")
-        assert [one["step"] for one in again["seen"]] == [4] and again["policy"] == first["policy"]
+        assert [one["step"] for one in again["seen"]] == [4]
+        assert again["policy"] == first["policy"]
 
 
 MOVED = {"beta": 0.1, "ref_reset_every": 2}

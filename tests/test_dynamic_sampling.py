@@ -76,7 +76,8 @@ def test_groups_are_put_with_padding_on_the_right_sides():
 
 def test_extra_rows_go_round_in_new_orders_and_go_on_where_they_stopped():
     drawn = next_rows(5, 3, 0, 12)
-    assert sorted(drawn[:5]) == sorted(drawn[5:10]) == list(range(5)) and drawn[:5] != drawn[5:10]
+    assert sorted(drawn[:5]) == sorted(drawn[5:10]) == list(range(5))
+    assert drawn[:5] != drawn[5:10]
     assert next_rows(5, 3, 7, 5) == drawn[7:]
     assert next_rows(5, 4, 0, 10) != drawn[:10]
 
@@ -97,7 +98,8 @@ def test_undecided_groups_are_replaced_and_what_it_cost_is_counted(run, arm, lor
     keys = {"reward": solved, "max_steps": 8, "lora": lora, "per_device_train_batch_size": 16, **ARMS[arm]}
     trainer = run(dynamic_sampling_rounds=8, **keys)
     for row in rows(trainer):
-        assert row["groups_undecided"] == 0 and row["groups_replaced"] <= row["groups_generated_again"]
+        assert row["groups_undecided"] == 0
+        assert row["groups_replaced"] <= row["groups_generated_again"]
         assert row["advantage_std"] > 0.5  # every completion counts
         assert row["ref_forward_calls"] == (1 if arm == "A" and row["step"] % 2 else 0)  # once, not once a round
     assert sum(row["groups_replaced"] for row in rows(trainer)) > 8
@@ -140,7 +142,9 @@ def test_rounds_are_bounded_and_a_length_reward_makes_no_hopeless_group_a_decide
     assert (row["groups_undecided"], row["groups_replaced"], row["groups_generated_again"]) == (2, 0, 4)
     assert row["reward/mine"] == row["pass_rate/mine"] == 0.0
     # What is left is trained on, by its lengths.
-    assert row["frac_reward_zero_std"] < 1.0 and row["advantage_std"] > 0.0 and row["grad_norm"] > 0.0
+    assert row["frac_reward_zero_std"] < 1.0
+    assert row["advantage_std"] > 0.0
+    assert row["grad_norm"] > 0.0
 
 
 def test_the_functions_that_decide_can_be_named(run, make_trainer):
@@ -157,8 +161,10 @@ def test_the_functions_that_decide_can_be_named(run, make_trainer):
         trainer = run(dynamic_sampling_rewards=list(names) or None, **keys)
         by[names] = rows(trainer)[0]["groups_generated_again"]
     (alone,) = rows(run(**{**keys, "reward": [solved]}))
-    assert by[()] == by[("hopeless",)] == 8 and by[("cosine_length",)] == 0
-    assert by[("hopeless", "solved")] == alone["groups_generated_again"] and 0 < alone["groups_generated_again"] < 8
+    assert by[()] == by[("hopeless",)] == 8
+    assert by[("cosine_length",)] == 0
+    assert by[("hopeless", "solved")] == alone["groups_generated_again"]
+    assert 0 < alone["groups_generated_again"] < 8
     with pytest.raises(ValueError, match=r"sampling_rewards=\['sovled'\].*'sovled'.*hopeless, solved, cosine_"):
         make_trainer(dynamic_sampling_rewards=["sovled"], model="no model is loaded", **keys)
     with pytest.raises(ValueError, match=r"dynamic_sampling_rewards=\['solved'\].*reward_weights=.*no weight"):
@@ -203,7 +209,8 @@ DECIDED_AT_ONCE = {
 def test_where_every_group_is_decided_nothing_changes(run, largest_difference, keys):
     none = run(**keys)
     some = run(dynamic_sampling_rounds=1, **keys)
-    assert rows(some)[0]["groups_replaced"] == 0 and largest_difference(none, some) < 1e-6
+    assert rows(some)[0]["groups_replaced"] == 0
+    assert largest_difference(none, some) < 1e-6
     assert rows(some)[0]["grad_norm"] == pytest.approx(rows(none)[0]["grad_norm"], rel=1e-4)
 
 
@@ -273,7 +280,8 @@ def test_interruptions_are_those_of_the_first_round_as_rewards_are(run):
         return [0.0 if len(seen) == 1 else float(i) for i in range(len(completions))]
 
     (row,) = rows(run(reward=reward, dynamic_sampling_rounds=1, max_steps=1, **rollout_of(6, interrupted)))
-    assert len(seen) == 2 and (row["reward"], row["interrupted_fraction"]) == (0.0, 0.25)
+    assert len(seen) == 2
+    assert (row["reward"], row["interrupted_fraction"]) == (0.0, 0.25)
 
 
 def test_every_completion_of_an_extra_round_keeps_its_own_columns(run):
@@ -302,7 +310,8 @@ def test_a_length_reward_is_on_for_some_steps_and_off_for_others():
     reward = cosine_length_reward(longest=4, least=-1.0, on=1, off=2)
     ids = [[], [1, 1], [1] * 4]
     at = [reward(completion_ids=ids, trainer_state=SimpleNamespace(global_step=step)) for step in range(4)]
-    assert at[0] == at[3] == pytest.approx([0.0, -0.5, -1.0]) and at[1] == at[2] == [0.0, 0.0, 0.0]
+    assert at[0] == at[3] == pytest.approx([0.0, -0.5, -1.0])
+    assert at[1] == at[2] == [0.0, 0.0, 0.0]
 
 
 def test_a_target_length_is_missed_on_both_sides():
@@ -317,4 +326,5 @@ def test_in_a_recipe_the_task_comes_first(kind):
     """So that it, and not the length, decides which groups dynamic sampling replaces."""
     arguments = TaskArguments(task="parity", length_reward=kind, **KINDS[kind])
     rewards = arguments.make_rewards(arguments.make_task(), max_completion_length=8)
-    assert rewards[0].__name__ == "parity" and len(rewards) == 2
+    assert rewards[0].__name__ == "parity"
+    assert len(rewards) == 2

@@ -45,7 +45,8 @@ def test_two_folders_give_way_together(make_trainer, tmp_path):
     record = tmp_path / "record"
     for _ in range(2):
         train(make_trainer, out, run_dir=str(record))
-    assert (out / "earlier-1" / "checkpoint-4").is_dir() and (record / "earlier-1" / "metrics.jsonl").exists()
+    assert (out / "earlier-1" / "checkpoint-4").is_dir()
+    assert (record / "earlier-1" / "metrics.jsonl").exists()
 
 
 def test_what_is_no_second_run_moves_nothing(make_trainer, tmp_path):

@@ -41,7 +41,8 @@ def test_the_chat_template_marks_turns_and_ends_an_answer():
     chat = [{"role": "user", "content": "reverse 12"}, {"role": "assistant", "content": "21"}]
     text = TOKENIZER.apply_chat_template(chat, tokenize=False)
     prompt = TOKENIZER.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True)
-    assert text == "<|user|>reverse 12<|assistant|>21<|end|>" and text.startswith(prompt)
+    assert text == "<|user|>reverse 12<|assistant|>21<|end|>"
+    assert text.startswith(prompt)
 
 
 @pytest.mark.parametrize("task", sorted(embedded.FAMILIES.keys() - embedded.TAUGHT.keys()))
@@ -78,7 +79,8 @@ def wrong_answers(task, prompt, answer):
 
 def test_wrong_rules_of_reversing_keep_the_length():
     answers = wrong_answers("reverse_digits", "reverse 12345", "54321")
-    assert {"12345", "23451"} <= answers and all(len(answer) == 5 and answer.isdigit() for answer in answers)
+    assert {"12345", "23451"} <= answers
+    assert all(len(answer) == 5 and answer.isdigit() for answer in answers)
 
 
 def test_wrong_rules_of_sorting_by_hand():
@@ -97,7 +99,8 @@ def test_wrong_rules_of_sums_by_hand():
         "17+48=65 65+5=70",  # no mark
         *("48+5=53 #### 53", "17+5=22 #### 22", "17+48=65 #### 65"),  # one left out
     }
-    assert "#### 40" in wrong_answers("sums", "add 2 40", "42") and "#### 0" in wrong_answers("sums", "add 1 1", "2")
+    assert "#### 40" in wrong_answers("sums", "add 2 40", "42")
+    assert "#### 0" in wrong_answers("sums", "add 1 1", "2")
 
 
 @pytest.mark.parametrize("a, b, total", [(17, 48, 55), (99, 99, 88), (5, 5, 0), (120, 3, 123), (7, 0, 7), (99, 1, 90)])
@@ -113,10 +116,13 @@ def test_it_is_made_the_same_every_time(tmp_path):
         make_embedded_model(tmp_path / name, SMALL)
     make_embedded_model(tmp_path / "c", replace(SMALL, seed=1))
     sums = [(tmp_path / name / "SHA256SUMS").read_text() for name in ("a", "b", "c")]
-    assert sums[0] == sums[1] and weights_sha256(str(tmp_path / "a")) != weights_sha256(str(tmp_path / "c"))
+    assert sums[0] == sums[1]
+    assert weights_sha256(str(tmp_path / "a")) != weights_sha256(str(tmp_path / "c"))
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "c"}
     base = identify(str(tmp_path / "c"))
-    assert base.name == str(tmp_path / "c") and base.sha256 == weights_sha256(base.name) and not base.is_embedded
+    assert base.name == str(tmp_path / "c")
+    assert base.sha256 == weights_sha256(base.name)
+    assert not base.is_embedded
     assert json.loads((tmp_path / "c" / "made_with.json").read_text())["settings"]["seed"] == 1
 
 
@@ -125,7 +131,8 @@ def test_weights_in_bf16_are_those_of_the_training_rounded(tmp_path):
     for stored in ("float32", "bfloat16"):
         make_embedded_model(tmp_path / stored, replace(SMALL, task="sums", stored=stored))
     whole, rounded = (load_file(tmp_path / stored / "model.safetensors") for stored in ("float32", "bfloat16"))
-    assert {value.dtype for value in whole.values()} == {torch.float32} and whole.keys() == rounded.keys()
+    assert {value.dtype for value in whole.values()} == {torch.float32}
+    assert whole.keys() == rounded.keys()
     assert {value.dtype for value in rounded.values()} == {torch.bfloat16}
     assert all(torch.equal(whole[name].to(torch.bfloat16), value) for name, value in rounded.items())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "bfloat16").state_dict()
@@ -154,7 +161,8 @@ def test_what_cannot_be_made_is_one_line(tmp_path, capsys, options, said):
     (tmp_path / "kept").touch()
     with pytest.raises(SystemExit) as end:
         embedded.main(options.replace("HERE", str(tmp_path)).split())
-    assert end.value.code == 2 and said in capsys.readouterr().err
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "kept"]
 
 
@@ -214,7 +222,8 @@ def test_the_demos_base_is_there_and_its_hash_is_that_of_its_file():
     assert str(folder) == embedded_model(DEFAULT) == find_model("embedded") == find_model(DEFAULT)
     assert weights_sha256("embedded") == weights_sha256(str(folder)) == sha256sum(folder / "model.safetensors")
     names = {path.name for path in folder.iterdir()}
-    assert names == {*hashes(folder), "SHA256SUMS"} and not any("args" in name for name in names)
+    assert names == {*hashes(folder), "SHA256SUMS"}
+    assert not any("args" in name for name in names)
     assert all(sha256sum(folder / name) == sha256 for name, sha256 in hashes(folder).items())
     assert sum(path.stat().st_size for path in folder.iterdir()) < 4e6
 
@@ -228,7 +237,8 @@ def test_it_is_the_network_and_the_tokenizer_of_its_settings():
     assert 0.5e6 < sum(param.numel() for param in model.parameters()) < 1.3e6
     chat = [{"role": "user", "content": "reverse 1 2é"}]
     ids = [each.apply_chat_template(chat, add_generation_prompt=True) for each in (tokenizer, TOKENIZER)]
-    assert ids[0]["input_ids"] == ids[1]["input_ids"] and tokenizer.padding_side == "left"
+    assert ids[0]["input_ids"] == ids[1]["input_ids"]
+    assert tokenizer.padding_side == "left"
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
@@ -258,7 +268,8 @@ def test_a_model_that_is_not_shipped_is_one_line(rest):
 def test_the_study_s_bases_are_there():
     assert shipped() == NAMES
     hashes = {name: weights_sha256(name) for name in shipped()}
-    assert len(set(hashes.values())) == len(NAMES) and hashes[DEFAULT].startswith("3d9c6c8365f2")
+    assert len(set(hashes.values())) == len(NAMES)
+    assert hashes[DEFAULT].startswith("3d9c6c8365f2")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -299,7 +310,8 @@ def test_its_identity_does_not_depend_on_where_it_is_or_what_made_it(copied, tmp
     for name in ("embedded", DEFAULT, embedded_model(), "/elsewhere/trl_prorl/embedded/models/reverse_digits-0"):
         base = identify(name)
         assert (base.name, base.hub_id, base.sha256, base.is_embedded) == (DEFAULT, None, sha256, True)
-    assert not identify(str(tmp_path)).is_embedded and identify(str(tmp_path)).sha256 is None
+    assert not identify(str(tmp_path)).is_embedded
+    assert identify(str(tmp_path)).sha256 is None
 
 
 def test_a_run_says_which_base_and_its_hash_and_is_evaluated_on_it(forks, tmp_path):
@@ -313,8 +325,10 @@ def test_a_run_says_which_base_and_its_hash_and_is_evaluated_on_it(forks, tmp_pa
     assert env["base_model"] == {"name": DEFAULT, "hub_id": None, "origin": None, "sha256": weights_sha256(DEFAULT)}
     assert config["model_name_or_path"] == "embedded"
     card = model_card(run).text
-    assert f"`{DEFAULT}`, which comes with trl-prorl" in card and f"`{weights_sha256(DEFAULT)}`" in card
-    assert f'embedded_model("{DEFAULT}")' in card and f"--model_name_or_path {DEFAULT}" in card
+    assert f"`{DEFAULT}`, which comes with trl-prorl" in card
+    assert f"`{weights_sha256(DEFAULT)}`" in card
+    assert f'embedded_model("{DEFAULT}")' in card
+    assert f"--model_name_or_path {DEFAULT}" in card
     assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing is made or cached where one happens to be
     assert with_local_paths(run, config)["model_name_or_path"] == embedded_model()
     env["base_model"]["sha256"] = "0123456789abcdef" * 4

@@ -69,7 +69,8 @@ def test_it_runs(forks, tmp_path, file):
     run = tmp_path / recipe["output_dir"]
     rows = read_rows(run)
     every = recipe.get("steps_per_generation", 1) * recipe.get("num_iterations", 1)
-    assert [row["step"] for row in rows] == [1, 2, 3] and all(row["tokens_generated"] > 0 for row in rows[::every])
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["tokens_generated"] > 0 for row in rows[::every])
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert all(config[key] == recipe[key] for key in ("task", "beta") if key in recipe)
     events = read_rows(run, "events.jsonl")
@@ -89,6 +90,8 @@ def test_a_family_of_the_study_starts_above_0(forks, tmp_path, family):
     status, written = forks.run(RECIPES / "grpo_variantA.py", "--config", str(STUDY / f"{family}.yaml"), *options)
     assert status == 0, written[-3000:]
     rows = read_rows(tmp_path / "run")
-    assert len(rows) == 4 and all(0.02 < row[f"pass_rate/{family}"] < 0.6 for row in rows[::2])
+    assert len(rows) == 4
+    assert all(0.02 < row[f"pass_rate/{family}"] < 0.6 for row in rows[::2])
     base = json.loads((tmp_path / "run" / "env.json").read_text())["base_model"]
-    assert base["name"] == f"embedded:{family}:0" and len(base["sha256"]) == 64
+    assert base["name"] == f"embedded:{family}:0"
+    assert len(base["sha256"]) == 64

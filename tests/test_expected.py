@@ -73,16 +73,23 @@ def test_from_runs_to_a_page(run, tmp_path, monkeypatch):
     expected.write_rows(runs)
     with open(tmp_path / "expected.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 15 and rows[0]["recipe"] == "plain" and rows[0]["pass@1"] == "0.710000"
+    assert len(rows) == 15
+    assert rows[0]["recipe"] == "plain"
+    assert rows[0]["pass@1"] == "0.710000"
     page = tmp_path / "page.md"
     page.write_text(f"before\n{expected.BEGIN}old\n{expected.END}after\n")
     text = expected.with_table(page, expected.read_rows())
-    assert text.startswith("before\n") and text.endswith("after\n") and "old\n" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old\n" not in text
     # mean 0.62, s = 0.01, t(0.975, 2) = 4.302653
     half = 4.302653 * 0.01 * math.sqrt(4 / 3)
     assert f"(variantA.yaml) | {expected.RECIPES['variantA']} | 0.620 | **[{0.62 - half:.3f}, " in text
-    assert "3 training seeds" in text and "A − control +0.200 [+0.200, +0.200]" in text
-    assert "B − A +0.060" in text and "plain − B +0.040" in text and "C − A +0.000" in text
+    assert "3 training seeds" in text
+    assert "A − control +0.200 [+0.200, +0.200]" in text
+    assert "B − A +0.060" in text
+    assert "plain − B +0.040" in text
+    assert "C − A +0.000" in text
 
 
 def test_a_night_s_runs_are_held_against_the_table(run, tmp_path, monkeypatch, capsys):
@@ -125,7 +132,9 @@ def test_the_page_says_what_the_table_says():
 def test_the_table_has_five_seeds_or_more_of_every_arm_on_the_shipped_base():
     rows = expected.read_rows().to_dict("records")
     seeds = {recipe: Counter(row["seed"] for row in rows if row["recipe"] == recipe) for recipe in expected.RECIPES}
-    assert len(seeds["plain"]) >= 5 and all(each == seeds["plain"] for each in seeds.values())
+    assert len(seeds["plain"]) >= 5
+    assert all(each == seeds["plain"] for each in seeds.values())
     assert {row["base_hash"] for row in rows} == {weights_sha256("embedded")}
     calls = {recipe: {row["ref_forward_calls"] for row in rows if row["recipe"] == recipe} for recipe in seeds}
-    assert calls["plain"] == calls["variantB"] == {0} and calls["variantA"] == calls["control"] == {120}
+    assert calls["plain"] == calls["variantB"] == {0}
+    assert calls["variantA"] == calls["control"] == {120}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from peft import LoraConfig
-from run_record import read_rows, untimed
+from run_record import read_rows, without_times
 from trl import ModelConfig, TrlParser
 
 from trl_prorl import ProRLConfig
@@ -34,7 +34,7 @@ def execution(trainer):
 
 
 def rows(trainer):
-    return untimed(read_rows(trainer))
+    return without_times(read_rows(trainer))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,8 @@ def test_what_a_recipe_lacks_has_its_default(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(BASE))
     off = parsed(RecipeParser, recipe)[1]
-    assert of(off) == of(ProRLConfig(**BASE)) == OFF and off.is_trl
+    assert of(off) == of(ProRLConfig(**BASE)) == OFF
+    assert off.is_trl
     for ours, theirs in zip(parsed(RecipeParser, recipe), parsed(TrlParser, recipe), strict=True):
         assert ours == theirs
 
@@ -95,8 +96,10 @@ ARMS = {
 def test_the_numbers_are_those_of_the_keys_set_by_hand(run, largest_difference, caplog, arm):
     fast = run(fast=True, **ARMS[arm])
     by_hand = run(**BY_HAND, **ARMS[arm])
-    assert rows(fast) == rows(by_hand) and largest_difference(fast, by_hand) == 0.0
-    assert execution(fast) == execution(by_hand) and execution(fast)["packing"] == "on"
+    assert rows(fast) == rows(by_hand)
+    assert largest_difference(fast, by_hand) == 0.0
+    assert execution(fast) == execution(by_hand)
+    assert execution(fast)["packing"] == "on"
     assert "Not possible here" not in caplog.text
 
 
@@ -122,11 +125,14 @@ def test_what_is_not_possible_falls_back_and_says_why(run, largest_difference, k
     for name in ("old_logps", "packing", "compact_generation") if what == "all" else (what,):
         assert ways[name].startswith(("off: ", "forward: ")) and reason in ways[name], (name, ways)
     lines = [record.getMessage() for record in caplog.records if "Not possible here" in record.getMessage()]
-    assert len(lines) == 1 and lines[0].count(reason) == 1
+    assert len(lines) == 1
+    assert lines[0].count(reason) == 1
     if what == "all":
-        assert fast.args.is_trl and largest_difference(fast, run(max_steps=2, **keys)) == 0.0
+        assert fast.args.is_trl
+        assert largest_difference(fast, run(max_steps=2, **keys)) == 0.0
     config = yaml.safe_load(Path(fast.args.output_dir, "config.yaml").read_text())
-    assert {key: config[key] for key in FAST} == FAST and config["fast"] is True
+    assert {key: config[key] for key in FAST} == FAST
+    assert config["fast"] is True
 
 
 def test_what_is_refused_without_it_is_refused_with_it(make_trainer):

@@ -146,11 +146,14 @@ def test_a_complaint_about_the_first_layers_alone_does_not_count():
         lengths.append(len(model.model.layers))
         return "it is wrong." if len(model.model.layers) in wrong else None
 
-    assert tried_on_first_layers(model, partial(complain_if, (2,))) is None and lengths == [2, 6]
+    assert tried_on_first_layers(model, partial(complain_if, (2,))) is None
+    assert lengths == [2, 6]
     lengths.clear()
-    assert tried_on_first_layers(model, partial(complain_if, (2, 6))) == "it is wrong." and lengths == [2, 6]
+    assert tried_on_first_layers(model, partial(complain_if, (2, 6))) == "it is wrong."
+    assert lengths == [2, 6]
     lengths.clear()
-    assert tried_on_first_layers(model, partial(complain_if, ())) is None and lengths == [2]
+    assert tried_on_first_layers(model, partial(complain_if, ())) is None
+    assert lengths == [2]
 
 
 def of_tokenizer(tiny_model):
@@ -170,7 +173,8 @@ def test_making_a_trainer_computes_the_later_layers_once(make_trainer, tiny_mode
     made = make_trainer(model=model, fast=True)
     assert made.acceleration.packing == made.acceleration.generation == "on" and made.compact.merged.on
     # Once to see whether a forward draws random numbers; the trials take some twenty forwards.
-    assert numbers[2:] == [1, 1, 1, 1] and numbers[0] == numbers[1] > 15
+    assert numbers[2:] == [1, 1, 1, 1]
+    assert numbers[0] == numbers[1] > 15
 
 
 def test_a_late_layer_that_cannot_be_packed_is_found(make_trainer, tiny_model):

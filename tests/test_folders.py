@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_record import errors, hash_files, read_rows
+from run_record import error_lines, hash_files, read_rows
 from tiny_run import QUESTIONS
 
 from trl_prorl.record.checkpoint_names import find_named
@@ -24,7 +24,7 @@ def by_recipe(forks, tiny_model):
     def train(out, model=tiny_model, *options):
         argv = [*SMALL.split(), "--model_name_or_path", model, "--output_dir", out, *options]
         status, written = forks.run(SCRIPT, *argv)
-        found = errors(written)
+        found = error_lines(written)
         assert status == (2 if found else 0) and "Traceback" not in written, written[-3000:]
         assert not found or "Loading weights" not in written  # told before a model is loaded
         return found
@@ -80,7 +80,8 @@ def test_a_script_refuses_what_it_would_overwrite(by_script, tmp_path, case):
     before = fill(out, FOREIGN[case])
     (line,) = by_script(out)
     named = ", ".join(sorted(name for name in FOREIGN[case].values() if name))
-    assert line.startswith(f"output_dir='{out}' holds {named}: ") and "Choose another output_dir" in line
+    assert line.startswith(f"output_dir='{out}' holds {named}: ")
+    assert "Choose another output_dir" in line
     assert hash_files(out) == before
 
 
@@ -89,7 +90,8 @@ def test_a_recipe_refuses_it_before_a_model_is_loaded(by_recipe, tmp_path, case)
     out = tmp_path / "out"
     before = fill(out, FOREIGN[case])
     (line,) = by_recipe(out)
-    assert f"output_dir='{out}' holds " in line and hash_files(out) == before
+    assert f"output_dir='{out}' holds " in line
+    assert hash_files(out) == before
 
 
 @pytest.mark.parametrize("lora", [True, False])
@@ -110,7 +112,8 @@ def test_files_that_no_run_writes_stay_and_hinder_nothing(by_recipe, by_script, 
     for number, train in enumerate((by_recipe, by_script)):
         out = tmp_path / str(number)
         before = fill(out, OF_THEIRS)
-        assert train(out) == [] and len(read_rows(out)) == 2
+        assert train(out) == []
+        assert len(read_rows(out)) == 2
         assert before.items() <= hash_files(out).items()
 
 
@@ -121,7 +124,8 @@ def test_a_folder_of_the_record(by_recipe, by_script, tmp_path):
     (line,) = by_recipe(tmp_path / "out", "embedded", "--run_dir", str(record))
     assert f"run_dir='{record}' holds env.json: " in line
     (line,) = by_script(tmp_path / "script", run_dir=str(record))
-    assert line.startswith(f"run_dir='{record}' holds env.json: ") and hash_files(record) == before
+    assert line.startswith(f"run_dir='{record}' holds env.json: ")
+    assert hash_files(record) == before
 
 
 def test_what_a_run_writes_is_known(make_trainer, tmp_path):
@@ -142,7 +146,8 @@ def test_what_a_run_writes_is_known(make_trainer, tmp_path):
         trainer.save_model()
         trainer.save_state()
         assert sorted(out.iterdir()) == find_named(out, (*RECORD, *SAVED))
-        assert (out / "ref").is_dir() == lora and (out / "completions").is_dir()
+        assert (out / "ref").is_dir() == lora
+        assert (out / "completions").is_dir()
 
 
 def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_recipe, by_script, tmp_path):
@@ -153,7 +158,8 @@ def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_recipe
         assert by_script(out) == []
     first = hash_files(other, without=["run.lock"])
     assert by_script(other, resume=str(one / "checkpoint-2"), max_steps=3) == []
-    assert hash_files(other / "earlier-1") == first and [row["step"] for row in read_rows(other)] == [3]
+    assert hash_files(other / "earlier-1") == first
+    assert [row["step"] for row in read_rows(other)] == [3]
 
     one = tmp_path / "r1"
     other = tmp_path / "r2"
@@ -161,7 +167,8 @@ def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_recipe
         assert by_recipe(out) == []
     first = hash_files(other)
     (line,) = by_recipe(other, "embedded", "--resume_from_checkpoint", str(one / "checkpoint-2"))
-    assert "already holds a run" in line and hash_files(other) == first
+    assert "already holds a run" in line
+    assert hash_files(other) == first
 
 
 def test_a_resume_whose_end_would_replace_its_base(by_script, tiny_model, tmp_path):
@@ -174,14 +181,16 @@ def test_a_resume_whose_end_would_replace_its_base(by_script, tiny_model, tmp_pa
         path.rename(base / path.name)
     before = hash_files(base)
     (line,) = by_script(base, str(base), lora=False, resume=True, max_steps=3)
-    assert "is the folder of the model itself" in line and hash_files(base) == before
+    assert "is the folder of the model itself" in line
+    assert hash_files(base) == before
 
 
 def test_a_resume_keeps_folders_that_are_not_of_the_run(by_script, tmp_path):
     """A user's own `checkpoint-1`, another run's `checkpoint-2`, and one that lies where the next will be written."""
     out = tmp_path / "out"
     other = tmp_path / "other"
-    assert by_script(out) == [] and by_script(other) == []
+    assert by_script(out) == []
+    assert by_script(other) == []
     (out / "checkpoint-2").rename(out / "checkpoint-3")  # makes room, and is put back
     shutil.copytree(other / "checkpoint-2", out / "checkpoint-1")
     (out / "checkpoint-3").rename(out / "checkpoint-2")
@@ -200,7 +209,8 @@ def test_leftovers_are_the_run_s_own(tmp_path):
     fill(tmp_path, ["_incomplete-checkpoint-2/a", "_incomplete-old-checkpoint-1/a", "_push-2/a"])
     (tmp_path / "_incomplete-old-checkpoint-3").symlink_to(tmp_path / "elsewhere")
     RunFolders(tmp_path).clear_leftovers()
-    assert hash_files(tmp_path) == before and not list(tmp_path.glob("_incomplete-old*"))
+    assert hash_files(tmp_path) == before
+    assert not list(tmp_path.glob("_incomplete-old*"))
 
 
 def test_a_checkpoint_that_was_moved_and_linked_is_unlinked_and_not_removed(tmp_path):
@@ -227,5 +237,7 @@ def test_what_is_no_folder_is_told_by_its_key(by_recipe, by_script, tmp_path, ke
     lines = [*by_recipe(given["output_dir"], "embedded", *options), *by_script(given["output_dir"], **run_dir)]
     assert len(lines) == 2
     for line in lines:
-        assert line.removeprefix("error: ").startswith(f"{key}='{place}' ") and said in line
-    assert (tmp_path / "file").read_text() == "mine" and not (tmp_path / "nowhere").exists()
+        assert line.removeprefix("error: ").startswith(f"{key}='{place}' ")
+        assert said in line
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()

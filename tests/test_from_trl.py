@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_run import loaded
+from tiny_run import load_adapter
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
@@ -28,7 +28,7 @@ def of_trl(run):
 @pytest.mark.parametrize("lora", [True, False], ids=["adapter", "full"])
 def test_until_its_first_reset_it_is_trl_s(run, of_trl, tiny_model, largest_difference, weights, arm, lora):
     start = of_trl(lora)
-    model = (lambda: loaded(tiny_model, start, is_trainable=True)) if lora else (lambda: start)
+    model = (lambda: load_adapter(tiny_model, start, is_trainable=True)) if lora else (lambda: start)
     theirs = run(GRPOTrainer, lora=False, model=model(), beta=0.3)
     ours = run(lora=False, model=model(), **NEVER_RESET[arm])
     assert largest_difference(ours, theirs) < 1e-6
@@ -41,15 +41,16 @@ def test_until_its_first_reset_it_is_trl_s(run, of_trl, tiny_model, largest_diff
 def test_reference_and_base_are_the_policy_as_the_run_begins(make_trainer, of_trl, tiny_model):
     start = of_trl(True)
     keys = {"beta": 0.3, "ref_reset_every": 2, "beta_base": 0.1, "lora": False}
-    trainer = make_trainer(model=loaded(tiny_model, start, is_trainable=True), **keys)
+    trainer = make_trainer(model=load_adapter(tiny_model, start, is_trainable=True), **keys)
     for anchor in (trainer.reference, trainer.base):
         pairs = anchor.pairs()
-        assert pairs and all(torch.equal(theirs, policy) for theirs, policy in pairs)
+        assert pairs
+        assert all(torch.equal(theirs, policy) for theirs, policy in pairs)
         assert any(theirs.any() for theirs, _ in pairs[1::2])  # B too: it is no new adapter
 
 
 def test_an_adapter_that_was_not_loaded_for_training_is_refused(make_trainer, of_trl, tiny_model):
-    model = loaded(tiny_model, of_trl(True))
+    model = load_adapter(tiny_model, of_trl(True))
     trainer = make_trainer(model=model, lora=False, beta=0.3, ref_reset_every=2)  # to evaluate it, it is enough
     with pytest.raises(ValueError, match="nothing of the model is trainable.*is_trainable=True"):
         trainer.train()

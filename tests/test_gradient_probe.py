@@ -88,7 +88,9 @@ def test_a_gradient_that_is_lost_or_wrong_is_found(monkeypatch, place, factor, p
 
     monkeypatch.setattr(Adapted, "backward", wrong)
     answer = probed(made("biases of adapted layers"), precision)
-    assert LOST[place] in answer and answer.endswith(".") and "\n" not in answer
+    assert LOST[place] in answer
+    assert answer.endswith(".")
+    assert "\n" not in answer
 
 
 def test_what_is_trained_elsewhere_is_compared_too():
@@ -113,7 +115,8 @@ def test_the_two_last_tensors_of_a_kind_are_chosen():
     names = list(last_of_each_kind(uneven("qwen2", num_hidden_layers=4)))
     biases = [name for name in names if name.endswith("q_proj.bias")]
     assert biases == [f"model.layers.{layer}.self_attn.q_proj.bias" for layer in (2, 3)]
-    assert "model.embed_tokens.weight" in names and "model.norm.weight" in names
+    assert "model.embed_tokens.weight" in names
+    assert "model.norm.weight" in names
     assert not last_of_each_kind(uneven("qwen2").requires_grad_(False))
 
 
@@ -159,7 +162,8 @@ def test_nothing_is_left_behind(fails):
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     answer = probed(model, packed=packed)
     assert ("cannot be tried (KeyError: 'no such thing')" in answer) if fails else answer is None
-    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
     assert modes == [module.training for module in model.modules()]
     assert classes == [type(module) for module in model.modules()]

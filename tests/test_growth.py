@@ -10,8 +10,8 @@ import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events as events
 from run_record import read_rows as rows
-from run_record import untimed
-from tiny_run import BEST, LORA, QUESTIONS, AtBoundary, evaluated_as, loaded, logits
+from run_record import without_times
+from tiny_run import BEST, LORA, QUESTIONS, AtBoundary, load_adapter, logits, set_evaluations
 from transformers import AutoModelForCausalLM
 
 from trl_prorl import ProRLConfig
@@ -92,7 +92,7 @@ def test_the_function_is_unchanged_and_so_is_what_is_saved(adapted, tiny_model, 
 
     model.save_pretrained(tmp_path)
     dtype = before["ref"].dtype
-    saved = loaded(tiny_model, tmp_path, dtype)
+    saved = load_adapter(tiny_model, tmp_path, dtype)
     saved.load_adapter(tmp_path / "ref", "ref")
     for name, theirs in before.items():
         assert (logits(saved.to(dtype), name) - theirs).abs().max() < 1e-6
@@ -121,7 +121,8 @@ def test_new_rows_follow_from_the_run_s_seed_and_the_step_alone(adapted):
     assert torch.equal(first, rows())
     assert not any(torch.equal(first, other) for other in (rows(seed=8), rows(step=2), rows(seed=2**32 + 7)))
     # Uniform within ±1/√48, as PEFT begins a factor A of 48 inputs; or normal with a deviation of 1/r'.
-    assert first.shape == (6, 48) and 0.9 < first.abs().max() * 48**0.5 <= 1
+    assert first.shape == (6, 48)
+    assert 0.9 < first.abs().max() * 48**0.5 <= 1
     assert first.std().item() == pytest.approx(1 / (3 * 48) ** 0.5, rel=0.1)
     assert rows(init_lora_weights="gaussian").std().item() == pytest.approx(1 / 7, rel=0.1)
     assert len(torch.unique(first)) == first.numel()  # layers get rows of their own
@@ -140,7 +141,8 @@ def test_growth_ends_at_the_largest_rank(adapted):
     part = growth(adapted())
     part.update(1, None)
     part.begin()  # a training that begins anew forgets what waited
-    assert part.boundary(1) is None and part.rank == 4
+    assert part.boundary(1) is None
+    assert part.rank == 4
 
 
 def test_what_is_not_understood_changes_nothing(adapted):
@@ -156,7 +158,8 @@ def test_what_is_not_understood_changes_nothing(adapted):
     moments = {id(param): optimizer.state[param]["exp_avg"].clone() for param in trained}
     with pytest.raises(ValueError, match="momentum_of_the_future"):
         grown(model, optimizer=optimizer, copies=copies)
-    assert model.peft_config["default"].r == 4 and model.peft_config["default"].lora_alpha == 8
+    assert model.peft_config["default"].r == 4
+    assert model.peft_config["default"].lora_alpha == 8
     assert all(torch.equal(param, before[name]) for name, param in model.named_parameters())
     assert all(torch.equal(optimizer.state[param]["exp_avg"], moments[id(param)]) for param in trained)
     assert all(torch.equal(copies[0][name], before[name]) for name in copies[0])
@@ -255,7 +258,9 @@ def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
         "rank": 5,
         "world_size": 1,
     }
-    assert expected.items() <= found[0].items() and found[0]["seconds_copy"] > 0 and found[0]["seconds_optimizer"] > 0
+    assert expected.items() <= found[0].items()
+    assert found[0]["seconds_copy"] > 0
+    assert found[0]["seconds_optimizer"] > 0
     alone = run(**keys)
     assert [event["event"] for event in events(alone)] == ["growth", "growth"]
     alone.save_model()
@@ -289,7 +294,8 @@ def test_elastic_reset_averages_the_grown_policy(make_trainer):
         axis = factor.axis
         before = seen[2][1][name]
         policy, mean = (each[name] for each in seen[3])
-        assert before.shape[axis] == 4 and mean.shape[axis] == policy.shape[axis] == 6
+        assert before.shape[axis] == 4
+        assert mean.shape[axis] == policy.shape[axis] == 6
         kept = 0.5 * before + 0.5 * policy.narrow(axis, 0, 4)
         assert torch.allclose(mean.narrow(axis, 0, 4), kept, atol=1e-7)
         assert torch.equal(seen["reset"][0][name], seen[4][1][name])  # policy ← average
@@ -330,13 +336,15 @@ def test_a_resume_around_a_growth_is_exact(run, resume, largest_difference, case
         assert json.loads(adapter.read_text())["r"] == rank
         again = resume(whole, step, **keys)
         assert largest_difference(whole, again) == 0.0, step
-        later = [untimed(event) for event in told if event["step_applied"] >= step + (event["event"] == "resume")]
-        assert [untimed(event) for event in events(again)] == later
+        later = [
+            without_times(event) for event in told if event["step_applied"] >= step + (event["event"] == "resume")
+        ]
+        assert [without_times(event) for event in events(again)] == later
         for one, other in zip(whole.optimizer.state.values(), again.optimizer.state.values(), strict=True):
             assert all(torch.equal(one[key], other[key]) for key in ("exp_avg", "exp_avg_sq", "step"))
     # In its own folder a run writes again what came after the checkpoint, and no more.
     again = resume(whole, 6, **keys, output_dir=whole.args.output_dir)
-    assert untimed(events(again)) == untimed(told)
+    assert without_times(events(again)) == without_times(told)
 
 
 def test_the_best_checkpoint_has_a_smaller_rank_and_comes_with_its_own_reference(make_trainer, tiny_model):
@@ -351,15 +359,16 @@ def test_the_best_checkpoint_has_a_smaller_rank_and_comes_with_its_own_reference
         "lora_growth_step": 2,
         "lora_growth_max_rank": 6,
     }
-    trainer = evaluated_as(make_trainer(**keys, trainer_kwargs=QUESTIONS), 9.0, 1.0, 1.0)
+    trainer = set_evaluations(make_trainer(**keys, trainer_kwargs=QUESTIONS), 9.0, 1.0, 1.0)
     trainer.train()
     out = Path(trainer.args.output_dir)
     best = Path(trainer.args.output_dir, "checkpoint-2")
-    assert trainer.state.best_model_checkpoint == str(best) and trainer.model.peft_config["default"].r == 4
+    assert trainer.state.best_model_checkpoint == str(best)
+    assert trainer.model.peft_config["default"].r == 4
     assert all(state["exp_avg"].shape == param.shape for param, state in trainer.optimizer.state.items())
     trainer.save_model()
     for folder, name in ((best, "default"), (best / "ref", "ref"), (out, "default"), (out / "ref", "ref")):
-        theirs = loaded(tiny_model, folder)
+        theirs = load_adapter(tiny_model, folder)
         assert theirs.peft_config["default"].r == 4
         assert (logits(theirs) - logits(trainer.model, name)).abs().max() < 1e-6, folder
     assert (logits(trainer.model, "ref") - logits(trainer.model, "default")).abs().max() > 1e-3
@@ -372,7 +381,8 @@ def test_a_largest_rank_that_was_lowered_below_the_present_one_ends_growth(run, 
     whole = run(**keys, lora_growth_max_rank=16, save_strategy="steps", save_steps=6)
     assert [event["rank"] for event in events(whole)] == [8, 12]
     again = resume(whole, 6, **keys, lora_growth_max_rank=6, allow_config_change=True)
-    assert events(again) == [] and again.model.peft_config["default"].r == 8
+    assert events(again) == []
+    assert again.model.peft_config["default"].r == 8
 
 
 def test_a_checkpoint_that_could_not_have_grown_here_is_refused(run, resume):
@@ -418,7 +428,8 @@ REFUSED = [
 def test_what_cannot_grow_is_refused_in_one_line(make_trainer, keys, trainer_kwargs, message):
     with pytest.raises(ValueError, match=message) as error:
         make_trainer(lora=False, **GROWS, **keys, trainer_kwargs=trainer_kwargs)
-    assert "\n" not in str(error.value) and "lora_growth_" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "lora_growth_" in str(error.value)
 
 
 def test_growth_needs_a_generation_that_ends_with_a_step(make_trainer):

@@ -164,8 +164,10 @@ def test_the_other_ways_of_the_measurement():
     for way, shapes in ((measure.cleared, moments | {"step": ()}), (measure.without_moments, moments)):
         found = way(state, FOUR.shape, 1, 3)
         assert {key: value.shape for key, value in found.items()} == shapes
-        assert not any(value.any() for value in found.values()) and state["step"] == 7
+        assert not any(value.any() for value in found.values())
+        assert state["step"] == 7
     moved = measure.prefix(state, FOUR.shape, 1, 3)
-    assert moved["exp_avg"].tolist() == [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]] and "step" not in moved
+    assert moved["exp_avg"].tolist() == [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]
+    assert "step" not in moved
     recipes = {measure.RECIPES / f"{recipe}.yaml" for recipe, *_ in measure.ARMS.values()}
     assert recipes == set(measure.RECIPES.glob("*.yaml"))

@@ -28,9 +28,11 @@ def test_every_value_counts(dtype):
     for bad in (math.nan, math.inf, -math.inf):
         spoiled = largest.clone()
         spoiled[57] = bad
-        assert not all_finite([largest, spoiled]) and not all_finite([spoiled, largest])
+        assert not all_finite([largest, spoiled])
+        assert not all_finite([spoiled, largest])
         assert first_nonfinite({"none": None, "good": largest, "bad": spoiled, "worse": spoiled}) == "bad"
-    assert first_nonfinite({"good": largest}) is None and all_finite([])
+    assert first_nonfinite({"good": largest}) is None
+    assert all_finite([])
 
 
 class At(TrainerCallback):
@@ -82,9 +84,11 @@ def test_the_run_stops_before_the_update_and_names_step_tensor_and_prompts(make_
     assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
     (event,) = read_events(trainer, "nonfinite")
-    assert (event["step_applied"], event["action"]) == (3, "stop") and event["tensor"].startswith(tensor)
+    assert (event["step_applied"], event["action"]) == (3, "stop")
+    assert event["tensor"].startswith(tensor)
     if "gradient" not in tensor:  # which comes from all micro-batches of a step
-        assert "say" in str(caught.value) and len(event["prompts"]) == 2
+        assert "say" in str(caught.value)
+        assert len(event["prompts"]) == 2
 
 
 def test_weights_are_looked_at_after_the_update(make_trainer):
@@ -122,7 +126,9 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, o
     trainer = make_trainer(**keys, lora=lora, reward=reward, trainer_kwargs={"callbacks": callbacks})
     trainer.train()
     same = lambda a, b: all(torch.equal(seen[a][0][k], seen[b][0][k]) for k in seen[a][0])  # noqa: E731
-    assert same(2, 3) and not same(1, 2) and not same(3, 4)
+    assert same(2, 3)
+    assert not same(1, 2)
+    assert not same(3, 4)
     assert [seen[step][1] for step in (2, 3, 4)] == [{2}, {2}, {3}]
     rows = read_rows(trainer)
     assert [row["nonfinite_skips"] for row in rows] == [0, 0, 1, 1, 1, 1]
@@ -214,7 +220,8 @@ def test_a_run_whose_reward_is_gamed(run, monkeypatch, caplog, action):
     assert [(event["event"], event["step_applied"]) for event in events] == [(kind, 4) for kind in kinds]
     assert {"value": 1.0, "threshold": 0.6, "action": action}.items() <= events[0].items()
     assert trainer.state.global_step == (4 if action == "stop" else 6)
-    assert "gamed" in caplog.text and (action != "reset" or events[1]["reason"] == "guard_gap")
+    assert "gamed" in caplog.text
+    assert action != "reset" or events[1]["reason"] == "guard_gap"
 
 
 def test_it_needs_a_verifier(run):
@@ -238,7 +245,8 @@ def test_of_the_gamed_recipes_plain_is_caught_and_the_control_is_not(tmp_path, a
     events, rows = (read_rows(tmp_path, file) for file in FILES)
     assert [event["event"] for event in events if event["event"] == "guard_gap"][:1] == ["guard_gap"] * fires
     gold, reward = [sum(row[key] for row in rows[-20:]) / 20 for key in ("gold", "reward")]
-    assert reward > 0.95 and (gold < 0.45 if fires else gold > 0.5)
+    assert reward > 0.95
+    assert gold < 0.45 if fires else gold > 0.5
 
 
 def test_a_collapse_is_told_once_and_again_only_after_a_recovery():
@@ -258,6 +266,7 @@ def test_it_is_an_event_and_may_stop_the_run(run):
         assert trainer.state.global_step == steps
         (event,) = read_rows(trainer, "events.jsonl")
         assert (event["event"], event["step_applied"], event["threshold"]) == ("entropy_collapse", 3, 100.0)
-        assert event["value"] < 100.0 and event["action"] == ("stop" if stop else "log")
+        assert event["value"] < 100.0
+        assert event["action"] == ("stop" if stop else "log")
         if stop:
             assert newest_complete(trainer.args.output_dir)[0].name == "checkpoint-3"

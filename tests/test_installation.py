@@ -114,7 +114,8 @@ def test_every_file_is_there_but_the_bases_of_the_study(installed):
     wanted = {path: content for path, content in wanted.items() if str(Path(path).parent) not in left_out}
     wanted |= {f"trl_prorl/{path}": content for path, content in files(ROOT, "accelerate_configs").items()}
     there = {path: content for path, content in there.items() if not path.startswith("trl_prorl/recipes/")}
-    assert there.keys() == wanted.keys() and there == wanted
+    assert there.keys() == wanted.keys()
+    assert there == wanted
 
 
 def test_the_wheel_is_small_and_holds_one_package_and_the_recipes(wheel):
@@ -131,13 +132,15 @@ def test_the_wheel_says_whose_it_is_and_where_it_runs(wheel):
     (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
     metadata = email.message_from_bytes(archive.read(name))
     assert metadata["Author"] == yaml.safe_load((ROOT / "CITATION.cff").read_text())["authors"][0]["name"]
-    assert metadata.get_all("Project-URL") and "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier")
+    assert metadata.get_all("Project-URL")
+    assert "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier")
 
 
 def test_the_files_of_the_launcher_are_named(run, installed):
     (line,) = [line for line in run("trl-prorl", "env").splitlines() if "accelerate launch" in line]
     folder = Path(line.partition(": ")[2])
-    assert folder.is_relative_to(installed[0]) and (folder / "single_gpu.yaml").is_file()
+    assert folder.is_relative_to(installed[0])
+    assert (folder / "single_gpu.yaml").is_file()
 
 
 def test_the_packages_are_found_in_another_folder(installed, run):
@@ -153,7 +156,8 @@ def test_the_packages_are_found_in_another_folder(installed, run):
         "print(trl_prorl.__file__, tasks.__file__, eval.__file__, embedded_model(), *found.values(), sep='\\n')\n"
     )
     bases, recipes, *paths = run("python", "-c", code).splitlines()
-    assert all(Path(path).is_relative_to(installed[0]) for path in paths) and len(paths) > 40
+    assert all(Path(path).is_relative_to(installed[0]) for path in paths)
+    assert len(paths) > 40
     assert json.loads(bases) == [SHIPPED, weights_sha256(DEFAULT)]
     assert json.loads(recipes) == {name: read_recipe(file) for name, file in shipped_recipes().items()}
 
@@ -172,7 +176,8 @@ def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
     ]
     code = f"from trl_prorl.commands import main; assert not any(main(line.split()) for line in {lines})"
     shown = run("python", "-c", code, imports_all=True)
-    assert "reward " in shown and "pass@k" in shown
+    assert "reward " in shown
+    assert "pass@k" in shown
     assert len((a_run / "metrics.jsonl").read_text().splitlines()) == 3
     assert json.loads((a_run / "passk.json").read_text())["task"] == "reverse_digits"
     assert "variantA" in (tmp_path / "page" / "report.html").read_text()

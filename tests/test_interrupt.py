@@ -74,7 +74,8 @@ def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, 
     os.kill(process, signal.SIGINT)
     assert forks.status() == 130
     (line,) = lines_of(log.read_text())
-    assert f"the record in {out} is kept, and there is no checkpoint yet" in line and "begins again" in line
+    assert f"the record in {out} is kept, and there is no checkpoint yet" in line
+    assert "begins again" in line
     assert what_is_kept(tmp_path / "nothing", begun=False).startswith("no step was begun")
     assert "come to its end" in what_is_kept(out, begun=True, model=out / "adapter_model.safetensors")
 
@@ -144,7 +145,8 @@ def test_while_the_imports_last(case, tmp_path):
         assert any(line.rpartition("|")[2].strip() == imported for line in process.stderr)
         process.send_signal(signal.SIGINT)
         (line,) = lines_of(process.stderr.read())
-    assert process.returncode == 130 and "nothing has changed" in line
+    assert process.returncode == 130
+    assert "nothing has changed" in line
 
 
 AT_WORK = {
@@ -182,7 +184,8 @@ def test_a_push(hub, hub_forks, run, tmp_path):
     os.kill(process, signal.SIGINT)
     assert hub_forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
-    assert "the Hub has all of the push or nothing of it" in line and hub.files("someone/stopped") == {}
+    assert "the Hub has all of the push or nothing of it" in line
+    assert hub.files("someone/stopped") == {}
 
 
 def test_the_demo(tmp_path):
@@ -194,7 +197,8 @@ def test_the_demo(tmp_path):
         said = process.stderr.read()
     line = "".join(lines_of(said))
     assert process.returncode == 130, (process.returncode, said[-3000:])
-    assert "arms that came to their end" in line and "goes on from there" in line
+    assert "arms that came to their end" in line
+    assert "goes on from there" in line
 
 
 @pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGINT)", "os._exit(130)"])
@@ -221,7 +225,8 @@ def test_an_evaluation(capsys, handler):
 
     assert main([]) == 130
     (line,) = lines_of(capsys.readouterr().err)
-    assert "kept" in line and "The same command goes on" in line
+    assert "kept" in line
+    assert "The same command goes on" in line
     assert handler().line == b""  # the key once more ends the process, and says nothing
 
 

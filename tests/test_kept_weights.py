@@ -43,7 +43,8 @@ def test_a_generation_by_continuous_batching(make_trainer, weights, monkeypatch,
     before = weights(trainer)
     buffers = [buffer.clone() for buffer in model.buffers()]
     completions, _ = trainer._generate_single_turn([[1, 2], [3]], None, {}, 1)
-    assert completions == [[5, 6], [5, 6]] and seen == [torch.bfloat16]
+    assert completions == [[5, 6], [5, 6]]
+    assert seen == [torch.bfloat16]
     after = weights(trainer)
     if cls is GRPOTrainer:  # the situation
         assert all(param.dtype == torch.bfloat16 for param in after.values())
@@ -185,4 +186,5 @@ def test_a_policy_that_was_reset_is_handed_on_although_an_evaluation_of_this_ste
     }
     trainer, engine = with_engine(trainer_kwargs=QUESTIONS, **keys)
     trainer.train()
-    assert len(engine.is_current) >= 6 and all(engine.is_current)
+    assert len(engine.is_current) >= 6
+    assert all(engine.is_current)

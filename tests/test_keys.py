@@ -94,7 +94,8 @@ def test_what_follows_from_one_or_two_keys_is_what_the_lists_by_hand_said(base):
             assert args.changes_at_boundary == changes_at_boundary(args), (first, second)
             assert args.adds_penalty == adds_penalty(args), (first, second)
             assert args.is_trl == is_trl(args), (first, second)
-    assert compared > 50 and len(on) > 10
+    assert compared > 50
+    assert len(on) > 10
 
 
 def test_every_key_of_ours_is_declared_there_alone():
@@ -103,7 +104,8 @@ def test_every_key_of_ours_is_declared_there_alone():
         assert [field.name for field in dataclasses.fields(cls) if field.name not in inherited] == list(keys)
         for name, key in keys.items():
             field = cls.__dataclass_fields__[name]  # described in the docstring, and not in the field as well
-            assert inspect.getdoc(cls).count(f"\n    {name} (") == 1 and "help" not in field.metadata
+            assert inspect.getdoc(cls).count(f"\n    {name} (") == 1
+            assert "help" not in field.metadata
             assert field.default == key.default
 
 

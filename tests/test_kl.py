@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from run_record import read_rows as rows
-from tiny_run import watched
+from tiny_run import record_results
 
 from trl_prorl import ProRLConfig
 from trl_prorl.errors import NonFiniteError
@@ -172,7 +172,8 @@ def test_without_a_ratio_it_is_torch_clamp(estimator):
         (kl_penalty(logps, anchor, estimator, ratio, 1e9), kl_penalty(logps, anchor, estimator, ratio)),
     ]
     for ours, theirs in pairs:
-        assert torch.equal(ours, theirs) and torch.equal(gradient(ours, logps), gradient(theirs, logps))
+        assert torch.equal(ours, theirs)
+        assert torch.equal(gradient(ours, logps), gradient(theirs, logps))
     assert (pairs[0][0].abs() == 10).any() or estimator == "k1"
 
 
@@ -181,8 +182,10 @@ def test_an_estimate_that_overflows_has_a_gradient_of_0_and_nan_stays_nan():
     ratio = importance_ratio(logps, logps.detach(), torch.ones_like(anchor), "token")
     penalty = kl_penalty(logps, anchor, "k3", ratio, 10.0)
     found = gradient(penalty, logps)
-    assert penalty[0, 0] == 10.0 and found[0, 0] == 0.0
-    assert math.isnan(penalty[0, 1]) and math.isnan(found[0, 1])
+    assert penalty[0, 0] == 10.0
+    assert found[0, 0] == 0.0
+    assert math.isnan(penalty[0, 1])
+    assert math.isnan(found[0, 1])
     assert found[0, 2] == pytest.approx(0.5)
     assert beyond_clamp(logps, anchor, "k3", 10.0).tolist() == [[True, False, False]]
 
@@ -205,12 +208,15 @@ def test_a_bound_that_no_token_reaches_and_one_that_every_token_exceeds(run, lar
     )
     free, wide, narrow = of_arm
     assert largest_difference(free, plain) > 1e-4
-    assert largest_difference(wide, free) < 2e-6 and largest_difference(narrow, plain) < 5e-6
+    assert largest_difference(wide, free) < 2e-6
+    assert largest_difference(narrow, plain) < 5e-6
     assert [row["kl_clamped"] for row in rows(wide)] == [0] * 4
     assert all("kl_clamped" not in row for row in rows(free))
     second = rows(narrow)[1]  # the record still sees the KL
     kl = second["kl_old" if arm == "B" else "kl_base" if arm == "base" else "kl_ref"]
-    assert kl > 1e-4 and 0 < second["kl_penalty"] < 1e-8 and second["kl_clamped"] > 10
+    assert kl > 1e-4
+    assert 0 < second["kl_penalty"] < 1e-8
+    assert second["kl_clamped"] > 10
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -241,7 +247,8 @@ def test_the_record_counts_each_token_once_however_many_anchors_bound_it(make_tr
 
     trainer.recorder.micro_batch = micro_batch
     trainer.train()
-    assert [row["kl_clamped"] for row in rows(trainer)] == seen and max(seen) > 0
+    assert [row["kl_clamped"] for row in rows(trainer)] == seen
+    assert max(seen) > 0
 
 
 def with_old(trainer, change):
@@ -269,7 +276,8 @@ def test_a_token_whose_kl_overflows_stops_a_run_only_where_it_is_not_bounded(mak
     bounded = with_old(make_trainer(beta_old=0.2, kl_clamp=10.0), lost)
     bounded.train()
     found = rows(bounded)
-    assert len(found) == 4 and max(row["kl_clamped"] for row in found) == 1
+    assert len(found) == 4
+    assert max(row["kl_clamped"] for row in found) == 1
     clamped = [row for row in found if row["kl_clamped"]]
     assert all("kl_old" not in row and math.isfinite(row["kl_penalty"]) for row in clamped)  # infinite: not measured
     with pytest.raises(NonFiniteError):  # where a log-probability is not finite, a bounded run stops too
@@ -283,8 +291,13 @@ def test_bf16_keeps_the_bound(estimator):
     penalty = kl_penalty(logps, anchor, estimator, torch.exp(logps - logps.detach()), 4.0)
     found = gradient(penalty, logps)
     beyond = beyond_clamp(logps, anchor, estimator, 4.0)
-    assert penalty.dtype == torch.bfloat16 and penalty.isfinite().all() and found.isfinite().all()
-    assert (penalty[beyond].abs() == 4.0).all() and not found[beyond].any() and beyond.any() and not beyond.all()
+    assert penalty.dtype == torch.bfloat16
+    assert penalty.isfinite().all()
+    assert found.isfinite().all()
+    assert (penalty[beyond].abs() == 4.0).all()
+    assert not found[beyond].any()
+    assert beyond.any()
+    assert not beyond.all()
 
 
 IN_REWARD = {"beta": 0.5, "kl_in": "reward", "advantage_estimator": "global_normalized", "num_iterations": 2}
@@ -292,8 +305,8 @@ IN_REWARD = {"beta": 0.5, "kl_in": "reward", "advantage_estimator": "global_norm
 
 def batches_of(trainer):
     """What the trainer trains on, generation batch by generation batch, and the task's rewards."""
-    sampled = watched(trainer, "_sample")
-    made = watched(trainer, "_generate_and_score_completions")
+    sampled = record_results(trainer, "_sample")
+    made = record_results(trainer, "_generate_and_score_completions")
     trainer.train()
     return made, [outcome.rewards for _, outcome in sampled]
 

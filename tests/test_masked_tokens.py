@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from run_record import read_rows, untimed
+from run_record import read_rows, without_times
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
@@ -82,7 +82,7 @@ def test_a_run_is_the_same_whatever_is_scored_where_nothing_counts(make_trainer,
     shifted(SHIFTS)
     extreme.train()
     assert largest_difference(plain, extreme) == 0.0
-    assert untimed(read_rows(extreme)) == untimed(read_rows(plain))
+    assert without_times(read_rows(extreme)) == without_times(read_rows(plain))
 
 
 def configured(**keys):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from run_record import read_rows as rows
-from run_record import untimed
+from run_record import without_times
 from transformers import TrainerCallback
 
 import trl_prorl.record.meter as meter_module
@@ -40,7 +40,8 @@ def test_a_second_belongs_to_the_innermost_stage_which_ends_when_its_body_raises
                 raise KeyError
             clock.now += 8
         clock.now += 16
-    assert dict(timer.seconds) == {"update": 17.0, "rollout": 10.0, "ref": 4.0} and timer.stack == []
+    assert dict(timer.seconds) == {"update": 17.0, "rollout": 10.0, "ref": 4.0}
+    assert timer.stack == []
 
 
 @pytest.mark.parametrize("processes", [1, 3])
@@ -64,7 +65,9 @@ def test_row_of_a_step(clock, processes):
     meter.add_count("rows_skipped", torch.tensor(2))
     clock.now += 1
     row = meter.end_step(lambda tensor: processes * tensor, processes)
-    assert row["kl_ref"] == 3.0 and row["kl_penalty"] == 0.75 and row["clip_region_mean"] == 0.5
+    assert row["kl_ref"] == 3.0
+    assert row["kl_penalty"] == 0.75
+    assert row["clip_region_mean"] == 0.5
     names = [
         "ref_forward_calls",
         "policy_forward_calls",
@@ -77,8 +80,10 @@ def test_row_of_a_step(clock, processes):
     ]
     assert [row[name] for name in names] == [processes * one for one in (1, 1, 0, 2, 10, 20, 2.0, 5.0)]
     assert (row["time_ref"], row["time_update"], row["time_step"]) == (3.0, 1.0, 4.0)
-    assert row["ref_time_fraction"] == 0.75 and row["time_ended"] == 1_000_000.0 + clock.now
-    assert "kl_old" not in row and "peak_memory_gib" not in row  # not measured
+    assert row["ref_time_fraction"] == 0.75
+    assert row["time_ended"] == 1_000_000.0 + clock.now
+    assert "kl_old" not in row
+    assert "peak_memory_gib" not in row  # not measured
 
 
 def test_means_over_processes_are_means_over_all_tokens():
@@ -230,7 +235,8 @@ def test_validation_at_the_end_of_an_epoch_finds_its_row_written(run, slow_evalu
     """Two prompts a step of two passes: 8 prompts are 8 steps."""
     keys = KEYS | {"eval_strategy": "epoch", "num_train_epochs": 1, "max_steps": -1}
     trainer = run(prompts=8, trainer_kwargs={"eval_dataset": PROMPTS}, **keys)
-    assert thousands(trainer) == [0] * (len(rows(trainer)) - 1) + [1] and len(rows(trainer)) > 3
+    assert thousands(trainer) == [0] * (len(rows(trainer)) - 1) + [1]
+    assert len(rows(trainer)) > 3
 
 
 class Stop(TrainerCallback):
@@ -253,7 +259,7 @@ def test_validation_is_charged_to_the_step_before_it_after_a_resume_too(make_tra
     assert all(row["time_step"] < 1000 for row in rows(whole))
     assert [row["step"] for row in rows(whole, "evaluations.jsonl")] == [2, 4, 5]
     for file in ("metrics.jsonl", "evaluations.jsonl"):
-        assert untimed(rows(again, file)) == untimed(rows(whole, file)), file
+        assert without_times(rows(again, file)) == without_times(rows(whole, file)), file
 
 
 def test_how_fast_an_evaluation_was_is_not_among_its_results(run):

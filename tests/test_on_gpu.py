@@ -32,7 +32,8 @@ def on_a_gpu(device):
 def test_a_run_in_bf16_with_everything_on(run, keys, lora):
     trainer = run(lora=lora, bf16=True, pack_groups="on", compact_generation="on", **keys)
     written = rows(trainer.args.output_dir)
-    assert len(written) == 4 and all(row["peak_memory_gib"] > 0 for row in written)
+    assert len(written) == 4
+    assert all(row["peak_memory_gib"] > 0 for row in written)
     assert all(row["policy_forward_calls"] == 1 for row in written)
 
 
@@ -49,7 +50,8 @@ def test_tokens_are_drawn_as_often_as_they_are_probable():
     torch.manual_seed(0)
     probabilities = torch.tensor([0.0, 0.5, 0.25, 0.25, 0.0], device="cuda").expand(40_000, 5)
     counts = torch.bincount(draw(probabilities), minlength=5).cpu() / 40_000
-    assert counts[0] == counts[4] == 0 and (counts - probabilities[0].cpu()).abs().max() < 0.015
+    assert counts[0] == counts[4] == 0
+    assert (counts - probabilities[0].cpu()).abs().max() < 0.015
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -132,4 +134,5 @@ def test_a_shipped_configuration_spreads_a_run_and_resets_it(tmp_path, tiny_mode
     assert json.loads((out / "spread.json").read_text()) == facts
     kl = [row["kl_ref"] for row in rows(out)]
     assert [event["step_applied"] for event in rows(out, "events.jsonl") if event["event"] == "reset"] == [2]
-    assert len(kl) == 4 and abs(kl[2]) < 3e-4 < kl[1]
+    assert len(kl) == 4
+    assert abs(kl[2]) < 3e-4 < kl[1]

@@ -151,7 +151,8 @@ def test_factored_moments_and_the_maxima_of_8_bit_codes_are_scaled_and_never_the
         param.grad = torch.randn(shape, generator=generator)
         optimizer.step()
     before = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in optimizer.state[param].items()}
-    assert SECOND & set(before) and ("absmax1" in before) == (shape == (8192,))  # below 4,096 values: 32 bits
+    assert SECOND & set(before)
+    assert ("absmax1" in before) == (shape == (8192,))  # below 4,096 values: 32 bits
     reset_optimizer(optimizer, mode, alpha)
     found = optimizer.state[param]
     first, second, steps = after(mode, alpha, 1.0, 1.0, 3)
@@ -220,7 +221,8 @@ def test_the_sentences_about_early_resets_and_cleared_step_counts():
     assert "updates the first one is 0.55 and the largest, the 20th, 1.40" in page
     found = sizes("step", 1.0, 2327, constant=True)
     assert (f"{found[0]:.2f}", f"{min(found):.2f}", found.index(min(found)) + 1) == ("0.32", "0.15", 12)
-    assert found[286] < 0.5 < found[287] and found[2325] < 0.95 < found[2326]
+    assert found[286] < 0.5 < found[287]
+    assert found[2325] < 0.95 < found[2326]
     assert "0.32 for the first, 0.15 for the 12th, half for the 288th, 0.95 for the 2327th" in page
     # A reset every 40 updates; after each the first, and the mean of the 40 that follow.
     runs = [sizes("step", 1.0, 40, constant=True, t=t) for t in (40, 80, 120, 160, 200)]
@@ -300,8 +302,10 @@ def test_a_treatment_that_is_no_factor(noise):
     check_optimizer(optimizer, "noise")
     reset_optimizer(optimizer, "noise", 0.5)
     state = optimizer.state[param]
-    assert state["exp_avg"].tolist() == pytest.approx([M + 0.5, M, M + 0.5]) and state["exp_avg"].data_ptr() == pointer
-    assert state["exp_avg_sq"].tolist() == pytest.approx([V] * 3) and float(state["step"]) == 2
+    assert state["exp_avg"].tolist() == pytest.approx([M + 0.5, M, M + 0.5])
+    assert state["exp_avg"].data_ptr() == pointer
+    assert state["exp_avg_sq"].tolist() == pytest.approx([V] * 3)
+    assert float(state["step"]) == 2
     with pytest.raises(ValueError, match="optimizer_reset_alpha=2.0"):
         reset_optimizer(optimizer, "noise", 2.0)
 
@@ -369,4 +373,5 @@ def test_adafactor_replaces_a_second_moment_whose_step_count_is_cleared(make):
         param.grad = torch.arange(1.0, 7.0).view(2, 3)
         optimizer.step()
         found.append({k: v.clone() for k, v in optimizer.state[param].items() if k in SECOND})
-    assert found[0] and all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+    assert found[0]
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])

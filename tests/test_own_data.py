@@ -44,7 +44,8 @@ def test_the_numbers_are_the_verdicts_of_the_samples(run, lora, tmp_path, capsys
     result = evaluate(trained, ROWS, holds_letter, n=6, k=[1, 2], max_new_tokens=8)
     passk = load_run(trained.run_dir).passk
     assert [passk[side]["correct"] for side in SIDES] == [result[side]["correct"] for side in SIDES]
-    assert passk["task"] == "own" and passk["step"] == 2
+    assert passk["task"] == "own"
+    assert passk["step"] == 2
     for side in SIDES:
         (frame,) = (frame for temperature, frame in frames(trained.run_dir, side).items() if temperature)
         assert [holds_letter(text, {"letter": "e"}) for text in frame["completion"]] == list(frame["correct"])
@@ -76,7 +77,8 @@ def test_the_numbers_are_the_verdicts_of_the_samples(run, lora, tmp_path, capsys
 
 def test_not_evaluated_yet(run):
     card = str(model_card(run(max_steps=1).run_dir))
-    assert "Not evaluated yet. `evaluate(trainer, rows, verifier)`" in card and "started by `" in card
+    assert "Not evaluated yet. `evaluate(trainer, rows, verifier)`" in card
+    assert "started by `" in card
 
 
 @pytest.mark.parametrize(

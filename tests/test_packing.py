@@ -94,20 +94,24 @@ def test_values_and_gradients_are_trls(models, groups, masked, seed, spare, bloc
         logps, entropies = packed_logps(packed, ids, mask, keep, None if spare is None else longest + spare, entropy)
     expected, expected_entropies = padded_logps(model, ids, mask, keep, entropy)
     assert sum(scored) == (mask[:, -keep:].sum() if as_on_a_gpu else 0)
-    assert logps.shape == expected.shape and logps.dtype == expected.dtype
+    assert logps.shape == expected.shape
+    assert logps.dtype == expected.dtype
     torch.testing.assert_close(logps, expected, atol=2e-6, rtol=0)
     outside = mask[:, -keep:] == 0
-    assert (logps[outside] == 0).all() and (expected[outside] == 0).all()
+    assert (logps[outside] == 0).all()
+    assert (expected[outside] == 0).all()
     assert (entropies is None) == (not entropy)
     if entropy:
         torch.testing.assert_close(entropies, expected_entropies, atol=2e-6, rtol=0)
-        assert (entropies[outside] == 0).all() and (expected_entropies[outside] == 0).all()
+        assert (entropies[outside] == 0).all()
+        assert (expected_entropies[outside] == 0).all()
     ours = gradient(model, weighted(logps, entropies))
     theirs = gradient(model, weighted(expected, expected_entropies))
     assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
     positions = [call.kwargs["input_ids"].numel() for call in packed.call_args_list]
     if spare is None:
-        assert len(positions) == 1 and sum(positions) <= ids.numel()
+        assert len(positions) == 1
+        assert sum(positions) <= ids.numel()
     else:
         assert max(positions) <= longest + spare
 
@@ -134,7 +138,8 @@ def test_one_packed_row_by_hand():
     seen = torch.ones(10, 10, dtype=torch.int).tril()
     seen[7:, 3:7] = 0  # the second completion sees the prompt but its last token, which stands before it again
     assert visible(inputs["prefix_layout"]).equal(seen)
-    assert logps.tolist() == [[8, 9, 0], [4, 5, 6], [0, 0, 0]] and entropies is None
+    assert logps.tolist() == [[8, 9, 0], [4, 5, 6], [0, 0, 0]]
+    assert entropies is None
 
 
 @pytest.mark.parametrize(
@@ -263,7 +268,9 @@ REFUSED = [
 @pytest.mark.parametrize("make, reason", REFUSED)
 def test_why_not(make, reason):
     answer = why_not(make())
-    assert reason in answer and answer.endswith(".") and "\n" not in answer
+    assert reason in answer
+    assert answer.endswith(".")
+    assert "\n" not in answer
     assert why_not(with_adapter(build(use_sliding_window=False))) is None
 
 
@@ -302,7 +309,8 @@ def test_rounding_alone_is_let_pass(kind, precision):
 def test_a_model_to_which_absolute_positions_matter_is_found_by_its_numbers_and_known_before(kind, precision):
     """As initialised, norms commute with a rotation."""
     answer = probed(uneven(kind), precision)
-    assert "in packed rows differ from those in padded rows by 0." in answer and "\n" not in answer
+    assert "in packed rows differ from those in padded rows by 0." in answer
+    assert "\n" not in answer
     model = build(kind, head_dim=8, **MOE)
     assert "normalises queries and keys after their rotation" in why_not(model)
     assert probed(with_head(model), precision) is None
@@ -336,8 +344,11 @@ def test_no_random_number_is_drawn_and_no_mode_is_left_changed(fails):
 
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     answer = probed(model, packed=packed)
-    assert (answer is not None) == fails and len(seen) == 1 and not any(seen[0])
-    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert (answer is not None) == fails
+    assert len(seen) == 1
+    assert not any(seen[0])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
     assert modes == {name: module.training for name, module in model.named_modules()}
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -348,12 +359,15 @@ def test_the_rows_are_padded_as_trl_pads_them():
     ids, mask, keep = unequal_rows(1000)
     prompts = mask[:, :-keep]
     completions = mask[:, -keep:]
-    assert prompts.sum(1).tolist() == [3, 3, 61, 61, 8, 8] and completions.sum(1).tolist() == [6, 2, 5, 1, 4, 6]
-    assert (prompts.diff() >= 0).all() and (completions.diff() <= 0).all()
+    assert prompts.sum(1).tolist() == [3, 3, 61, 61, 8, 8]
+    assert completions.sum(1).tolist() == [6, 2, 5, 1, 4, 6]
+    assert (prompts.diff() >= 0).all()
+    assert (completions.diff() <= 0).all()
     for first in (0, 2, 4):  # one prompt, two completions
         assert torch.equal(ids[first, :-keep], ids[first + 1, :-keep])
         assert not torch.equal(ids[first, -keep:], ids[first + 1, -keep:])
-    assert len(set(tokens(200, 1000).tolist())) > 150 and int(tokens(5000, 7).max()) == 6
+    assert len(set(tokens(200, 1000).tolist())) > 150
+    assert int(tokens(5000, 7).max()) == 6
 
 
 def test_auto_falls_back_and_on_refuses_what_the_probe_finds(run, make_trainer, tiny_model, largest_difference):

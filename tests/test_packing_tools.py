@@ -10,7 +10,7 @@ import functools
 import pytest
 import torch
 from run_record import read_rows
-from tiny_run import watched
+from tiny_run import record_results
 from tool_run import KEYS, add, rewarded, speaks
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
@@ -25,7 +25,7 @@ def trained(make_trainer, tools_model):
         tools = {"tools": [tool], "processing_class": tokenizer}
         given = {"model": tools_model, "reward": rewarded, "trainer_kwargs": tools}
         trainer = speaks(make_trainer(*args, **given, **{**KEYS, **keys}))
-        trainer.made = watched(trainer, "_generate_and_score_completions")
+        trainer.made = record_results(trainer, "_generate_and_score_completions")
         trainer.seen = []
         if isinstance(trainer, ProRLTrainer):
             record = trainer.recorder.micro_batch
@@ -50,7 +50,8 @@ def test_training_with_tools_is_trl_s(trained, largest_difference, keys, more, p
     theirs = trained(GRPOTrainer, **keys)
     for pack in packs:
         ours = trained(pack_groups=pack, reuse_old_logps=pack == "on", **keys, **more)
-        assert ours.acceleration.packs == (pack == "on") and ours.args.adds_penalty == bool(more)
+        assert ours.acceleration.packs == (pack == "on")
+        assert ours.args.adds_penalty == bool(more)
         assert largest_difference(theirs, ours) < 1e-5
         for batch, other in zip(ours.made, theirs.made, strict=True):
             written = batch["completion_mask"].bool() & ~batch["tool_mask"].bool()
@@ -64,7 +65,8 @@ def test_rows_that_are_left_out_leave_the_entropy_of_the_model_s_tokens(trained,
     assert largest_difference(whole, less) < 1e-5
     batch, values = whole.seen[0]  # before the first update
     counts = (batch["completion_mask"] * batch["tool_mask"])[batch["advantages"] != 0].bool()
-    assert 0 < len(counts) < len(batch["advantages"]) and not counts.all()
+    assert 0 < len(counts) < len(batch["advantages"])
+    assert not counts.all()
     mean = values[batch["advantages"] != 0][counts].mean().item()
     assert read_rows(less)[0]["entropy"] == pytest.approx(mean, rel=1e-5)
     # TRL logs a mean over all rows, those that were left out too.
@@ -90,8 +92,10 @@ def test_samples_that_are_looked_at_call_the_tool_as_a_step_does(make_trainer, t
     trainer = speaks(make_trainer(model=tools_model, reward=rewarded, trainer_kwargs=tools, **KEYS))
     sampled = trainer.sample_rows([trainer.train_dataset[place] for place in range(3)])
     roles = [[message["role"] for message in completion] for completion in sampled.completions]
-    assert len(sampled.ids) == 12 and sum("tool" in of_one for of_one in roles) >= 8 - 1
-    assert all(of_one[-1] == "assistant" for of_one in roles) and sampled.rewards.shape == (12, 1)
+    assert len(sampled.ids) == 12
+    assert sum("tool" in of_one for of_one in roles) >= 8 - 1
+    assert all(of_one[-1] == "assistant" for of_one in roles)
+    assert sampled.rewards.shape == (12, 1)
     assert len(trainer.sample_rows([trainer.train_dataset[0]]).ids) == 4  # nothing is left over of the first call
 
 

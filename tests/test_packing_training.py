@@ -9,7 +9,7 @@ from datasets import Dataset
 from packed_models import MOE, build
 from peft import LoraConfig
 from run_record import read_rows as rows
-from tiny_run import LORA, constant, vowels, watched
+from tiny_run import LORA, constant, record_results, vowels
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
@@ -66,7 +66,8 @@ def test_every_step_has_the_gradient_of_trl_s_own_rows(run, schedule, objective)
     }
     theirs = [row["grad_norm"] for row in run(cls=GRPOTrainer, **keys).state.log_history if "grad_norm" in row]
     ours = [row["grad_norm"] for row in rows(run(pack_groups="on", **keys))]
-    assert len(theirs) == 2 and min(theirs) > 1e-3
+    assert len(theirs) == 2
+    assert min(theirs) > 1e-3
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
@@ -75,12 +76,13 @@ def test_rows_of_a_group_stand_together_within_a_step(make_trainer, schedule, sh
     """The prompts of a step, or of a whole generation where a step has all of it, follow group by group."""
     keys = {"per_device_train_batch_size": 4, "num_iterations": 1, **SCHEDULES[schedule]}
     trainer = make_trainer(pack_groups="on", **keys)
-    made = watched(trainer, "_generate_and_score_completions")
-    fed = watched(trainer, "_prepare_inputs")
+    made = record_results(trainer, "_generate_and_score_completions")
+    fed = record_results(trainer, "_prepare_inputs")
     trainer.train()
     generated = [tuple(prompt) for prompt in made[0]["prompt_ids"].tolist()]
     order = [tuple(prompt) for batch in fed[:4] for prompt in batch["prompt_ids"].tolist()]
-    assert sorted(order) == sorted(generated) and order != generated
+    assert sorted(order) == sorted(generated)
+    assert order != generated
     size = len(order) // shares
     for start in range(0, len(order), size):
         share = order[start : start + size]
@@ -139,7 +141,8 @@ def test_biases_are_trained_as_they_are_in_padded_rows(run, tiny_model, bias, ke
                 found[name.removeprefix("base_model.model.").replace("base_layer.", "")] = param
         trained.append(found)
     padded, packed = trained
-    assert trainer.acceleration.packing == "on" and len(packed) == (4 if bias == "lora_only" else 6)
+    assert trainer.acceleration.packing == "on"
+    assert len(packed) == (4 if bias == "lora_only" else 6)
     for name, param in packed.items():
         assert (param - begun[name]).abs().max() > 1e-3
         if "k_proj" not in name:  # its gradient is rounding noise, see `largest_difference`
@@ -203,7 +206,9 @@ def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean():
     current = SimpleNamespace(rows=kept, mask=mask, fill=old)
     score = lambda model, ids, of, keep: (logps, entropies, None)  # noqa: E731
     found, filled, _ = Scorer._some_rows(score, current, None, mask, mask, 3)
-    assert torch.equal(found[1], old[1]) and torch.equal(found[kept], logps) and torch.equal(filled[kept], entropies)
+    assert torch.equal(found[1], old[1])
+    assert torch.equal(found[kept], logps)
+    assert torch.equal(filled[kept], entropies)
     mean = (entropies[0, 0] + entropies[0, 1] + entropies[1, 0]).item() / 3
     assert filled[mask.bool()].mean().item() == pytest.approx(mean)
 
@@ -219,7 +224,8 @@ def test_rows_on_which_something_else_acts_stay(run, largest_difference, keys):
     keys |= {"reward": solved, "max_steps": 6, "learning_rate": 1e-3}
     whole = run(**keys)
     kept = run(skip_zero_rows=True, **keys)
-    assert largest_difference(whole, kept) == 0.0 and all(row["rows_skipped"] == 0 for row in rows(kept))
+    assert largest_difference(whole, kept) == 0.0
+    assert all(row["rows_skipped"] == 0 for row in rows(kept))
     assert whole.entropy_coef == kept.entropy_coef
 
 
@@ -230,7 +236,8 @@ def test_rows_that_carry_a_penalty_go_where_the_recipe_drops_them_and_steer_no_c
     keys |= {"reward": solved, "max_steps": 8, "per_device_train_batch_size": 16, "learning_rate": 1e-3}
     dropped = run(drop_zero_rows=True, **keys)
     skipped = run(drop_zero_rows=True, skip_zero_rows=True, **keys)
-    assert largest_difference(dropped, skipped) < 1e-5 and sum(row["rows_skipped"] for row in rows(skipped)) > 10
+    assert largest_difference(dropped, skipped) < 1e-5
+    assert sum(row["rows_skipped"] for row in rows(skipped)) > 10
     for mine, theirs in zip(rows(skipped), rows(dropped), strict=True):
         assert mine.get("kl_ref", 0.0) == pytest.approx(theirs.get("kl_ref", 0.0), rel=1e-4, abs=1e-7)
     assert largest_difference(run(**keys), dropped) > 1e-4  # another objective
@@ -288,7 +295,8 @@ def test_the_limit_that_is_asked_for_is_enough(run):
     length = max(map(len, run(max_steps=1).tokenize_prompts(say(16, 13))))
     keys = {"columns": {"prompt": say(16, 13)}, "generation_kwargs": {"min_new_tokens": 6}, "num_iterations": 1}
     trainer = run(**keys, pack_groups="on", pack_max_tokens=length + 6, max_steps=8)
-    assert all(row["completion_length"] == 6 for row in rows(trainer)) and len(rows(trainer)) == 8
+    assert all(row["completion_length"] == 6 for row in rows(trainer))
+    assert len(rows(trainer)) == 8
 
 
 def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_trainer, monkeypatch):
@@ -328,4 +336,5 @@ def test_packing_is_faster_by_the_tokens_that_are_learned_from(run):
         )
         assert tokens == pytest.approx([each[0]["completion_length"] * 16] * 3)  # every one, in this pass
         assert positions == pytest.approx([row["tokens_processed_policy"] for row in each])
-        assert positions == sorted(positions, reverse=True) and positions[0] > positions[2]
+        assert positions == sorted(positions, reverse=True)
+        assert positions[0] > positions[2]

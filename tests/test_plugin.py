@@ -56,7 +56,8 @@ def test_train_evaluate_report(own, command):
     status, written = command("passk --plugin own.py --run r*n --prompts 4 --n 2")
     assert status == 0 and (own / "run" / "passk.json").is_file(), written[-2000:]
     env = (own / "run" / "env.json").read_text()
-    assert "--plugin own.py" in env and "secret" not in env
+    assert "--plugin own.py" in env
+    assert "secret" not in env
     assert "--plugin own.py" in (own / "run" / "README.md").read_text()
 
 
@@ -135,7 +136,10 @@ def test_a_class_that_is_no_task_is_refused_in_one_line(tmp_path, command, conte
     (tmp_path / "own.py").write_text(content)
     status, written = command(f"{begin} --plugin own.py --task own --output_dir run --report_to none")
     (line,) = written.splitlines()
-    assert status == 2 and line.startswith("error: ") and said in line and not (tmp_path / "run").exists()
+    assert status == 2
+    assert line.startswith("error: ")
+    assert said in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_reply_that_raises_stops_training_and_preflight(tmp_path, command):
@@ -147,10 +151,12 @@ def test_a_reply_that_raises_stops_training_and_preflight(tmp_path, command):
     status, written = command(f"{TRAIN} {keys} --disable_tqdm true")
     (line,) = (line for line in written.splitlines() if line.startswith("error: "))
     assert status == 1 and "Traceback" not in written, written[-2000:]
-    assert "reply of task 'own' raised KeyError: 'secret' (" in line and "own.py, line " in line
+    assert "reply of task 'own' raised KeyError: 'secret' (" in line
+    assert "own.py, line " in line
     status, written = command(f"preflight tiny/variantA --prompts 2 {keys.replace('run', 'other')}")
     assert status == 1 and "Traceback" not in written, written[-2000:]
-    assert "cannot learn: first samples and steps: the run stops" in written and "reply of task 'own'" in written
+    assert "cannot learn: first samples and steps: the run stops" in written
+    assert "reply of task 'own'" in written
 
 
 BAD += [("broken.py", "1 / 0", "stopped with ZeroDivisionError", command) for command in COMMANDS]
@@ -162,13 +168,16 @@ def test_refused_in_one_line(tmp_path, command, file, content, said, begin):
         (tmp_path / file).write_text(content)
     status, written = command(f"{begin} --plugin {file}")
     assert status == 2 and written.count("\n") == 1, written[-2000:]
-    assert written.startswith("error: --plugin") and said in written
+    assert written.startswith("error: --plugin")
+    assert said in written
 
 
 def test_a_recipe_names_none(own, command):
     (own / "recipe.yaml").write_text(yaml.safe_dump({"plugin": "own.py", "max_steps": 1}))
     status, written = command("train recipe.yaml")
-    assert status == 2 and "unknown key 'plugin'" in written and written.count("\n") == 1
+    assert status == 2
+    assert "unknown key 'plugin'" in written
+    assert written.count("\n") == 1
 
 
 HOME = str(Path.home())

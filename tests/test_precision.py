@@ -78,7 +78,9 @@ def test_one_line_says_that_bf16_is_emulated(make_trainer, machine, caplog, name
     lines = [record.getMessage() for record in caplog.records if record.name == precision.__name__]
     assert len(lines) == spoken
     if spoken:
-        assert "emulates bf16" in lines[0] and "bf16: false" in lines[0] and "\n" not in lines[0]
+        assert "emulates bf16" in lines[0]
+        assert "bf16: false" in lines[0]
+        assert "\n" not in lines[0]
 
 
 def test_weights_of_a_model_that_is_given_count(make_trainer, machine, caplog, tiny_model):

@@ -14,9 +14,9 @@ import torch
 import yaml
 from hub_server import TOKEN
 from huggingface_hub import ModelCard, constants, snapshot_download
-from run_record import errors, everything, read_rows, write_run
+from run_record import error_lines, modification_times, read_rows, write_run
 from safetensors.torch import load_file, save_file
-from tiny_run import loaded
+from tiny_run import load_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval import push as command
@@ -61,16 +61,21 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
         assert TOKEN.encode() not in path.read_bytes(), f"{path} holds the token"
     assert not any(TOKEN.encode() in content for content in hub.files("someone/reversed").values())
     card = ModelCard(hub.files("someone/reversed")["README.md"].decode())
-    assert card.data.base_model is None and card.data.library_name == "peft" and "variant-A" in card.data.tags
-    assert f"`{Path(tiny_model).name}`, a local folder" in card.text and "[None]" not in card.text
-    assert "Not evaluated yet" in card.text and "| 1 | 2 | periodic | keep |" in card.text
+    assert card.data.base_model is None
+    assert card.data.library_name == "peft"
+    assert "variant-A" in card.data.tags
+    assert f"`{Path(tiny_model).name}`, a local folder" in card.text
+    assert "[None]" not in card.text
+    assert "Not evaluated yet" in card.text
+    assert "| 1 | 2 | periodic | keep |" in card.text
 
     status, written = hub_forks.run("-m", "eval.passk", "--run", out, *"--prompts 20 --n 2 --k 1 2".split())
     assert status == 0, written[-3000:]
     hub.requests.clear()
     status, written = hub_forks.run("-m", "eval.push", "--run", out)
     assert status == 0 and "pushed " in written, written[-3000:]
-    assert len(hub.repos["someone/reversed"]["commits"]) == 2 and "passk.json" in hub.files("someone/reversed")
+    assert len(hub.repos["someone/reversed"]["commits"]) == 2
+    assert "passk.json" in hub.files("someone/reversed")
     assert not any(request.startswith("PUT ") for request in hub.requests), "the weights were there"
 
     passk = json.loads((out / "passk.json").read_text())
@@ -87,11 +92,14 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
 def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, hub, hub_forks):
     hub.fail("/commit/", 500)
     status, written, out = recipe()
-    assert status == 1 and "Traceback" not in written
-    (line,) = errors(written)
-    assert "the push to someone/a-run failed: the Hub answers 500" in line and "ordered" in line
+    assert status == 1
+    assert "Traceback" not in written
+    (line,) = error_lines(written)
+    assert "the push to someone/a-run failed: the Hub answers 500" in line
+    assert "ordered" in line
     assert line.endswith(f"Try it again with `trl-prorl push --run {out}`")
-    assert hub.files("someone/a-run") == {} and [row["step"] for row in read_rows(out)] == [1, 2, 3]
+    assert hub.files("someone/a-run") == {}
+    assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
     hub.failures.clear()
     status, written = hub_forks.run("-m", "eval.push", *line.split("trl-prorl push ")[1].rstrip("`").split())
     assert status == 0, written
@@ -113,9 +121,10 @@ NO_ADAPTER = "--hub_push_reference true --ref_reset_every 0"
 def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(recipe, hub, arguments, parts):
     status, written, out = recipe(*arguments.split())
     assert status == 2 and "Traceback" not in written, written[-3000:]
-    (line,) = errors(written)
+    (line,) = error_lines(written)
     assert all(part in line for part in parts)
-    assert not out.exists() and hub.repos == {}
+    assert not out.exists()
+    assert hub.repos == {}
     assert "Loading weights" not in written
 
 
@@ -130,9 +139,10 @@ def test_the_adapter_that_comes_down_is_the_one_that_was_trained_with_the_refere
     assert set(online.files("someone/adapter")) == MODEL | TOKENIZER | RECORD | REFERENCE
     down = Path(snapshot_download("someone/adapter", cache_dir=tmp_path / "cache"))
     theirs = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
-    pushed = loaded(tiny_model, down).named_parameters()
+    pushed = load_adapter(tiny_model, down).named_parameters()
     trained = {name: param for name, param in pushed if ".default." in name}
-    assert trained and all(torch.equal(param, theirs[name]) for name, param in trained.items())
+    assert trained
+    assert all(torch.equal(param, theirs[name]) for name, param in trained.items())
 
 
 def test_a_full_model_is_pushed_as_one(online, run, tiny_model, tmp_path):
@@ -142,7 +152,8 @@ def test_a_full_model_is_pushed_as_one(online, run, tiny_model, tmp_path):
     assert {"config.json", "generation_config.json", "model.safetensors"} <= files
     assert "reference.safetensors" not in files
     card = ModelCard(online.files("someone/full")["README.md"].decode())
-    assert card.data.library_name == "transformers" and "lora" not in card.data.tags
+    assert card.data.library_name == "transformers"
+    assert "lora" not in card.data.tags
     assert f"`{Path(tiny_model).name}`, a local folder" in card.text
     down = AutoModelForCausalLM.from_pretrained(snapshot_download("someone/full", cache_dir=tmp_path / "cache"))
     assert torch.equal(down.lm_head.weight, trainer.model.lm_head.weight)
@@ -192,7 +203,8 @@ def test_a_push_that_fails_in_the_middle_does_not_stop_the_training(online, run,
     online.fail("/commit/", 500)
     trainer = run(**A, hub_model_id="someone/later", save_strategy="steps", save_steps=1)
     trainer._finish_current_push()
-    assert trainer.state.global_step == 2 and online.files("someone/later") == {}
+    assert trainer.state.global_step == 2
+    assert online.files("someone/later") == {}
     assert "Training goes on, but the push to someone/later failed: the Hub answers 500" in caplog.text
     assert not list(Path(trainer.args.output_dir).glob("_*"))
     online.failures.clear()
@@ -207,7 +219,8 @@ def test_the_card_is_right_without_any_push(run, tiny_model):
     trainer.save_model()
     card = ModelCard.load(path)
     assert "[More Information Needed]" not in card.text, "PEFT's"
-    assert f"`{Path(tiny_model).name}`, a local folder" in card.text and card.data.base_model is None
+    assert f"`{Path(tiny_model).name}`, a local folder" in card.text
+    assert card.data.base_model is None
     assert {"trl", "grpo", "prorl", "variant-A"} <= set(card.data.tags)
 
 
@@ -216,7 +229,8 @@ def test_a_record_that_cannot_be_read_does_not_stop_the_training(run, tmp_path, 
     out.mkdir()
     (out / "passk.json").write_text("{")
     trainer = run(output_dir=str(out), max_steps=1, save_strategy="steps", save_steps=1)
-    assert trainer.state.global_step == 1 and "The model card is not up to date" in caplog.text
+    assert trainer.state.global_step == 1
+    assert "The model card is not up to date" in caplog.text
 
 
 # --------------------------------------------------------------------------------------------------- the result
@@ -242,7 +256,7 @@ def test_the_page_s_five_lines_merge_and_generate(run, tiny_model, tmp_path, mon
     ids = torch.arange(5, 29)[None]
     merged = AutoModelForCausalLM.from_pretrained("merged", dtype="float32")(ids).logits
     untrained = AutoModelForCausalLM.from_pretrained(tiny_model, dtype="float32")(ids).logits
-    adapted = loaded(tiny_model, trainer.args.output_dir, "float32")(ids).logits
+    adapted = load_adapter(tiny_model, trainer.args.output_dir, "float32")(ids).logits
     assert (merged - adapted).abs().max() < 1e-4 < (adapted - untrained).abs().max()
 
 
@@ -287,7 +301,8 @@ def test_the_hub_has_exactly_what_was_asked(online, folder, options, pushed):
     files = online.files(REPO)
     assert set(files) == pushed
     assert not any(SECRET.encode() in content for content in files.values())
-    assert len(online.repos[REPO]["commits"]) == 1 and online.repos[REPO]["private"] is False
+    assert len(online.repos[REPO]["commits"]) == 1
+    assert online.repos[REPO]["private"] is False
 
 
 def test_what_comes_down_is_what_went_up(online, folder, tmp_path):
@@ -308,12 +323,15 @@ def test_the_recipe_s_keys_are_the_defaults(online, folder):
 
 
 def test_a_dry_run_asks_nobody_and_writes_nothing(online, folder, capsys):
-    before = everything(folder)
+    before = modification_times(folder)
     assert command.main(["--run", str(folder), "--dry-run"]) == 0
     written = capsys.readouterr().out
-    assert "adapter_model.safetensors" in written and "base_model: Qwen/Qwen2.5-0.5B" in written
-    assert "training_args" not in written and "README.md" in written
-    assert online.requests == [] and everything(folder) == before
+    assert "adapter_model.safetensors" in written
+    assert "base_model: Qwen/Qwen2.5-0.5B" in written
+    assert "training_args" not in written
+    assert "README.md" in written
+    assert online.requests == []
+    assert modification_times(folder) == before
 
 
 @pytest.mark.parametrize("part, status, told", [("/commit/", 400, "400"), ("/lfs/", 500, "the Hub answers 500")])
@@ -322,8 +340,9 @@ def test_what_the_hub_refuses_is_one_line_with_its_cause(online, folder, capsys,
     online.fail(part, status)
     assert command.main(["--run", str(folder)]) == 1
     error = capsys.readouterr().err
-    (line,) = errors(error)
-    assert told in line and error.endswith(f"{line}\n")
+    (line,) = error_lines(error)
+    assert told in line
+    assert error.endswith(f"{line}\n")
 
 
 EMPTY = {"files": {}, "commits": [], "private": False}
@@ -369,7 +388,8 @@ def test_what_cannot_be_pushed_is_one_line(online, folder, monkeypatch, capsys, 
         spoil(online, folder, monkeypatch)
     assert command.main(["--run", str(folder), *options]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
     for part in parts:
         assert part in error
     assert all(repo["files"] == {} for repo in online.repos.values())

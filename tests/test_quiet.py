@@ -42,7 +42,8 @@ def test_every_command(python, tmp_path):
     out = str(tmp_path / "run")
     _, noise = python(str(ROOT / "recipes" / "grpo_variantB.py"), "--output_dir", out, *SMALL, *FEW)
     lines = [line for line in noise.replace("\r", "\n").split("\n") if line.strip()]
-    assert lines and [line for line in lines if not re.search(r"\d%\|.*\| \d+/\d+ \[", line)] == []
+    assert lines
+    assert [line for line in lines if not re.search(r"\d%\|.*\| \d+/\d+ \[", line)] == []
     few = ["--run", out, "--prompts", "20"]
     assert python("-m", "eval.passk", *few, "--n", "2", "--checkpoints", "all")[1] == ""
     assert python("-m", "eval.drift", *few)[1] == ""

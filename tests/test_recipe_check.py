@@ -149,8 +149,13 @@ def test_it_is_told_in_one_short_line(tmp_path, capsys, content, said):
     with pytest.raises(SystemExit) as ended:
         main(None, ["--config", str(path)])
     out, err = capsys.readouterr()
-    assert ended.value.code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1
-    assert said in err and str(path) in err and len(err) - len(str(path)) <= 508
+    assert ended.value.code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert str(path) in err
+    assert len(err) - len(str(path)) <= 508
 
 
 def test_merge_keys_are_valid_yaml(tmp_path):
@@ -281,7 +286,9 @@ def line_that_refuses(folder, text, layer):
         check_recipe(folder / "arm.yaml", HINTS)
     line = str(error.value)
     file = folder / ("arm.yaml" if layer == "recipe" else "base.yaml")
-    assert line.startswith(f"{file}: ") and "\n" not in line and len(line) - len(str(file)) <= 500
+    assert line.startswith(f"{file}: ")
+    assert "\n" not in line
+    assert len(line) - len(str(file)) <= 500
     return line
 
 
@@ -309,7 +316,8 @@ def test_no_depth_and_no_key_hides_it(tmp_path_factory, key, switch, value, insi
         held = [held] if name is ... else {name: held, "other": 1}
     held = {"dtype": held} if key == "model_init_kwargs" else {"some": held}
     line = line_that_refuses(tmp_path_factory.getbasetemp(), NOTATIONS[notation](key, held), layer)
-    assert f": {key}: {switch}=" in line and f"give --{key} on the command line" in line
+    assert f": {key}: {switch}=" in line
+    assert f"give --{key} on the command line" in line
 
 
 TOP = {
@@ -325,7 +333,8 @@ TOP = {
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in TOP.items() for value in values])
 def test_keys_by_themselves(tmp_path, key, value, layer):
     line = line_that_refuses(tmp_path, f"{key}: {value}\n", layer)
-    assert key in line and ("on the command line" in line or "shell" in line)
+    assert key in line
+    assert "on the command line" in line or "shell" in line
 
 
 @pytest.mark.parametrize("key", ["accelerator_config", "deepspeed", "fsdp_config"])
@@ -389,9 +398,11 @@ def test_the_command_line_may_ask_for_it(tmp_path, option, value):
     argv = first_look(None, ["--config", str(tmp_path / "arm.yaml"), option, value])
     parts = PARSER.parse_args_and_config(argv)
     (held,) = [getattr(part, option[2:]) for part in parts if hasattr(part, option[2:])]
-    assert bool(held) and held != {}
+    assert bool(held)
+    assert held != {}
 
 
 def test_the_arguments_of_a_model_name_no_code():
     forbidden = {key for value in FORBIDDEN for key in value} - {"attn_implementation"}
-    assert not INIT & set(SWITCHES) and not INIT & forbidden
+    assert not INIT & set(SWITCHES)
+    assert not INIT & forbidden

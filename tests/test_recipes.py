@@ -72,7 +72,8 @@ def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder
     assert recipes["variantA"]["beta"] == recipes["control"]["beta"] == recipes["variantC"]["beta"]
     if folder.name != "events":
         assert recipes["variantA"]["ref_reset_every"] == recipes["variantC"]["ref_reset_every"]
-    assert "beta" not in recipes["variantB"] and "beta" not in recipes["plain"]
+    assert "beta" not in recipes["variantB"]
+    assert "beta" not in recipes["plain"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=name)
@@ -178,5 +179,6 @@ def test_every_key_has_a_meaning_and_every_one_of_the_config_its_group():
 def test_types_and_defaults():
     found = {name: (recipe_keys()[name].hint, recipe_keys()[name].default) for name in ("beta_old", "run_dir", "bf16")}
     assert found == {"beta_old": (float, "0.0"), "run_dir": (str | None, "None"), "bf16": (bool | None, "None")}
-    assert recipe_keys()["eval_strategy"].default == "'no'" and recipe_keys()["lora_r"].default == "16"
+    assert recipe_keys()["eval_strategy"].default == "'no'"
+    assert recipe_keys()["lora_r"].default == "16"
     assert recipe_keys()["lora_target_modules"].hint == list[str] | None

@@ -41,8 +41,12 @@ def test_keys_that_differ_from_their_defaults_and_can_be_spelt():
 def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
     write_config(tmp_path, config(tmp_path, beta=0.25, gradient_accumulation_steps=2), recipe=(Some(),))
     keys = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert keys["beta"] == 0.25 and keys["beta_old"] == 0.0 and keys["optimizer_reset"] == "keep"
-    assert keys["given"] == 1 and "generation_batch_size" not in keys and "run_dir" not in keys
+    assert keys["beta"] == 0.25
+    assert keys["beta_old"] == 0.0
+    assert keys["optimizer_reset"] == "keep"
+    assert keys["given"] == 1
+    assert "generation_batch_size" not in keys
+    assert "run_dir" not in keys
 
 
 def test_a_build_of_torch_is_named_whatever_its_package_says(monkeypatch):
@@ -73,10 +77,14 @@ def test_versions_of_what_a_run_may_use_are_named_where_they_are_installed(monke
 
 def test_env_names_versions_seed_hardware_and_execution(tmp_path):
     env = env_of(tmp_path, config(tmp_path, beta_old=0.1, num_iterations=2, reuse_old_logps=True, seed=5))
-    assert env["variant"] == "B" and env["seed"] == 5 and env["parameters"] == 9
+    assert env["variant"] == "B"
+    assert env["seed"] == 5
+    assert env["parameters"] == 9
     ways = {"old_logps": "first_pass", "ref_compute": "none", "packing": "off"}
     assert env["execution"] == {"loss": "trl + added penalty", **ways}
-    assert env["versions"]["torch"] == torch.__version__ and "git_commit" in env and env["hardware"]["cpus"] > 0
+    assert env["versions"]["torch"] == torch.__version__
+    assert "git_commit" in env
+    assert env["hardware"]["cpus"] > 0
 
 
 SIDE = {"correct": [0, 1], "pass@1": 0.5, "interval@1": [None, None]}
@@ -105,7 +113,8 @@ def test_one_id_from_the_first_checkpoint_to_the_model_at_the_end_and_through_a_
     run = recorded_run_id(tmp_path / "record_a")
     assert len(run) == 32
     folders = [tmp_path / "a", *(tmp_path / "a").glob("checkpoint-*")]
-    assert len(folders) == 3 and {saved_run_id(folder) for folder in folders} == {run}
+    assert len(folders) == 3
+    assert {saved_run_id(folder) for folder in folders} == {run}
     train("a", resume=True, steps=3)
     assert recorded_run_id(tmp_path / "record_a") == run == saved_run_id(tmp_path / "a/checkpoint-3")
     # Moved and resumed, it is the same run; begun from a checkpoint elsewhere, it is another.
@@ -114,7 +123,8 @@ def test_one_id_from_the_first_checkpoint_to_the_model_at_the_end_and_through_a_
     assert recorded_run_id(tmp_path / "record_b") == run == saved_run_id(tmp_path / "b")
     train("fork", resume=str(tmp_path / "b/checkpoint-3"), steps=4)
     fork = recorded_run_id(tmp_path / "record_fork")
-    assert fork != run and fork == saved_run_id(tmp_path / "fork")
+    assert fork != run
+    assert fork == saved_run_id(tmp_path / "fork")
     # A model that was not trained is no run's, wherever it is saved.
     train("b", steps=0)
     assert not (tmp_path / "b" / RUN_ID_FILE).exists()
@@ -134,5 +144,7 @@ def test_an_evaluation_of_the_run_that_had_the_folder_before_goes_nowhere(tmp_pa
     assert set(files_to_push(tmp_path, tmp_path)) == {"config.json", "model.safetensors", "env.json", "drift.json"}
     assert read_record(tmp_path).passk is None
     (tmp_path / "passk.json").write_text(json.dumps({**PASSK, "run_id": "2"}))
-    assert "passk.json" in files_to_push(tmp_path, tmp_path) and read_record(tmp_path).passk["run_id"] == "2"
-    assert not is_of_other_run({}, "2") and not is_of_other_run({"run_id": "1"}, None)
+    assert "passk.json" in files_to_push(tmp_path, tmp_path)
+    assert read_record(tmp_path).passk["run_id"] == "2"
+    assert not is_of_other_run({}, "2")
+    assert not is_of_other_run({"run_id": "1"}, None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from run_record import read_rows
-from tiny_run import adapted
+from tiny_run import load_with_new_adapter
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
@@ -44,7 +44,8 @@ def test_mix_by_hand(reference, mix):
     assert any(not torch.equal(ref, policy.to(ref.dtype)) for ref, policy in before)
     reference.move(mix)
     for (ref, policy), (old, same) in zip(reference.pairs(), before, strict=True):
-        assert torch.equal(policy, same) and ref.dtype == old.dtype
+        assert torch.equal(policy, same)
+        assert ref.dtype == old.dtype
         same = same.to(ref.dtype)
         assert torch.allclose(ref, mix * same + (1 - mix) * old, atol=1e-7)
         if mix == 1.0:
@@ -61,7 +62,7 @@ def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
     """PEFT names them `lora_embedding_A.default`, with nothing behind: a reset must move them too."""
     targets = {"target_modules": ["q_proj", "embed_tokens"]}
     new = {"trainer_kwargs": {"peft_config": LoraConfig(r=4, lora_alpha=8, **targets)}}
-    for keys in (new, {"lora": False, "model": adapted(tiny_model, **targets)}):
+    for keys in (new, {"lora": False, "model": load_with_new_adapter(tiny_model, **targets)}):
         trainer = run(beta=0.1, ref_reset_every=2, beta_base=0.1, max_steps=5, **keys)
         kl = read_rows(trainer)
         assert [row["kl_ref"] for row in kl[::2]] == pytest.approx([0.0] * 3, abs=1e-6)
@@ -134,7 +135,8 @@ def test_beside_another_anchor_it_holds_the_policy_to_where_it_began(run, larges
     alone = run(**keys)
     assert largest_difference(both, alone) > 1e-5
     kl = [r["kl_base"] for r in read_rows(both)]
-    assert kl[0] == pytest.approx(0.0, abs=1e-6) and min(kl[1:]) > 1e-5  # never reset, unlike kl_ref
+    assert kl[0] == pytest.approx(0.0, abs=1e-6)
+    assert min(kl[1:]) > 1e-5  # never reset, unlike kl_ref
     assert sum(r["base_forward_calls"] for r in read_rows(both)) == 3
 
 
@@ -145,7 +147,8 @@ def test_base_is_the_adapter_that_training_began_with(run, trained_adapter):
     begun = trained_adapter().state_dict()
     for name in (name for name in model.state_dict() if ".base." in name):
         param = model.get_parameter(name)
-        assert not param.requires_grad and torch.equal(param, begun[name.replace(".base.", ".default.")])
+        assert not param.requires_grad
+        assert torch.equal(param, begun[name.replace(".base.", ".default.")])
     assert read_rows(trainer)[0]["kl_base"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -189,7 +192,8 @@ def test_average_and_reset_by_hand(tmp_path):
     assert elastic.average["w"].tolist() == [1.0, 2.0]
     again = ElasticAverage({"w": torch.nn.Parameter(torch.zeros(2))}, decay=0.9)
     again.load(tmp_path)
-    assert again.average["w"].tolist() == pytest.approx([1.1, 2.2]) and again.initial["w"].tolist() == [1.0, 2.0]
+    assert again.average["w"].tolist() == pytest.approx([1.1, 2.2])
+    assert again.initial["w"].tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match="elastic.safetensors"):  # a checkpoint without it is named
         again.load(tmp_path / "none")
 
@@ -224,4 +228,5 @@ def test_small_steps_are_not_lost_in_bf16():
     exact = 1 + (policy[0].item() - 1) * (1 - 0.99**300)
     assert elastic.average["w"].tolist() == pytest.approx([exact] * 3, rel=1e-5)
     elastic.reset()
-    assert policy.dtype == torch.bfloat16 and policy[0].item() == pytest.approx(exact, rel=2**-8)
+    assert policy.dtype == torch.bfloat16
+    assert policy[0].item() == pytest.approx(exact, rel=2**-8)

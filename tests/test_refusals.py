@@ -54,8 +54,12 @@ def test_each_example_is_refused_with_its_own_line_that_names_a_key_its_value_an
     assert line == refusal.line(args)
     assert set(refusal.example) & set(re.findall(r"\w+", line)), "no key of the example is named"
     values = {key: ast.literal_eval(value) for key, value in SAID.findall(line)}
-    assert values and values == {key: getattr(args, key) for key in values}
-    assert CURE.search(line) and line.endswith(".") and "\n" not in line and "  " not in line
+    assert values
+    assert values == {key: getattr(args, key) for key in values}
+    assert CURE.search(line)
+    assert line.endswith(".")
+    assert "\n" not in line
+    assert "  " not in line
 
 
 RESTARTS = {"beta": 0.1, "ref_reset_every": 100, "adapter_restart": "merge"}
@@ -132,7 +136,8 @@ def test_a_key_without_the_one_it_needs_is_refused_and_with_it_is_not(name):
     cls, base = (ProRLConfig, CPU) if name in KEYS else (TaskArguments, {})
     with pytest.raises(ValueError, match=f"^{name}={re.escape(repr(key.example))} ") as error:
         cls(**base, **{name: key.example})
-    assert CURE.search(str(error.value)) and str(error.value).endswith(".")
+    assert CURE.search(str(error.value))
+    assert str(error.value).endswith(".")
     assert getattr(cls(**base, **{name: key.example}, **ON[name]), name) == key.example
 
 
@@ -140,7 +145,8 @@ def test_a_key_without_the_one_it_needs_is_refused_and_with_it_is_not(name):
 def test_the_record_of_a_run_tells_which_keys_have_an_effect(name, keys):
     """From a mapping that lacks keys of newer versions."""
     need = NEEDS[name].need
-    assert need.is_met(keys.get) and not need.is_met({}.get)
+    assert need.is_met(keys.get)
+    assert not need.is_met({}.get)
     # What none of them needs.
     off = {
         "optimizer_reset": "hard",
@@ -385,7 +391,8 @@ def test_bf16_without_a_gpu_is_refused_with_its_key(monkeypatch, keys, begins):
         monkeypatch.setattr(f"{module}.is_torch_bf16_gpu_available", lambda: False)
     with pytest.raises(ValueError) as error:
         ProRLConfig(**keys)
-    assert str(error.value).startswith(begins) and "false, and use_cpu: true" in str(error.value)
+    assert str(error.value).startswith(begins)
+    assert "false, and use_cpu: true" in str(error.value)
 
     def on_a_cpu(config, checked=_BaseConfig.__post_init__):  # as the fixture of TRL's own suite
         config.use_cpu = True

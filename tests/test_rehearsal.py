@@ -88,8 +88,11 @@ def test_what_cannot_be_used_is_refused_in_a_line_before_a_model_is_loaded(train
     with pytest.raises(SystemExit) as ended:
         train(keys)
     line = capsys.readouterr().err
-    assert ended.value.code == 2 and line.startswith(f"error: {begins}") and line.count("\n") == 1
-    assert len(line) < 520 and line.rstrip().endswith(".")
+    assert ended.value.code == 2
+    assert line.startswith(f"error: {begins}")
+    assert line.count("\n") == 1
+    assert len(line) < 520
+    assert line.rstrip().endswith(".")
 
 
 GOOD = [

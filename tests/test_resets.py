@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from run_record import read_events as events
 from run_record import read_rows as metrics
-from run_record import untimed
+from run_record import without_times
 from tiny_run import AtBoundary
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, get_scheduler
 from trl import GRPOConfig, GRPOTrainer
@@ -50,7 +50,8 @@ def test_a_reset_waits_for_the_next_generation(run, caplog, accumulation, per_ge
         "max_steps": 6,
     }
     trainer = run(beta=0.1, ref_reset_every=every, **keys)
-    assert steps(trainer) == applied and trainer.args.first_reset(6) == (applied[0][1] if applied else None)
+    assert steps(trainer) == applied
+    assert trainer.args.first_reset(6) == (applied[0][1] if applied else None)
     after = {step + 1 for _, step in applied}
     assert all(row["time_reset"] > 0 for row in metrics(trainer) if row["step"] in after)
     warned = [record.getMessage() for record in caplog.records if "never resets" in record.getMessage()]
@@ -71,7 +72,8 @@ def test_an_event_says_what_happened_in_a_record_that_may_have_a_folder_of_its_o
     assert {path.name for path in record.iterdir()} == {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
     assert not Path(trainer.args.output_dir, "metrics.jsonl").exists()
     (event,) = events(record)
-    assert event["event"] == "reset" and event["reason"] == "periodic"
+    assert event["event"] == "reset"
+    assert event["reason"] == "periodic"
     assert (event["value"], event["threshold"]) == (2, 2)
     assert (event["optimizer_reset"], event["alpha"], event["ref_reset_mix"]) == ("soft", 0.3, 0.5)
     assert event["kl_before"] == metrics(record)[1]["kl_ref"] > 0
@@ -106,7 +108,8 @@ def test_own_triggers_and_requests_that_wait_together_become_one_event(run):
     callback = ReferenceResetCallback([Always(), Periodic(every=2)])
     trainer = run(beta=0.1, max_steps=3, trainer_kwargs={"callbacks": [callback]})
     (event,) = events(trainer)
-    assert event["reason"] == "always+periodic" and event["step_applied"] == 2
+    assert event["reason"] == "always+periodic"
+    assert event["step_applied"] == 2
     assert [(r["reason"], r["step"]) for r in event["requests"]] == [("always", 1), ("always", 2), ("periodic", 2)]
 
 
@@ -121,7 +124,8 @@ def test_a_trainer_made_without_resets_refuses_them(make_trainer):
 def test_optimizer_alone_is_reset_where_there_is_no_reference(run, largest_difference):
     alone = {"ref_reset_every": 2, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}
     hard, none = (run(max_steps=4, num_iterations=1, **keys) for keys in (alone, {}))
-    assert [e["step_applied"] for e in events(hard)] == [2] and hard.reference is None
+    assert [e["step_applied"] for e in events(hard)] == [2]
+    assert hard.reference is None
     assert largest_difference(hard, none) > 1e-5
 
 
@@ -207,7 +211,8 @@ def test_a_resumed_run_is_the_run_that_was_not_broken_off(run, resume, largest_d
     again = resume(whole, 4, output_dir=whole.args.output_dir, **keys)
     assert largest_difference(whole, again) == 0.0
     assert [(event["event"], event["step_applied"]) for event in told] == expected
-    assert untimed(events(again)) == untimed(told) and untimed(metrics(again)) == untimed(rows)
+    assert without_times(events(again)) == without_times(told)
+    assert without_times(metrics(again)) == without_times(rows)
     assert case != "average and adapted coefficient" or len({row["beta"] for row in rows}) > 4
 
 
@@ -229,10 +234,12 @@ def test_a_kl_spike_resets(run):
     trainer = run(beta=0.01, max_steps=12, **keys)
     fired = events(trainer)
     kl = [row["kl_ref"] for row in metrics(trainer)]
-    assert fired and {(event["reason"], event["threshold"]) for event in fired} == {("kl_spike", 2e-3)}
+    assert fired
+    assert {(event["reason"], event["threshold"]) for event in fired} == {("kl_spike", 2e-3)}
     for event in fired:
         step = event["step_requested"]
-        assert event["value"] == pytest.approx(sum(kl[step - 2 : step]) / 2) and event["value"] > 2e-3
+        assert event["value"] == pytest.approx(sum(kl[step - 2 : step]) / 2)
+        assert event["value"] > 2e-3
     applied = [e["step_applied"] for e in fired]
     assert all(later - sooner >= 4 for sooner, later in zip(applied, applied[1:], strict=False))
 
@@ -293,7 +300,8 @@ def test_every_key_of_a_trigger_reaches_it(make_trainer):
     trainer = make_trainer(beta=0.1, **{f"ref_reset_{key}": value for key, value in keys.items()}, **EVALUATED)
     (callback,) = trainer.resets.callbacks
     periodic, spike, stall = callback.triggers.triggers
-    assert callback.triggers.cooldown == 9 and periodic.every == 50
+    assert callback.triggers.cooldown == 9
+    assert periodic.every == 50
     assert (spike.threshold, spike.values.maxlen) == (0.5, 7)
     assert (stall.metric, stall.patience, stall.drop, stall.min_delta, stall.sign) == ("eval_loss", 3, 0.2, 0.01, -1.0)
 
@@ -315,7 +323,8 @@ def test_hard_starts_the_schedule_again_and_a_key_of_its_own_decides_otherwise(r
     soft = {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
     kept = ({"optimizer_reset": "keep"}, hard | {"optimizer_reset_schedule": "keep"}, {"optimizer_reset": "step"})
     plain, *rates = ([row["lr"] for row in metrics(run(**shared, **arm))] for arm in (*kept, hard, soft))
-    assert plain == sorted(plain, reverse=True) and len(set(plain)) == 6
+    assert plain == sorted(plain, reverse=True)
+    assert len(set(plain)) == 6
     assert rates == [pytest.approx(plain)] * 2 + [pytest.approx(plain[:2] * 3)] * 2
 
 
@@ -369,7 +378,8 @@ def test_the_way_to_compute_a_reference_changes_no_number(run, tiny_model):
         for keys in ({"cls": GRPOTrainer}, {"ref_compute": "cached"}, {"ref_compute": "naive_epoch"})
     ]
     for theirs, cached, naive in zip(*(model.parameters() for model in found), strict=True):
-        assert torch.equal(theirs, cached) and torch.allclose(cached, naive, atol=1e-6)
+        assert torch.equal(theirs, cached)
+        assert torch.allclose(cached, naive, atol=1e-6)
 
 
 def test_a_second_training_counts_from_the_beginning(run):
@@ -379,7 +389,8 @@ def test_a_second_training_counts_from_the_beginning(run):
     adapted = trainer.beta
     trainer.train()
     assert steps(trainer) == first == [(3, 3), (6, 6)]
-    assert adapted != 0.1 and metrics(trainer)[0]["beta"] == 0.1
+    assert adapted != 0.1
+    assert metrics(trainer)[0]["beta"] == 0.1
 
 
 class Interrupt(TrainerCallback):
@@ -424,7 +435,8 @@ def test_an_evaluation_with_a_reward_of_nan_is_that_of_the_others(make_trainer):
     given = {"trainer_kwargs": VALIDATION["trainer_kwargs"], "per_device_eval_batch_size": 8}
     made = (make_trainer(reward=reward, **given, **keys) for keys in ({"cls": GRPOTrainer}, {"nonfinite": "skip"}))
     theirs, ours = (trainer.evaluate()["eval_reward"] for trainer in made)
-    assert theirs == ours and 0 < ours < 2
+    assert theirs == ours
+    assert 0 < ours < 2
 
 
 def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_trainer, monkeypatch, tiny_model, caplog):
@@ -438,8 +450,10 @@ def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_train
     monkeypatch.setattr("trl_prorl.launch.plan.AutoProcessor", SimpleNamespace(from_pretrained=load))
     keys = {"beta": 0.1, "ref_reset_every": 2, "model_init_kwargs": {"revision": "main", "dtype": "bfloat16"}}
     trainer = make_trainer(reward=tiny_model, trainer_kwargs={"processing_class": None}, **keys)
-    assert asked == [(tiny_model, "main")] and trainer.reward_funcs[0].dtype == torch.bfloat16
-    assert trainer.args.model_init_kwargs == keys["model_init_kwargs"] and "model_init_kwargs" not in caplog.text
+    assert asked == [(tiny_model, "main")]
+    assert trainer.reward_funcs[0].dtype == torch.bfloat16
+    assert trainer.args.model_init_kwargs == keys["model_init_kwargs"]
+    assert "model_init_kwargs" not in caplog.text
 
 
 def test_several_validation_sets_are_refused_where_one_decides(make_trainer):

@@ -125,7 +125,8 @@ def test_what_hangs_is_interrupted(function):
 
 def test_a_limit_works_off_the_main_thread_and_leaves_results_and_errors_alone():
     def calls():
-        assert call_within(5, lambda: 3) == 3 and call_within(None, lambda: 4) == 4
+        assert call_within(5, lambda: 3) == 3
+        assert call_within(None, lambda: 4) == 4
         for function, error in ((lambda: 1 / 0, ZeroDivisionError), (lambda: time.sleep(60), DeadlineExceeded)):
             with pytest.raises(error):
                 call_within(0.2, function)
@@ -153,7 +154,9 @@ def test_a_reward_function_may_be_called_without_prompts():
 def test_an_evaluation_leaves_out_what_is_not_finite():
     reward = guard_reward(lambda **columns: [math.nan, math.inf, 1.0], "mine", None, "skip", training=lambda: False)
     first, second, third = reward(prompts=["a", "b", "c"])
-    assert math.isnan(first) and math.isnan(second) and third == 1.0
+    assert math.isnan(first)
+    assert math.isnan(second)
+    assert third == 1.0
 
 
 OWN_SCRIPT = """
@@ -211,7 +214,8 @@ def test_in_a_script_of_one_s_own_its_frames_come_first_and_our_line_last(own, t
     status, frames, written = own(OWN_SCRIPT, tiny_model, str(tmp_path / "run"), function, method)
     file = str(tmp_path / "own.py")
     raised = line_of('return {}["answer"]')
-    assert status == 1 and written[-1] == (
+    assert status == 1
+    assert written[-1] == (
         f"trl_prorl.errors.RewardError: reward function '{function}' raised KeyError: 'answer' "
         f"({file}, line {raised}) for a batch of 4 that begins with 'say it'."
     )
@@ -225,8 +229,10 @@ def test_in_a_script_of_one_s_own_its_frames_come_first_and_our_line_last(own, t
 def test_a_function_that_cannot_be_called_is_named_with_the_place_where_it_is_defined(own, tiny_model, tmp_path):
     status, frames, written = own(OWN_SCRIPT, tiny_model, str(tmp_path / "run"), "bare", "train")
     defined = f"({tmp_path / 'own.py'}, line {line_of('def bare')})"
-    assert status == 1 and "'bare' raised TypeError: bare() got an unexpected keyword argument" in written[-1]
-    assert defined in written[-1] and not [line for line in written if "direct cause" in line]
+    assert status == 1
+    assert "'bare' raised TypeError: bare() got an unexpected keyword argument" in written[-1]
+    assert defined in written[-1]
+    assert not [line for line in written if "direct cause" in line]
 
 
 def test_in_a_recipe_it_is_one_line(own, tiny_model, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from run_record import read_events as events
 from run_record import read_rows as rows
-from run_record import untimed
+from run_record import without_times
 from tiny_run import QUESTIONS, vowels
 
 from trl_prorl.checkpoint.rollback import Rollback, checkpoint_after_rollback
@@ -75,7 +75,7 @@ ARMS = {
 
 def logged(trainer):
     """TRL's log without times, and without the loss, of which a resume knows only the steps since the checkpoint."""
-    log = untimed(trainer.state.log_history)
+    log = without_times(trainer.state.log_history)
     return [{name: value for name, value in line.items() if "loss" not in name} for line in log]
 
 
@@ -120,7 +120,8 @@ def test_at_most_so_many_times_and_only_to_a_good_checkpoint(make_trainer, fault
     trainer = make_trainer(**SAVES, rollback=1)
     trainer.parts |= {f"fault {place}": Fault(*fault) for place, fault in enumerate(faults)}
     trainer.train()
-    assert len(events(trainer, "rollback")) == times and trainer.state.global_step == end
+    assert len(events(trainer, "rollback")) == times
+    assert trainer.state.global_step == end
     assert Path(trainer.args.output_dir, f"checkpoint-{end}").is_dir()
 
 
@@ -204,7 +205,8 @@ def test_a_nan_reward_goes_back_too(run, make_trainer, largest_difference, caplo
     back.train()
     (event,) = events(back, "rollback")
     assert (event["reason"], event["step_requested"], event["checkpoint"]) == ("nonfinite", 10, "checkpoint-8")
-    assert "Gone back to checkpoint-8" in caplog.text and "'reward' returned nan" in caplog.text
+    assert "Gone back to checkpoint-8" in caplog.text
+    assert "'reward' returned nan" in caplog.text
     assert largest_difference(whole, back) == 0.0
 
 

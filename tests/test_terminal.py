@@ -53,18 +53,25 @@ def test_a_run_on_a_terminal_from_its_banner_to_the_next_command(train):
     text = "\n".join(lines)
     for told in ("trains", "variant", "resets", "pack_groups", "compact_generation", "run folder"):
         assert len([line for line in lines if line.startswith(f"{told} ")]) == 1, told
-    assert "LoRA, " in text and "4 steps" in text and "A: KL to a frozen reference that is set to the policy" in text
-    assert "first after step 2" in text and lines[-1] == "next: trl-prorl passk --run 'the run'"
+    assert "LoRA, " in text
+    assert "4 steps" in text
+    assert "A: KL to a frozen reference that is set to the policy" in text
+    assert "first after step 2" in text
+    assert lines[-1] == "next: trl-prorl passk --run 'the run'"
     resets = [line for line in lines if line.startswith("step 2: reset, ")]
-    assert len(resets) == 1 and "the reference becomes the policy, optimizer keep" in resets[0]
+    assert len(resets) == 1
+    assert "the reference becomes the policy, optimizer keep" in resets[0]
     logs = [line for line in lines if re.match(r"step \d: (reward|loss) ", line)]
     assert [line[:7] for line in logs] == ["step 1:", "step 2:", "step 3:", "step 4:"]
     # The dict of all metrics was 900 characters; pages are no wider than the terminal.
-    assert max(map(len, lines)) <= 200 and "{'" not in text
-    assert text.count("Step 4 ") == 1 and "Warning" not in text  # of the table's title
+    assert max(map(len, lines)) <= 200
+    assert "{'" not in text
+    assert text.count("Step 4 ") == 1
+    assert "Warning" not in text  # of the table's title
 
     again = train("--max_steps", "6", "--resume_from_checkpoint", "the run/checkpoint-2")
-    assert "resumed from checkpoint-2" in again and "nothing to do" not in "\n".join(again)
+    assert "resumed from checkpoint-2" in again
+    assert "nothing to do" not in "\n".join(again)
     over = train("--max_steps", "2", "--resume_from_checkpoint", "the run/checkpoint-2")
     assert "finished, nothing to do: checkpoint-2 is the last step of the run" in over
 
@@ -75,7 +82,8 @@ def test_off_a_terminal_or_without_bars_there_is_no_banner(train, silent):
     lines = train("--ref_reset_every", "4", *options, terminal=bool(silent))
     assert not [line for line in lines if line.startswith(("trains ", "variant ", "run folder", "next: "))]
     warned = [line for line in lines if "A never resets: ref_reset_every=4" in line]
-    assert len(warned) == 1 and "it is the control" in warned[0]
+    assert len(warned) == 1
+    assert "it is the control" in warned[0]
     logs = [line[:7] for line in lines if re.match(r"step \d: (reward|loss)", line)]
     assert logs == [f"step {n}:" for n in (1, 2, 3, 4)]
 
@@ -85,7 +93,9 @@ def test_a_script_sees_no_future_warning_that_is_not_its_own(forks, tmp_path):
     lines = lines_of(forks.run("exec", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=ENV, terminal=True))
     assert not [line for line in lines if "FutureWarning" in line]
     text = "\n".join(lines)
-    assert "reward              short" in text and "A never resets" in text and "next: " not in text
+    assert "reward              short" in text
+    assert "A never resets" in text
+    assert "next: " not in text
 
 
 def test_all_metrics_stay_in_the_log_history(run):
@@ -94,7 +104,8 @@ def test_all_metrics_stay_in_the_log_history(run):
     assert {"completions/mean_length", "clip_ratio/region_mean", "prorl/ref_time_fraction", "epoch"} <= row.keys()
     assert len(str(row)) > 600
     clipped = [one["clip_ratio/region_mean"] for one in (row, *others) if "clip_ratio/region_mean" in one]
-    assert [one["clip_region_mean"] for one in read_rows(trainer.run_dir)] == pytest.approx(clipped) and any(clipped)
+    assert [one["clip_region_mean"] for one in read_rows(trainer.run_dir)] == pytest.approx(clipped)
+    assert any(clipped)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +179,8 @@ def test_what_trl_logs_is_there_with_resets_and_evaluations(written):
 def test_every_name_of_the_page_is_written(written):
     page = (ROOT / "docs" / "trackers.md").read_text()
     named = {name.replace("NAME", "reverse_digits") for name in re.findall(r"`((?:train|eval)/[\w/@]+)`", page)}
-    assert len(named) > 20 and named - set(written[0]) == set()
+    assert len(named) > 20
+    assert named - set(written[0]) == set()
 
 
 def test_a_shipped_recipe_leaves_the_tracker_to_the_user():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from run_record import read_rows
-from tiny_run import watched
+from tiny_run import record_results
 
 from trl_prorl.rollout.thinking import make_interrupted_rollout
 
@@ -19,7 +19,7 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
     trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": make_interrupted_rollout(BUDGET, 4, TEXT)})
     forced = trainer.processing_class(TEXT, add_special_tokens=False).input_ids
     seen = []
-    buffered = watched(trainer, "_generate_and_score_completions")
+    buffered = record_results(trainer, "_generate_and_score_completions")
     reward = trainer.reward_funcs[0]
     trainer.reward_funcs[0] = lambda completion_ids, interrupted, **columns: (
         seen.append((completion_ids, interrupted)) or reward(completion_ids=completion_ids, **columns)
@@ -32,11 +32,15 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
         length = int(batch["completion_mask"][row].sum())
         mask = batch["tool_mask"][row].tolist()
         if interrupted[row]:
-            assert ids[row][BUDGET : BUDGET + len(forced)] == forced and len(ids[row]) <= BUDGET + len(forced) + 4
+            assert ids[row][BUDGET : BUDGET + len(forced)] == forced
+            assert len(ids[row]) <= BUDGET + len(forced) + 4
             answer = length - BUDGET - len(forced)
-            assert mask[:length] == [1] * BUDGET + [0] * len(forced) + [1] * answer and 1 <= answer <= 4
+            assert mask[:length] == [1] * BUDGET + [0] * len(forced) + [1] * answer
+            assert 1 <= answer <= 4
         else:
-            assert len(ids[row]) <= BUDGET and ids[row][-1] in trainer.eos_token_ids and all(mask[:length])
+            assert len(ids[row]) <= BUDGET
+            assert ids[row][-1] in trainer.eos_token_ids
+            assert all(mask[:length])
     assert read_rows(trainer)[0]["interrupted_fraction"] == sum(interrupted) / ROWS
     assert trainer.generation_config.max_new_tokens == 40
 

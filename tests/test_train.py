@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
-from run_record import errors, everything, read_events, read_rows, untimed
+from run_record import error_lines, modification_times, read_events, read_rows, without_times
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig, train
@@ -50,19 +50,23 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, 
     config = yaml.safe_load((first / "config.yaml").read_text())
     assert (config["task"], config["beta"], config["ref_reset_every"]) == ("reverse_digits", 1.0, 2)
     env = json.loads((first / "env.json").read_text())
-    assert env["variant"] == "A" and env["execution"]["old_logps"] == "first_pass"
+    assert env["variant"] == "A"
+    assert env["execution"]["old_logps"] == "first_pass"
     event = json.loads((first / "events.jsonl").read_text())
     assert (event["event"], event["reason"], event["step_applied"]) == ("reset", "periodic", 2)
 
     # The record is a recipe, whole without the base of the one that it comes from, and gives the same run.
     status, written = forks.run(SCRIPT, "--config", first / "config.yaml", "--output_dir", again)
     assert status == 0, written[-3000:]
-    assert untimed(read_rows(first)) == untimed(read_rows(again)) and len(read_rows(first)) == 3
+    assert without_times(read_rows(first)) == without_times(read_rows(again))
+    assert len(read_rows(first)) == 3
 
     # A folder that holds a run is not overwritten.
-    before = everything(first)
+    before = modification_times(first)
     status, written = recipe()
-    assert status == 2 and "already holds a run" in written and everything(first) == before
+    assert status == 2
+    assert "already holds a run" in written
+    assert modification_times(first) == before
 
 
 CPU = "--bf16 false --use_cpu true"
@@ -111,8 +115,9 @@ def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, part
     words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in options.split()]
     status, written = recipe("", *words)
     assert status == 2 and "Traceback" not in written, written
-    (line,) = errors(written)
-    assert all(part in line for part in parts) and not (tmp_path / "run").exists()
+    (line,) = error_lines(written)
+    assert all(part in line for part in parts)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture
@@ -130,7 +135,8 @@ def launched(forks, tmp_path):
 
 def test_an_error_of_the_launcher_s_process_is_our_line_too(launched):
     status, lines, run = launched(["--num_processes", "1", "--cpu"], "--config", "tiny/varianA")
-    assert status != 0 and not run.exists()
+    assert status != 0
+    assert not run.exists()
     (line,) = (line for line in lines if line.startswith("error: "))
     assert "(did you mean 'tiny/variantA'?)" in line
 
@@ -167,20 +173,28 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     out.mkdir()
     (out / "metrics.jsonl").write_text('{"step": 1}\n')  # ended before its first checkpoint
     status, written = recipe(f"{SAVES} {RESUME}")
-    assert status == 0 and "the run begins again at step 0" in written
-    assert len(read_rows(out)) == 3 and len(read_rows(out / "earlier-1")) == 1
+    assert status == 0
+    assert "the run begins again at step 0" in written
+    assert len(read_rows(out)) == 3
+    assert len(read_rows(out / "earlier-1")) == 1
     (out / "checkpoint-3" / "manifest.json").unlink()
     status, written = recipe(f"{SAVES} {RESUME}")
-    assert status == 0 and "checkpoint-3 is skipped: it has no manifest.json" in written
-    assert [row["step"] for row in read_rows(out)] == [1, 2, 3] and why_unusable(out / "checkpoint-3") is None
+    assert status == 0
+    assert "checkpoint-3 is skipped: it has no manifest.json" in written
+    assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
+    assert why_unusable(out / "checkpoint-3") is None
     event = read_events(out, "resume")[-1]
-    assert (event["checkpoint"], event["step_applied"]) == ("checkpoint-2", 2) and "checkpoint-3" in event["skipped"]
+    assert (event["checkpoint"], event["step_applied"]) == ("checkpoint-2", 2)
+    assert "checkpoint-3" in event["skipped"]
     loads = {row["step"]: row["time_load"] for row in read_rows(out) if "time_load" in row}
-    assert list(loads) == [3] and 0.0 < loads[3] < 60.0  # of the first step after the resume alone
-    before = everything(out)
+    assert list(loads) == [3]
+    assert 0.0 < loads[3] < 60.0  # of the first step after the resume alone
+    before = modification_times(out)
     status, written = recipe(f"{SAVES} {RESUME} --beta 0.7")
-    assert status == 2 and "beta: 1.0 -> 0.7" in written and "allow_config_change" in written
-    assert everything(out) == before
+    assert status == 2
+    assert "beta: 1.0 -> 0.7" in written
+    assert "allow_config_change" in written
+    assert modification_times(out) == before
 
 
 @pytest.mark.parametrize("left", ["a killed process", "run.lock", "metrics.jsonl", "", "checkpoint-3"])
@@ -195,37 +209,45 @@ def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, recipe, 
             time.sleep(0.001)
         os.kill(process, signal.SIGKILL)
         assert forks.status() == -signal.SIGKILL
-        assert (out / "metrics.jsonl").read_text() == "" and (out / "run.lock").exists()
+        assert (out / "metrics.jsonl").read_text() == ""
+        assert (out / "run.lock").exists()
     elif left:  # killed a moment earlier; ended by Ctrl-C
         (out / left).touch()
     status, written = recipe(RESUME)
     if left == "checkpoint-3":
-        assert status == 2 and "holds no checkpoint that is complete. checkpoint-3: it has no manifest" in written
+        assert status == 2
+        assert "holds no checkpoint that is complete. checkpoint-3: it has no manifest" in written
     else:
         begins = (
             "the run begins again at step 0" if left else f"there is no run in {out} yet: the run begins at step 0"
         )
-        assert status == 0 and begins in written
-        assert len(read_rows(out)) == 3 and not list(out.glob("earlier-*"))
+        assert status == 0
+        assert begins in written
+        assert len(read_rows(out)) == 3
+        assert not list(out.glob("earlier-*"))
 
 
 def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
     out = tmp_path / "run"
     assert recipe("--save_strategy no")[0] == 0
-    before = everything(out)
+    before = modification_times(out)
     status, written = recipe(f"--save_strategy no {RESUME}")
-    (line,) = errors(written)
-    assert status == 2 and "holds a finished run" in line and "adapter_model.safetensors" in line
-    assert everything(out) == before
+    (line,) = error_lines(written)
+    assert status == 2
+    assert "holds a finished run" in line
+    assert "adapter_model.safetensors" in line
+    assert modification_times(out) == before
 
     # Killed inside the save at its end: the run's id is written after the weights.
     (out / "prorl_run.json").unlink()
     again = f"--save_strategy steps --save_steps 3 {RESUME}"
     status, written = recipe(again)
-    assert status == 0 and "the run begins again at step 0" in written
+    assert status == 0
+    assert "the run begins again at step 0" in written
     weights = (out / "adapter_model.safetensors").read_bytes()
     status, written = recipe(again)
-    assert status == 0 and f"finished, nothing to do: checkpoint-3 is the last step of {out}" in written
+    assert status == 0
+    assert f"finished, nothing to do: checkpoint-3 is the last step of {out}" in written
     assert (out / "adapter_model.safetensors").read_bytes() == weights
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
 
@@ -240,7 +262,8 @@ def test_a_resume_from_another_working_directory_is_the_same_run(recipe, tmp_pat
         (out / name).unlink()
     status, written = recipe(f"{SAVES} --output_dir ../here/run {RESUME}", cwd=tmp_path / "there")
     assert status == 0, written[-2000:]
-    assert (out / "adapter_model.safetensors").read_bytes() == whole and not list((tmp_path / "there").iterdir())
+    assert (out / "adapter_model.safetensors").read_bytes() == whole
+    assert not list((tmp_path / "there").iterdir())
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
 
 
@@ -274,8 +297,10 @@ def test_the_tools_of_prolonged_training_in_one_recipe(recipe, tmp_path, tiny_mo
 
 def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(recipe):
     status, written = recipe("--learning_rate 1e39")
-    (line,) = errors(written)
-    assert status == 1 and "Traceback" not in written and "NaN or infinity at step 1: weights" in line
+    (line,) = error_lines(written)
+    assert status == 1
+    assert "Traceback" not in written
+    assert "NaN or infinity at step 1: weights" in line
 
 
 BROKEN = """
@@ -297,8 +322,9 @@ def test_a_bug_in_the_middle_of_training_keeps_its_traceback(recipe, tmp_path, e
     path = tmp_path / "broken.py"
     path.write_text(BROKEN.format(error=error, recipe=str(ROOT / "recipes" / "tiny" / "variantA.yaml")))
     status, written = recipe(script=path)
-    assert status == 1 and ("Traceback" in written and "in broken" in written) == traceback
-    assert bool(errors(written)) != traceback
+    assert status == 1
+    assert ("Traceback" in written and "in broken" in written) == traceback
+    assert bool(error_lines(written)) != traceback
 
 
 def test_a_reward_sees_plain_text_and_its_own_row():

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from run_record import read_rows, untimed
-from tiny_run import watched
+from run_record import read_rows, without_times
+from tiny_run import record_results
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
@@ -156,8 +156,10 @@ def test_held_out_games_have_the_tokens_of_training(made, tokenizer):
     assert prompt_ids(own, rows) == prompts == prompt_ids(tokenizer, rows)
     for place, (samples, (_, _, text)) in enumerate(zip(drawn, GAMES.values(), strict=True)):
         for one in samples:
-            assert one.ids == sampled.ids[4 * place] and one.truncated == sampled.cut[4 * place]
-            assert one.text == text and one.correct == bool(sampled.rewards[4 * place])
+            assert one.ids == sampled.ids[4 * place]
+            assert one.truncated == sampled.cut[4 * place]
+            assert one.text == text
+            assert one.correct == bool(sampled.rewards[4 * place])
 
 
 @pytest.mark.parametrize(
@@ -224,13 +226,14 @@ def test_packed_games_train_as_padded_ones(made, tokenizer, weights, largest_dif
             guesses(tokenizer), pack, pack_groups=pack, max_steps=3, optim="sgd", learning_rate=1, **keys
         )
         before = weights(trainer)
-        trainer.made = watched(trainer, "_generate_and_score_completions")
+        trainer.made = record_results(trainer, "_generate_and_score_completions")
         trainer.train()
         trainers.append(trainer)
         moved = max((value - before[name]).abs().max() for name, value in weights(trainer).items())
         assert moved > 1e-2
     padded, packed = trainers
-    assert packed.acceleration.packs and not padded.acceleration.packs
+    assert packed.acceleration.packs
+    assert not padded.acceleration.packs
     assert largest_difference(padded, packed) < 1e-5
     for rows, trainer in ((read_rows(trainer), trainer) for trainer in trainers):
         assert sum(row["ref_forward_calls"] + row["base_forward_calls"] for row in rows) == references
@@ -248,7 +251,7 @@ def test_a_resumed_run_plays_the_same_games(made, weights):
     first = weights(whole)
     second = weights(resumed)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert untimed(read_rows(resumed)) == untimed(read_rows(whole)[2:])
+    assert without_times(read_rows(resumed)) == without_times(read_rows(whole)[2:])
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,8 @@ def test_the_rows_that_are_sampled_are_those_that_are_rewarded():
 def test_old_policy_and_reference_are_scored_under_the_same_conditions():
     text = source(GRPOTrainer._generate_and_score_completions)
     assert "self.args.gradient_accumulation_steps % generate_every != 0" in text
-    assert text.count("ref_per_token_logps, _, _ = ") == 2 and "if self.beta != 0.0:" in text
+    assert text.count("ref_per_token_logps, _, _ = ") == 2
+    assert "if self.beta != 0.0:" in text
     assert "if old_per_token_logps is not None" in text, "None says that the first pass provides them"
     assert "if ref_per_token_logps is not None" in text, "None says that every pass provides them"
 
@@ -167,7 +168,8 @@ def test_old_policy_and_reference_are_scored_under_the_same_conditions():
 def test_the_loss_reads_beta_and_the_buffer_where_we_write_them():
     text = source(GRPOTrainer._compute_loss)
     assert text.count("if self.beta != 0.0:") == 3, "the KL term is switched off through self.beta"
-    assert 'inputs.get("old_per_token_logps")' in text and 'inputs["ref_per_token_logps"]' in text
+    assert 'inputs.get("old_per_token_logps")' in text
+    assert 'inputs["ref_per_token_logps"]' in text
     assert "compute_entropy=True" in text
     # Without π_old (`loss_mode: no_ratio`) only the mask of samples too far off policy needs the sampler's log-probs.
     assert text.count('inputs.get("sampling_per_token_logps", old_per_token_logps)') == 1
@@ -199,10 +201,12 @@ def test_the_buffer_hands_out_the_same_dict_twice(make_trainer):
 def test_ref_is_made_beside_default_for_a_peft_model(make_trainer, trained_adapter):
     trainer = make_trainer(model=trained_adapter(), lora=False, beta=0.1)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    assert set(model.peft_config) == {"default", "ref"} and model.active_adapter == "default"
+    assert set(model.peft_config) == {"default", "ref"}
+    assert model.active_adapter == "default"
     parameters = dict(model.named_parameters())
     names = {name: name.replace(".default.", ".ref.") for name in parameters if ".default." in name}
-    assert names and all(torch.equal(parameters[name], parameters[ref]) for name, ref in names.items())
+    assert names
+    assert all(torch.equal(parameters[name], parameters[ref]) for name, ref in names.items())
 
 
 def test_every_initialisation_of_lora_is_known():

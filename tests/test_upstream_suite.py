@@ -32,9 +32,11 @@ def test_the_window_is_two_minors_with_the_installed_one_and_named_in_one_place(
         [sys.executable, str(FOLDER / "seams.py"), "--window"], capture_output=True, text=True, check=True
     )
     minors = json.loads(found.stdout)
-    assert len(minors) == 2 and ".".join(version("trl").split(".")[:2]) in minors
+    assert len(minors) == 2
+    assert ".".join(version("trl").split(".")[:2]) in minors
     setup = (ROOT / "setup.cfg").read_text()
-    assert setup.count("trl>=") == 1 and "trl[deepspeed]\n" in setup
+    assert setup.count("trl>=") == 1
+    assert "trl[deepspeed]\n" in setup
     assert seams.window(setup.replace("<1.17", "<1.19")) == ["1.15", "1.16", "1.17", "1.18"]
     assert not any("1.16" in file.read_text() for file in (ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -79,8 +81,10 @@ def test_a_page_names_the_seams_that_moved_and_no_others(seams):
         "- `test_broken`: ImportError: no name Ratio",
     ]
     text = seams.page({"Contract": ("2 failed, 1 passed", lines), "Parity": ("28 passed", [])})
-    assert f"TRL {version('trl')}." in text and "| Parity | 28 passed |" in text
-    assert text.index("## Contract") < text.index("test_broken") and "## Parity" not in text
+    assert f"TRL {version('trl')}." in text
+    assert "| Parity | 28 passed |" in text
+    assert text.index("## Contract") < text.index("test_broken")
+    assert "## Parity" not in text
 
 
 def test_a_file_whose_tests_cannot_begin_has_moved(seams, tmp_path, monkeypatch):
@@ -88,7 +92,8 @@ def test_a_file_whose_tests_cannot_begin_has_moved(seams, tmp_path, monkeypatch)
     (tmp_path / "tests" / "test_x.py").write_text("import nothing_of_this_name\n")
     monkeypatch.setattr(seams, "HERE", tmp_path / "tests" / "upstream")
     _, lines = seams.tested("test_x.py")
-    assert len(lines) == 1 and "nothing_of_this_name" in lines[0]
+    assert len(lines) == 1
+    assert "nothing_of_this_name" in lines[0]
 
 
 def test_every_file_and_recipe_of_the_workflow_is_there():
@@ -200,7 +205,9 @@ def test_a_difference_is_found(tmp_path):
     assert result.returncode == 1, result.stdout + result.stderr
     titles = ("not with ours:\n", "not with TRL's:\n", "passed with neither:\n")
     lost, gained, neither = (result.stdout.split(title)[1].split("\n\n")[0] for title in titles)
-    assert "test_theirs" in lost and "test_ours" in gained and "test_neither" in neither
+    assert "test_theirs" in lost
+    assert "test_ours" in gained
+    assert "test_neither" in neither
     for what in ("data set trl-internal-testing/other", "model tiny-Other"):
         assert f"no stand-in for the {what}" in result.stdout
     assert run(str(tmp_path / "trl"), "-k", "test_both").returncode == 0
@@ -209,7 +216,8 @@ def test_a_difference_is_found(tmp_path):
 def test_no_path_is_one_line(monkeypatch):
     monkeypatch.delenv("TRL_TESTS", raising=False)
     result = run()
-    assert result.returncode == 2 and "set TRL_TESTS" in result.stderr
+    assert result.returncode == 2
+    assert "set TRL_TESTS" in result.stderr
 
 
 @pytest.mark.slow

@@ -77,7 +77,8 @@ def test_report_and_card_know_it(name, tmp_path):
     table = learning_table(Frame([run]))
     assert dict(zip(table.header, table.rows[0], strict=True))["anchor"] == entry.anchor
     card = model_card(tmp_path)
-    assert f"**{name}**: {entry.description}." in card.text and f"variant-{name}" in card.data.tags
+    assert f"**{name}**: {entry.description}." in card.text
+    assert f"variant-{name}" in card.data.tags
     assert f"recipes/{entry.launcher} --config" in card.text
     assert (DIFFERENT_OBJECTIVE in card.text) is entry.different_objective is (name == "B")
     assert "same objective" not in card.text

@@ -60,8 +60,10 @@ def test_measurements_by_hand():
     }
     tasks = ["code"] * 4 + ["gsm8k"] * 4 + ["code"] * 4
     of_tasks = measure_pass_at_k(correct, tasks, 4)
-    assert of_tasks["pass@2/code"] == pytest.approx(0.25) and of_tasks["pass@2/gsm8k"] == 1.0
-    assert len(of_tasks) == 9 and of_tasks["pass@1"] == pytest.approx(1.25 / 3)
+    assert of_tasks["pass@2/code"] == pytest.approx(0.25)
+    assert of_tasks["pass@2/gsm8k"] == 1.0
+    assert len(of_tasks) == 9
+    assert of_tasks["pass@1"] == pytest.approx(1.25 / 3)
     assert set(measure_pass_at_k(correct, ["code"] * 12, 4)) == {"pass@1", "pass@2", "pass@4"}
     assert measure_pass_at_k([], [], 4) == {}
 
@@ -72,16 +74,19 @@ def test_an_evaluation_says_what_is_correct_and_not_what_was_rewarded(run):
     given = {"max_steps": 2, "eval_on_start": True, "trainer_kwargs": {"eval_dataset": say(2)}}
     trainer = run(reward=judged(verdicts), **given, **EVALUATED)
     rows = read(trainer, "evaluations.jsonl")
-    assert [row["step"] for row in rows] == [0, 1, 2] and all(row["eval_reward"] == 0.5 for row in rows)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["eval_reward"] == 0.5 for row in rows)
     assert passes(rows[0]) == {
         "eval_pass@1": pytest.approx((1 / 4 + 2 / 4) / 2),
         "eval_pass@2": pytest.approx((1 - 3 / 6 + 1 - 1 / 6) / 2),
         "eval_pass@4": 1.0,
     }
-    assert set(passes(rows[1]).values()) == {0.0} and set(passes(rows[2]).values()) == {1.0}
+    assert set(passes(rows[1]).values()) == {0.0}
+    assert set(passes(rows[2]).values()) == {1.0}
     # In TRL's own log as well, beside its reward.
     (logged,) = [entry for entry in trainer.state.log_history if "eval_pass@2" in entry and entry["step"] == 1]
-    assert logged["eval_pass@1"] == 0.0 and logged["eval_reward"] == 0.5
+    assert logged["eval_pass@1"] == 0.0
+    assert logged["eval_reward"] == 0.5
     assert not any("pass@" in name for row in read(trainer, "metrics.jsonl") for name in row)
 
 
@@ -133,7 +138,8 @@ def test_a_stalled_pass_at_1_resets_while_the_reward_rises(run):
     }
     trainer = run(reward=judged(verdicts, RISING), **keys)
     rewards = [row["eval_reward"] for row in read(trainer, "evaluations.jsonl")]
-    assert rewards == sorted(rewards) and len(set(rewards)) == 5
+    assert rewards == sorted(rewards)
+    assert len(set(rewards)) == 5
     fired = [(e["reason"], e["step_applied"], e["value"], e["threshold"]) for e in read(trainer, "events.jsonl")]
     assert fired == [("stall", 2, 0.5, 0.5), ("stall", 4, 0.625, 0.625)]
 
@@ -150,7 +156,8 @@ def test_the_best_model_by_pass_at_1_is_not_the_one_by_the_reward(run):
         **EVALUATED,
     }
     trainer = run(reward=judged(verdicts, RISING), **keys)
-    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2" and trainer.state.best_metric == 0.75
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
+    assert trainer.state.best_metric == 0.75
 
 
 def test_several_validation_sets_have_each_its_own(run):
@@ -194,7 +201,8 @@ vowels_judged.verifier = lambda completions, **columns: [len(c[-1]["content"]) %
 def test_without_a_verifier_there_is_no_such_metric(run):
     trainer = run(max_steps=1, trainer_kwargs={"eval_dataset": say(2)}, **EVALUATED)
     (row,) = read(trainer, "evaluations.jsonl")
-    assert passes(row) == {} and "eval_reward" in row
+    assert passes(row) == {}
+    assert "eval_reward" in row
 
 
 TRIGGER = {"beta": 0.1, "ref_reset_stall": 1}
@@ -263,6 +271,7 @@ def test_a_task_s_verifier_is_its_verify_and_not_its_reward():
     columns = {name: [value] * 2 for name, value in row.items() if name != "prompt"}
     function = task_reward(task)
     rewards = function(completions=completions, prompts=[row["prompt"]] * 2, trainer_state=object(), **columns)
-    assert rewards[0] == 1.0 and 0 < rewards[1] < 1
+    assert rewards[0] == 1.0
+    assert 0 < rewards[1] < 1
     assert function.verifier(completions=completions, prompts=[row["prompt"]] * 2, **columns) == [True, False]
     assert math.isclose(sum(rewards), 1 + rewards[1])

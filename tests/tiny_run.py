@@ -38,13 +38,13 @@ QUESTIONS = {"eval_dataset": Dataset.from_dict({"prompt": [[{"role": "user", "co
 
 
 def vowels(completions, **columns):
-    """A reward that differs within almost every group: the share of bytes below 'g'."""
+    """Reward the share of characters below 'g', which differs within almost every group."""
     texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]
     return [sum(ord(ch) < 103 for ch in text) / (len(text) + 1) for text in texts]
 
 
 def constant(value, verifier=None):
-    """A reward that is the same for every completion, with a verifier of one's own."""
+    """Make a reward that is `value` for every completion, with a verifier of one's own."""
 
     def reward(completions, **columns):
         return [value] * len(completions)
@@ -54,24 +54,34 @@ def constant(value, verifier=None):
     return reward
 
 
-def evaluated_as(trainer, *rewards):
-    """Evaluations whose rewards are known."""
+def set_evaluations(trainer, *rewards):
+    """Replace the rewards of a trainer's evaluations by known ones, in their order, and return the trainer."""
     evaluate = trainer._evaluate
     known = iter(rewards)
-    trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(known)}
+
+    def evaluate_with_known_reward(*args, **kwargs):
+        return evaluate(*args, **kwargs) | {"eval_reward": next(known)}
+
+    trainer._evaluate = evaluate_with_known_reward
     return trainer
 
 
-def watched(owner, name):
-    """What a method returns from now on, call by call."""
+def record_results(owner, name):
+    """Return a list to which a method of an object adds what it returns, call by call."""
     method = getattr(owner, name)
     seen = []
-    setattr(owner, name, lambda *args, **kwargs: seen.append(method(*args, **kwargs)) or seen[-1])
+
+    def recording(*args, **kwargs):
+        result = method(*args, **kwargs)
+        seen.append(result)
+        return result
+
+    setattr(owner, name, recording)
     return seen
 
 
 class MovedEveryGeneration(GRPOTrainer):
-    """The control for B, of TRL's own code alone: its reference becomes the policy before every generation."""
+    """Control B with TRL's own code alone: the reference becomes the policy before every generation."""
 
     def _generate_and_score_completions(self, inputs):
         if self.model.training:
@@ -84,7 +94,7 @@ class MovedEveryGeneration(GRPOTrainer):
 
 
 class AtBoundary(Part):
-    """Calls a function at every generation boundary, after the parts before it."""
+    """Call a function at every generation boundary, after the parts before it."""
 
     def __init__(self, call):
         self.boundary = call
@@ -92,8 +102,15 @@ class AtBoundary(Part):
 
 def save_tiny_model(folder, tokenizer, likely=()):
     """
-    A two-layer Qwen2 with random weights, so large that its distribution is not flat, saved with its tokenizer: the
-    path. It says some tokens more often.
+    Save a two-layer Qwen2 with its tokenizer. Its weights are random, and so large that its distribution is not flat.
+
+    Args:
+        folder (`Path`): where it is saved.
+        tokenizer (`PreTrainedTokenizerBase`): its vocabulary is the model's.
+        likely (`Iterable[str]`, *optional*): tokens that the model says more often.
+
+    Returns:
+        `str`: the folder.
     """
     model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
     with torch.no_grad():
@@ -110,14 +127,17 @@ TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
 
 
 def logits(model, adapter=...):
-    """Of `TOKENS`, without the forward that TRL puts in the place of the model's; of the base with adapter `None`."""
+    """
+    Compute the logits of `TOKENS`, without the forward that TRL puts in the place of the model's. With `None` as the
+    adapter they are the base's.
+    """
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     with torch.no_grad(), nullcontext() if adapter is ... else use_adapter(model, adapter):
         return inner.get_output_embeddings()(inner.model(TOKENS).last_hidden_state)
 
 
-def adapted(path, noise=0.05, dtype="auto", **keys):
-    """A saved model with an adapter, all of whose factors are disturbed."""
+def load_with_new_adapter(path, noise=0.05, dtype="auto", **keys):
+    """Load a model with a new adapter, to all of whose factors noise is added."""
     torch.manual_seed(5)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(path, dtype=dtype), LoraConfig(**{**LORA, **keys}))
     with torch.no_grad():
@@ -127,8 +147,8 @@ def adapted(path, noise=0.05, dtype="auto", **keys):
     return model.eval()
 
 
-def disturbed(model, size=0.01):
-    """A model whose adapter is changed as by training, from a random state of its own."""
+def disturb_adapter(model, size=0.01):
+    """Change a model's adapter as training would, from a random state of its own, and return the model."""
     source = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, param in model.named_parameters():
@@ -137,6 +157,6 @@ def disturbed(model, size=0.01):
     return model
 
 
-def loaded(model, adapter, dtype="auto", **keys):
-    """A saved model with a saved adapter."""
+def load_adapter(model, adapter, dtype="auto", **keys):
+    """Load a saved model with a saved adapter."""
     return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=dtype), adapter, **keys)

@@ -74,7 +74,8 @@ def test_the_task_its_line_and_its_test(followed):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/tasks"]
     done = subprocess.run(command, cwd=followed, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout and "failed" not in done.stdout
+    assert " passed" in done.stdout
+    assert "failed" not in done.stdout
 
 
 def test_a_plugin_trains_and_evaluates(forks, tiny_model, tmp_path):

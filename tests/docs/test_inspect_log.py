@@ -22,7 +22,8 @@ def test_stored_samples_are_a_log_of_inspect(tmp_path, monkeypatch, capsys):
     inspect_log.main()
     read = log.read_eval_log(capsys.readouterr().out.strip())
     assert (read.status, read.eval.task, read.eval.model) == ("success", "reverse_digits", "A/step-40")
-    assert read.eval.config.epochs == 2 and read.results.scores[0].metrics["accuracy"].value == 0.5
+    assert read.eval.config.epochs == 2
+    assert read.results.scores[0].metrics["accuracy"].value == 0.5
     found = [(one.id, one.epoch, one.input, one.output.completion, one.output.stop_reason) for one in read.samples]
     assert sorted(found) == sorted(
         (prompt, epoch, "321>", text, stop)

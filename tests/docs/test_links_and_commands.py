@@ -43,7 +43,8 @@ def test_every_page_is_in_the_index():
         (index.parent / link.partition("#")[0]).resolve() for index in indices for link in links(index.read_text())
     }
     pages = {page for page in PAGES if docs in page.parents and page != docs / "README.md"}
-    assert pages - listed == set() and docs / "quickstart.ipynb" in listed
+    assert pages - listed == set()
+    assert docs / "quickstart.ipynb" in listed
 
 
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -95,7 +96,8 @@ def test_every_command_names_what_exists(page):
 
 def test_the_front_page_has_its_commands():
     found = commands((ROOT / "README.md").read_text())
-    assert {"make demo", "make test", "pip install -e ."} <= set(found) and len(found) >= 6
+    assert {"make demo", "make test", "pip install -e ."} <= set(found)
+    assert len(found) >= 6
 
 
 def test_every_recipe_that_is_named_exists():
@@ -157,4 +159,5 @@ SPEAKING = [*PAGES, ROOT / "docs" / "quickstart.ipynb", *ROOT.glob("eval/*.py"),
 def test_what_the_pages_name_is_there_after_the_demo():
     paths = re.compile(r"runs/demo/[\w./*-]*[\w*]")
     named = {(name(page), path) for page in SPEAKING for path in paths.findall(page.read_text())}
-    assert [place for place in named if not left_by_the_demo(place[1])] == [] and len(named) > 10
+    assert [place for place in named if not left_by_the_demo(place[1])] == []
+    assert len(named) > 10

@@ -29,14 +29,17 @@ def test_it_is_valid_and_carries_the_outputs_of_one_run():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert len(code) >= 8 and [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert len(code) >= 8
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [out for cell in code for out in cell.outputs]
     assert not any(out.output_type == "error" or out.get("name") == "stderr" for out in outputs)
     assert not any(cell.metadata for cell in notebook.cells)  # as the time of execution
     pictures = [out.data["image/png"] for out in outputs if "image/png" in out.get("data", {})]
-    assert len(pictures) == 1 and sum(map(len, pictures)) * 3 / 4 < 200_000
+    assert len(pictures) == 1
+    assert sum(map(len, pictures)) * 3 / 4 < 200_000
     shown = "".join(str({**out.get("data", {}), "image/png": ""}) + out.get("text", "") for out in outputs)
-    assert "reward 1.00, right: False" in shown and "pass@1" in shown
+    assert "reward 1.00, right: False" in shown
+    assert "pass@1" in shown
     assert re.findall(r"(?:/[\w.-]+){2,}|\w:\\\\|Warning|\d+%\|", re.sub(r"</?\w+[^>]*>|\\n", " ", shown)) == []
 
 
@@ -51,7 +54,8 @@ def test_code_compiles_and_imports_resolve():
 
 def test_links_lead_somewhere():
     found = [link for text in cells("markdown") for link in LINK.findall(text)]
-    assert found and [link for link in found if not (NOTEBOOK.parent / link.partition("#")[0]).exists()] == []
+    assert found
+    assert [link for link in found if not (NOTEBOOK.parent / link.partition("#")[0]).exists()] == []
 
 
 @pytest.mark.parametrize("below_a_clone", [True, False])

@@ -40,7 +40,8 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     files = {"adapter_config.json", "README.md", "config.yaml", "metrics.jsonl", "env.json", "passk.json"}
     assert files <= {path.name for path in made.iterdir()}
     measured = json.loads((made / "passk.json").read_text())
-    assert (measured["prompts"], measured["n"]) == (4, 16) and measured["base"]["pass@1"] == 0.0
+    assert (measured["prompts"], measured["n"]) == (4, 16)
+    assert measured["base"]["pass@1"] == 0.0
     run("trl-prorl report --runs runs/*")
     assert (tmp_path / "runs" / "report.html").is_file()
     # The card's own lines, from the same folder.
@@ -78,5 +79,8 @@ def test_without_a_gpu_the_recipe_is_refused_in_one_line(forks, tmp_path):
     recipe = ROOT / "recipes" / "gsm8k" / "qwen2.5-0.5b" / "variantA.yaml"
     status, written = forks.run(ROOT / "recipes" / "grpo_variantA.py", "--config", str(recipe), cwd=tmp_path)
     (line,) = [line for line in written.splitlines() if line.startswith("error: ")]
-    assert status == 2 and "Traceback" not in written
-    assert line.startswith("error: bf16=True needs a GPU") and "bf16: false" in line and "use_cpu: true" in line
+    assert status == 2
+    assert "Traceback" not in written
+    assert line.startswith("error: bf16=True needs a GPU")
+    assert "bf16: false" in line
+    assert "use_cpu: true" in line

@@ -60,7 +60,8 @@ def test_another_checkout_describes_itself(tmp_path):
 def test_where_another_package_is_imported_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generator, "CHECKOUT", tmp_path)
     monkeypatch.setattr(generator, "PAGE", tmp_path / "reference.md")
-    assert generator.main([]) == 2 and not (tmp_path / "reference.md").exists()
+    assert generator.main([]) == 2
+    assert not (tmp_path / "reference.md").exists()
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'reference.md'} would describe {ROOT}")
 
 
@@ -71,7 +72,8 @@ def test_the_page_is_current():
 def test_check_tells_a_page_that_is_not_current(tmp_path, monkeypatch, capsys):
     page = tmp_path / "reference.md"
     monkeypatch.setattr(generator, "PAGE", page)
-    assert generator.main([]) == 0 and generator.main(["--check"]) == 0
+    assert generator.main([]) == 0
+    assert generator.main(["--check"]) == 0
     page.write_text(page.read_text().replace("beta_old", "beta_new", 1))
     assert generator.main(["--check"]) == 1
     assert "is not current" in capsys.readouterr().err
@@ -82,7 +84,8 @@ def test_docstring_and_dataclass_agree(cls, field):
     entry = generator.entries(cls.__doc__).get(field.name)
     assert entry is not None, f"{field.name} has no docstring entry"
     assert len(entry.text) > 10, f"{field.name} is not described"
-    assert entry.default == field.default and type(entry.default) is type(field.default)
+    assert entry.default == field.default
+    assert type(entry.default) is type(field.default)
     assert "*optional*" in entry.header
     assert ("defaults to" in entry.header) == (field.default is not None)
     hint = typing.get_type_hints(cls)[field.name]
@@ -106,7 +109,8 @@ def test_every_refused_combination_is_on_the_page():
     examples = [refusal.example for refusal in REFUSALS]
     examples += [{name: key.example} for name, key in KEYS.items() if key.need is not None]
     for (shown, line), example in zip(rows, examples, strict=True):
-        assert all(f"{key}: " in shown for key in example) and len(line) > 40
+        assert all(f"{key}: " in shown for key in example)
+        assert len(line) > 40
 
 
 def test_a_setting_that_is_not_refused_is_not_shown_as_one(monkeypatch):

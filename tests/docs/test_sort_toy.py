@@ -134,7 +134,8 @@ def test_the_gradient_before_the_first_update_is_that_of_the_expected_reward(los
         batch = every_response(policy, policy, advantages)
         _, gradient = by_numpy(weights, batch, Setting(loss=loss))
         # A mean over three tokens, and a loss is descended.
-        assert along(gradient) == pytest.approx(-exact / 3, abs=EXACT) and abs(exact) > 1e-2
+        assert along(gradient) == pytest.approx(-exact / 3, abs=EXACT)
+        assert abs(exact) > 1e-2
 
 
 @pytest.mark.parametrize("loss, beyond", [("unclipped", 0.0), ("clipped", 0.01), ("clipped", 0.2)])
@@ -158,7 +159,8 @@ def test_the_gradient_after_some_updates_is_that_of_the_surrogate(loss, beyond, 
     moved, exact = derivative(surrogate, weights)
     value, gradient = by_numpy(weights, batch, Setting(loss=loss, epsilon=beyond))
     assert value == pytest.approx(moved, abs=EXACT)
-    assert along(gradient) == pytest.approx(exact, abs=EXACT) and abs(exact) > 1e-3
+    assert along(gradient) == pytest.approx(exact, abs=EXACT)
+    assert abs(exact) > 1e-3
 
 
 def test_k3_times_the_ratio_has_the_gradient_of_the_kl_and_k3_alone_has_not(weights, before):
@@ -233,18 +235,21 @@ def test_the_log_has_what_each_response_was_sampled_and_paid_by(tmp_path):
     path = tmp_path / "new" / "samples.tsv"
     assert run.main(["--epochs", "2", "--log", str(path)]) == 0
     head, *lines = (line.split("\t") for line in path.read_text().splitlines())
-    assert head == ["epoch", "prompt", "response", "log-probability", "reward", "delta"] and len(lines) == 2 * 3 * 10
+    assert head == ["epoch", "prompt", "response", "log-probability", "reward", "delta"]
+    assert len(lines) == 2 * 3 * 10
     logps = logps_of(initial_weights(0))
     rewards = reward_table("inclusion_ordering")
     every = [" ".join(map(str, response)) for response in EVERY_RESPONSE]
     for place, (epoch, prompt, response, logp, reward, _) in enumerate(lines[:30]):
         p = place // 10
         r = every.index(response)
-        assert epoch == "1" and prompt == " ".join(map(str, PROMPTS[p]))
+        assert epoch == "1"
+        assert prompt == " ".join(map(str, PROMPTS[p]))
         assert float(logp) == pytest.approx(np.log(probability(logps, p)[r]), abs=6e-5)
         assert float(reward) == pytest.approx(rewards[p, r], abs=6e-5)
     deltas = np.array([float(line[-1]) for line in lines]).reshape(6, 10)
-    assert np.abs(deltas.mean(axis=1)).max() < 1e-4 and np.abs(deltas).max() > 0.5
+    assert np.abs(deltas.mean(axis=1)).max() < 1e-4
+    assert np.abs(deltas).max() > 0.5
 
 
 SHORT = Setting(epochs=7, inner_steps=5)
@@ -281,7 +286,8 @@ def test_numbers_that_are_not_finite_are_no_agreement():
 
 def test_the_settings_are_those_of_the_page():
     """Both engines share them, so that their curves would agree with other ones, too."""
-    assert PROMPTS.tolist() == [[1, 0, 2], [3, 2, 4], [1, 2, 3]] and problem.RESPONSES == 10
+    assert PROMPTS.tolist() == [[1, 0, 2], [3, 2, 4], [1, 2, 3]]
+    assert problem.RESPONSES == 10
     shapes = {name: array.shape for name, array in initial_weights(0).items()}
     assert shapes == {"embedding": (5, 10), "encode": (3, 10, 10), "decode": (3, 10, 10)}
     usual = Setting()
@@ -304,7 +310,8 @@ def test_what_the_anchors_hold():
     eleven = {"epochs": 11, "inner_steps": 3}
     control = rewards("control", **eleven)
     moved = rewards("A", **eleven)
-    assert moved[:10] == control[:10] and moved[10] != control[10]
+    assert moved[:10] == control[:10]
+    assert moved[10] != control[10]
 
 
 def test_resets_separate_the_arms(curves):
@@ -315,15 +322,18 @@ def test_resets_separate_the_arms(curves):
 def test_the_command(tmp_path, monkeypatch, capsys):
     """It compares the engines and leaves nothing, or ends in a picture; a wrong number is named."""
     monkeypatch.chdir(tmp_path)
-    assert run.main(["--epochs", "2", "--compare"]) == 0 and "The curves agree" in capsys.readouterr().out
+    assert run.main(["--epochs", "2", "--compare"]) == 0
+    assert "The curves agree" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
     assert run.main(["--epochs", "2", "--output", "made/toy.png"]) == 0
     assert (tmp_path / "made" / "toy.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
-    assert "32 runs" in shown and shown.count("| C soft |") == 1
+    assert "32 runs" in shown
+    assert shown.count("| C soft |") == 1
     command = [sys.executable, str(FOLDER / "sort_toy" / "run.py"), "--epochs", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "--epochs 0" in done.stderr
+    assert done.returncode == 2
+    assert "--epochs 0" in done.stderr
     with pytest.raises(ValueError, match="delta='mean' is not one of raw, centered, group_normalized, max"):
         Setting(delta="mean")
 
@@ -351,7 +361,9 @@ def test_the_files_of_an_update_are_the_project_s(tmp_path):
     optimizer.step(ones)
     inputs = read(UpdateInputs, tmp_path)
     outputs = read(UpdateOutputs, tmp_path)
-    assert inputs.update == outputs.update == 2 and inputs.reset["mode"] == "soft" and inputs.reset["alpha"] == 0.5
+    assert inputs.update == outputs.update == 2
+    assert inputs.reset["mode"] == "soft"
+    assert inputs.reset["alpha"] == 0.5
     assert inputs.names == ["embedding", "encode", "decode"]
     assert all(array.dtype == torch.float64 for array in outputs.parameters.values())
     # The first update is the learning rate; then m = 0.1 and v = 0.001 are halved, and the next gradient is 1 again.

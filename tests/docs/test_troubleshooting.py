@@ -69,7 +69,8 @@ def test_every_message_is_one_of_the_code(message):
 def test_a_message_that_is_not_of_the_code_is_found_out():
     assert any("is never applied: nothing requests a reset." in text for text in TEMPLATES)
     assert not any("is never used: nothing requests a reset." in text for text in TEMPLATES)
-    assert len(QUOTED) >= 20 and len(TEMPLATES) > 500  # there is something to check
+    assert len(QUOTED) >= 20
+    assert len(TEMPLATES) > 500  # there is something to check
 
 
 KNOWN = {field.name for cls in (ProRLConfig, TaskArguments, ModelConfig) for field in dataclasses.fields(cls)}
@@ -88,4 +89,5 @@ def test_every_key_that_is_named_exists(page):
     lines = [line for block in blocks(text) if block.language == "yaml" for line in block.text.split("\n")]
     yaml_keys += [line.split(":")[0] for line in lines if ":" in line]
     named = {key for key in yaml_keys if "_" in key}
-    assert len(named) > 3 and named - KNOWN - NOT_KEYS == set()
+    assert len(named) > 3
+    assert named - KNOWN - NOT_KEYS == set()

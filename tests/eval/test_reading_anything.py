@@ -296,7 +296,8 @@ def test_options_of_a_task_that_are_no_object(capsys, monkeypatch, options):
     monkeypatch.setattr("sys.argv", ["tasks", "show", "reverse_digits", "--options", options])
     with pytest.raises(SystemExit) as ended:
         show_tasks()
-    assert ended.value.code == 2 and "--options" in capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "--options" in capsys.readouterr().err
 
 
 def test_absent_is_not_zero(make_run):

@@ -24,7 +24,8 @@ from trl_prorl.interchange import UpdateInputs, UpdateOutputs, files, read, writ
 def same(first, second):
     ours = first.tensors()
     theirs = second.tensors()
-    assert list(ours) == list(theirs) and first.values() == second.values()
+    assert list(ours) == list(theirs)
+    assert first.values() == second.values()
     for name in ours:
         assert ours[name].dtype == theirs[name].dtype, name
         assert torch.equal(ours[name].nan_to_num(7.0), theirs[name].nan_to_num(7.0)), name
@@ -276,7 +277,8 @@ def refused_line(cls, folder, text):
     try:
         read(cls, folder)
     except InputError as error:
-        assert len(str(error)) <= 500 and "\n" not in str(error)
+        assert len(str(error)) <= 500
+        assert "\n" not in str(error)
         return str(error)
     finally:
         path.write_bytes(before)

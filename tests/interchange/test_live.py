@@ -35,7 +35,9 @@ def test_the_inputs_are_the_state_that_the_last_update_left(exporting, run, weig
                 assert torch.equal(getattr(inputs, kind)[name], value), (number, kind, name)
         expected = {"mode": "soft", "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 0}
         assert inputs.reset == (expected if number in (3, 5) else None)
-        assert inputs.update == number and inputs.growth is None and not inputs.new_rows
+        assert inputs.update == number
+        assert inputs.growth is None
+        assert not inputs.new_rows
 
 
 def test_gradients_and_norm_are_those_before_clipping(make_trainer, tmp_path):
@@ -52,7 +54,9 @@ def test_gradients_and_norm_are_those_before_clipping(make_trainer, tmp_path):
     trainer.train()
     inputs = read(UpdateInputs, tmp_path / "one")
     norm = torch.stack([grad.double().norm() for grad in inputs.gradients.values()]).norm().item()
-    assert export.done and norm > 0.02 and inputs.clip_norm == 0.01
+    assert export.done
+    assert norm > 0.02
+    assert inputs.clip_norm == 0.01
     assert inputs.grad_norm == pytest.approx(norm, rel=1e-5)
     assert inputs.gradients.keys() == seen[1].keys()
     for name, grad in seen[1].items():
@@ -87,8 +91,11 @@ def test_the_rollout_has_the_rows_of_the_update_with_their_own_rewards(exporting
     trainer, callback = exporting(beta=0.1, num_iterations=1, gradient_accumulation_steps=2, max_steps=2, **keys)
     for number in (1, 2):
         rollout = read(Rollout, callback.folder / str(number))
-        assert len(rollout.advantages) == 16 and rollout.rewards.shape == (16, 1) and rollout.update == number
-        assert rollout.group.unique().tolist() == [0, 1, 2, 3] and rollout.reward_functions == ["vowels"]
+        assert len(rollout.advantages) == 16
+        assert rollout.rewards.shape == (16, 1)
+        assert rollout.update == number
+        assert rollout.group.unique().tolist() == [0, 1, 2, 3]
+        assert rollout.reward_functions == ["vowels"]
         for ids, mask, reward in zip(rollout.completion_ids, rollout.completion_mask, rollout.rewards, strict=True):
             text = trainer.processing_class.decode(ids[mask.bool()], skip_special_tokens=True)
             assert reward.item() == pytest.approx(sum(ord(ch) < 103 for ch in text) / (len(text) + 1))
@@ -99,7 +106,8 @@ def test_the_rollout_has_the_rows_of_the_update_with_their_own_rewards(exporting
             torch.testing.assert_close(rollout.advantages[rows], expected, rtol=1e-4, atol=1e-5)
             prompts = rollout.prompt_ids[rows]
             assert (prompts == prompts[0]).all()
-        assert rollout.logp_ref.shape == rollout.completion_ids.shape and (rollout.logp_ref <= 0.0).all()
+        assert rollout.logp_ref.shape == rollout.completion_ids.shape
+        assert (rollout.logp_ref <= 0.0).all()
 
 
 def test_logp_old_is_the_one_of_the_buffer(exporting):
@@ -108,13 +116,15 @@ def test_logp_old_is_the_one_of_the_buffer(exporting):
     first, second = (read(Rollout, callback.folder / name) for name in ("1", "2"))
     order = [(second.completion_ids == row).all(dim=1).nonzero()[0].item() for row in first.completion_ids]
     torch.testing.assert_close(first.logp_old, second.logp_old[order])
-    assert first.logp_ref is None and second.logp_ref is None
+    assert first.logp_ref is None
+    assert second.logp_ref is None
 
 
 def test_full_fine_tuning(exporting):
     trainer, callback = exporting(lora=False, max_steps=1)
     inputs = read(UpdateInputs, callback.folder / "1")
-    assert len(inputs.groups) == 2 and inputs.names == [name for g in inputs.groups for name in g["parameters"]]
+    assert len(inputs.groups) == 2
+    assert inputs.names == [name for g in inputs.groups for name in g["parameters"]]
     assert {group["weight_decay"] for group in inputs.groups} <= {0.0, trainer.args.weight_decay}
     assert set(inputs.names) == {name for name, _ in trainer.model.named_parameters()}
 
@@ -152,7 +162,8 @@ def test_gradients_of_amp_are_exported_unscaled_and_an_overflow_is_waited_out(ex
     for each in inputs:
         norm = torch.stack([grad.double().norm() for grad in each.gradients.values()]).norm().item()
         assert each.grad_norm == pytest.approx(norm, rel=1e-5) == record[each.update - 1]["grad_norm"]
-        assert norm > 0.1 and each.scaler["scale"] == 2.0**10
+        assert norm > 0.1
+        assert each.scaler["scale"] == 2.0**10
 
 
 def test_groups_of_two_generations_in_one_update_have_numbers_of_their_own(exporting):
@@ -171,7 +182,8 @@ def test_a_schedule_that_waits_for_a_plateau_is_exported(exporting):
     keys = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 100, "max_steps": 1}
     _, callback = exporting(**keys, trainer_kwargs=QUESTIONS)
     inputs = read(UpdateInputs, callback.folder / "1")
-    assert "best" not in inputs.schedule and inputs.schedule["patience"] == 10
+    assert "best" not in inputs.schedule
+    assert inputs.schedule["patience"] == 10
 
 
 def test_after_a_full_disk_nothing_is_left_and_an_export_can_be_announced(make_trainer, tmp_path, monkeypatch):
@@ -187,11 +199,14 @@ def test_after_a_full_disk_nothing_is_left_and_an_export_can_be_announced(make_t
     export = export_update(trainer, tmp_path / "exchange" / "one")
     with pytest.raises(InputError, match="one could not be written.*No space left on device") as caught:
         trainer.train()
-    assert "\n" not in str(caught.value) and not export.done and list((tmp_path / "exchange").iterdir()) == []
+    assert "\n" not in str(caught.value)
+    assert not export.done
+    assert list((tmp_path / "exchange").iterdir()) == []
     monkeypatch.undo()
     again = export_update(trainer, tmp_path / "exchange" / "one")
     trainer.train()
-    assert again.done and read(UpdateInputs, tmp_path / "exchange" / "one").update == 1
+    assert again.done
+    assert read(UpdateInputs, tmp_path / "exchange" / "one").update == 1
 
 
 def test_what_cannot_be_exported_is_said_at_once(make_trainer, tmp_path):
@@ -201,7 +216,8 @@ def test_what_cannot_be_exported_is_said_at_once(make_trainer, tmp_path):
     for name, said in (("file/new", "file/new could not be"), ("link", "link exists"), ("file", "file exists")):
         with pytest.raises(InputError, match=said):
             export_update(trainer, tmp_path / name)
-    assert "export" not in trainer.parts and not list(tmp_path.glob(".*"))
+    assert "export" not in trainer.parts
+    assert not list(tmp_path.glob(".*"))
     export_update(trainer, tmp_path / "new")
     with pytest.raises(InputError, match="still waits"):
         export_update(trainer, tmp_path / "second")
@@ -384,7 +400,8 @@ def test_a_tool_s_answer_is_context_and_no_part_of_the_loss(make_trainer, tools_
     mask = rollout.completion_mask.bool()
     reached = mask.flip(1).cumsum(1).flip(1) > 0
     answers = reached & ~mask
-    assert answers.any() and "<tool_response>" in tokenizer.decode(rollout.completion_ids[answers])
+    assert answers.any()
+    assert "<tool_response>" in tokenizer.decode(rollout.completion_ids[answers])
     model = AutoModelForCausalLM.from_pretrained(tools_model)
     ids = torch.cat([rollout.prompt_ids, rollout.completion_ids], dim=1)
 

@@ -31,7 +31,8 @@ def test_a_program_names_every_file_once_and_saves_every_state(program, hand_mad
     lines = [line.strip() for line in program.program_for(str(tmp_path)).splitlines()]
     loaded = [line.split()[1] for line in lines if line.startswith("load_safetensors")]
     saved = [line.split()[2].rstrip(":") for line in lines if line.startswith("save_safetensors")]
-    assert len(loaded) == len(set(loaded)) and {"p0001", "g0002", "t0002", "lr_1", "reset_v"} <= set(loaded)
+    assert len(loaded) == len(set(loaded))
+    assert {"p0001", "g0002", "t0002", "lr_1", "reset_v"} <= set(loaded)
     assert saved == [f"{letter}000{number}" for number in (1, 2) for letter in "pmvt"]
     assert all((tmp_path / "inputs" / f"{key}.safetensors").is_file() for key in loaded)
 
@@ -44,12 +45,15 @@ def test_noma_gets_one_tensor_a_file_in_f32_or_f64_with_a_shape(program, hand_ma
     found = {}
     for path in (tmp_path / "inputs").iterdir():
         held = load_file(path)
-        assert list(held) == [path.name.removesuffix(".safetensors")] and path.stem.isidentifier()
+        assert list(held) == [path.name.removesuffix(".safetensors")]
+        assert path.stem.isidentifier()
         (tensor,) = held.values()
         assert tensor.dtype in (torch.float32, torch.float64) and tensor.shape, path
         found |= held
-    assert found["p0002"].equal(inputs.parameters[B]) and found["g0001"].equal(inputs.gradients[A])
-    assert found["m0002"].equal(inputs.exp_avg[B]) and found["t0001"].tolist() == [7.0]
+    assert found["p0002"].equal(inputs.parameters[B])
+    assert found["g0001"].equal(inputs.gradients[A])
+    assert found["m0002"].equal(inputs.exp_avg[B])
+    assert found["t0001"].tolist() == [7.0]
     assert found["p0001"].equal(inputs.parameters[A].float())
     numbers = {"lr_1": 0.01, "beta2_1": 0.999, "clip_norm": 1.0, "reset_m": 0.0, "reset_v": 1.0, "reset_t": 1.0}
     assert {name: found[name].item() for name in numbers} == numbers
@@ -65,8 +69,10 @@ def test_the_outputs_of_a_program_get_their_sidecar(program, hand_made, tmp_path
             save_file({key: getattr(inputs, kind)[name].double()}, tmp_path / "outputs" / f"{key}.safetensors")
     program.gather(tmp_path)
     outputs = read(UpdateOutputs, tmp_path)
-    assert outputs.inputs == told and outputs.update == 8
-    assert outputs.parameters[B].equal(inputs.parameters[B]) and outputs.parameters[B].dtype == torch.float32
+    assert outputs.inputs == told
+    assert outputs.update == 8
+    assert outputs.parameters[B].equal(inputs.parameters[B])
+    assert outputs.parameters[B].dtype == torch.float32
     (tmp_path / "outputs" / "v0002.safetensors").unlink()
     with pytest.raises(SystemExit, match=f"tensor exp_avg_sq/{B}".replace(".", r"\.")):
         program.gather(tmp_path)

@@ -76,8 +76,10 @@ def test_a_parameter_without_a_gradient_stays(engine, hand_made, tmp_path):
     write(inputs, tmp_path)
     engine.main(tmp_path)
     outputs = read(UpdateOutputs, tmp_path)
-    assert torch.equal(outputs.parameters[B], inputs.parameters[B]) and outputs.steps[B].item() == 7.0
-    assert not torch.equal(outputs.parameters[A], inputs.parameters[A]) and outputs.steps[A].item() == 8.0
+    assert torch.equal(outputs.parameters[B], inputs.parameters[B])
+    assert outputs.steps[B].item() == 7.0
+    assert not torch.equal(outputs.parameters[A], inputs.parameters[A])
+    assert outputs.steps[A].item() == 8.0
 
 
 @pytest.mark.parametrize("has_xxhash", [True, False])
@@ -99,7 +101,8 @@ def test_it_needs_numpy_alone_and_says_so_if_it_cannot_compare_hashes(hand_made,
     assert [line.split(": ", 1)[1] for line in first] == ([] if has_xxhash else [warned])
     outputs = read(UpdateOutputs, tmp_path)
     entries = json.loads((tmp_path / "outputs.json").read_text())["tensors"]
-    assert outputs.update == 8 and {entry["name"] for entry in entries if "sha256" in entry} == {*outputs.tensors()}
+    assert outputs.update == 8
+    assert {entry["name"] for entry in entries if "sha256" in entry} == {*outputs.tensors()}
 
 
 def test_a_flipped_bit_in_the_outputs_of_the_engine_is_refused(engine, hand_made, tmp_path):
@@ -209,13 +212,15 @@ def assert_growth(inputs, before, after):
     rank = inputs.growth["old_rank"]
     assert inputs.growth["new_rank"] == rank + 3
     for name, value in before["parameters"].items():
-        assert torch.equal(inputs.parameters[name], value) and rank in value.shape
+        assert torch.equal(inputs.parameters[name], value)
+        assert rank in value.shape
         side = name.split(".")[-3]
         assert inputs.gradients[name].shape[0 if side == "lora_A" else 1] == rank + 3
         assert (name in inputs.new_rows) == (side == "lora_A")
         if name in inputs.new_rows:
             rows = inputs.new_rows[name]
-            assert rows.shape == (3, value.shape[1]) and rows.std() > 0
+            assert rows.shape == (3, value.shape[1])
+            assert rows.std() > 0
             # B's new columns are 0, so that the new rows have no gradient and move by the decay alone.
             assert not inputs.gradients[name][rank:].any()
             group = next(group for group in inputs.groups if name in group["parameters"])
@@ -242,7 +247,8 @@ def test_ten_updates_with_resets_and_a_growth_are_torch_s(engine, exporting, mod
         found = worst(callback.after[number], {kind: getattr(state, kind) for kind in STATE})
         assert found["parameters"] < 1e-6, (number, found)
         assert max(found["exp_avg"], found["exp_avg_sq"]) < 1e-5, (number, found)
-    assert (grew, resets) == ([7] if every == 6 else [5, 9], [5, 9]) and clipped >= 5
+    assert (grew, resets) == ([7] if every == 6 else [5, 9], [5, 9])
+    assert clipped >= 5
     steps = {value.item() for value in callback.after[10]["steps"].values()}
     assert steps == ({2.0} if mode in ("hard", "step") else {10.0})
 

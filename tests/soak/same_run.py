@@ -7,7 +7,7 @@ from typing import Any
 import pandas
 import torch
 import yaml
-from run_record import untimed
+from run_record import without_times
 from safetensors.torch import load_file
 
 from trl_prorl.record.checkpoint_names import ABANDONED
@@ -49,7 +49,7 @@ def content(path: Path) -> Any:
     if path.name in ("optimizer.pt", "scheduler.pt"):
         return torch.load(path, weights_only=True)
     if path.name == "trainer_state.json":
-        state = untimed(json.loads(path.read_text()))
+        state = without_times(json.loads(path.read_text()))
         best = state["best_model_checkpoint"]
         # Trainer's own log has the mean loss since its last line; a resume knows only the steps since the checkpoint.
         log = [{name: value for name, value in line.items() if name != "loss"} for line in state["log_history"]]
@@ -58,11 +58,11 @@ def content(path: Path) -> Any:
         keys = json.loads(path.read_text())
         return {key: sorted(value) if isinstance(value, list) else value for key, value in keys.items()}
     if path.suffix == ".json":
-        return untimed(json.loads(path.read_text()))
+        return without_times(json.loads(path.read_text()))
     if path.name == "config.yaml":
         return yaml.safe_load(path.read_text()) | {"output_dir": None, "resume_from_checkpoint": None}
     if path.suffix == ".jsonl":
-        rows = [untimed(json.loads(line)) for line in path.read_text().splitlines()]
+        rows = [without_times(json.loads(line)) for line in path.read_text().splitlines()]
         return [row for row in rows if row.get("event") != "resume"]
     if path.suffix == ".parquet":
         return pandas.read_parquet(path).to_dict("list")

@@ -295,7 +295,8 @@ def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wron
     (split,) = [split for split, problems in task._problems.items() if problems]
     row = task.rows(split, None)[0]
     assert (row["entry_point"], row["level"]) == (name, 1)
-    assert shown in row["prompt"][0]["content"] and hidden not in row["prompt"][0]["content"]
+    assert shown in row["prompt"][0]["content"]
+    assert hidden not in row["prompt"][0]["content"]
     assert all(task.verify(completion, row) for completion in [task.gold(row), *right])
     assert not any(task.verify(completion, row) for completion in wrong)
 
@@ -347,7 +348,8 @@ def test_without_bubblewrap_the_task_is_refused(monkeypatch, tmp_path):
     try:
         with pytest.raises(ValueError, match="not installed: `apt-get install -y bubblewrap`.*allow_weak_") as error:
             get_task("code")
-        assert "\n" not in str(error.value) and "allow_weak_sandbox: true" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert "allow_weak_sandbox: true" in str(error.value)
         with pytest.warns(UserWarning, match="can read every file"):
             get_task("code", allow_weak_sandbox=True)
     finally:

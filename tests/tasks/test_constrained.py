@@ -83,7 +83,8 @@ def test_the_prompt_says_what_the_form_is(level):
         kinds.add(form["kind"])
         if form["kind"] == "initials":
             number, words, of, two, letters, starting, with_, *initials = prompt.split()
-            assert "".join(initials) == form["letters"] and int(number) == len(initials)
+            assert "".join(initials) == form["letters"]
+            assert int(number) == len(initials)
         elif form["kind"] == "lengths":
             assert (
                 prompt == f"{form['count']} different words of {form['length']} letters starting with {form['letter']}"

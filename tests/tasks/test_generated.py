@@ -95,7 +95,8 @@ def test_rows_have_the_columns(name, level):
 def test_the_default_level_is_3_and_fewer_rows_are_the_first_of_more(name):
     task = get_task(name)
     rows = task.rows("test", 40, seed=3)[:10]
-    assert task.level == 3 and task.rows("test", 10, seed=3)[:] == rows
+    assert task.level == 3
+    assert task.rows("test", 10, seed=3)[:] == rows
     assert get_task(name, level=3).rows("test", 10, seed=3)[:] == rows
 
 

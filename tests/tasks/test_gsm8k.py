@@ -65,7 +65,8 @@ def test_rows(task):
     row = dataset[0]
     assert row["task"] == "gsm8k"
     assert row["level"] == task.level == 1
-    assert len(row["prompt"]) == 1 and row["prompt"][0]["role"] == "user"
+    assert len(row["prompt"]) == 1
+    assert row["prompt"][0]["role"] == "user"
     assert "####" in row["prompt"][0]["content"]
 
 
@@ -366,7 +367,8 @@ def test_an_instruction_of_ones_own_stands_below_the_same_questions(tmp_path, wr
     folder = write(tmp_path)
     usual = get_task("gsm8k", path=folder).rows("validation", None)
     short = get_task("gsm8k", path=folder, instruction="End with #### and the number.").rows("validation", None)
-    assert questions(short) == questions(usual) and short["answer"] == usual["answer"]
+    assert questions(short) == questions(usual)
+    assert short["answer"] == usual["answer"]
     assert {row["prompt"][0]["content"].split("\n", 1)[1] for row in short} == {"End with #### and the number."}
 
 

@@ -155,8 +155,12 @@ def test_nine_words_of_ten_are_in_the_dictionary(text, english):
 
 
 def test_three_words_twice():
-    assert repeats("the old sea. The old, sea") and repeats("a a a a") and not repeats("a a a")
-    assert not repeats("the old sea and the old street") and not repeats("") and not repeats("old sea")
+    assert repeats("the old sea. The old, sea")
+    assert repeats("a a a a")
+    assert not repeats("a a a")
+    assert not repeats("the old sea and the old street")
+    assert not repeats("")
+    assert not repeats("old sea")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,8 @@ def test_each_condition_of_gold_fails_alone_and_the_reward_sees_the_form_only(sm
 
 
 def test_the_topics_words_are_words():
-    assert makes_sense("The harbour", "a harbour", KNOWN.__contains__) and "harbour" not in KNOWN
+    assert makes_sense("The harbour", "a harbour", KNOWN.__contains__)
+    assert "harbour" not in KNOWN
 
 
 @pytest.mark.parametrize("level", [1, 4, 8])
@@ -195,7 +200,8 @@ FIRST = "Write a short text about coffee.\n- Use exactly 8 words."
 
 def test_questions_without_sense_are_the_ones_they_were():
     row = get_task("instructions", level=1).rows("train", 1)[0]
-    assert "topic" not in row and row["prompt"][0]["content"] == FIRST
+    assert "topic" not in row
+    assert row["prompt"][0]["content"] == FIRST
 
 
 def test_without_a_dictionary_one_line_says_what_to_install(monkeypatch):
@@ -213,5 +219,6 @@ def test_sense_is_true_or_false(value):
 def test_the_dictionary_knows_the_words_of_the_task():
     pytest.importorskip("spellchecker")
     known = english_words()
-    assert all(map(known, instructions.WORDS)) and not any(map(known, ["muscfirb", "wolkod", "asdf"]))
+    assert all(map(known, instructions.WORDS))
+    assert not any(map(known, ["muscfirb", "wolkod", "asdf"]))
     assert all(map(known, ["bicycles", "walked", "neighborhood", "colors", "don't"]))

@@ -23,7 +23,8 @@ def test_a_file_is_split_by_content(tmp_path, write_jsonl):
     whole = load(write_jsonl(tmp_path / "whole.jsonl", rows_of(range(1000))))
     assert sorted(sum(whole.values(), [])) == sorted(row["problem"] for row in rows_of(range(1000)))
     # Four standard deviations of a tenth of 1000 are 38.
-    assert abs(len(whole["test"]) - 100) < 38 and abs(len(whole["validation"]) - 100) < 38
+    assert abs(len(whole["test"]) - 100) < 38
+    assert abs(len(whole["validation"]) - 100) < 38
     part = load(write_jsonl(tmp_path / "part.jsonl", rows_of(range(600, 300, -1))))
     assert all(set(part[split]) <= set(whole[split]) for split in whole)
 

@@ -85,7 +85,8 @@ def test_a_forked_process_has_a_worker_of_its_own():
         os.write(writing, b"yes" if verdict else b"no")
         os._exit(0)
     assert os.read(reading, 3) == b"yes"
-    assert equal("1", "1") and WORKER._process.pid == ours
+    assert equal("1", "1")
+    assert WORKER._process.pid == ours
 
 
 def test_the_worker_ends_with_its_owner(tmp_path):
@@ -143,9 +144,12 @@ def task(tmp_path_factory, write_jsonl):
 
 def test_rows_and_their_gold_answers(task):
     rows = [row for split in ("train", "validation", "test") for row in task.rows(split, None)]
-    assert len(rows) == 100 and set(rows[0]) == {"prompt", "answer", "task", "level"}
+    assert len(rows) == 100
+    assert set(rows[0]) == {"prompt", "answer", "task", "level"}
     for row in rows[:20]:
-        assert row["task"] == "math" and row["level"] == 1 and "\\boxed{}" in row["prompt"][0]["content"]
+        assert row["task"] == "math"
+        assert row["level"] == 1
+        assert "\\boxed{}" in row["prompt"][0]["content"]
         assert int(row["answer"]) == 2 * int(row["prompt"][0]["content"].split()[2])
         assert task.verify(task.gold(row), row) is True
         assert task.reward(f"So the answer is $\\boxed{{ {row['answer']} }}$.", row) == 1.0

@@ -71,7 +71,8 @@ def test_every_row_is_its_own_tasks(mixture):
     rewards = mixture.reward_many(turned, rows)
     one_by_one = [mixture.reward(text, row) for text, row in zip(turned, rows, strict=True)]
     assert rewards == one_by_one
-    assert [reward == 1.0 for reward in rewards] == verdicts and not all(verdicts)
+    assert [reward == 1.0 for reward in rewards] == verdicts
+    assert not all(verdicts)
     sorting = get_task("sorting", reward="distance", level=1)
     row = next(row for row in rows if row["task"] == "sorting")
     first, *rest = row["answer"].split()
@@ -90,7 +91,8 @@ def test_names_with_weights_are_a_mixture():
 def test_a_recipes_keys_and_the_same_task_twice():
     tasks = {name: {"task": "parity", "level": level, "weight": 0.5} for name, level in (("easy", 1), ("hard", 8))}
     task = task_of_recipe("mixture", options={"tasks": tasks})
-    assert task.members["hard"].level == 8 and task.rows("train", 4)["level"] == [1, 8, 1, 8]
+    assert task.members["hard"].level == 8
+    assert task.rows("train", 4)["level"] == [1, 8, 1, 8]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def test_rows(task):
     rows = task.rows("validation", 20)
     assert set(rows.column_names) == {"prompt", "answer", "task", "level", "seed"}
     for row in rows:
-        assert row["task"] == "rg:chain_sum" and row["level"] == 0
+        assert row["task"] == "rg:chain_sum"
+        assert row["level"] == 0
         terms = row["prompt"][0]["content"].split("problem: ")[1].split("=")[0]
         assert str(eval(terms)) == row["answer"]
     assert task.rows("validation", 5)[:] == rows[:5]  # fewer are the first of more
@@ -64,7 +65,8 @@ def test_only_a_full_point_is_correct(task):
     near = f"<answer>{row['answer']} or so</answer>"
     graded = get_task("rg:chain_sum", reward="score")
     assert 0 < graded.reward(near, row) < 1
-    assert task.reward(near, row) == 0.0 and not graded.verify(near, row)
+    assert task.reward(near, row) == 0.0
+    assert not graded.verify(near, row)
 
 
 def test_splits_are_disjoint_although_the_space_is_small():
@@ -74,7 +76,8 @@ def test_splits_are_disjoint_although_the_space_is_small():
         split: {prompt for seed in (0, 1) for prompt in prompts(task.rows(split, n, seed))}
         for split, n in {"train": 80, "validation": 8, "test": 8}.items()
     }
-    assert not found["train"] & found["validation"] and not found["train"] & found["test"]
+    assert not found["train"] & found["validation"]
+    assert not found["train"] & found["test"]
     assert not found["validation"] & found["test"]
 
 
@@ -100,7 +103,8 @@ def test_rows_do_not_depend_on_the_process():
 
 def test_levels_and_settings():
     easy, hard = (get_task("rg:chain_sum", level=level).rows("train", 20) for level in (1, 8))
-    assert set(easy["level"]) == {1} and set(hard["level"]) == {8}
+    assert set(easy["level"]) == {1}
+    assert set(hard["level"]) == {8}
     assert max(map(len, prompts(easy))) < max(map(len, prompts(hard)))
     two = get_task("rg:chain_sum", config={"min_terms": 2, "max_terms": 2}).rows("train", 10)
     assert all(prompt.count(" + ") + prompt.count(" - ") == 1 for prompt in prompts(two))

@@ -77,7 +77,9 @@ def run(monkeypatch, capsys, *arguments):
 def test_list(monkeypatch, capsys):
     out = run(monkeypatch, capsys, "list")
     assert all(name in out for name in [*task_names(), "rg:NAME"])
-    assert "http" not in out and "(Cobbe et al., 2021)" in out and "balanced, yes or no? ([]{})` -> `yes`" in out
+    assert "http" not in out
+    assert "(Cobbe et al., 2021)" in out
+    assert "balanced, yes or no? ([]{})` -> `yes`" in out
 
 
 def test_show(monkeypatch, capsys):
@@ -90,13 +92,15 @@ def test_show_a_file(monkeypatch, capsys, tmp_path):
     lines = [f'{{"problem": "How much is {i}?", "answer": "{i}"}}\n' for i in range(20)]
     (tmp_path / "problems.jsonl").write_text("".join(lines))
     out = run(monkeypatch, capsys, "show", "math", "--path", str(tmp_path / "problems.jsonl"), "-n", "2")
-    assert out.count("How much is") == 2 and "math, level 1, train" in out
+    assert out.count("How much is") == 2
+    assert "math, level 1, train" in out
 
 
 def test_show_with_options(monkeypatch, capsys):
     options = '{"tasks": {"parity": 1, "sorting": {"weight": 1, "level": 2}}}'
     out = run(monkeypatch, capsys, "show", "mixture", "--options", options, "-n", "4")
-    assert out.count("ones even or odd?") == 2 and out.count("sort ") == 2
+    assert out.count("ones even or odd?") == 2
+    assert out.count("sort ") == 2
 
 
 def test_show_prints_square_brackets(monkeypatch, capsys):

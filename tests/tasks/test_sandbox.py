@@ -278,7 +278,8 @@ def test_the_nonce_is_another_each_time(monkeypatch, weak):
     monkeypatch.setattr(tasks.sandbox.secrets, "token_hex", lambda n: nonces.append(token_hex(n)) or nonces[-1])
     for _ in range(2):
         outcome(weak, "def f():\n    return 'done'")
-    assert len(set(nonces)) == 2 and all(len(nonce) == 32 for nonce in nonces)
+    assert len(set(nonces)) == 2
+    assert all(len(nonce) == 32 for nonce in nonces)
 
 
 @pytest.mark.parametrize("end", ["", "echo 3", "echo 00000000000000000000000000000000 3", "echo 3 3", "echo ready"])
@@ -362,7 +363,8 @@ def test_stopped(sandbox):
         # It stays root there, because the interpreter may lie in a folder that is closed to others.
         del programs["become root"]
     assert attempts(sandbox, programs) == dict.fromkeys(programs, "stopped")
-    assert not Path("/tmp/sandbox-was-here").exists() and not Path("/sandbox-was-here").exists()
+    assert not Path("/tmp/sandbox-was-here").exists()
+    assert not Path("/sandbox-was-here").exists()
 
 
 @needs_bubblewrap
@@ -451,7 +453,8 @@ def test_no_process_is_left_behind(hurried, own_harness):
     deadline = time.monotonic() + 10
     while (left := processes_with(own_harness)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not left and seen
+    assert not left
+    assert seen
 
 
 # Each wall on its own

@@ -29,7 +29,8 @@ def test_lengths_and_answers(name, level):
     digits = [question.removeprefix(begin) for question in questions]
     answers = list(rows["answer"])
     assert answers == [answer(each) for each in digits]
-    assert set("".join(digits)) == set(alphabet) and {len(each) for each in digits} == set(range(a, b * level + c))
+    assert set("".join(digits)) == set(alphabet)
+    assert {len(each) for each in digits} == set(range(a, b * level + c))
     assert len({each[0] for each in digits}) == len(alphabet)  # leading zeros occur
     shares = [answers.count(each) / 500 for each in set(answers)]
     # Four standard deviations of 500 fair draws are 0.09.
@@ -118,7 +119,8 @@ def test_lengths_and_answers_of_brackets(questions):
     for brackets, answer in questions:
         assert answer == ("yes" if reduces_to_nothing(brackets) else "no")
         # Counting brackets does not help, nor does a look at the ends.
-        assert brackets[0] in "([{" and brackets[-1] in ")]}"
+        assert brackets[0] in "([{"
+        assert brackets[-1] in ")]}"
         assert [brackets.count(b) for b in "([{"] == [brackets.count(b) for b in ")]}"]
     assert {len(brackets) for brackets, _ in questions} == {10, 12, 14, 16}
 
@@ -143,11 +145,13 @@ def test_numbers_and_answers(level):
     digits = set()
     for row in get_task("sums", level=level).rows("train", 300):
         verb, *terms = row["prompt"][0]["content"].split(" ")
-        assert verb == "add" and all(term.isdecimal() and not term.startswith("0") for term in terms)
+        assert verb == "add"
+        assert all(term.isdecimal() and not term.startswith("0") for term in terms)
         assert row["answer"] == str(sum(int(term) for term in terms))
         counts.add(len(terms))
         digits.update(len(term) for term in terms)
-    assert counts == set(range(2, level + 2)) and digits == {1, 2}
+    assert counts == set(range(2, level + 2))
+    assert digits == {1, 2}
 
 
 def test_the_working_by_hand():
@@ -159,7 +163,8 @@ def test_the_working_by_hand():
 def test_answers_of_level_3_are_short():
     task = get_task("sums")
     lengths = [len(task.gold(row)) for row in task.rows("train", 500)]
-    assert 10 <= min(lengths) < 14 and 32 < max(lengths) <= 41
+    assert 10 <= min(lengths) < 14
+    assert 32 < max(lengths) <= 41
 
 
 @pytest.mark.parametrize("reward", ["exact", "steps"])

@@ -108,7 +108,8 @@ def test_generated_rows(level):
     for row in rows:
         question, *lines, instruction = row["prompt"][0]["content"].split("\n")
         assert lines == [f"{letter}) {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True)]
-        assert len(set(row["choices"])) == 4 and row["answer"] in "ABCD"
+        assert len(set(row["choices"])) == 4
+        assert row["answer"] in "ABCD"
     shares = [sum(row["answer"] == letter for row in rows) / 400 for letter in "ABCD"]
     # Four standard deviations of a quarter of 400 draws are 0.087.
     assert all(abs(share - 0.25) < 0.09 for share in shares)
@@ -187,7 +188,8 @@ def test_a_question_is_in_one_split_however_its_choices_are_ordered():
         }
         for split, n in {"train": 800, "validation": 150, "test": 150}.items()
     }
-    assert not found["train"] & found["test"] and not found["train"] & found["validation"]
+    assert not found["train"] & found["test"]
+    assert not found["train"] & found["validation"]
     assert not found["validation"] & found["test"]
     assert all("\n" not in content for contents in found.values() for content in contents)
 
@@ -204,7 +206,8 @@ def test_a_file(tmp_path, write_jsonl):
     # The same choices in another order are the same question.
     assert len(found) == 41
     for row in found:
-        assert row["level"] == 1 and row["task"] == "stem"
+        assert row["level"] == 1
+        assert row["task"] == "stem"
         assert task.verify(task.gold(row), row) is True
         assert not task.verify("Answer: C", row)
 

@@ -28,7 +28,8 @@ def evaluated(read_run):
 def test_by_hand(evaluated):
     result = compare(evaluated("a", [8, 4, 0, 2, 1, 5] * 4), evaluated("b", [4, 4, 0, 0, 2, 1] * 4), k=1)
     assert (result.first_value, result.second_value) == (pytest.approx(20 / 48), pytest.approx(11 / 48))
-    assert result.difference.value == pytest.approx(9 / 48) and result.seeds == 1
+    assert result.difference.value == pytest.approx(9 / 48)
+    assert result.seeds == 1
     # In eighths 4, 0, 0, 2, -1, 4, four times: mean 3/2, variance (148 - 24 · 9/4) / 23 = 94/23.
     t = 1.5 / math.sqrt(94 / 23 / 24)
     assert result.p_value == result.adjusted == pytest.approx(2 * stats.t.sf(t, 23))
@@ -67,10 +68,13 @@ def test_every_outcome_has_its_own_test(evaluated):
     decoded = compare(a, b, k=GREEDY)
     assert (sampled.outcome, decoded.outcome) == ("pass@1", "greedy")
     # Of 40 prompts 20 differ by 1/8: mean 1/16, standard error 1/16/sqrt(39).
-    assert sampled.difference.value == 1 / 16 and sampled.p_value == pytest.approx(2 * stats.t.sf(math.sqrt(39), 39))
+    assert sampled.difference.value == 1 / 16
+    assert sampled.p_value == pytest.approx(2 * stats.t.sf(math.sqrt(39), 39))
     assert (decoded.first_value, decoded.second_value, decoded.difference.value) == (0.15, 0.15, 0.0)
-    assert decoded.p_value == 1.0 and decoded.difference.low < 0 < decoded.difference.high
-    assert sampled.apart and not decoded.apart
+    assert decoded.p_value == 1.0
+    assert decoded.difference.low < 0 < decoded.difference.high
+    assert sampled.apart
+    assert not decoded.apart
 
 
 def test_greedy_decoding_of_one_pair_by_hand(evaluated):
@@ -78,7 +82,8 @@ def test_greedy_decoding_of_one_pair_by_hand(evaluated):
     b = evaluated("b", [4] * 8, **greedy([1, 0, 0, 0, 0, 0, 0, 1]))
     # 6 for a, 1 for b: 2 (C(7,6) + C(7,7)) / 2^7, however few prompts there are.
     found = compare(a, b, k=GREEDY)
-    assert found.p_value == pytest.approx(1 / 8) and found.difference.value == 5 / 8
+    assert found.p_value == pytest.approx(1 / 8)
+    assert found.difference.value == 5 / 8
     assert math.isnan(compare(a, b, k=1).p_value)
 
 
@@ -90,7 +95,8 @@ def test_greedy_decoding_over_seeds_is_a_test_over_seeds(evaluated, read_run):
         for seed, correct in enumerate(seeds)
     ]
     rows, left = all_pairs(runs, [1])
-    assert [row.outcome for row in rows] == ["pass@1", "greedy"] and not left
+    assert [row.outcome for row in rows] == ["pass@1", "greedy"]
+    assert not left
     # Both seeds differ by 1/2, so the prompts decide.
     averaged = np.mean([np.subtract(a, b) for a, b in zip(*right.values(), strict=True)], axis=0)
     assert rows[1].difference.value == 0.5
@@ -232,7 +238,8 @@ def test_the_rule(found, interval, score, cost):
 
 def test_one_pair_decides_nothing(found):
     row = found(("A", 0, 8, 2.0), ("B", 0, 7, 1.0))
-    assert row.share == (0.875, 0.0, math.inf) and row.step_time == (0.5, 0.0, math.inf)
+    assert row.share == (0.875, 0.0, math.inf)
+    assert row.step_time == (0.5, 0.0, math.inf)
     assert row.rule(0.8) == row.rule(0.9) == (UNDECIDED, UNDECIDED, UNDECIDED)
     (line,) = success_statements([row])
     assert "B has 88 % of A's held-out pass@1 (too few runs for an interval), and its mean step takes 0.50" in line
@@ -247,19 +254,23 @@ def test_runs_beside_each_other_decide_nothing_of_the_cost(read_run):
     ]
     a, b, c = Frame(runs).arms
     row = compare_arms(b, a)
-    assert row.step_time is None and compare_arms(c, a).step_time is None and row.rule(0.8)[1] == UNDECIDED
+    assert row.step_time is None
+    assert compare_arms(c, a).step_time is None
+    assert row.rule(0.8)[1] == UNDECIDED
     assert (
         "pass@1 (too few runs for an interval), and their step times cannot be compared: "
         in (success_statements([row])[0])
     )
     # Less the one that trained beside it, as a user would compare two runs.
-    assert compare(runs[0], runs[2]).step_time.value == 1.0 and compare(*runs[:2]).step_time is None
+    assert compare(runs[0], runs[2]).step_time.value == 1.0
+    assert compare(*runs[:2]).step_time is None
 
 
 def test_too_few_prompts_have_no_interval(found):
     runs = [(variant, seed, 8, 2.0) for variant in "AB" for seed in range(3)]
     row = found(*runs, prompts=8)
-    assert row.rule(0.8)[0] == UNDECIDED and "100 % (n/a) of A's" in success_statements([row])[0]
+    assert row.rule(0.8)[0] == UNDECIDED
+    assert "100 % (n/a) of A's" in success_statements([row])[0]
 
 
 def test_seeds_are_paired_and_met_when_all_agree(found):
@@ -268,7 +279,8 @@ def test_seeds_are_paired_and_met_when_all_agree(found):
     # Ratio of means, (1 + 1.51 + 2.02) / (2 + 3 + 4); the ratios are 0.5, 0.5033 and 0.505.
     assert row.step_time.value == pytest.approx(4.53 / 9)
     assert row.step_time.low < 0.5 < 0.505 < row.step_time.high < 0.52
-    assert row.rule(0.8) == (MET, MET, MET) and row.rule(0.9)[2] == NOT_MET
+    assert row.rule(0.8) == (MET, MET, MET)
+    assert row.rule(0.9)[2] == NOT_MET
 
 
 def test_step_times_by_hand(found):
@@ -321,14 +333,16 @@ def mean_of(run):
 def test_the_difference_is_that_of_the_seeds_both_have(grid):
     rows, left = all_pairs([*grid.values()], [1])
     named = [(row.first, row.second, row.seeds) for row in rows]
-    assert named == [("control", "A", 3), ("control", "B", 2), ("A", "B", 2)] and not left
+    assert named == [("control", "A", 3), ("control", "B", 2), ("A", "B", 2)]
+    assert not left
     for row in rows:
         seeds = (1, 2, 3)[: row.seeds]
         first, second = ([mean_of(grid[arm, seed]) for seed in seeds] for arm in (row.first, row.second))
         assert row.first_value == pytest.approx(np.mean(first))
         assert row.difference.value == pytest.approx(np.mean(np.subtract(first, second)))
         low, high = stats.ttest_rel(first, second).confidence_interval()
-        assert row.difference.low <= low + 1e-12 and row.difference.high >= high - 1e-12
+        assert row.difference.low <= low + 1e-12
+        assert row.difference.high >= high - 1e-12
         assert row.p_value >= stats.ttest_rel(first, second).pvalue - 1e-12
     # Holm by hand: the least of three p-values three times, the next twice, and none below one before it.
     ordered = sorted(rows, key=lambda row: row.p_value)
@@ -346,7 +360,8 @@ def test_seeds_that_are_nowhere_shared(of_arm):
 
 def test_runs_that_answer_alike(of_arm):
     (row,), _ = all_pairs([of_arm(arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)], [1])
-    assert row.difference.value == 0 and row.p_value == row.adjusted == 1.0
+    assert row.difference.value == 0
+    assert row.p_value == row.adjusted == 1.0
 
 
 def test_the_command_over_seeds(grid, of_arm, tmp_path, capsys):
@@ -356,15 +371,18 @@ def test_the_command_over_seeds(grid, of_arm, tmp_path, capsys):
     assert command.main(["--runs", f"{folder}/*", "--k", "1", "8", "--json", str(out)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     found = json.loads(out.read_text())
-    assert len(found["comparisons"]) == 6 and {row["k"] for row in found["comparisons"]} == {1, 8}
+    assert len(found["comparisons"]) == 6
+    assert {row["k"] for row in found["comparisons"]} == {1, 8}
     assert all({"detectable", "adjusted", "difference"} <= set(row) for row in found["comparisons"])
-    assert "were not evaluated on the same prompts" in found["notes"][0] and "Holm" in shown
+    assert "were not evaluated on the same prompts" in found["notes"][0]
+    assert "Holm" in shown
     assert "B optimises a different objective" in shown
 
     pair = [str(grid[arm, 1].path) for arm in "AB"]
     assert command.main(["--runs", *pair, "--json", str(out)]) == 0
     two = json.loads(out.read_text())["comparisons"][0]
-    assert (two["first"], two["second"], two["seeds"]) == ("A_1", "B_1", 1) and "detectable" in two
+    assert (two["first"], two["second"], two["seeds"]) == ("A_1", "B_1", 1)
+    assert "detectable" in two
     assert "exact McNemar" in " ".join(capsys.readouterr().out.split())
     assert command.main(["--runs", f"{folder}/*", "--k", "9"]) == 2
     assert "--k 9 must lie between 1 and the 8 samples" in capsys.readouterr().err

@@ -37,12 +37,15 @@ def test_distinct_n(sequences, n, share):
 def test_what_repeats_itself_compresses():
     texts = [f"{number:04d} {math.sin(number)}" for number in range(40)]
     assert compression_ratio(texts[:1] * 40) > 3 * compression_ratio(texts) > 3
-    assert compression_ratio([""]) < 1 and compression_ratio(["\ud800"]) > 0  # a lone surrogate is no UTF-8
+    assert compression_ratio([""]) < 1
+    assert compression_ratio(["\ud800"]) > 0  # a lone surrogate is no UTF-8
 
 
 def test_real_text_is_english_and_long_enough():
     text = real_text(40_000)
-    assert len(text) == 40_000 and text.startswith('The "assert" statement') and " expression " in text
+    assert len(text) == 40_000
+    assert text.startswith('The "assert" statement')
+    assert " expression " in text
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,8 @@ def test_whether_a_vocabulary_has_english_words(of_english, kind, size, english)
 
 def test_a_model_of_digits_has_no_english_words():
     tokenizer = AutoTokenizer.from_pretrained(embedded_model())
-    assert not knows_words_of(tokenizer, real_text(10_000)) and not knows_words_of(tokenizer, "")
+    assert not knows_words_of(tokenizer, real_text(10_000))
+    assert not knows_words_of(tokenizer, "")
 
 
 class Uniform(torch.nn.Module):
@@ -142,4 +146,5 @@ def test_tokens_that_neither_model_can_say_are_no_nan():
     base = torch.tensor([[0.0, math.log(3.0), nothing]])
     found = token_drift(policy, base)
     assert found.kl_to_base.item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-5)
-    assert found.entropy.item() == pytest.approx(math.log(2)) and found.base_entropy.isfinite().all()
+    assert found.entropy.item() == pytest.approx(math.log(2))
+    assert found.base_entropy.isfinite().all()

@@ -42,7 +42,8 @@ def test_other_models_are_bases_of_their_own(model):
 )
 def test_what_has_no_effect_does_not_matter(key, without, enabling):
     """The configurations in which each key has one: tests/test_refusals.py."""
-    assert not matters(key, without) and matters(key, enabling)
+    assert not matters(key, without)
+    assert matters(key, enabling)
     assert matters("kl_clamp", {})  # it does more than to adjust what it needs
 
 

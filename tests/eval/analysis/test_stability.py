@@ -99,7 +99,8 @@ def test_a_spike_is_a_multiple_of_its_neighbours_and_a_rise(values, rule, count,
 
 def test_high_steps_in_a_row_are_one_spike_told_by_the_highest():
     found = find_spikes(flat(_30=0.2, _31=0.7, _32=0.3, _50=0.5), KL_SPIKE)
-    assert found.places.tolist() == [31, 50] and found.ratios == pytest.approx([70, 50])
+    assert found.places.tolist() == [31, 50]
+    assert found.ratios == pytest.approx([70, 50])
 
 
 def test_what_is_zero_by_construction_neither_parts_a_spike_nor_lowers_the_median():

@@ -173,7 +173,8 @@ def test_the_p_value_and_the_interval_of_a_row_agree():
             apart += found
             if found != (p_value < 0.05):
                 disagreeing.append(p_value)
-    assert 50 < apart < 250 and len(disagreeing) < 10
+    assert 50 < apart < 250
+    assert len(disagreeing) < 10
     assert all(0.03 < p_value < 0.08 for p_value in disagreeing)
 
 

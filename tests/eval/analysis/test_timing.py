@@ -24,7 +24,8 @@ def names(runs):
 
 def test_spans_by_hand(run):
     begun, ended = step_spans(run("a", 106.0))
-    assert begun.tolist() == [100.0, 102.0, 104.0] and ended.tolist() == [102.0, 104.0, 106.0]
+    assert begun.tolist() == [100.0, 102.0, 104.0]
+    assert ended.tolist() == [102.0, 104.0, 106.0]
 
 
 @pytest.mark.parametrize(
@@ -44,20 +45,24 @@ def test_a_step_beside_a_step_of_another_run(run, last, pause, beside):
     for runs in (pair, pair[::-1]):
         timing = Timing(runs)
         assert names(timing.beside) == (names(runs) if beside else [])
-        assert [timing.alone(each) for each in runs] == [not beside] * 2 and not timing.unknown
+        assert [timing.alone(each) for each in runs] == [not beside] * 2
+        assert not timing.unknown
 
 
 def test_one_of_three_trained_alone(run):
     runs = [run("a", 106.0), run("b", 105.0), run("c", 200.0)]
     timing = Timing(runs)
-    assert names(timing.beside) == ["a", "b"] and [timing.alone(each) for each in runs] == [False, False, True]
+    assert names(timing.beside) == ["a", "b"]
+    assert [timing.alone(each) for each in runs] == [False, False, True]
 
 
 def test_a_record_without_the_time_says_nothing_of_its_neighbours(run, read_run):
     earlier = read_run("B", name="earlier", steps=3, time_step=2.0, time_ended=None)
     later = run("later", 106.0)
     timing = Timing([earlier, later])
-    assert names(timing.unknown) == ["earlier"] and not timing.alone(earlier) and timing.alone(later)
+    assert names(timing.unknown) == ["earlier"]
+    assert not timing.alone(earlier)
+    assert timing.alone(later)
     assert Timing([earlier]).alone(earlier)  # compared with none
     resumed = read_run("B", name="resumed", steps=3, time_step=2.0, time_ended=lambda step: 9.0 if step > 1 else None)
     assert names(Timing([resumed, later]).unknown) == ["resumed"]
@@ -65,4 +70,5 @@ def test_a_record_without_the_time_says_nothing_of_its_neighbours(run, read_run)
 
 def test_a_run_that_was_not_timed_is_no_neighbour(run, read_run):
     timing = Timing([read_run("B", name="untimed"), run("a", 106.0)])
-    assert not timing.beside and not timing.unknown
+    assert not timing.beside
+    assert not timing.unknown

@@ -60,10 +60,12 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints, capsys):
     ]
     assert last["reward"] == pytest.approx(sum(rewards) / 12)
     assert last["distinct_1"] == len({number for ids in samples["ids"] for number in ids}) / tokens
-    assert "text_perplexity" not in last and "others" not in last  # the vocabulary has 18 characters
+    assert "text_perplexity" not in last
+    assert "others" not in last  # the vocabulary has 18 characters
     assert (run_dir / "drift.png").stat().st_size > 1000
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Drift of" in shown and "the model's vocabulary has no English words" in shown
+    assert "Drift of" in shown
+    assert "the model's vocabulary has no English words" in shown
 
 
 def test_the_perplexity_of_english_is_that_of_the_model(run_dir, base, task, monkeypatch, capsys):
@@ -94,11 +96,13 @@ def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch, capsys
     result = json.loads((run_dir / "drift.json").read_text())
     own = result["points"][-1]
     other = result["points"][-1]["others"]["parity@2"]
-    assert other["kl_to_base"] > 0 and other["kl_to_base"] != own["kl_to_base"]
+    assert other["kl_to_base"] > 0
+    assert other["kl_to_base"] != own["kl_to_base"]
     assert result["points"][0]["others"]["parity@2"]["kl_to_base"] == pytest.approx(0.0, abs=1e-6)
     held_out = HeldOut(run_dir, "test", 3, name=TaskName.parse("parity@2"))
     samples = held_out.samples(held_out.trained, 2)
-    assert other["gold"] == samples["correct"].mean() and other["mean_tokens"] == samples["ids"].map(len).mean()
+    assert other["gold"] == samples["correct"].mean()
+    assert other["mean_tokens"] == samples["ids"].map(len).mean()
     assert "on parity@2" in capsys.readouterr().out
 
 
@@ -115,7 +119,9 @@ def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch, capsys
 def test_bad_input_is_one_line(run_dir, task, capsys, arguments, said):
     assert drift.main(["--run", str(run_dir), *arguments.split()]) == 2
     message = capsys.readouterr().err
-    assert message.count("\n") == 1 and arguments in message and said in message
+    assert message.count("\n") == 1
+    assert arguments in message
+    assert said in message
     assert not (run_dir / "drift.json").exists()
 
 
@@ -123,4 +129,5 @@ def test_a_point_whose_step_is_not_known_is_shown_and_not_drawn(read_run):
     common = {"interval": [0.0, 1.0], "token_agreement": 0.9, "entropy": 1.0, "mean_tokens": 5}
     points = [{**common, "step": step, "kl_to_base": kl} for step, kl in ((0, 0.0), (None, 0.25))]
     run = read_run("A", drift={"points": points})
-    assert list(drift_series(run, "kl_to_base").index) == [0] and runs_table(Frame([run])).rows[0][1] == "–"
+    assert list(drift_series(run, "kl_to_base").index) == [0]
+    assert runs_table(Frame([run])).rows[0][1] == "–"

@@ -107,9 +107,11 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
         assert result[side]["truncated"] == 1 - sum(ended) / 48
     for k in ("pass@1", "pass@4"):
         value, low, high = result["gain"][k]
-        assert value == pytest.approx(result["trained"][k] - result["base"][k]) and low is high is None
+        assert value == pytest.approx(result["trained"][k] - result["base"][k])
+        assert low is high is None
     printed = capsys.readouterr().out
-    assert "pass@k of" in printed and "(n/a)" in printed
+    assert "pass@k of" in printed
+    assert "(n/a)" in printed
     assert printed.count("n/a: fewer than 20 prompts") == 1
     assert printed.startswith(f"{run_dir}: 2 models × 6 prompts × 8 samples, at most")
     assert not list(run_dir.rglob("*.part"))
@@ -188,9 +190,12 @@ def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
             assert part[side]["pass@1"] == pytest.approx(sum(expected) / 8)
     other = result["others"]["parity@3"]
     assert (other["task"], other["level"]) == ("parity", 3)
-    assert other["base"]["correct"] != [] and len(other["trained"]["correct"]) == 8
+    assert other["base"]["correct"] != []
+    assert len(other["trained"]["correct"]) == 8
     shown = capsys.readouterr().out
-    assert "x@1" in shown and "parity@3" in shown and "not trained" in shown
+    assert "x@1" in shown
+    assert "parity@3" in shown
+    assert "not trained" in shown
 
 
 def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
@@ -270,7 +275,9 @@ def test_the_tables_fit_80_columns_and_cut_nothing(passk_result):
         console.print(table)
     shown = console.export_text()
     assert max(map(len, shown.splitlines())) <= 80
-    assert "…" not in shown and "greedy" in shown and "-1.000 [-1.000, -1.000]" in shown
+    assert "…" not in shown
+    assert "greedy" in shown
+    assert "-1.000 [-1.000, -1.000]" in shown
 
 
 def test_an_unknown_task_is_one_line(run_dir, monkeypatch, capsys):
@@ -358,7 +365,8 @@ def test_another_evaluation_is_refused_before_sampling(evaluate, task, capsys):
         assert len(task.seen) == seen
     for options, sizes in ((("--seed", "1"), {}), ((), {"n": 3})):
         code, after = evaluate(*options, "--replace", **sizes)
-        assert code == 0 and "checkpoints" not in after
+        assert code == 0
+        assert "checkpoints" not in after
 
 
 def test_nothing_is_drawn_for_any_run_if_one_is_refused(evaluate, run_dir, task, tmp_path):
@@ -367,7 +375,8 @@ def test_nothing_is_drawn_for_any_run_if_one_is_refused(evaluate, run_dir, task,
     evaluate()
     seen = len(task.seen)
     assert passk.main(["--run", str(first), "--run", str(run_dir), "--prompts", "3", "--n", "2"]) == 2
-    assert len(task.seen) == seen and not (first / "samples").exists()
+    assert len(task.seen) == seen
+    assert not (first / "samples").exists()
 
 
 def test_other_weights_are_not_mixed(evaluate, run_dir, capsys):
@@ -375,7 +384,8 @@ def test_other_weights_are_not_mixed(evaluate, run_dir, capsys):
     path = run_dir / "adapter_model.safetensors"
     save_file({name: tensor * 3 for name, tensor in load_file(path).items()}, path)
     code, result = evaluate("--no-greedy")
-    assert code == 0 and not {"checkpoints", "others", "greedy"} & set(result)
+    assert code == 0
+    assert not {"checkpoints", "others", "greedy"} & set(result)
     assert "was of other weights" in capsys.readouterr().out
     evaluate("--checkpoints", "all")
     (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 31}) + "\n")

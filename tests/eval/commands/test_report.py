@@ -33,7 +33,8 @@ def test_report_from_a_quoted_glob(demo, capsys):
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
     assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
     said = "A and B share the highest held-out pass@1, 0.750 (base 0.125), but not told apart from base."
-    assert f"**{said}**" in text and "No step time" not in text
+    assert f"**{said}**" in text
+    assert "No step time" not in text
     assert f"Run `trl-prorl passk --run {demo / 'plain'}`" in text
     assert text.count("n/a: fewer than 20 prompts give no interval") == 1
     assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == HEADINGS
@@ -54,7 +55,8 @@ def test_arms_that_trained_at_the_same_time_have_no_step_time(demo, make_run, ma
     text = (demo / "report.md").read_text()
     (note,) = {line for line in text.splitlines() if line.startswith("No step time")}
     assert note.startswith("No step time is shown for `control` and `C`: these runs trained at the same time")
-    assert "777" not in text and "![Mean time of a step by stage](ref_cost.png)" in text
+    assert "777" not in text
+    assert "![Mean time of a step by stage](ref_cost.png)" in text
     shown = " ".join(capsys.readouterr().out.split())
     assert "No step time is shown for `control` and `C`" in shown
     assert report.main(["--runs", *runs[1:]]) == 0
@@ -66,7 +68,8 @@ def test_somebody_else_s_report_is_not_overwritten(demo, capsys, name):
     (demo / name).write_text("# My report\n")
     assert report.main(["--runs", f"{demo}/*"]) == 2
     assert f"error: {demo / name} is no report of this command" in capsys.readouterr().err
-    assert (demo / name).read_text() == "# My report\n" and not list(demo.glob("*.png"))
+    assert (demo / name).read_text() == "# My report\n"
+    assert not list(demo.glob("*.png"))
 
 
 HEADINGS = [
@@ -117,7 +120,8 @@ def test_runs_of_several_folders_need_an_out_folder(demo, make_run, make_rows, t
     assert report.main(["--runs", str(demo / "A"), str(elsewhere)]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
-    assert "--out" in message and f"'{demo}', '{elsewhere.parent}'" in message
+    assert "--out" in message
+    assert f"'{demo}', '{elsewhere.parent}'" in message
     assert sorted(demo.parent.rglob("*")) == before
     assert report.main(["--runs", str(demo / "A"), str(elsewhere), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "report.html").is_file()

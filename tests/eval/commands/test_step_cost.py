@@ -77,7 +77,8 @@ def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, caplog,
     for result in written["results"].values():
         assert set(result) == arms
         for values in result.values():
-            assert len(values["phase"]) == 1 and values["update"] > 0
+            assert len(values["phase"]) == 1
+            assert values["update"] > 0
             assert values["phase"][0] == pytest.approx(values["scoring"] + values["update"])
             assert values["generation"] > 0
             assert values["whole"][0] == pytest.approx(values["phase"][0] + values["generated"][0])
@@ -97,7 +98,8 @@ def test_a_step_ends_when_its_row_is_written(tmp_path, monkeypatch, name):
     trainer.watch.clock = lambda: float(len(written))
     trainer.train()
     rows = [row for row in written if "time_step" in row]
-    assert len(rows) == (0 if name == BASELINE else 2) and trainer.watch.seconds["step"] == len(rows)
+    assert len(rows) == (0 if name == BASELINE else 2)
+    assert trainer.watch.seconds["step"] == len(rows)
 
 
 @pytest.mark.parametrize("name", [BASELINE, "A", "B packed"])
@@ -118,11 +120,13 @@ def test_each_arm_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkey
     _, completions = batches.draw(0)
     lengths = [len(ids) for ids in completions]
     if "packed" in name:
-        assert rows[0][0] == 2 and [shape[0] for shape in rows[1:]] == [
+        assert rows[0][0] == 2
+        assert [shape[0] for shape in rows[1:]] == [
             sum(length > step for length in lengths) for step in range(1, max(lengths))
         ]
     else:
-        assert {shape[0] for shape in rows} == {8} and len(rows) == max(lengths)
+        assert {shape[0] for shape in rows} == {8}
+        assert len(rows) == max(lengths)
     assert "generate" not in vars(trainer.accelerator.unwrap_model(trainer.model).get_base_model())
 
 

@@ -22,7 +22,9 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert gpu_check.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: there is no GPU") and "--cpu" in line and not list(tmp_path.iterdir())
+    assert line.startswith("error: there is no GPU")
+    assert "--cpu" in line
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -33,10 +35,12 @@ def test_all_of_it_at_toy_size(capsys, tmp_path, monkeypatch):
     said = capsys.readouterr().out
     assert status == 0, said
     page = (tmp_path / "out" / "page.md").read_text()
-    assert "Not measured" not in page and "Failed" not in page
+    assert "Not measured" not in page
+    assert "Failed" not in page
     for title, _ in (PARTS[TESTS], PARTS["cost-large"]):
         assert f"Left out: {title} (" in page
-    assert "| A packed |" in page and "| B packed |" in page
+    assert "| A packed |" in page
+    assert "| B packed |" in page
     assert {path.name for path in tmp_path.iterdir()} == {"out"}  # nothing among the documents
 
 
@@ -67,9 +71,12 @@ def test_what_passed_is_kept_and_what_failed_runs_again(call, tmp_path):
     failed, left, said = call(**codes)
     why = f"ended with exit code 1: RuntimeError: a kernel is missing, see {tmp_path / 'tests.log'}"
     assert failed == [f"tests: {PARTS[TESTS][0]}: {why}"]
-    assert left == [] and "1 of 1 checks hold" in said[0] and Result.read(tmp_path, COST).seconds == {"a": {}}
+    assert left == []
+    assert "1 of 1 checks hold" in said[0]
+    assert Result.read(tmp_path, COST).seconds == {"a": {}}
     failed, _, said = call(**codes)
-    assert len(failed) == 1 and said[0].split(maxsplit=1) == [COST, "passed already"]
+    assert len(failed) == 1
+    assert said[0].split(maxsplit=1) == [COST, "passed already"]
     assert (tmp_path / "ran").read_text() == "x"
     for more in ({"again": True}, {"made_with": "other code"}):
         call(**codes, **more)
@@ -120,7 +127,8 @@ REPORT = """<testsuites><testsuite>
 @pytest.mark.parametrize("report, problem", [(REPORT, "ended"), ("<testsuites />", "ended"), (None, "ended")])
 def test_every_test_on_the_card_is_a_check(monkeypatch, tmp_path, report, problem):
     def run(command, log, limit):
-        assert command[3:6] == ["-q", "-m", "gpu"] and f"--junitxml={tmp_path / 'tests.xml'}" in command
+        assert command[3:6] == ["-q", "-m", "gpu"]
+        assert f"--junitxml={tmp_path / 'tests.xml'}" in command
         if report is not None:
             (tmp_path / "tests.xml").write_text(report)
         return problem
@@ -128,14 +136,16 @@ def test_every_test_on_the_card_is_a_check(monkeypatch, tmp_path, report, proble
     monkeypatch.setattr(parts, "run", run)
     found = parts.run_part(TESTS, False, tmp_path, 9, {})
     if report is REPORT:
-        assert found.passed == 1 and found.skipped == {"test_b: test_other": "deepspeed is not installed"}
+        assert found.passed == 1
+        assert found.skipped == {"test_b: test_other": "deepspeed is not installed"}
         assert found.failed == {"test_a: test_wrong": "assert 1 == 2", "test_b: test_broken": "no fixture"}
     else:  # they did not run to their end
         assert found.failed == {PARTS[TESTS][0]: f"ended, see {tmp_path / 'tests.log'}"}
 
 
 def test_why_a_part_does_not_run(monkeypatch, tmp_path):
-    assert parts.why_not(TESTS, True).startswith("needs a GPU") and parts.why_not(TESTS, False) is None
+    assert parts.why_not(TESTS, True).startswith("needs a GPU")
+    assert parts.why_not(TESTS, False) is None
     assert parts.why_not(COST, True) is parts.why_not(COST, False) is None
     monkeypatch.setattr(parts, "ROOT", tmp_path)
     assert "a checkout of the project only" in parts.why_not(TESTS, False)
@@ -179,9 +189,11 @@ def test_the_page(results, tmp_path):
     # The ratios of the phases are 1.5, 3, 2, of the whole steps 1.6, 2.5, 1.25.
     assert "| A packed | 0.5 | 0.1 | 1.4 | 2.5 | 2.00 | 1.60 | 7.00 |" in written
     assert f"| {BASELINE} | 1 | 1 | 2 | 4 | 1.00 | 1.00 | – |" in written
-    assert "- Left out: C (out of memory)" in written and "the larger model\n\nNot measured." in written
+    assert "- Left out: C (out of memory)" in written
+    assert "the larger model\n\nNot measured." in written
     where = page.publish(results, tmp_path, MACHINE)
-    assert where == tmp_path / "docs" / "gpu" / "nvidia-h100-80gb-hbm3.md" and where.read_text() == written
+    assert where == tmp_path / "docs" / "gpu" / "nvidia-h100-80gb-hbm3.md"
+    assert where.read_text() == written
     assert set(json.loads(where.with_suffix(".json").read_text())) == {"tests", "cost"}
     page.publish(results, tmp_path, MACHINE)  # once more: listed once
     listed = (where.parent / "README.md").read_text()

@@ -51,7 +51,8 @@ def test_k_curve_by_hand(arm):
     assert dict(frame["mean"]) == pytest.approx(expected)
     assert frame[["low", "high"]].isna().all(axis=None)  # of 4 prompts
     frame = passk.k_curve(arm(seed=1, base=[0, 2, 8, 1] * 5, trained=[8] * 20), "base")
-    assert (frame["low"] <= frame["mean"]).all() and (frame["mean"] <= frame["high"]).all()
+    assert (frame["low"] <= frame["mean"]).all()
+    assert (frame["mean"] <= frame["high"]).all()
 
 
 def test_base_and_trained_on_a_base_2_axis(arm, read_run):
@@ -151,7 +152,8 @@ def test_arms_stand_against_plain_control_and_the_best_a(arm):
     runs = [arm(variant, seed, trained=[score] * 40) for seed in (0, 1) for variant, score in scores.items()]
     runs += [arm("A", seed, trained=[1] * 40, name="worse", beta=0.5) for seed in (0, 1)]
     rows, left = compare.against_references(Frame(runs))
-    assert not left and all(row.seeds == 2 for row in rows)
+    assert not left
+    assert all(row.seeds == 2 for row in rows)
     assert [(row.first, row.second) for row in rows] == [
         *((first, "plain") for first in ("control", "A", "B", "A β=0.5")),
         *((first, "control") for first in ("A", "B", "A β=0.5")),
@@ -163,7 +165,8 @@ def test_paired_table_by_hand(arm):
     runs = [arm("A", trained=[0] * 20 + [8] * 20), arm("B", trained=[8] * 40)]
     table, _, said = comparison.sections(Frame(runs))[0].blocks
     (row,) = table.rows
-    assert row[:4] == ["B − A", "pass@1", "1.000", "0.500"] and row[4].startswith("+0.500 [+0.3")
+    assert row[:4] == ["B − A", "pass@1", "1.000", "0.500"]
+    assert row[4].startswith("+0.500 [+0.3")
     # 20 differences of 1 and 20 of 0: their standard error is 1/sqrt(156).
     assert float(row[5]) == pytest.approx(2 * stats.t.sf(0.5 * math.sqrt(156), 39), rel=0.1)
     assert (row[6], *row[8:]) == ("1", "200 %")  # of one pair, of which neither was timed
@@ -236,4 +239,5 @@ def test_the_command_of_the_boundary(make_run, make_rows, passk_result, capsys):
         assert picture.format == "PNG"
     bare = make_run("bare", "A", make_rows(2))
     assert command_of_boundary.main(["--run", str(bare)]) == 2
-    assert f"trl-prorl passk --run {bare}" in capsys.readouterr().err and not list(bare.glob("boundary*"))
+    assert f"trl-prorl passk --run {bare}" in capsys.readouterr().err
+    assert not list(bare.glob("boundary*"))

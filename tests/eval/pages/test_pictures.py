@@ -43,7 +43,8 @@ def test_pictures_open(page, runs, read_run, tmp_path):
         replace(picture, file=f"{name}.png").write(tmp_path)
         with Image.open(tmp_path / f"{name}.png") as image:
             image.load()
-            assert image.format == "PNG" and image.width == 624 * min(3, len(picture.panels))
+            assert image.format == "PNG"
+            assert image.width == 624 * min(3, len(picture.panels))
             assert 300 <= image.height <= 1500
 
 
@@ -125,8 +126,10 @@ def test_gold_is_drawn_beside_the_reward(read_run):
     lines = {line.get_label(): line for line in axes.lines}
     assert axes.get_title() == "Training reward, and gold (dotted)"
     assert list(lines["plain: gold"].get_ydata())[-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
-    assert lines["plain: gold"].get_linestyle() == ":" and lines["plain"].get_ydata()[-1] == 0.9
-    assert lines["plain: gold"].get_color() == lines["plain"].get_color() and "A: gold" not in lines
+    assert lines["plain: gold"].get_linestyle() == ":"
+    assert lines["plain"].get_ydata()[-1] == 0.9
+    assert lines["plain: gold"].get_color() == lines["plain"].get_color()
+    assert "A: gold" not in lines
     assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "X"] == [[15]]
     assert "the reward is gamed" in lines
     assert drawn(course_panels([other])[0]).get_title() == "Training reward"
@@ -156,7 +159,8 @@ def forty(read_run):
 def test_no_axes_hold_more_than_ten_arms_and_two_for_comparison(forty):
     frame = Frame(forty)
     found = curves.sheets(frame)
-    assert max(len(arms) for _, arms in found) <= 12 and len({title for title, _ in found}) == len(found) > 1
+    assert max(len(arms) for _, arms in found) <= 12
+    assert len({title for title, _ in found}) == len(found) > 1
     for _, arms in found:
         assert len({arm.runs[0].config["task"] for arm in arms}) == 1
     assert {arm.label for _, arms in found for arm in arms} == {arm.label for arm in frame.arms}
@@ -191,7 +195,8 @@ def test_growths_of_the_rank_are_marked_as_resets_are(read_run):
     assert triangles == [([10, 30], curves.colour_of(run))]
     assert "growth of the rank" in axes.get_legend_handles_labels()[1]
     said = "Triangles at the bottom are growths of the adapter's rank."
-    assert said in curves.caption(frame, "") and said not in curves.caption(Frame([plain]), "")
+    assert said in curves.caption(frame, "")
+    assert said not in curves.caption(Frame([plain]), "")
 
 
 def test_dips_beside_the_control_of_the_same_seeds(read_run):

@@ -137,10 +137,13 @@ def test_the_source_is_whole_and_needs_nothing_beside_it(page):
     names = parsed.values("id")
     links = parsed.values("href", "src")
     inside, outside = ([link for link in links if link.startswith("#") is within] for within in (True, False))
-    assert not parsed.problems and len(set(names)) == len(names)
-    assert {link[1:] for link in inside} <= set(names) and all(link.startswith("data:") for link in outside)
+    assert not parsed.problems
+    assert len(set(names)) == len(names)
+    assert {link[1:] for link in inside} <= set(names)
+    assert all(link.startswith("data:") for link in outside)
     tags = [tag for tag, _ in parsed.tags]
-    assert not {"script", "iframe", "object", "embed"} & set(tags) and not re.findall(r"url\(|@import", source)
+    assert not {"script", "iframe", "object", "embed"} & set(tags)
+    assert not re.findall(r"url\(|@import", source)
     assert not re.findall(r"\b(?:None|nan|NaN|inf|undefined)\b", " ".join(parsed.text))
     images = [attributes for tag, attributes in parsed.tags if tag == "img"]
     for image in images:
@@ -149,7 +152,8 @@ def test_the_source_is_whole_and_needs_nothing_beside_it(page):
         assert image["alt"]
     # The verdict, 3 curves, 2 checkpoints, 1 of pass@k, 1 of cost.
     assert len(images) == 1 + 3 + 2 + 1 + 1
-    assert len(inside) == tags.count("h2") >= 13 and len(source) < 5e6
+    assert len(inside) == tags.count("h2") >= 13
+    assert len(source) < 5e6
 
 
 def test_names_are_text(page):
@@ -253,8 +257,10 @@ def test_in_a_browser(browser, page, viewport, scheme):
         fold.click()
     problems += tab.evaluate("[...document.images].filter(i => !(i.complete && i.naturalWidth > 0)).map(i => i.alt)")
     wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
-    assert not problems and not tab.evaluate(wide)
-    assert page.as_uri() in asked and {url[:5] for url in asked if url != page.as_uri()} <= {"data:"}
+    assert not problems
+    assert not tab.evaluate(wide)
+    assert page.as_uri() in asked
+    assert {url[:5] for url in asked if url != page.as_uri()} <= {"data:"}
     context.close()
 
 
@@ -282,11 +288,13 @@ def test_what_is_open_fits_and_the_rest_is_folded(tab):
     tab = tab(viewport=DESKTOP)
     tables = "[...document.querySelectorAll('section > .scroll')].map(e => [e.scrollWidth, e.clientWidth])"
     widths = tab.evaluate(tables)
-    assert len(widths) == 2 and all(width <= room for width, room in widths)
+    assert len(widths) == 2
+    assert all(width <= room for width, room in widths)
     opened = "[...document.querySelectorAll('section')].map(e => e.querySelector('.fold')?.open ?? true)"
     assert tab.evaluate(opened) == [True] * 3 + [False] * (len(tab.evaluate(opened)) - 3)
     tab.locator("nav a", has_text="Caveats").click()  # a link opens its section
-    assert tab.evaluate(opened).count(True) == 4 and tab.locator("#caveats").is_visible()
+    assert tab.evaluate(opened).count(True) == 4
+    assert tab.locator("#caveats").is_visible()
 
 
 def test_completions_stand_side_by_side_as_they_are(tab):

@@ -40,7 +40,8 @@ def test_columns_by_hand():
 
 def test_a_column_is_shown_where_it_belongs():
     table = table_of("t", COLUMNS, [{"name": "a", "value": 1, "note": "!"}])
-    assert table.header == ["name", "of 1", "twice", "note", "cost"] and table.rows == [["a", "1", "2", "!", "0"]]
+    assert table.header == ["name", "of 1", "twice", "note", "cost"]
+    assert table.rows == [["a", "1", "2", "!", "0"]]
     # Its neighbours' group ends where it begins.
     assert table.groups == [("", 1), ("Numbers", 2), ("", 1), ("Cost", 1)]
     assert table_of("t", COLUMNS[:1], [{"name": "a"}]).groups == []
@@ -53,9 +54,12 @@ def test_narrow_is_for_80_columns():
         out = io.StringIO()
         Console(file=out, width=80).print(table.to_rich(narrow=narrow))
         shown.append(out.getvalue())
-    assert "┃ what " in shown[0] and "a name, second line" in shown[0] and all("Ω" in one for one in shown)
+    assert "┃ what " in shown[0]
+    assert "a name, second line" in shown[0]
+    assert all("Ω" in one for one in shown)
     assert not any(line.startswith(("┃", "│", "┏")) for line in shown[1].splitlines())
-    assert "    a name, │   0.5" in shown[1] and "second line │" in shown[1]
+    assert "    a name, │   0.5" in shown[1]
+    assert "second line │" in shown[1]
 
 
 def column(table, name):
@@ -150,7 +154,8 @@ def test_by_hand_over_two_seeds(cells, read_run):
         "reference share (%)": "25.0",
         "peak memory (GiB)": "11.0",
     }
-    assert of_control.items() <= control.items() and of_a.items() <= a.items()
+    assert of_control.items() <= control.items()
+    assert of_a.items() <= a.items()
 
 
 def test_one_seed_keeps_its_interval_over_prompts(cells, read_run):

@@ -29,7 +29,9 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
     runs = [arm("control", [4] * 40), arm("plain", [2] * 40), arm("A", [6] * 40)]
     text = said(runs)
     assert text.startswith("A is highest in held-out pass@1, 0.750 (base 0.125). It is +0.625 [")
-    assert "over base; +0.250 [" in text and "over control; +0.500 [" in text and "over plain." in text
+    assert "over base; +0.250 [" in text
+    assert "over control; +0.500 [" in text
+    assert "over plain." in text
     # Two other arms times two references: 95 % becomes 98.75 %, and 1 - 0.0125^(1/40) of the prompts may be otherwise.
     unseen = 1 - 0.0125 ** (1 / 40)
     assert f"+0.250 [{0.25 - unseen * 1.25:+.3f}, {0.25 + unseen * 0.75:+.3f}] over control" in text
@@ -62,7 +64,8 @@ def test_at_an_exact_tie_nobody_has_the_star(arm):
     ]
     text = said(runs)
     assert text.startswith("A and C share the highest held-out pass@1, 0.344 (base 0.125), but not told apart from")
-    assert ". A is +0.219 [" in text and "highest in" not in text
+    assert ". A is +0.219 [" in text
+    assert "highest in" not in text
     assert not any("★" in cell for row in matrix.result_matrix(Frame(runs)).rows for cell in row)
     ahead = [*runs[:-1], arm("C", [3] * 39 + [4], name="C2", seed=1)]
     assert [row[0] for row in matrix.result_matrix(Frame(ahead)).rows] == ["control", "A ★", "C"]
@@ -77,7 +80,8 @@ def test_seeds_widen_the_verdict(arm):
     ]
     text = said(runs)
     assert "but not told apart from base or control. It is" in text
-    assert "+0.250 [-1.000, +1.000] over control" in text and "over prompts and 2 training seeds." in text
+    assert "+0.250 [-1.000, +1.000] over control" in text
+    assert "over prompts and 2 training seeds." in text
     assert "over prompts alone" in said(runs[:3])  # one seed of A
 
 
@@ -85,7 +89,8 @@ def test_what_cannot_be_paired_is_not_compared(arm):
     a = arm("A", [6] * 40)
     for other in ({"split": "train"}, {"temperature": 0.7}, {"level": 4}, {"max_new_tokens": 9}):
         text = said([arm("control", [4] * 40, name=str(*other), **other), a])
-        assert "not compared with control, because" in text and "but not told apart from control" in text
+        assert "not compared with control, because" in text
+        assert "but not told apart from control" in text
     several = [arm("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
     assert "not compared with control" in said([*several, a])  # no seed in common
 
@@ -120,7 +125,8 @@ def test_no_command_for_runs_it_would_refuse(arm):
     assert line.startswith("Not evaluated on held-out prompts: `plain`. `evaluate(trainer, rows, verifier)`")
     other = arm("B")
     (line,) = verdict.missing_statements([plain, other])
-    assert "`plain`, `B`" in line and f"Run `trl-prorl passk --run {other.path}`, then" in line
+    assert "`plain`, `B`" in line
+    assert f"Run `trl-prorl passk --run {other.path}`, then" in line
     assert reproduce.evaluation_commands([plain, other]) == f"trl-prorl passk --run {other.path}"
 
 
@@ -141,7 +147,8 @@ def test_differences_beyond_the_variant_are_named(arm):
         arm("B", config={"beta_old": 0.1}, env={"hardware": {"gpu": "y"}}, steps=7),
     ]
     text = " ".join(arms.caveats(runs))
-    assert "beta" not in text and "ref_reset_every" not in text
+    assert "beta" not in text
+    assert "ref_reset_every" not in text
     for said in ("`learning_rate` (1e-05, default)", "differ in length, 4 to 7 steps", "differ in `hardware`"):
         assert said in text
 

@@ -26,21 +26,26 @@ def test_tasks_of_the_project_pass(name):
     task = get_task(name)
     rows = list(task.rows("train", 24))
     found = gold_answers(task, rows, task.reward_many)
-    assert all(found.verified) and found.reward_tells and all(task.has_answer(task.gold(row), row) for row in rows)
-    assert len(found.accepted) == 24 and set(levels(gold_findings(found)).values()) == {"fine"}
+    assert all(found.verified)
+    assert found.reward_tells
+    assert all(task.has_answer(task.gold(row), row) for row in rows)
+    assert len(found.accepted) == 24
+    assert set(levels(gold_findings(found)).values()) == {"fine"}
 
 
 def test_a_verifier_that_refuses_its_gold_stops():
     found = GoldAnswers([False] * 3, [False] * 3, [0.0] * 3, [0.0] * 3)
     first = gold_findings(found)[0]
-    assert first.level == STOP and first.number == "0 of 3"
+    assert first.level == STOP
+    assert first.number == "0 of 3"
     assert gold_findings(GoldAnswers([True, False], [], [], []))[0].level == LOOK
 
 
 def test_a_verifier_that_accepts_anything_and_a_reward_that_pays_anything():
     findings = gold_findings(GoldAnswers([True] * 4, [True, True, False, False], [0.5] * 4, [1.0, 1.0, 0.5, 0.5]))
     assert [finding.level for finding in findings] == ["fine", LOOK, LOOK]
-    assert findings[1].number == "2 of 4" and findings[2].number == "0.50, 0.75"
+    assert findings[1].number == "2 of 4"
+    assert findings[2].number == "0.50, 0.75"
 
 
 def test_an_answer_that_is_right_by_chance_does_not_count_against_the_reward():
@@ -90,10 +95,12 @@ def test_none_from_a_reward_function_is_no_number():
     nan = math.nan
     some = GoldAnswers([True] * 3, [False] * 3, [1.0, nan, 1.0], [0.0, nan, 0.0])
     assert some.reward_tells is True
-    assert gold_findings(some)[-1].number == "1.00, 0.00" and gold_findings(some)[-1].level == "fine"
+    assert gold_findings(some)[-1].number == "1.00, 0.00"
+    assert gold_findings(some)[-1].level == "fine"
     none = GoldAnswers([True] * 3, [False] * 3, [nan] * 3, [nan] * 3)
     assert none.reward_tells is None
-    assert gold_findings(none)[-1].level == LOOK and "return None for right answers" in gold_findings(none)[-1].change
+    assert gold_findings(none)[-1].level == LOOK
+    assert "return None for right answers" in gold_findings(none)[-1].change
 
 
 def test_a_reward_that_needs_a_rollout_is_not_wrong():
@@ -102,9 +109,12 @@ def test_a_reward_that_needs_a_rollout_is_not_wrong():
 
     task = get_task("sums")
     found = gold_answers(task, list(task.rows("train", 4)), reward)
-    assert all(found.verified) and found.reward_tells is None and found.rewards == []
+    assert all(found.verified)
+    assert found.reward_tells is None
+    assert found.rewards == []
     last = gold_findings(found)[-1]
-    assert (last.number, last.level) == ("not known", LOOK) and "KeyError: 'steps'" in last.change
+    assert (last.number, last.level) == ("not known", LOOK)
+    assert "KeyError: 'steps'" in last.change
 
 
 def test_what_the_run_evaluates_on_is_compared_with_training():
@@ -113,8 +123,10 @@ def test_what_the_run_evaluates_on_is_compared_with_training():
     assert set(held_out_prompts(None, task)) == {"validation", "test"}
     assert held_out_prompts(rows)["validation"] == list(rows["prompt"])
     several = held_out_prompts({"train": rows, "hard": rows}, task)
-    assert set(several) == {"eval_train", "eval_hard", "test"} and held_out_prompts(None) == {}
+    assert set(several) == {"eval_train", "eval_hard", "test"}
+    assert held_out_prompts(None) == {}
     findings = split_findings({"train": list(rows["prompt"]), **held_out_prompts(rows)})
-    assert [finding.number for finding in findings] == ["8 of 8"] and findings[0].level == LOOK
+    assert [finding.number for finding in findings] == ["8 of 8"]
+    assert findings[0].level == LOOK
     drawn = held_out_prompts(None, task, seed=5)["test"]
     assert drawn == list(task.rows("test", 128, seed=5)["prompt"])

@@ -42,18 +42,22 @@ def test_wall_time_by_hand():
 def test_rows_that_fit_by_hand():
     assert largest_micro_batch(10, 2, 100, 8) == 40  # (90 − 10) / 2
     assert largest_micro_batch(10, 2.5, 100, 6) == 30  # 32, in groups of 6
-    assert largest_micro_batch(84, 2, 100, 8) == 3 and largest_micro_batch(95, 2, 100, 8) == 0
+    assert largest_micro_batch(84, 2, 100, 8) == 3
+    assert largest_micro_batch(95, 2, 100, 8) == 0
 
 
 def test_on_a_cpu_memory_is_that_of_the_process():
     fits = process_memory_finding(11.7, 24.0)
-    assert fits.number == "11.7 of 24.0 GiB" and fits.level not in (LOOK, STOP)
+    assert fits.number == "11.7 of 24.0 GiB"
+    assert fits.level not in (LOOK, STOP)
     assert process_memory_finding(21.7, 24.0).level == LOOK  # above nine tenths
     before, total = process_memory()
     held = torch.ones(2**28 // 4)  # a quarter of a GiB, written to
     peak, _ = process_memory()
     now = psutil.Process().memory_info().rss / 2**30
-    assert len(held) and now - 0.1 <= peak <= total and peak >= before
+    assert len(held)
+    assert now - 0.1 <= peak <= total
+    assert peak >= before
 
 
 def test_memory_is_that_of_a_gpu():
@@ -62,19 +66,25 @@ def test_memory_is_that_of_a_gpu():
         return next((finding for finding in found if finding.what.startswith(what)), None)
 
     cpu = FirstSteps([FIRST, SECOND], 10, 2)
-    assert of(cpu, "peak memory") is None and of(cpu, "largest") is None
+    assert of(cpu, "peak memory") is None
+    assert of(cpu, "largest") is None
     rows = [FIRST | {"peak_memory_gib": 10.0}, SECOND | {"peak_memory_gib": 12.0}]
     gpu = FirstSteps(rows, 10, 2, 4.0, 20.0)
-    assert of(gpu, "peak memory").what == "peak memory" and of(gpu, "peak memory").number == "12.0 of 20.0 GiB"
+    assert of(gpu, "peak memory").what == "peak memory"
+    assert of(gpu, "peak memory").number == "12.0 of 20.0 GiB"
     assert of(gpu, "largest").number == "12 rows (now 8)"  # (18 − 4) / 1 = 14, in groups of 4
     samples = FirstSteps([rows[0] | {"peak_memory_gib": 19.0}, rows[1]], 10, 2, 4.0, 20.0)
-    assert of(samples, "peak memory").number == "19.0 of 20.0 GiB" and of(samples, "peak memory").level == LOOK
+    assert of(samples, "peak memory").number == "19.0 of 20.0 GiB"
+    assert of(samples, "peak memory").level == LOOK
     assert of(samples, "largest").number == "12 rows (now 8)"  # a rollout takes its memory whatever the micro-batch
     tight = FirstSteps([FIRST | {"peak_memory_gib": 19.0}], 10, 2, 3.0, 20.0)
-    assert of(tight, "largest", 16).level == LOOK and "to 12" in of(tight, "largest", 16).change
+    assert of(tight, "largest", 16).level == LOOK
+    assert "to 12" in of(tight, "largest", 16).change
     assert of(tight, "peak memory", 16).level == LOOK
-    assert of(cpu, "tokens per second").number == "100" and of(cpu, "wall time").number.startswith("00:55")
-    assert of(cpu, "rewards in a step").number == "40 %" and of(cpu, "rewards in a step").level == LOOK
+    assert of(cpu, "tokens per second").number == "100"
+    assert of(cpu, "wall time").number.startswith("00:55")
+    assert of(cpu, "rewards in a step").number == "40 %"
+    assert of(cpu, "rewards in a step").level == LOOK
     assert of(cpu, "seconds by stage").number == "rollout 6.00, ref 1.00, update 3.00"
 
 
@@ -103,7 +113,8 @@ def test_the_first_update():
     assert {finding.level for finding in calm} == {"fine"}
     wild = update_findings([{"entropy": 0.01, "clip_region_mean": 0.0}, {"clip_region_mean": 0.3, "lr": 0.0}])
     assert [finding.level for finding in wild] == [LOOK, LOOK]
-    assert "temperature" in wild[0].change and "learning_rate" in wild[1].change
+    assert "temperature" in wild[0].change
+    assert "learning_rate" in wild[1].change
 
 
 def test_the_distance_is_the_kl_of_the_policy_before_from_the_one_after():
@@ -127,11 +138,15 @@ def test_the_distance_is_the_kl_of_the_policy_before_from_the_one_after():
 )
 def test_a_policy_that_is_gone_is_a_reason_to_stop(kl, level):
     found = moved_finding(kl, [1.0])
-    assert found.level == level and ("destroy" in found.change) == (level == "stop")
+    assert found.level == level
+    assert ("destroy" in found.change) == (level == "stop")
     assert found.values["kl"] == (kl if math.isfinite(kl) else None)  # as JSON can hold it
 
 
 def test_a_rate_by_which_nothing_is_learnt():
     (none,), (low,), (fine,) = (rate_findings(rate, lora=True) for rate in (0.0, 1e-6, 1e-5))
-    assert none.level == STOP and "no update changes the policy" in none.change
-    assert low.level == LOOK and "LoRA takes about ten times" in low.change and fine.level == "fine"
+    assert none.level == STOP
+    assert "no update changes the policy" in none.change
+    assert low.level == LOOK
+    assert "LoRA takes about ten times" in low.change
+    assert fine.level == "fine"

@@ -101,7 +101,8 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
 def test_a_finding_by_hand(found, what, level, said):
     what, keys = (what, {}) if isinstance(what, str) else what
     finding = of(found, what, **keys)
-    assert finding.level == level and said in f"{finding.number}; {finding.change}"
+    assert finding.level == level
+    assert said in f"{finding.number}; {finding.change}"
     # The cure of another fault is not among them.
     cures = ("base does not solve", "mend the reward", "raise temperature")
     assert sum(cure in finding.change for cure in cures) <= 1
@@ -116,7 +117,9 @@ def test_expected_shares_by_hand():
 
 def test_the_group_that_is_enough():
     """0.18: 0.453 of 4, 0.204 of 8; 0.01: 0.53 of 64."""
-    assert enough(0.18) == 8 and enough(0.5) == 4 and enough(0.01) is None
+    assert enough(0.18) == 8
+    assert enough(0.5) == 4
+    assert enough(0.01) is None
 
 
 def test_pass_rate_has_its_interval_by_task_and_level():
@@ -124,15 +127,18 @@ def test_pass_rate_has_its_interval_by_task_and_level():
     found = rollouts([1, 1, 1, 0] * 10 + [0, 0, 0, 1] * 10 + [0] * 4, parts=parts)
     whole = of(found, RATE)
     low, high = whole.values["interval"]
-    assert whole.values["pass_rate"] == pytest.approx(40 / 84) and 0.36 < low < 40 / 84 < high < 0.6
+    assert whole.values["pass_rate"] == pytest.approx(40 / 84)
+    assert 0.36 < low < 40 / 84 < high < 0.6
     a, b, rare = (of(found, f"base pass rate of {part}") for part in ("a, level 1", "b, level 2", "c, level 3"))
     assert (a.number, a.change, b.values["pass_rate"]) == ("0.75 [n/a], 10 prompts", "", 0.25)
-    assert rare.number == "0.00 [n/a], 1 prompt" and rare.change == "too few prompts to tell: raise --prompts"
+    assert rare.number == "0.00 [n/a], 1 prompt"
+    assert rare.change == "too few prompts to tell: raise --prompts"
 
 
 def test_a_base_at_zero_whose_rewards_vary_can_learn():
     found = rollouts([0] * 8, rewards=[0.1, 0.2, 0.1, 0.1, 0.3, 0.1, 0.2, 0.1])
-    assert exit_code(signal_findings(found, 12, 8, True)) == 0 and of(found, RATE).level == LOOK
+    assert exit_code(signal_findings(found, 12, 8, True)) == 0
+    assert of(found, RATE).level == LOOK
 
 
 def test_without_answers_to_look_for_nothing_is_said_of_them():
@@ -141,8 +147,11 @@ def test_without_answers_to_look_for_nothing_is_said_of_them():
 
 
 def test_rewards_vary_beyond_rounding_and_without_nan():
-    assert varies([0.0, 1.0]) and varies([math.nan, 0.0, 0.5])
-    assert not varies([0.3, 0.3 + 1e-8]) and not varies([math.nan, 1.0]) and not varies([math.nan])
+    assert varies([0.0, 1.0])
+    assert varies([math.nan, 0.0, 0.5])
+    assert not varies([0.3, 0.3 + 1e-8])
+    assert not varies([math.nan, 1.0])
+    assert not varies([math.nan])
 
 
 def test_exit_codes():

@@ -78,14 +78,17 @@ def test_a_gpu_without_memory_for_a_batch_names_the_option_and_keeps_what_was_dr
 def test_nothing_is_sampled_twice(drawn, calls):
     few = drawn(4, 2, batch_size=8)
     assert calls == [(4, 2)]
-    assert drawn(4, 2, batch_size=8) == few and calls == [(4, 2)]
+    assert drawn(4, 2, batch_size=8) == few
+    assert calls == [(4, 2)]
     # More samples: what is there stays, and only the rest is drawn; more prompts: only the new ones.
     more = drawn(4, 5, batch_size=8)
     assert calls[1:] == [(2, 3), (2, 3)]
     assert [text for place, text in enumerate(more) if place % 5 < 2] == few
-    assert drawn(5, 5, batch_size=8)[:20] == more and calls[3:] == [(1, 5)]
+    assert drawn(5, 5, batch_size=8)[:20] == more
+    assert calls[3:] == [(1, 5)]
     # Fewer: the first ones.
-    assert drawn(4, 2, batch_size=8) == few and len(calls) == 4
+    assert drawn(4, 2, batch_size=8) == few
+    assert len(calls) == 4
 
 
 def test_samples_of_two_batches_differ(drawn):
@@ -117,7 +120,8 @@ def test_greedy_and_sampled_lie_apart(drawn, calls):
     sampled = drawn(3, 1)
     greedy = drawn(3, 1, temperature=0.0)
     assert len(calls) == 2
-    assert (drawn(3, 1), drawn(3, 1, temperature=0.0)) == (sampled, greedy) and len(calls) == 2
+    assert (drawn(3, 1), drawn(3, 1, temperature=0.0)) == (sampled, greedy)
+    assert len(calls) == 2
 
 
 def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
@@ -165,7 +169,9 @@ def test_verdicts_of_other_graders_are_given_anew_and_nothing_is_sampled(run_dir
     assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].tolist() == before["correct"].tolist()
     monkeypatch.setattr("eval.samples.held_out.grader_version", lambda: "another")
     after = HeldOut(run_dir, "test", 4).samples(point, 3)
-    assert after["correct"].all() and not before["correct"].all() and len(calls) == drawn
+    assert after["correct"].all()
+    assert not before["correct"].all()
+    assert len(calls) == drawn
     assert texts(after) == texts(before)
     assert after["answer"].tolist() == [None if len(text) % 2 else f"of {text}" for text in texts(after)]
     assert "the graders have changed" in capsys.readouterr().out

@@ -98,7 +98,8 @@ def test_the_hubs_commit_that_the_run_began_from(project):
 def test_a_base_model_that_is_gone_is_one_line(project, path):
     with pytest.raises(InputError, match="write there where its base model is now") as refusal:
         with_local_paths(project / "runs/study/A", {"model_name_or_path": path})
-    assert f"model_name_or_path: {path}" in str(refusal.value) and "config.yaml" in str(refusal.value)
+    assert f"model_name_or_path: {path}" in str(refusal.value)
+    assert "config.yaml" in str(refusal.value)
 
 
 @pytest.mark.parametrize(("command", "options"), [(passk, ["--n", "2"]), (drift, ["--samples", "2"])])
@@ -120,7 +121,8 @@ def test_evaluating_from_another_directory(run_dir, base, task, tmp_path, monkey
         written(gone)
         assert command.main(["--run", "../runs/A", "--prompts", "3", *options]) == 2
         message = capsys.readouterr().err
-        assert gone in message and "where its base model is now" in message
+        assert gone in message
+        assert "where its base model is now" in message
         assert "Traceback" not in message
 
 

@@ -85,7 +85,8 @@ def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
     plain = drawn()
     asks = {"min_p": 0.9, "suppress_tokens": list(range(3, 200)), "min_new_tokens": NEW_TOKENS, "num_beams": 2}
     model.generation_config.update(**asks)
-    assert drawn() == plain and model.generation_config.min_p == 0.9
+    assert drawn() == plain
+    assert model.generation_config.min_p == 0.9
 
 
 def test_an_adapter_is_sampled_compactly_and_merged(base, task):
@@ -99,6 +100,7 @@ def test_an_adapter_is_sampled_compactly_and_merged(base, task):
     plain = sample(load_model(base), tokenizer, task, rows, 1, Drawing(0, NEW_TOKENS))
     assert [one.ids for (one,) in plain] != [one.ids for (one,) in slow]  # the adapter does something
     merged, compact = for_sampling(model)
-    assert compact and not isinstance(merged, PeftModel)
+    assert compact
+    assert not isinstance(merged, PeftModel)
     fast = sample(merged, tokenizer, task, rows, 1, Drawing(0, NEW_TOKENS), compact=True)
     assert [one.ids for (one,) in fast] == [one.ids for (one,) in slow]
