@@ -13,7 +13,7 @@ import sys
 from rich.console import Console
 
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.analysis.compare import GREEDY, all_pairs, common_sizes, compare, has_greedy, pair_notes
+from trl_prorl.eval.analysis.compare import GREEDY, common_sizes, compare, compare_all_pairs, has_greedy, pair_notes
 from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import comparison_statements, objective_notes, terminal_tables
@@ -38,7 +38,7 @@ def main(argv=None) -> None:
     else:
         runs = load_runs(args.runs)
         sizes = args.k or sorted(set.intersection(*(set(common_sizes(runs[0], run)) for run in runs)))
-        found, left = all_pairs(runs, sizes)
+        found, left = compare_all_pairs(runs, sizes)
         notes = left + objective_notes(runs)
     notes += step_time_notes(Timing(runs))
     console = Console()

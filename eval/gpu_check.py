@@ -21,7 +21,7 @@ from trl_prorl.errors import RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.gpucheck.page import page, publish
-from trl_prorl.eval.gpucheck.parts import ROOT, run_all
+from trl_prorl.eval.gpucheck.parts import ROOT, run_parts
 
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "triton", "deepspeed", "vllm")
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     here = machine(args.cpu)
     made_with = {"code": code(), "device": here["device"], **here["versions"]}
     say = functools.partial(print, flush=True)
-    failed, left = run_all(args.parts, args.cpu, folder, made_with, args.minutes, args.again, say)
+    failed, left = run_parts(args.parts, args.cpu, folder, made_with, args.minutes, args.again, say)
     where = folder / "page.md"
     where.write_text(page(folder, here))
     if not args.cpu and (ROOT / "docs").is_dir() and (ROOT / "Makefile").is_file():

@@ -21,31 +21,31 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.passk import (
     SIDES,
     by_task_and_level,
-    completed,
+    complete_result,
     gain,
     greedy_side,
+    require_same_evaluation,
     summarise_samples,
-    to_complete,
 )
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
 from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_table
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json
-from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_outs
+from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
-from trl_prorl.eval.samples.of_trainer import TrainerHeldOut
+from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.record.run_id import RUN_ID
 from trl_prorl.text import visible
 
 
-def settings_of(held_out: HeldOut, n: int) -> dict:
+def evaluation_settings(held_out: HeldOut, n: int) -> dict:
     """The settings of an evaluation with `n` samples a prompt, as `passk.json` records them."""
     return {
         "split": held_out.split,
         "prompts": len(held_out.rows),
         "n": n,
-        **held_out.drawing.to_json(),
+        **held_out.sampling.to_json(),
         "seed": held_out.seed,
         "task": held_out.name.task,
         "level": held_out.name.level,
@@ -58,12 +58,12 @@ def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFr
     points = {"base": held_out.base, "trained": held_out.trained}
     sides = {side: held_out.samples(point, args.n) for side, point in points.items()}
     result = {
-        **settings_of(held_out, args.n),
+        **evaluation_settings(held_out, args.n),
         "k": args.k,
         **{side: summarise_samples(samples, args.k) for side, samples in sides.items()},
     }
     result["gain"] = {f"pass@{k}": list(gain(result, k)) for k in args.k}
-    if held_out.drawing.temperature > 0 and args.with_greedy:
+    if held_out.sampling.temperature > 0 and args.with_greedy:
         result["greedy"] = {
             side: greedy_side(held_out.samples(point, 1, temperature=0.0)) for side, point in points.items()
         }
@@ -72,33 +72,33 @@ def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFr
     return result, sides
 
 
-def earlier_of(held_out: HeldOut, args) -> dict | None:
-    """The run's earlier result that this evaluation completes, if there is one; see [`to_complete`]."""
+def load_earlier_result(held_out: HeldOut, args) -> dict | None:
+    """The run's earlier result that this evaluation completes, if there is one; see [`require_same_evaluation`]."""
     if args.replace:
         return None
     run_dir = held_out.run_dir
     earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir), cure="give --replace to lose it")
-    return earlier and to_complete(earlier, settings_of(held_out, args.n), run_dir / PASSK_FILE)
+    return earlier and require_same_evaluation(earlier, evaluation_settings(held_out, args.n), run_dir / PASSK_FILE)
 
 
-def announcement(held_outs: list[HeldOut], args) -> str:
+def announcement(held_out_tasks: list[HeldOut], args) -> str:
     """One line on an evaluation that begins: models, prompts, and samples of each."""
-    held_out, *others = held_outs
+    held_out, *others = held_out_tasks
     models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints))
     more = f", and {len(others)} other task{'s' * (len(others) > 1)} on base and trained" if others else ""
-    greedy = ", and greedy" if held_out.drawing.temperature > 0 and args.with_greedy else ""
+    greedy = ", and greedy" if held_out.sampling.temperature > 0 and args.with_greedy else ""
     return visible(
         f"{held_out.run_dir}: {models} models × {len(held_out.rows)} prompts × {args.n} samples{greedy}{more}, "
-        f"at most {held_out.drawing.max_new_tokens} tokens each; what is on disk is not drawn again."
+        f"at most {held_out.sampling.max_new_tokens} tokens each; what is on disk is not drawn again."
     )
 
 
-def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) -> dict:
+def evaluate_run(held_out_tasks: list[HeldOut], args, earlier: dict | None = None) -> dict:
     """
-    The content of `passk.json` for one run: of its own task and others, as [`held_outs`] gives them, with the settings
+    The content of `passk.json` for one run: of its own task and others, as [`held_out_tasks`] gives them, with the settings
     of the command line, and the earlier result of the same evaluation, which this one completes.
     """
-    held_out, *others = held_outs
+    held_out, *others = held_out_tasks
     if earlier:
         args = argparse.Namespace(**{**vars(args), "k": sorted({*args.k, *earlier["k"]})})
     result, sides = base_and_trained(held_out, args)
@@ -120,7 +120,7 @@ def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) ->
             text: base_and_trained(other, args)[0] for text, other in zip(args.others, others, strict=True)
         }
     if earlier:
-        whole = completed(earlier, result)
+        whole = complete_result(earlier, result)
         if whole is None:
             print(
                 f"{held_out.run_dir / PASSK_FILE} was of other weights or other verdicts: it is written anew, with "
@@ -216,9 +216,9 @@ def main(argv=None) -> None:
     args = passk(argv)
     for run_dir in args.runs:
         check_run_settings(run_dir, args.checkpoints, args.others)
-    evaluations = [held_outs(run_dir, args) for run_dir in args.runs]
+    evaluations = [held_out_tasks(run_dir, args) for run_dir in args.runs]
     # Before a neighbour's samples are taken over.
-    earlier_results = [earlier_of(own_task, args) for own_task, *_ in evaluations]
+    earlier_results = [load_earlier_result(own_task, args) for own_task, *_ in evaluations]
     for tasks in evaluations:
         print(announcement(tasks, args), flush=True)
     for run_dir, tasks, earlier in zip(args.runs, evaluations, earlier_results, strict=True):

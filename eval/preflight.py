@@ -32,24 +32,24 @@ from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.eval.readiness.cost import cost_findings, out_of_memory, process_memory, process_memory_finding
 from trl_prorl.eval.readiness.data import (
-    asked_reward,
-    gold_answers,
+    check_gold_answers,
     gold_findings,
     held_out_prompts,
     length_findings,
     split_findings,
+    summed_reward,
     text_tokenizer,
 )
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import (
     MOST,
     first_steps,
-    moved,
-    moved_finding,
+    kl_after_updates,
+    kl_finding,
     rate_findings,
     update_findings,
 )
-from trl_prorl.eval.readiness.signal import draw, signal_findings
+from trl_prorl.eval.readiness.signal import sample_base, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
@@ -101,7 +101,7 @@ def preflight(
     findings, golds, gold_length = [], None, None
     tell(f"gold answers, splits and lengths of {available} prompts")
     if task is not None:
-        golds = gold_answers(task, rows, asked_reward(trainer))
+        golds = check_gold_answers(task, rows, summed_reward(trainer))
         findings += gold_findings(golds)
     else:
         number, cure = "not checked", "pass task=, with gold and verify, to tell a wrong reward from a weak base"
@@ -127,7 +127,7 @@ def preflight(
     try:
         tell(f"samples: {trainer.num_generations} completions of {len(rows)} prompts")
         with progress(total, "preflight") if console is not None else nullcontext() as bar:
-            samples = draw(trainer, rows, task, bar.update if bar else lambda count: None)
+            samples = sample_base(trainer, rows, task, bar.update if bar else lambda count: None)
         findings += signal_findings(samples, most, gold_length, golds.reward_tells if golds else None)
         tell("first steps")
         logps = []
@@ -144,7 +144,7 @@ def preflight(
         return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
     findings += update_findings(first.rows)
     if logps:
-        findings.append(moved_finding(moved(*logps, samples.batch), [row["lr"] for row in first.rows]))
+        findings.append(kl_finding(kl_after_updates(*logps, samples.batch), [row["lr"] for row in first.rows]))
     findings += cost_findings(
         first,
         args.per_device_train_batch_size,
@@ -164,7 +164,7 @@ def check_processes(count: int) -> None:
         raise InputError(f"processes={count}: a preflight is of one; start it without accelerate or torchrun")
 
 
-def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
+def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
     """
     The trainer of a recipe, made to write into `folder` alone, and its task.
 
@@ -215,7 +215,7 @@ def main(argv=None) -> int:
     args, others = command_lines.preflight(argv)
     console = wide_console()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        trainer, task_args = prepared(others, Path(folder))
+        trainer, task_args = build_trainer(others, Path(folder))
         findings = preflight(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
     code = exit_code(findings)
     console.print(table(findings, "Preflight").to_rich())

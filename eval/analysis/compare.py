@@ -9,7 +9,7 @@ import numpy as np
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.configurations import seed_count, why_not_paired
-from trl_prorl.eval.analysis.frame import Arm, Frame, Row
+from trl_prorl.eval.analysis.frame import Frame, ReportArm, Row
 from trl_prorl.eval.analysis.passk import per_prompt
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
@@ -22,7 +22,7 @@ from trl_prorl.eval.analysis.statistics import (
     prompts_and_seeds,
     t_interval,
 )
-from trl_prorl.eval.run_folder.run import Run, require_passk
+from trl_prorl.eval.run_folder.run import RecordedRun, require_passk
 from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
@@ -100,7 +100,7 @@ def _at_least(estimate: Estimate | None, threshold: float) -> str:
     return MET if estimate.low >= threshold else NOT_MET if estimate.high < threshold else UNDECIDED
 
 
-def compare(a: Run, b: Run, k: int | None = 1) -> Comparison:
+def compare(a: RecordedRun, b: RecordedRun, k: int | None = 1) -> Comparison:
     """
     The trained model of `a` less that of `b`, paired by prompt, for draws of `k`, or by greedy decoding.
 
@@ -111,25 +111,25 @@ def compare(a: Run, b: Run, k: int | None = 1) -> Comparison:
     return _compare(a.name, b.name, [(first, second)], k)
 
 
-def has_greedy(run: Run) -> bool:
+def has_greedy(run: RecordedRun) -> bool:
     """Whether greedy decoding was measured, prompt by prompt."""
     return _greedy_verdicts(run) is not None
 
 
-def _greedy_verdicts(run: Run) -> list[int] | None:
+def _greedy_verdicts(run: RecordedRun) -> list[int] | None:
     """Of each prompt whether the trained model's greedy completion is right; `None` if that was not measured."""
     greedy = (run.passk or {}).get("greedy") or {}
     return (greedy.get("trained") or {}).get("correct")
 
 
-def _outcome_per_prompt(run: Run, k: int | None) -> np.ndarray:
+def _outcome_per_prompt(run: RecordedRun, k: int | None) -> np.ndarray:
     """pass@k, or greedy accuracy, of the trained model at each prompt, shape (P,)."""
     if k is GREEDY:
         return np.array(_greedy_verdicts(run), dtype=float)
     return per_prompt(run.passk, "trained", k)
 
 
-def pair_notes(a: Run, b: Run) -> list[str]:
+def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
     """What two runs differ in beside what they are compared for."""
     notes = [f"`{run.name}`: {run.variant} {run.without_reset}." for run in (a, b) if run.without_reset]
     if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
@@ -147,12 +147,12 @@ def pair_notes(a: Run, b: Run) -> list[str]:
     return [*notes, alone]
 
 
-def common_sizes(a: Run, b: Run) -> list[int]:
+def common_sizes(a: RecordedRun, b: RecordedRun) -> list[int]:
     """Every k that both runs were evaluated at; 1 always."""
     return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
 
 
-def compare_arms(first: Arm, second: Arm, k: int | None = 1, level: float = 0.95) -> Comparison:
+def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1, level: float = 0.95) -> Comparison:
     """
     Two arms by their evaluated runs, paired by seed and by prompt; `level` is the coverage of the difference's
     interval.
@@ -234,7 +234,7 @@ def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
     return Estimate(float(firsts.mean() / seconds.mean()), math.exp(low), math.exp(high))
 
 
-def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:
+def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:
     """
     These pairs of arms at every k, and by greedy decoding where any run has it, outcome by outcome, with Holm over the
     pairs of an outcome; and what was left out and why.
@@ -255,7 +255,7 @@ def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[Comparis
     return rows, list(dict.fromkeys(left))
 
 
-def all_pairs(runs: list[Run], ks: list[int]) -> tuple[list[Comparison], list[str]]:
+def compare_all_pairs(runs: list[RecordedRun], ks: list[int]) -> tuple[list[Comparison], list[str]]:
     """
     Every pair of arms at every k, and which pairs were left out and why.
 
@@ -265,7 +265,7 @@ def all_pairs(runs: list[Run], ks: list[int]) -> tuple[list[Comparison], list[st
     arms = Frame(runs).arms
     if len(arms) < 2:
         raise InputError(f"--runs: all {len(runs)} runs are one arm with different seeds; give runs of another arm")
-    rows, left = compared(list(combinations(arms, 2)), ks)
+    rows, left = compare_pairs(list(combinations(arms, 2)), ks)
     if not rows:
         raise InputError(left[0])
     return rows, left
@@ -278,7 +278,7 @@ class Verdict:
 
     Attributes:
         title (`str`): The ground, "" if there is one.
-        best ([`Arm`]): The arm with the highest held-out pass@1, of several that share it the first.
+        best ([`ReportArm`]): The arm with the highest held-out pass@1, of several that share it the first.
         tied (`list[str]`): Labels of the others that share it.
         arms (`int`): Evaluated arms of its ground.
         seeds (`int`): Fewest seeds of an arm that is compared.
@@ -288,7 +288,7 @@ class Verdict:
     """
 
     title: str
-    best: Arm
+    best: ReportArm
     tied: list[str]
     arms: int
     seeds: int
@@ -296,7 +296,7 @@ class Verdict:
     differences: dict[str, Estimate | None]
 
 
-def score_of(arm: Arm) -> float:
+def score_of(arm: ReportArm) -> float:
     """Held-out pass@1 of the trained models, mean over the runs."""
     return float(np.mean([per_prompt(run.passk, "trained").mean() for run in arm.evaluated]))
 
@@ -326,7 +326,7 @@ def verdicts(frame: Frame) -> list[Verdict]:
     return found
 
 
-def against_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
+def compare_with_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
     """
     Every evaluated arm at k = 1, and by greedy decoding, against plain, the control and A of its ground, of several of
     a variant the one with the highest held-out pass@1; and which pairs were left out and why.
@@ -339,4 +339,4 @@ def against_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
             for arm in evaluated if reference else []:
                 if arm.variant != variant:
                     pairs.setdefault(frozenset((arm.label, reference.label)), (arm, reference))
-    return compared(list(pairs.values()), [1])
+    return compare_pairs(list(pairs.values()), [1])

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from trl_prorl.descriptor import is_on
-from trl_prorl.eval.run_folder.run import MODEL, Run, base_family, require_passk
+from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, base_family, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
 from trl_prorl.variants import NEVER_RESET
 
@@ -44,7 +44,7 @@ def matters(key: str, config: dict) -> bool:
     return key not in REPETITION_KEYS and (key not in EFFECTIVE_WITH or EFFECTIVE_WITH[key].is_met(config.get))
 
 
-def repetitions(runs: list[Run]) -> list[list[Run]]:
+def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     """
     Groups of runs of one variant and one configuration, seeds aside, that of an embedded base too, and keys on which
     no number depends; in given order.
@@ -57,17 +57,17 @@ def repetitions(runs: list[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def seed_count(group: list[Run]) -> int:
+def seed_count(group: list[RecordedRun]) -> int:
     """Different pairs of the base's seed and the training seed."""
     return len({run.repetition for run in group})
 
 
-def max_new_tokens(run: Run) -> int | None:
+def max_new_tokens(run: RecordedRun) -> int | None:
     """Tokens after which a completion was cut: as evaluated, in older results the run's own, which was the default."""
     return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
 
 
-def why_not_paired(a: Run, b: Run) -> str | None:
+def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     """
     Why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. The `prompt_ids` decide
     where both evaluations have them, the settings of the evaluations where neither has.
@@ -100,7 +100,7 @@ def why_not_paired(a: Run, b: Run) -> str | None:
     return None
 
 
-def value_of(run: Run, key: str) -> Any:
+def value_of(run: RecordedRun, key: str) -> Any:
     """The value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
     value = run.config.get(key) if matters(key, run.config) else None
     if not is_on(value):
@@ -119,14 +119,14 @@ def setting(key: str, value: Any) -> str:
     return SHORT_FORMS[key].format(text) if key in SHORT_FORMS else f"{key}={text}"
 
 
-def _differing(runs: list[Run]) -> list[str]:
+def _differing(runs: list[RecordedRun]) -> list[str]:
     """Settings in which runs differ, those with a short form first."""
     order, keys = list(SHORT_FORMS), {key for run in runs for key in run.config}
     differing = (key for key in keys if len({repr(value_of(run, key)) for run in runs}) > 1)
     return sorted(differing, key=lambda key: (order.index(key) if key in order else len(order), key))
 
 
-def configuration_labels(groups: list[list[Run]]) -> list[str]:
+def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
     """
     A short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings that
     differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.

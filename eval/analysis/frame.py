@@ -19,11 +19,11 @@ from trl_prorl.eval.analysis.configurations import (
 from trl_prorl.eval.analysis.passk import SIDES, gain, largest_k, per_prompt, score
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
 from trl_prorl.eval.analysis.timing import Timing
-from trl_prorl.eval.run_folder.run import GROUND, MODEL, Run
+from trl_prorl.eval.run_folder.run import GROUND, MODEL, RecordedRun
 from trl_prorl.variants import VARIANTS
 
 
-def mean_step_seconds(run: Run) -> float | None:
+def mean_step_seconds(run: RecordedRun) -> float | None:
     """
     Mean seconds of an optimizer step, validation included: the one to compare where only some steps generate, and
     where a reset waits for a validation that other runs do without.
@@ -32,13 +32,13 @@ def mean_step_seconds(run: Run) -> float | None:
     return None if seconds is None else float(seconds.mean()) + (run.total("time_eval") or 0.0) / len(seconds)
 
 
-def throughput(run: Run) -> float | None:
+def throughput(run: RecordedRun) -> float | None:
     """Completion tokens in the loss, in every pass, over the seconds of the steps; `None` if not measured."""
     speed, seconds = run.measured("tokens_per_second"), run.measured("time_step")
     return None if speed is None or seconds is None else float((speed * seconds).sum() / seconds.sum())
 
 
-def reference_share(run: Run) -> float | None:
+def reference_share(run: RecordedRun) -> float | None:
     """Seconds spent scoring with the reference over all seconds, in [0, 1]."""
     reference, step = run.stage_total("ref"), run.total("time_step")
     return None if reference is None or not step else reference / step
@@ -53,7 +53,7 @@ def stage_seconds(row: "Row", stage: str) -> float | None:
     return seconds / len(steps)
 
 
-def peak_memory(run: Run) -> float | None:
+def peak_memory(run: RecordedRun) -> float | None:
     """Largest allocation on the GPU in any step, in GiB."""
     values = run.measured("peak_memory_gib")
     return None if values is None else float(values.max())
@@ -67,7 +67,7 @@ class Row:
     They count as not measured where the run trained beside another one of the report.
     """
 
-    def __init__(self, run: Run, runs: list[Run], timing: Timing):
+    def __init__(self, run: RecordedRun, runs: list[RecordedRun], timing: Timing):
         self.run = run
         self.base, self.trained = (score(run, side, 1) for side in SIDES)
         self.gain = gain(run.passk, 1) if run.passk else None
@@ -88,14 +88,14 @@ class Row:
             of_control = mean_step_seconds(self.control)
             self.over_control = self.seconds / of_control if of_control else None
 
-    def _agreement(self, control: Run) -> tuple[bool, bool, bool]:
+    def _agreement(self, control: RecordedRun) -> tuple[bool, bool, bool]:
         """Of ground, of seeds of base and training, of `beta`; the first that agrees most is the nearest."""
         same_beta = control.config.get("beta") == self.run.config.get("beta")
         return control.ground == self.run.ground, control.repetition == self.run.repetition, same_beta
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class ReportArm:
     """
     Runs that differ in seeds alone, under a label that no other arm of the report has; `place` is its place among the
     arms of its colour.
@@ -106,11 +106,11 @@ class Arm:
     place: int = 0
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RecordedRun]:
         return [row.run for row in self.rows]
 
     @property
-    def evaluated(self) -> list[Run]:
+    def evaluated(self) -> list[RecordedRun]:
         return [run for run in self.runs if run.passk]
 
     @property
@@ -138,7 +138,7 @@ class Arm:
         return all(why_not_paired(self.evaluated[0], run) is None for run in self.evaluated)
 
     def estimate(
-        self, values_of: Callable[[Run], np.ndarray], least: float = 0.0, level: float = 0.95
+        self, values_of: Callable[[RecordedRun], np.ndarray], least: float = 0.0, level: float = 0.95
     ) -> Estimate | None:
         """A score, whose value at each prompt is at least `least`, with its interval over prompts and seeds."""
         found = prompts_and_seeds([values_of(run) for run in self.evaluated], self.same_prompts, least, level)
@@ -168,7 +168,7 @@ class Frame:
     runs.
     """
 
-    def __init__(self, runs: list[Run]):
+    def __init__(self, runs: list[RecordedRun]):
         self.runs = runs
         self.timing = Timing(runs)
         self.rows = [Row(run, runs, self.timing) for run in runs]
@@ -176,11 +176,11 @@ class Frame:
         self.arms = []
         for label, group in zip(configuration_labels(groups), groups, strict=True):
             colour = group[0].variant if group[0].variant in VARIANTS else None
-            self.arms.append(Arm(label, [of[id(run)] for run in group], counts[colour]))
+            self.arms.append(ReportArm(label, [of[id(run)] for run in group], counts[colour]))
             counts[colour] += 1
 
     @cached_property
-    def grounds(self) -> dict[str, list[Arm]]:
+    def grounds(self) -> dict[str, list[ReportArm]]:
         """The arms of every ground, by its title: its task, and what else sets it apart from most; "" if it is one."""
         first = [arm.runs[0] for arm in self.arms]
         keys = [key for key in GROUND if len({repr(run.config.get(key) or None) for run in first}) > 1]

@@ -14,7 +14,7 @@ from trl_prorl.eval.analysis.statistics import (
     pass_at_k_per_prompt,
     summarise_counts,
 )
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 SIDES = ("base", "trained")
@@ -72,12 +72,12 @@ def summary_score(summary: dict, k: int) -> Estimate | None:
     return Estimate(summary[f"pass@{k}"], *summary[f"interval@{k}"]) if f"pass@{k}" in summary else None
 
 
-def score(run: Run, side: str, k: int) -> Estimate | None:
+def score(run: RecordedRun, side: str, k: int) -> Estimate | None:
     """Held-out pass@k of one side (`base` or `trained`) with its interval; `None` if not evaluated."""
     return summary_score((run.passk or {}).get(side, {}), k)
 
 
-def largest_k(run: Run) -> int | None:
+def largest_k(run: RecordedRun) -> int | None:
     """The largest k of the held-out evaluation; `None` if the run was not evaluated."""
     return max(run.passk["k"]) if run.passk else None
 
@@ -99,7 +99,7 @@ def draw_sizes(n: int, evaluated=()) -> list[int]:
     return sorted({1 << power for power in range(n.bit_length())} | {n} | {k for k in evaluated if 1 <= k <= n})
 
 
-def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
+def k_curve(run: RecordedRun, side: str, interval: bool = True) -> pd.DataFrame:
     """
     pass@k of one side (`base` or `trained`) of an evaluated run, from the counts of correct samples: `mean`, `low` and
     `high`, indexed by k = 1, 2, 4 … n. The ends are a bootstrap over prompts, NaN without `interval`.
@@ -112,7 +112,7 @@ def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def checkpoint_curve(run: Run, k: int) -> pd.DataFrame | None:
+def checkpoint_curve(run: RecordedRun, k: int) -> pd.DataFrame | None:
     """Held-out pass@k over optimizer steps, base at 0, with its interval over prompts; `None` without checkpoints."""
     points = {point["step"]: point for point in (run.passk or {}).get("checkpoints") or [] if f"pass@{k}" in point}
     if not points:
@@ -122,16 +122,16 @@ def checkpoint_curve(run: Run, k: int) -> pd.DataFrame | None:
     return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"]).sort_index()
 
 
-def checkpoint_ks(runs: list[Run]) -> list[int]:
+def checkpoint_ks(runs: list[RecordedRun]) -> list[int]:
     """The smallest and the largest k of the runs with checkpoints."""
     ks = {k for run in runs if (run.passk or {}).get("checkpoints") for k in run.passk["k"]}
     return sorted({min(ks), max(ks)}) if ks else []
 
 
-def to_complete(earlier: dict, asked: dict, path: Path) -> dict:
+def require_same_evaluation(earlier: dict, asked: dict, path: Path) -> dict:
     """
-    The earlier result, at `path`, if it is of the same evaluation as the settings that are asked for; [`completed`]
-    goes on with it.
+    Return the earlier result, at `path`, if it is of the same evaluation as these settings; [`complete_result`] then
+    adds to it.
 
     Raises:
         InputError: If it is of another one, which would be lost.
@@ -147,7 +147,7 @@ def to_complete(earlier: dict, asked: dict, path: Path) -> dict:
     return earlier
 
 
-def completed(earlier: dict, result: dict) -> dict | None:
+def complete_result(earlier: dict, result: dict) -> dict | None:
     """
     The new content of `passk.json`, whose `k` holds the earlier one's, with the parts that only the earlier one has;
     `None` if the earlier one is of other weights.

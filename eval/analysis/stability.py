@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.guards.collapse import COLLAPSE_SHARE, LAST_SHARE, SMOOTHING_STEPS, end_by_best
 from trl_prorl.variants import VARIANTS
 
@@ -125,7 +125,7 @@ def find_spikes(values: np.ndarray, rule: SpikeRule) -> Spikes:
     return Spikes(np.array(places, int), np.array(ratios, float))
 
 
-def smoothed_reward(run: Run) -> pd.Series | None:
+def smoothed_reward(run: RecordedRun) -> pd.Series | None:
     """Training reward as a mean over whole windows of 10 steps; `None` if the run is shorter or has no reward."""
     reward = run.measured("reward")
     if reward is None or len(reward) < SMOOTHING_STEPS:
@@ -133,14 +133,14 @@ def smoothed_reward(run: Run) -> pd.Series | None:
     return reward.rolling(SMOOTHING_STEPS).mean().dropna()
 
 
-def nonfinite_events(run: Run) -> int | None:
+def nonfinite_events(run: RecordedRun) -> int | None:
     """Updates that met NaN or infinity; `None` if the run kept no record of events."""
     if run.events is None:
         return None
     return int((run.events["event"] == "nonfinite").sum()) if "event" in run.events else 0
 
 
-def collapsed(run: Run) -> bool | None:
+def has_collapsed(run: RecordedRun) -> bool | None:
     """
     Whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best smoothed
     reward, or a value was not finite; `None` if neither can be told. Half of a best that is not positive is no bar, so
@@ -153,7 +153,7 @@ def collapsed(run: Run) -> bool | None:
     return None if share is None else share < COLLAPSE_SHARE
 
 
-def largest_drop(run: Run) -> float | None:
+def largest_drop(run: RecordedRun) -> float | None:
     """The furthest the smoothed reward ever fell below its best so far, in reward; 0 if it only rose."""
     smooth = smoothed_reward(run)
     return None if smooth is None else float((smooth.cummax() - smooth).max())
@@ -164,13 +164,13 @@ def kl_key(variant: str) -> str:
     return VARIANTS[variant].kl if variant in VARIANTS else "kl_ref"
 
 
-def kl_spikes(run: Run) -> Spikes | None:
+def kl_spikes(run: RecordedRun) -> Spikes | None:
     """Spikes of the KL to the run's own anchor; `None` if it was not measured."""
     values = run.measured(kl_key(run.variant))
     return None if values is None else find_spikes(values.to_numpy(), KL_SPIKE)
 
 
-def entropy_spikes(run: Run) -> Spikes | None:
+def entropy_spikes(run: RecordedRun) -> Spikes | None:
     """Spikes of the policy's entropy; `None` if it was not measured."""
     values = run.measured("entropy")
     return None if values is None else find_spikes(values.to_numpy(), ENTROPY_SPIKE)

@@ -9,7 +9,7 @@ from scipy.optimize import leastsq
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
-from trl_prorl.eval.run_folder.run import Run, require_passk
+from trl_prorl.eval.run_folder.run import RecordedRun, require_passk
 
 
 MIN_CHECKPOINTS = 3
@@ -82,7 +82,7 @@ def saturation(steps, alpha, p0):
     return 1 - (1 - p0) * np.exp(-alpha * steps)
 
 
-def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
+def per_prompt_by_step(run: RecordedRun, k: int) -> tuple[np.ndarray, np.ndarray]:
     """
     pass@k of every prompt at every evaluated step: steps, shape (T,), ascending from 0 (base), and pass@k, shape (T,
     P).
@@ -192,7 +192,7 @@ def check_saturation(steps, per_prompt, k: int = 1, *, resamples: int = RESAMPLE
     )
 
 
-def check_run(run: Run, k: int, *, resamples: int = RESAMPLES) -> SaturationCheck:
+def check_run(run: RecordedRun, k: int, *, resamples: int = RESAMPLES) -> SaturationCheck:
     """
     [`check_saturation`] of a run.
 
@@ -212,7 +212,7 @@ def check_run(run: Run, k: int, *, resamples: int = RESAMPLES) -> SaturationChec
         raise InputError(f"run '{run.path}', --k {k}: {error}") from error
 
 
-def default_sizes(run: Run) -> list[int]:
+def default_sizes(run: RecordedRun) -> list[int]:
     """The smallest and the largest k that the run was evaluated at."""
     evaluated = require_passk(run)["k"]
     return sorted({min(evaluated), max(evaluated)})

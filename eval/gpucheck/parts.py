@@ -65,7 +65,7 @@ class Result:
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 
 
-def run_all(
+def run_parts(
     names: Iterable[str],
     cpu: bool,
     folder: Path,
@@ -101,12 +101,12 @@ def run_all(
 def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[str, str]) -> Result:
     """One part, whose command is killed at the limit, in seconds, with all that it has begun."""
     result, log = Result(made_with), folder / f"{name}.log"
-    if (reason := why_not(name, cpu)) is not None:
+    if (reason := reason_to_skip(name, cpu)) is not None:
         result.skipped[PARTS[name][0]] = reason
         return result
     report = folder / ("tests.xml" if name == TESTS else f"{name}/arms.json")
     report.unlink(missing_ok=True)
-    problem = run(command(name, cpu, report.resolve()), log, limit)
+    problem = run_command(command(name, cpu, report.resolve()), log, limit)
     if report.is_file() and name == TESTS:
         read_report(report, result)
     elif report.is_file():
@@ -126,7 +126,7 @@ def command(name: str, cpu: bool, report: Path) -> list[str]:
     return [sys.executable, "-m", "trl_prorl.eval.step_cost", *options, "--out", str(report.parent)]
 
 
-def run(command: list[str], log: Path, limit: float) -> str | None:
+def run_command(command: list[str], log: Path, limit: float) -> str | None:
     """Run a command; why it did not end well, with its last line, or `None`."""
     with log.open("w") as written:
         process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True)
@@ -142,7 +142,7 @@ def run(command: list[str], log: Path, limit: float) -> str | None:
     return None if status == 0 else f"ended with exit code {status}: {(lines or [''])[-1][:300]}"
 
 
-def why_not(name: str, cpu: bool) -> str | None:
+def reason_to_skip(name: str, cpu: bool) -> str | None:
     """Why a part does not run here, in a few words, or `None`."""
     if cpu and name == TESTS:
         return "needs a GPU; `make test` runs most of them on a CPU"

@@ -7,7 +7,7 @@ from trl_prorl.eval.analysis.configurations import REPETITION_KEYS, max_new_toke
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.variants import VARIANTS
 
 
@@ -16,16 +16,16 @@ ARM_KEYS = {"beta", "beta_old", "beta_base", "base_anchor_every", "kl_estimator"
 ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
-def _distinct(runs: list[Run], value_of: Callable[[Run], Any]) -> list:
+def _distinct(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any]) -> list:
     """The different values of runs, in their order."""
     return list(dict.fromkeys(map(value_of, runs)))
 
 
-def _shared(runs: list[Run], key: str) -> str:
+def _shared(runs: list[RecordedRun], key: str) -> str:
     return ", ".join(f"`{value}`" for value in _distinct(runs, lambda run: str(run.config.get(key, "default"))))
 
 
-def lead(runs: list[Run]) -> list[Text]:
+def lead(runs: list[RecordedRun]) -> list[Text]:
     """What was compared."""
 
     def named(variant: str) -> str:
@@ -47,7 +47,7 @@ def lead(runs: list[Run]) -> list[Text]:
     ]
 
 
-def _evaluation(run: Run) -> str:
+def _evaluation(run: RecordedRun) -> str:
     """How a run was evaluated, in words."""
     passk, tokens = run.passk, max_new_tokens(run)
     cut = f"cut after {tokens} tokens, " if tokens else ""
@@ -55,7 +55,7 @@ def _evaluation(run: Run) -> str:
     return f"{passk['split']} split, {passk['prompts']} prompts, {passk['n']} samples each, {cut}{decoding}"
 
 
-def caveats(runs: list[Run]) -> list[str]:
+def caveats(runs: list[RecordedRun]) -> list[str]:
     """What the numbers cannot show: evaluation, differences between the runs beyond their variants."""
     lines, evaluated = [], [run for run in runs if run.passk]
     settings = sorted(_distinct(evaluated, _evaluation))
@@ -82,7 +82,7 @@ def caveats(runs: list[Run]) -> list[str]:
     return lines + _differences(runs)
 
 
-def _differences(runs: list[Run]) -> list[str]:
+def _differences(runs: list[RecordedRun]) -> list[str]:
     """Settings, ways of computing and hardware in which runs differ though arms could share them."""
     lines, differing = [], []
     for key in sorted({key for run in runs for key in run.config} - ARM_KEYS - REPETITION_KEYS):

@@ -8,8 +8,8 @@ from matplotlib.ticker import NullLocator
 from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, save_figure
 from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.plotting import DPI, OTHER_COLOUR, save_figure
 from trl_prorl.eval.pages.table import Column, Table, interval_cell, table_of
 
 

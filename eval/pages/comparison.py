@@ -9,13 +9,13 @@ from trl_prorl.eval.analysis.compare import (
     SHARES,
     Comparison,
     Verdict,
-    against_references,
+    compare_with_references,
     verdicts,
 )
-from trl_prorl.eval.analysis.frame import Arm, Frame
+from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, Estimate
-from trl_prorl.eval.pages.curves import OTHER_COLOUR, Panel, colour_of
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
+from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
@@ -28,12 +28,12 @@ from trl_prorl.eval.pages.table import (
     percent,
     table_of,
 )
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
-def objective_notes(runs: list[Run]) -> list[str]:
+def objective_notes(runs: list[RecordedRun]) -> list[str]:
     """What is said where A stands beside a variant of another objective."""
     variants = {run.variant for run in runs}
     return [DIFFERENT_OBJECTIVE] if "A" in variants and any(map(optimises_another_objective, variants)) else []
@@ -158,7 +158,7 @@ def _interval_note(verdict: Verdict) -> str:
     return f"Intervals: {100 * verdict.level:.3g} %{corrected}, over {over}."
 
 
-def missing_statements(runs: list[Run]) -> list[str]:
+def missing_statements(runs: list[RecordedRun]) -> list[str]:
     """Which runs lack a held-out evaluation, and the command that makes it."""
     missing = [run for run in runs if run.passk is None]
     if not missing:
@@ -178,7 +178,7 @@ def statements(frame: Frame) -> list[str]:
     return [*lines, *objective_notes(frame.runs), *missing_statements(frame.runs)]
 
 
-def scores_panel(arms: list[Arm]) -> Panel:
+def scores_panel(arms: list[ReportArm]) -> Panel:
     """Held-out pass@1 of every arm with its interval, base beside it."""
 
     def draw(axes):
@@ -224,7 +224,7 @@ def success_statements(rows: list[Comparison]) -> list[str]:
 
 
 def sections(frame: Frame) -> list[Section]:
-    rows, left = against_references(frame)
+    rows, left = compare_with_references(frame)
     if not rows and not left:
         return []
     title = "Arms against plain, control and A"

@@ -11,7 +11,7 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.passk import SIDES
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import Column, Table, table_of
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
 from trl_prorl.record.run_files import read_json
 from trl_prorl.text import visible
@@ -20,7 +20,7 @@ from trl_prorl.text import visible
 PROMPTS, LONGEST = 6, 400
 
 
-def first_samples(run: Run, side: str) -> pd.DataFrame | None:
+def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     """
     The first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind `passk.json`, whose
     verdicts add up to its counts, are not on disk.
@@ -54,7 +54,7 @@ COLUMNS = [
 ]
 
 
-def completions_table(run: Run) -> Table | None:
+def completions_table(run: RecordedRun) -> Table | None:
     """Six prompts, evenly spaced over the evaluation, with the first sample of each side."""
     sides = [first_samples(run, side) for side in SIDES]
     if any(side is None for side in sides):

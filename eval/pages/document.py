@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from trl_prorl.eval.pages.curves import Panel, write_sheet
+from trl_prorl.eval.pages.plotting import Panel, write_sheet
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.text import visible, without_html
 

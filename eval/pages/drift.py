@@ -9,7 +9,7 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 # Title and unit of each measure's panel.
@@ -24,12 +24,12 @@ PANELS = {
 NO_ENGLISH = "Without the perplexity of English text: the model's vocabulary has no English words."
 
 
-def drift_points(run: Run) -> list[dict]:
+def drift_points(run: RecordedRun) -> list[dict]:
     """The points of a run whose step is known."""
     return [point for point in (run.drift or {}).get("points", []) if point["step"] is not None]
 
 
-def drift_series(run: Run, key: str) -> pd.Series | None:
+def drift_series(run: RecordedRun, key: str) -> pd.Series | None:
     """One measure over optimizer steps; `None` if it was not measured."""
     points = {point["step"]: point[key] for point in drift_points(run) if point.get(key) is not None}
     return pd.Series(points, dtype=float).sort_index() if points else None

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from trl_prorl.eval.analysis.frame import Arm, Frame
+from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.passk import (
     SIDES,
     checkpoint_curve,
@@ -15,7 +15,8 @@ from trl_prorl.eval.analysis.passk import (
     summary_score,
 )
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.pages.curves import (
+from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.plotting import (
     OTHER_COLOUR,
     Panel,
     caption,
@@ -24,7 +25,6 @@ from trl_prorl.eval.pages.curves import (
     steps_panel,
     style_of,
 )
-from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.text import visible
 
@@ -79,7 +79,7 @@ def checkpoints_table(frame: Frame) -> Table | None:
 def k_panels(frame: Frame) -> list[Panel]:
     """A panel for arms that share axes: the trained ones over k, and base."""
 
-    def panel(title: str, arms: list[Arm]) -> Panel:
+    def panel(title: str, arms: list[ReportArm]) -> Panel:
         def draw(axes):
             runs = [run for arm in arms for run in arm.evaluated]
             draw_points(axes, [k_curve(run, "base", len(runs) == 1) for run in runs], "base", BASE_STYLE)

@@ -3,17 +3,17 @@
 import shlex
 
 from trl_prorl.eval.pages.document import Code, Section, Text
-from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, Run
+from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, RecordedRun
 from trl_prorl.record.provenance import evaluation_of, plugin_options
 
 
-def passk_command(runs: list[Run]) -> str:
+def passk_command(runs: list[RecordedRun]) -> str:
     """The command that evaluates these runs."""
     plugins = "".join(dict.fromkeys(plugin_options(run.env) for run in runs))
     return f"trl-prorl passk{plugins} " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
 
 
-def evaluation_commands(runs: list[Run]) -> str:
+def evaluation_commands(runs: list[RecordedRun]) -> str:
     """The commands that evaluated the runs, one per setting; with the defaults for runs not evaluated yet."""
     by_setting = {}
     for run in runs:
@@ -34,10 +34,10 @@ def evaluation_commands(runs: list[Run]) -> str:
     return "\n".join(passk_command(group) + options for options, group in by_setting.items())
 
 
-def sections(runs: list[Run], command: str) -> list[Section]:
+def sections(runs: list[RecordedRun], command: str) -> list[Section]:
     """
     Args:
-        runs (`list[Run]`): The runs.
+        runs (`list[RecordedRun]`): The runs.
         command (`str`): The command that makes the report again.
     """
     how = Text(

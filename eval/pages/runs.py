@@ -5,7 +5,7 @@ from collections.abc import Callable
 from trl_prorl.eval.analysis.frame import Frame, Row
 from trl_prorl.eval.analysis.passk import SIDES, score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean
-from trl_prorl.eval.pages.course import stages_panel
+from trl_prorl.eval.pages.curves import stages_panel
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.analysis.trajectory import SaturationCheck
-from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, arm_label, colour_of, save_figure
+from trl_prorl.eval.pages.plotting import DPI, OTHER_COLOUR, arm_label, colour_of, save_figure
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 def _ends_cell(check: SaturationCheck) -> str:
@@ -34,7 +34,7 @@ COLUMNS = [
 ]
 
 
-def trajectory_table(checks: list[tuple[Run, SaturationCheck]]) -> Table:
+def trajectory_table(checks: list[tuple[RecordedRun, SaturationCheck]]) -> Table:
     """A row per run and k: where it began and ended, the rate, and whether the curve holds."""
     notes = [
         "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base; 'halves in' is "
@@ -44,7 +44,7 @@ def trajectory_table(checks: list[tuple[Run, SaturationCheck]]) -> Table:
     return table_of("pass@k over training", COLUMNS, checks, notes)
 
 
-def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
+def trajectory_statements(run: RecordedRun, check: SaturationCheck) -> list[str]:
     """Whether the curve holds for this run and k, and how large a departure would have shown."""
     steps, residuals, errors = check.fit.steps, check.fit.residuals, check.fit.errors
     worst = int(np.argmax(np.abs(residuals / errors)))
@@ -62,7 +62,7 @@ def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
     return [heading + body]
 
 
-def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None:
+def plot_trajectory(run: RecordedRun, checks: list[SaturationCheck], path: Path) -> None:
     """Write pass@k over steps with the fitted curve as a PNG; a column per k."""
     colour = colour_of(run)
     figure = Figure(figsize=(7 * len(checks), 5), dpi=DPI, layout="constrained")

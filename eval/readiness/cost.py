@@ -8,7 +8,7 @@ import psutil
 from tqdm import tqdm
 
 from trl_prorl.eval.pages.table import percent
-from trl_prorl.eval.readiness.finding import STOP, Finding, judged
+from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
 from trl_prorl.eval.readiness.first_steps import FirstSteps
 
 
@@ -51,7 +51,7 @@ def process_memory() -> tuple[float, float]:
 
 def process_memory_finding(peak_gib: float, total_gib: float) -> Finding:
     """Return the finding of a run on a CPU: the memory of its first steps, of what the machine has, in GiB."""
-    return judged(
+    return make_finding(
         "peak memory of the process",
         f"{peak_gib:.1f} of {total_gib:.1f} GiB",
         peak_gib > USABLE * total_gib,
@@ -94,7 +94,7 @@ def cost_findings(
             f"{tqdm.format_interval(wall)}, without evaluations",
             values={"seconds": wall, "max_steps": first.max_steps, "seconds_last_step": last["time_step"]},
         ),
-        judged(
+        make_finding(
             "rewards in a step that generates",
             percent(share),
             share > SLOW_REWARD,
@@ -111,7 +111,7 @@ def cost_findings(
     fits = largest_micro_batch(first.held_gib, per_row, first.total_gib, group)
     return [
         *findings,
-        judged(
+        make_finding(
             "peak memory",
             f"{peak:.1f} of {first.total_gib:.1f} GiB",
             peak > USABLE * first.total_gib,
@@ -119,7 +119,7 @@ def cost_findings(
             peak_gib=peak,
             total_gib=first.total_gib,
         ),
-        judged(
+        make_finding(
             "largest micro-batch that fits",
             f"{fits} rows (now {micro_batch})",
             0 < fits < micro_batch,

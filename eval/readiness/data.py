@@ -10,7 +10,7 @@ from datasets import Dataset
 from trl.trainer.utils import is_async_callable
 
 from trl_prorl.errors import RewardError
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
 from trl_prorl.rollout.outcome import weighted_sum
 
 
@@ -41,12 +41,14 @@ class GoldAnswers:
     @property
     def reward_tells(self) -> bool | None:
         """Whether right answers get more reward than wrong ones on average; `None` if that is not known."""
-        right = known(reward for reward, is_right in zip(self.rewards, self.verified, strict=False) if is_right)
-        wrong = known(reward for reward, passes in zip(self.other_rewards, self.accepted, strict=False) if not passes)
+        right = without_nan(reward for reward, is_right in zip(self.rewards, self.verified, strict=False) if is_right)
+        wrong = without_nan(
+            reward for reward, passes in zip(self.other_rewards, self.accepted, strict=False) if not passes
+        )
         return mean(right) > mean(wrong) if right and wrong else None
 
 
-def known(values) -> list[float]:
+def without_nan(values) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
@@ -54,7 +56,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) -> GoldAnswers:
+def check_gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) -> GoldAnswers:
     """
     Ask a task, by `gold` and `verify_many`, about the gold answers of R rows and about one other row's answer for
     each; a reward, which takes completions and rows and returns a number for each, is asked too.
@@ -84,7 +86,7 @@ def gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) 
     )
 
 
-def asked_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] | None:
+def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] | None:
     """
     The reward of a completion as the run sums it, of texts and rows: over the reward functions that have a weight and
     are neither models nor asynchronous; `None` if there are none. They raise [`RewardError`] where they fail.
@@ -101,7 +103,7 @@ def asked_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] |
     def ask(texts: list[str], rows: list[Mapping]) -> list[float]:
         chats = not isinstance(rows[0]["prompt"], str)
         arguments = {
-            **columns_of(rows),
+            **reward_columns(rows),
             "prompts": [row["prompt"] for row in rows],
             "completions": [[{"role": "assistant", "content": text}] if chats else text for text in texts],
             "completion_ids": tokenizer(texts, add_special_tokens=False)["input_ids"],
@@ -115,7 +117,7 @@ def asked_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] |
     return ask
 
 
-def columns_of(rows: Sequence[Mapping]) -> dict[str, list]:
+def reward_columns(rows: Sequence[Mapping]) -> dict[str, list]:
     """The columns of rows that reward functions get by their names."""
     return {key: [row[key] for row in rows] for key in rows[0] if key not in NO_COLUMNS}
 
@@ -132,16 +134,16 @@ def gold_findings(found: GoldAnswers) -> list[Finding]:
     if right == 0:
         cure, level = "mend the task: the verifier refuses its own answers, so that nothing can ever be right", STOP
     what, number = "gold answers verify", f"{right} of {total}"
-    findings = [judged(what, number, right < total, cure, level, rows=total, verified=right)]
+    findings = [make_finding(what, number, right < total, cure, level, rows=total, verified=right)]
     if found.accepted:
         wrong, of = sum(found.accepted), len(found.accepted)
         cure = "mend the verifier: it accepts answers to other questions"
         what, number = "other rows' answers that verify", f"{wrong} of {of}"
-        findings.append(judged(what, number, wrong > MOST_ACCEPTED * of, cure, rows=of, accepted=wrong))
+        findings.append(make_finding(what, number, wrong > MOST_ACCEPTED * of, cure, rows=of, accepted=wrong))
     what = "reward of gold answers, of other rows'"
     if found.failed is not None:
         return [*findings, Finding(what, "not known", f"it could not be asked: {found.failed}", LOOK)]
-    gold, others = known(found.rewards), known(found.other_rewards)
+    gold, others = without_nan(found.rewards), without_nan(found.other_rewards)
     if found.rewards and not gold:
         cure = "mend the reward functions: they return None for right answers"
         findings.append(Finding(what, "none", cure, LOOK))
@@ -149,11 +151,11 @@ def gold_findings(found: GoldAnswers) -> list[Finding]:
         means = {"gold": mean(gold), "others": mean(others)}
         cure = "mend the reward function: it pays right answers no more than wrong ones, whatever the model does"
         number = ", ".join(f"{value:.2f}" for value in means.values())
-        findings.append(judged(what, number, found.reward_tells is False, cure, **means))
+        findings.append(make_finding(what, number, found.reward_tells is False, cure, **means))
     return findings
 
 
-def content(prompt: Sequence[Mapping] | str) -> str:
+def prompt_text(prompt: Sequence[Mapping] | str) -> str:
     """A prompt's text, spaces made even."""
     text = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content")) for message in prompt)
     return " ".join(text.split())
@@ -183,13 +185,15 @@ def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
 
 def split_findings(prompts: Mapping[str, Sequence]) -> list[Finding]:
     """Prompts that two splits share, from those of each split as chat messages or text."""
-    texts = {split: {content(prompt) for prompt in of_split} for split, of_split in prompts.items()}
+    texts = {split: {prompt_text(prompt) for prompt in of_split} for split, of_split in prompts.items()}
     findings = []
     for first, second in combinations(texts, 2):
         shared, of = len(texts[first] & texts[second]), len(texts[second])
         cure = f"drop these prompts from {first}: what is measured on {second} would be what was learnt by heart"
         number = f"{shared} of {of}"
-        findings.append(judged(f"prompts of {second} in {first}", number, shared > 0, cure, shared=shared, of=of))
+        findings.append(
+            make_finding(f"prompts of {second} in {first}", number, shared > 0, cure, shared=shared, of=of)
+        )
     return findings
 
 
@@ -205,11 +209,11 @@ def length_findings(
     too_long = context is not None and needed > context
     cure = "lower max_completion_length, or drop long prompts"
     what, number = "longest prompt, with a completion", f"{longest} tokens, {needed}{limit}"
-    findings = [judged(what, number, too_long, cure, prompt=longest, needed=needed, context=context)]
+    findings = [make_finding(what, number, too_long, cure, prompt=longest, needed=needed, context=context)]
     if golds and most is not None:
         room = sum(length < most for length in golds)  # one token more, for the end
         what = "gold answers that fit max_completion_length"
         number = f"{room} of {len(golds)} (longest {max(golds)} of {most} tokens)"
         cure = f"set max_completion_length to {max(golds) + 1} or more"
-        findings.append(judged(what, number, room < len(golds), cure, fit=room, longest=max(golds), limit=most))
+        findings.append(make_finding(what, number, room < len(golds), cure, fit=room, longest=max(golds), limit=most))
     return findings

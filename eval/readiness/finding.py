@@ -29,7 +29,7 @@ class Finding:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def judged(what: str, number: str, wrong: bool, change: str, level: str = LOOK, /, **values: Any) -> Finding:
+def make_finding(what: str, number: str, wrong: bool, change: str, level: str = LOOK, /, **values: Any) -> Finding:
     """A finding that asks for a change, at a level, only if something is wrong."""
     return Finding(what, number, change, level, values) if wrong else Finding(what, number, values=values)
 

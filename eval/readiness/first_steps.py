@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
-from trl_prorl.eval.readiness.finding import STOP, Finding, judged
+from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
 from trl_prorl.objective import kl
 from trl_prorl.objective.anchors import completion_mask
 from trl_prorl.record.run_files import METRICS_FILE
@@ -77,10 +77,10 @@ def rate_findings(rate: float, lora: bool) -> list[Finding]:
     if rate == 0.0:
         return [Finding("learning rate", "0", "raise learning_rate: no update changes the policy", STOP, {"lr": rate})]
     cure = "raise learning_rate to 1e-5 or more: LoRA takes about ten times the rate of full fine-tuning"
-    return [judged("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
+    return [make_finding("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
 
 
-def moved(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float:
+def kl_after_updates(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float:
     """
     KL(old ‖ new) in nats per token, by k3 on what the old policy sampled, which is finite where the ratio overflows;
     from log-probabilities before and after the updates, shape (B, T), and the batch with their mask.
@@ -89,9 +89,9 @@ def moved(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor
     return (torch.where(mask.bool(), kl.kl_values(old, new, "k3"), 0.0).sum() / mask.sum()).item()
 
 
-def moved_finding(distance: float, rates: Sequence[float]) -> Finding:
-    """The finding of [`moved`], after updates by `rates`, which are low in a warm-up."""
-    return judged(
+def kl_finding(distance: float, rates: Sequence[float]) -> Finding:
+    """The finding of [`kl_after_updates`], after updates by `rates`, which are low in a warm-up."""
+    return make_finding(
         f"KL to the policy before the first {len(rates)} updates",
         f"{distance:.2g} nats per token, by learning rates of {', '.join(f'{rate:g}' for rate in rates)}",
         not distance <= MOST_MOVED,
@@ -111,10 +111,12 @@ def update_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
     if (entropy := rows[0].get("entropy")) is not None:
         cure = "raise temperature, or begin from a model that is less sure: completions of a prompt will be alike"
         number = f"{entropy:.3f} nats per token"
-        findings.append(judged("entropy at the first update", number, entropy < COLLAPSED, cure, entropy=entropy))
+        findings.append(
+            make_finding("entropy at the first update", number, entropy < COLLAPSED, cure, entropy=entropy)
+        )
     clipped = [row["clip_region_mean"] for row in rows if "clip_region_mean" in row]
     if clipped:
         cure = "lower learning_rate or num_iterations: one update leaves the region in which the ratio is trusted"
         what, number, wrong = "tokens clipped after it", f"{100 * clipped[-1]:.1f} %", clipped[-1] > MOST_CLIPPED
-        findings.append(judged(what, number, wrong, cure, clip_ratio=clipped[-1], rows=len(rows)))
+        findings.append(make_finding(what, number, wrong, cure, clip_ratio=clipped[-1], rows=len(rows)))
     return findings

@@ -8,8 +8,8 @@ from typing import Any
 
 from trl_prorl.eval.analysis.statistics import bootstrap_interval
 from trl_prorl.eval.pages.table import percent
-from trl_prorl.eval.readiness.data import columns_of, known
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
+from trl_prorl.eval.readiness.data import reward_columns, without_nan
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
 from trl_prorl.rollout.rewards import watched
 from trl_prorl.rollout.turns import transcript
 from trl_prorl.rollout.verdicts import verifier_of
@@ -66,7 +66,9 @@ class Rollouts:
         return [list(values[i : i + self.group_size]) for i in range(0, len(values), self.group_size)]
 
 
-def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], None] = lambda count: None) -> Rollouts:
+def sample_base(
+    trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], None] = lambda count: None
+) -> Rollouts:
     """
     Sample P rows of the training set as a trainer that has not begun to train does, a generation batch at a time;
     `advance` gets the number of completions of every batch.
@@ -97,7 +99,7 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
         found.reward_seconds += sampled.reward_seconds
         if verifier is not None:
             prompts = [row["prompt"] for row in asked]
-            verdicts = verifier(prompts=prompts, completions=sampled.completions, **columns_of(asked))
+            verdicts = verifier(prompts=prompts, completions=sampled.completions, **reward_columns(asked))
         elif task is not None:
             verdicts = task.verify_many(texts, asked)
         else:
@@ -119,14 +121,14 @@ def expected_silent(p: float, size: int) -> float:
     return p**size + (1 - p) ** size
 
 
-def enough(p: float) -> int | None:
+def smallest_group(p: float) -> int | None:
     """The smallest usual group of which at most `AIM` have no signal; `None` if there is none."""
     return next((size for size in GROUPS if expected_silent(p, size) <= AIM), None)
 
 
-def varies(rewards: list[float]) -> bool:
+def rewards_differ(rewards: list[float]) -> bool:
     """Whether rewards of a group differ, so that it teaches something."""
-    values = known(rewards)
+    values = without_nan(rewards)
     return bool(values) and max(values) - min(values) > SAME
 
 
@@ -153,10 +155,10 @@ def signal_findings(found: Rollouts, max_completion_length: int | None, gold_len
         *pass_findings(found, tells),
         group_finding(found, tells),
         verifier_finding(found),
-        *needed_finding(found),
-        *disagreement(found),
+        *needed_kl_findings(found),
+        *disagreement_findings(found),
         cut_finding(found, max_completion_length, gold_length),
-        *unanswered(found),
+        *unanswered_findings(found),
     ]
 
 
@@ -202,12 +204,12 @@ def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) 
 def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Groups whose rewards are all equal: observed, and expected at the pass rate."""
     groups = found.groups(found.rewards)
-    silent, p, size = sum(not varies(group) for group in groups), rate(found.correct), found.group_size
+    silent, p, size = sum(not rewards_differ(group) for group in groups), rate(found.correct), found.group_size
     observed, expected = silent / len(groups), expected_silent(p, size)
     values = {"observed": observed, "expected": expected, "num_generations": size, "pass_rate": p}
     what = "groups without signal, expected"
     number = f"{percent(observed)} of {len(groups)}, {percent(expected)} at G = {size}"
-    paid = known(found.rewards)
+    paid = without_nan(found.rewards)
     if observed == 1.0:
         if tells is False:
             why = "mend the reward function: it pays right answers no more than wrong ones"
@@ -215,7 +217,7 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
             why = "let completions end: most are cut off"
         elif not paid:
             why = "mend the reward functions: each returns None for every completion"
-        elif tells is None and not varies(paid):
+        elif tells is None and not rewards_differ(paid):
             why = f"see whether the reward can tell answers apart: every completion got {paid[0]:g}"
         elif p >= SOLVED:
             why = "take a harder task_level: every answer is right already"
@@ -228,7 +230,7 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
         return Finding(what, number, f"{why}; no group taught anything", STOP, values)
     if observed <= MOST_SILENT:
         return Finding(what, number, values=values)
-    better = enough(p)
+    better = smallest_group(p)
     if share_within(found) < SAME_FATE and HOPELESS < p < SOLVED:
         change = f"{ALIKE}: a prompt is solved always or never, and larger groups would change little"
     elif better is not None and better > size:
@@ -260,7 +262,7 @@ def needed_kl(found: Rollouts) -> float:
     return mean(nats) / mean(right or found.lengths)
 
 
-def needed_finding(found: Rollouts) -> list[Finding]:
+def needed_kl_findings(found: Rollouts) -> list[Finding]:
     """The KL that right answers need, where a verifier says which are right."""
     if found.source == FULL_REWARD:
         return []
@@ -268,12 +270,12 @@ def needed_finding(found: Rollouts) -> list[Finding]:
     return [Finding("KL to the base that right answers need", f"{needed:.2g} nats a token", values={"kl": needed})]
 
 
-def disagreement(found: Rollouts) -> list[Finding]:
+def disagreement_findings(found: Rollouts) -> list[Finding]:
     """Groups in which a wrong completion got as much reward as a right one."""
     mixed = wrong = 0
     for verdicts, rewards in zip(found.groups(found.correct), found.groups(found.rewards), strict=True):
-        right = known(reward for reward, verdict in zip(rewards, verdicts, strict=True) if verdict)
-        others = known(reward for reward, verdict in zip(rewards, verdicts, strict=True) if not verdict)
+        right = without_nan(reward for reward, verdict in zip(rewards, verdicts, strict=True) if verdict)
+        others = without_nan(reward for reward, verdict in zip(rewards, verdicts, strict=True) if not verdict)
         if right and others:
             mixed += 1
             wrong += min(right) <= max(others)
@@ -281,7 +283,7 @@ def disagreement(found: Rollouts) -> list[Finding]:
         return []
     cure = f"the reward can be gamed: mend it, or {GAMED.format(f'beta: 0.3, kl_target: {needed_kl(found):.2g}')}"
     what = "groups that pay a wrong answer like a right one"
-    return [judged(what, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
+    return [make_finding(what, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
 
 
 def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:
@@ -297,10 +299,10 @@ def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> F
     level = STOP if cut == 1.0 else LOOK
     values = {"cut": cut, "mean_length": mean(found.lengths), "limit": most}
     number = f"{percent(cut)} (mean length {values['mean_length']:.0f} of {most or 'any'})"
-    return judged("completions cut off", number, cut > MOST_CUT, change, level, **values)
+    return make_finding("completions cut off", number, cut > MOST_CUT, change, level, **values)
 
 
-def unanswered(found: Rollouts) -> list[Finding]:
+def unanswered_findings(found: Rollouts) -> list[Finding]:
     """Completions in which the verifier finds no answer, with two of them to look at."""
     if found.answered is None:
         return []
@@ -309,4 +311,4 @@ def unanswered(found: Rollouts) -> list[Finding]:
     ends = " and ".join(repr(text[-EXAMPLE_LENGTH:]) for text in examples)
     change = f"ask for the form in the prompt, or mend the verifier: {ends}"
     what = "completions without an answer to verify"
-    return [judged(what, percent(share), share > MOST_UNANSWERED, change, share=share, examples=examples)]
+    return [make_finding(what, percent(share), share > MOST_UNANSWERED, change, share=share, examples=examples)]

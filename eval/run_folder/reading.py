@@ -19,7 +19,7 @@ from trl_prorl.record.shapes import LARGEST
 if TYPE_CHECKING:
     import pandas as pd
 
-    from trl_prorl.eval.run_folder.run import Run
+    from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def read_evaluation(
     return content
 
 
-def load_run(run_dir, name: str | None = None) -> "Run":
+def load_run(run_dir, name: str | None = None) -> "RecordedRun":
     """
     A run folder, which needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`; its arm has the folder's name
     by default.
@@ -107,7 +107,7 @@ def load_run(run_dir, name: str | None = None) -> "Run":
     """
     import pandas as pd  # not for a folder that is not there
 
-    from trl_prorl.eval.run_folder.run import Run
+    from trl_prorl.eval.run_folder.run import RecordedRun
 
     run_dir = Path(run_dir)
     config = load_config(run_dir)
@@ -125,7 +125,7 @@ def load_run(run_dir, name: str | None = None) -> "Run":
         first, last = metrics["step"][gaps.index[0] - 1], gaps.iloc[0]
         logger.warning("%s: no row between step %d and step %d (gaps: %d).", run_dir, first, last, len(gaps))
     env, events, evaluations = read_env(run_dir), run_dir / "events.jsonl", run_dir / "evaluations.jsonl"
-    return Run(
+    return RecordedRun(
         path=run_dir,
         name=name or run_dir.resolve().name,
         config=config,
@@ -237,7 +237,7 @@ def only_parent(folders: list[Path]) -> Path:
     return parents[0]
 
 
-def load_runs(folders: list[Path]) -> "list[Run]":
+def load_runs(folders: list[Path]) -> "list[RecordedRun]":
     """The runs in the order of the report, each named by its path below the common parent."""
     from trl_prorl.eval.run_folder.run import sort_runs  # pandas
 

@@ -45,7 +45,7 @@ def base_family(model: Any) -> tuple[Any, int | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RecordedRun:
     """
     One training run as its folder records it.
 
@@ -162,13 +162,13 @@ class Run:
         return without_reset(self.variant, self.config, None if applied is None else len(applied), steps)
 
 
-def sort_runs(runs: list[Run]) -> list[Run]:
+def sort_runs(runs: list[RecordedRun]) -> list[RecordedRun]:
     """Runs in the order of the variants, those of an unknown one last; within a variant by name."""
     rank = {variant: position for position, variant in enumerate(VARIANTS)}
     return sorted(runs, key=lambda run: (rank.get(run.variant, len(rank)), run.name))
 
 
-def require_passk(run: Run) -> dict:
+def require_passk(run: RecordedRun) -> dict:
     """
     The run's `passk.json`.
 

@@ -18,7 +18,7 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, checkpoint_points, identity, load_point, load_tokenizer, trained_point
-from trl_prorl.eval.samples.sampling import Drawing, for_sampling, judged, progress, sample
+from trl_prorl.eval.samples.sampling import SamplingSettings, judge_completions, prepare_for_sampling, progress, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.provenance import evaluation_of, plugin_options
@@ -30,7 +30,7 @@ from trl_prorl.text import visible
 class HeldOut:
     """
     A run's models on P held-out prompts of its task, or of another `name`, drawn as the run draws but for the fields
-    of [`~eval.samples.sampling.Drawing`] that are `asked`; a call of `generate` has `batch_size` sequences.
+    of [`~eval.samples.sampling.SamplingSettings`] that are `asked`; a call of `generate` has `batch_size` sequences.
 
     Raises:
         InputError: If the run cannot be evaluated so.
@@ -55,13 +55,13 @@ class HeldOut:
         except ValueError as error:
             raise InputError(f"--split {split} --prompts {prompts}: {error}") from error
         self.prompt_ids = content_ids(self.rows)
-        self.drawing = Drawing.of(self.config, asked)
+        self.sampling = SamplingSettings.of(self.config, asked)
         self.grader = grader_version()
         self.trained = trained_point(run_dir, self.config)
         self.tokenizer = load_tokenizer(self.trained.folder)
         self.base = Point("base", 0, None)
 
-    def store(self, point: Point, drawing: Drawing) -> SampleStore:
+    def store(self, point: Point, sampling: SamplingSettings) -> SampleStore:
         """
         Where the samples of a model are; those of a neighbouring run are taken over if they are the same model's.
         """
@@ -69,7 +69,7 @@ class HeldOut:
             "model": self._identity(point),
             "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
             "tokenizer": digest(self.tokenizer.get_vocab(), self.tokenizer.chat_template),
-            **asdict(drawing),
+            **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
             "seed": self.seed,
         }
@@ -83,12 +83,12 @@ class HeldOut:
         by prompt in the order of `rows`; what is not on disk is drawn, at another temperature if one is given, and
         kept.
         """
-        drawing = self.drawing if temperature is None else replace(self.drawing, temperature=temperature)
-        store = self.store(point, drawing)
+        sampling = self.sampling if temperature is None else replace(self.sampling, temperature=temperature)
+        store = self.store(point, sampling)
         missing = self._missing(store, n)
         batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
         if batches:
-            self._draw(point, batches, {p: n - count for p, count in missing.items()}, drawing, store)
+            self._draw(point, batches, {p: n - count for p, count in missing.items()}, sampling, store)
         store.merge()
         frame = self._regraded(store)
         frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
@@ -110,7 +110,7 @@ class HeldOut:
         if stale.any():
             old = frame[stale]
             rows = [self.rows[places[name]] for name in old["prompt_id"]]
-            verdicts, answers = zip(*judged(self.task, list(old["completion"]), rows), strict=True)
+            verdicts, answers = zip(*judge_completions(self.task, list(old["completion"]), rows), strict=True)
             changed = sum(new != then for new, then in zip(verdicts, old["correct"], strict=True))
             frame = frame.astype({"answer": object})  # a store that is older than this column has none
             frame.loc[stale, "correct"], frame.loc[stale, "grader"] = verdicts, self.grader
@@ -127,10 +127,12 @@ class HeldOut:
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
         """A model as it is sampled, and whether compactly."""
-        yield for_sampling(load_point(point, self.config))
+        yield prepare_for_sampling(load_point(point, self.config))
 
-    def _draw(self, point: Point, batches, have: dict[int, int], drawing: Drawing, store: SampleStore) -> None:
-        description = f"{self.run_dir.name}: {point.label}" + (", greedy" if drawing.temperature == 0 else "")
+    def _draw(
+        self, point: Point, batches, have: dict[int, int], sampling: SamplingSettings, store: SampleStore
+    ) -> None:
+        description = f"{self.run_dir.name}: {point.label}" + (", greedy" if sampling.temperature == 0 else "")
         total = sum(len(places) * count for places, count in batches)
         with self._model(point) as (model, compact), progress(total, visible(description)) as bar:
             for places, count in batches:
@@ -139,11 +141,11 @@ class HeldOut:
                 set_seed(int(digest(self.seed, names, have[places[0]])[:8], 16))
                 try:
                     rows = [self.rows[place] for place in places]
-                    drawn = sample(model, self.tokenizer, self.task, rows, count, drawing=drawing, compact=compact)
+                    drawn = sample(model, self.tokenizer, self.task, rows, count, sampling=sampling, compact=compact)
                 except torch.OutOfMemoryError as error:
                     raise RunError(
                         f"--batch-size {self.batch_size}: the GPU has no memory for so many sequences of up to "
-                        f"{drawing.max_new_tokens} tokens. Lower it; samples that were drawn are kept."
+                        f"{sampling.max_new_tokens} tokens. Lower it; samples that were drawn are kept."
                     ) from error
                 store.add(
                     [
@@ -230,7 +232,7 @@ def check_run(run_dir: Path) -> dict:
     return config
 
 
-def held_outs(run_dir: Path, args) -> list[HeldOut]:
+def held_out_tasks(run_dir: Path, args) -> list[HeldOut]:
     """The run on its own task, then on the others that were asked for."""
     settings = {
         "temperature": 0.0 if args.greedy else args.temperature,

@@ -20,7 +20,7 @@ from trl_prorl.rollout.turns import play, with_turns
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SamplingSettings:
     """
     How completions are drawn: everything that decides them but model, prompts and seed.
 
@@ -35,7 +35,7 @@ class Drawing:
     chat_template_kwargs: dict | None = None
 
     @classmethod
-    def of(cls, config: Mapping, asked: Mapping) -> "Drawing":
+    def of(cls, config: Mapping, asked: Mapping) -> "SamplingSettings":
         """As a run with this configuration draws, but for the fields that are asked for and not `None`."""
         own = {
             "temperature": config.get("temperature"),
@@ -65,7 +65,7 @@ class Sample:
     answer: str | None
 
 
-def judged(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool, str | None]]:
+def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool, str | None]]:
     """The verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
     verdicts = task.verify_many(texts, rows)
     for text, row, verdict in zip(texts, rows, verdicts, strict=True):
@@ -100,7 +100,7 @@ def progress(total: int, description: str) -> tqdm:
 
 
 @contextmanager
-def nothing_but_the_softmax(model) -> Iterator[None]:
+def plain_generation_config(model) -> Iterator[None]:
     """
     Without the wishes of a model's own generation config (min_p, suppressed tokens, beams, ...), which `generate`
     fills in wherever a call leaves something open.
@@ -116,7 +116,7 @@ def nothing_but_the_softmax(model) -> Iterator[None]:
             owner.generation_config = config
 
 
-def for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bool]:
+def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bool]:
     """
     A loaded model as it is sampled, and whether compactly, as rollouts are where a recipe asks for it: by the same
     loop, if it gives what `generate` gives. With `merge`, an adapter is merged in float32, where that only changes
@@ -136,7 +136,7 @@ def sample(
     task,
     rows: list[dict],
     n: int,
-    drawing: Drawing | None = None,
+    sampling: SamplingSettings | None = None,
     *,
     compact: bool = False,
     **fields,
@@ -145,19 +145,19 @@ def sample(
     Sample `n` completions for each of P rows in one call of `generate`, or in one for each turn, and judge them by
     `task.verify_many`.
 
-    `fields` are those of a [`Drawing`] where none is given. A model's own generation config has no say. Samples depend
+    `fields` are those of a [`SamplingSettings`] where none is given. A model's own generation config has no say. Samples depend
     on torch's global seed and on what is batched together. `compact` computes a prompt once for all its samples, and
     drops a sample when it ends.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).
     """
-    drawing = drawing or Drawing(**fields)
+    sampling = sampling or SamplingSettings(**fields)
     model.eval()
     device = next(model.parameters()).device
-    sampling = {"do_sample": False}
-    if drawing.temperature > 0:
-        sampling = {"do_sample": True, "temperature": drawing.temperature, "top_k": 0, "top_p": 1.0}
+    options = {"do_sample": False}
+    if sampling.temperature > 0:
+        options = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
     stops = stop_token_ids(model, tokenizer)
 
     def complete(prompts: list[list[int]], most: int, n: int = 1) -> list[tuple[list[int], bool]]:
@@ -167,21 +167,21 @@ def sample(
             way = {"custom_generate": compact_sample, "copies": copies}
         else:
             way = {"num_return_sequences": n}
-        with nothing_but_the_softmax(model):
+        with plain_generation_config(model):
             sequences = model.generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 max_new_tokens=most,
                 eos_token_id=stops,
                 pad_token_id=tokenizer.pad_token_id,
-                **sampling,
+                **options,
                 **way,
             )
         sequences = sequences.ids if compact else sequences
         return [until_stop(ids, stops) for ids in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
 
     asked = [row for row in rows for _ in range(n)]
-    most, settings = drawing.max_new_tokens, drawing.chat_template_kwargs
+    most, settings = sampling.max_new_tokens, sampling.chat_template_kwargs
     if task.turns > 1:
         prompts = prompt_ids(with_turns(tokenizer), asked, settings)
         texts, completions = play(task, tokenizer, asked, prompts, most, complete, **(settings or {}))
@@ -190,7 +190,7 @@ def sample(
         texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
     samples = [
         Sample(text, ids, not ended, *verdict)
-        for text, (ids, ended), verdict in zip(texts, completions, judged(task, texts, asked), strict=True)
+        for text, (ids, ended), verdict in zip(texts, completions, judge_completions(task, texts, asked), strict=True)
     ]
     return [samples[start : start + n] for start in range(0, len(samples), n)]
 

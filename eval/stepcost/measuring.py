@@ -13,7 +13,7 @@ from rich.progress import track
 
 from trl_prorl.eval.stepcost.settings import ARMS, MORE_ARMS, Batches, settings
 from trl_prorl.eval.stepcost.tables import ROUNDS
-from trl_prorl.eval.stepcost.trainers import make_trainer, silent
+from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
 
 
 def measure(
@@ -41,7 +41,7 @@ def measure(
                 trainer = trainers[name]
                 generation = trainer.generation_seconds(batches, number) if generate else 0.0
                 trainer.watch.begin()
-                with silent():
+                with silence_training():
                     trainer.train()
                 if number == 0:
                     continue  # the first round warms up
@@ -75,7 +75,7 @@ def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
         if generate:
             trainer.generation_seconds(batches, 0)
             trainer.watch.peak()  # before a step lets the device count anew
-        with silent():
+        with silence_training():
             trainer.train()
         if (peak := trainer.watch.peak()) is not None:
             return peak - trainer.watch.held

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.eval.command import program
+from trl_prorl.eval.command import program_name
 
 
 SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vocabulary
@@ -142,7 +142,7 @@ def settings(args: argparse.Namespace):
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=(prog := program("step_cost")),
+        prog=(prog := program_name("step_cost")),
         usage=f"{prog} [--OPTION VALUE ...]",
         description="What a step costs, side by side with TRL.",
         formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),

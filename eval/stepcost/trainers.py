@@ -65,7 +65,7 @@ class Stopwatch(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         self.began = self.now()
 
-    def ending_a_step(self, function):
+    def time_end_of_step(self, function):
         """`function`, with whose end a step ends; the call at the end of an epoch belongs to none."""
 
         def timed(*args, **kwargs):
@@ -78,7 +78,7 @@ class Stopwatch(TrainerCallback):
 
         return timed
 
-    def around(self, name: str, function):
+    def time_call(self, name: str, function):
         def timed(*args, **kwargs):
             began = self.now()
             try:
@@ -90,7 +90,7 @@ class Stopwatch(TrainerCallback):
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
+def silence_training() -> Iterator[None]:
     """Without what a run says of itself: a benchmark trains in one folder again and again, too briefly for a reset."""
     logger = logging.getLogger("trl_prorl")
     level = logger.level
@@ -165,8 +165,8 @@ def make_trainer(
     trainer.add_callback(watch)
     trainer.watch, trainer.generation_seconds = watch, partial(generation_seconds, trainer)
     # After on_step_end, and with it the row of the record is written.
-    trainer._maybe_log_save_evaluate = watch.ending_a_step(trainer._maybe_log_save_evaluate)
-    trainer._generate_and_score_completions = watch.around("scoring", trainer._generate_and_score_completions)
+    trainer._maybe_log_save_evaluate = watch.time_end_of_step(trainer._maybe_log_save_evaluate)
+    trainer._generate_and_score_completions = watch.time_call("scoring", trainer._generate_and_score_completions)
     return trainer
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from eval import compare as command
-from eval.analysis.compare import GREEDY, MET, NOT_MET, UNDECIDED, all_pairs, compare, compare_arms, pair_notes
+from eval.analysis.compare import GREEDY, MET, NOT_MET, UNDECIDED, compare, compare_all_pairs, compare_arms, pair_notes
 from eval.analysis.frame import Frame
 from eval.analysis.statistics import Estimate
 from eval.pages.comparison import comparison_statements, success_statements
@@ -88,7 +88,7 @@ def test_greedy_decoding_over_seeds_is_a_test_over_seeds(evaluated, read_run):
         for variant, seeds in right.items()
         for seed, correct in enumerate(seeds)
     ]
-    rows, left = all_pairs(runs, [1])
+    rows, left = compare_all_pairs(runs, [1])
     assert [row.outcome for row in rows] == ["pass@1", "greedy"] and not left
     # Both seeds differ by 1/2, so the prompts decide.
     averaged = np.mean([np.subtract(a, b) for a, b in zip(*right.values(), strict=True)], axis=0)
@@ -311,7 +311,7 @@ def mean_of(run):
 
 
 def test_the_difference_is_that_of_the_seeds_both_have(grid):
-    rows, left = all_pairs([*grid.values()], [1])
+    rows, left = compare_all_pairs([*grid.values()], [1])
     named = [(row.first, row.second, row.seeds) for row in rows]
     assert named == [("control", "A", 3), ("control", "B", 2), ("A", "B", 2)] and not left
     for row in rows:
@@ -332,11 +332,11 @@ def test_the_difference_is_that_of_the_seeds_both_have(grid):
 def test_seeds_that_are_nowhere_shared(of_arm):
     runs = [of_arm(arm, seed, counts(0.5, seed)) for arm, seed in zip("AABB", (1, 2, 3, 4), strict=True)]
     with pytest.raises(InputError, match="no seed in common"):
-        all_pairs(runs, [1])
+        compare_all_pairs(runs, [1])
 
 
 def test_runs_that_answer_alike(of_arm):
-    (row,), _ = all_pairs([of_arm(arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)], [1])
+    (row,), _ = compare_all_pairs([of_arm(arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)], [1])
     assert row.difference.value == 0 and row.p_value == row.adjusted == 1.0
 
 

@@ -13,7 +13,7 @@ from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, identity, load_base_model
-from trl_prorl.eval.samples.sampling import Drawing, for_sampling
+from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.tasks.base import Task
@@ -31,7 +31,7 @@ class TrainerHeldOut(HeldOut):
         self.name, self.task, self.rows = TaskName(name), self, list(rows)
         self.verify, self.prompt_ids = verifier, content_ids(self.rows)
         asked = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
-        self.drawing = Drawing.of(vars(trainer.args), asked)
+        self.sampling = SamplingSettings.of(vars(trainer.args), asked)
         self.grader = uuid4().hex[:12]  # a verifier has no version: what is on disk is judged anew
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self.trained, self.base = Point("trained", trainer.state.global_step, None), Point("base", 0, None)
@@ -65,9 +65,9 @@ class TrainerHeldOut(HeldOut):
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
         if point is self.base and not self.base_below:
-            yield for_sampling(load_base_model(self.config))
+            yield prepare_for_sampling(load_base_model(self.config))
             return
         trains = self.policy.training
         with self._below(point), self.policy.disable_adapter() if point is self.base else nullcontext():
-            yield for_sampling(self.policy.eval(), merge=False)
+            yield prepare_for_sampling(self.policy.eval(), merge=False)
         self.policy.train(trains)
