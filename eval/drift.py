@@ -65,20 +65,16 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
             {"input_ids": [questions[place] + ids for ids in answers]}, padding_side="right", return_tensors="pt"
         ).to(device)
         answer_width = padded["input_ids"].shape[1] - len(questions[place])
-        # The logits of the last question token and of every answer token but the last: they chose the answers.
-        both = [
-            one(
-                input_ids=padded["input_ids"], attention_mask=padded["attention_mask"], logits_to_keep=answer_width + 1
-            ).logits[:, :-1]
-            for one in dict.fromkeys((model, base_model))  # base against itself is one forward
-        ]
+        logits = answer_logits(model, padded, answer_width)
+        base_logits = logits if base_model is model else answer_logits(base_model, padded, answer_width)
         sums = np.zeros(len(language.TokenDrift._fields) + 1)
         for row, ids in enumerate(answers):  # row by row, because a vocabulary is wide
-            parts = language.token_drift(*(logits[row, : len(ids)] for logits in (both[0], both[-1])), temperature)
+            parts = language.token_drift(logits[row, : len(ids)], base_logits[row, : len(ids)], temperature)
             sums += [*(float(part.sum()) for part in parts), len(ids)]
         totals.append(sums)
     sums = np.stack(totals)
-    texts, ids = list(drawn["completion"]), [list(ids) for ids in drawn["ids"]]
+    texts = list(drawn["completion"])
+    ids = [list(ids) for ids in drawn["ids"]]
     rewards = held_out.task.reward_many(texts, [row for row in held_out.rows for _ in range(samples)])
     return {
         **language.model_drift(sums),
@@ -90,8 +86,16 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
     }
 
 
+def answer_logits(model, padded, answer_width: int) -> torch.Tensor:
+    """Logits of the last question token and of every answer token but the last, which chose the answers."""
+    output = model(
+        input_ids=padded["input_ids"], attention_mask=padded["attention_mask"], logits_to_keep=answer_width + 1
+    )
+    return output.logits[:, :-1]
+
+
 def measure(run_dir: Path, args) -> dict:
-    """The content of `drift.json`."""
+    """Measure a run at its base, checkpoints and end; return the content of `drift.json`."""
     held_out, *others = held_out_tasks(run_dir, args)
     for one in (held_out, *others):
         if one.task.turns > 1:
@@ -104,8 +108,8 @@ def measure(run_dir: Path, args) -> dict:
     points = [held_out.base, *points, held_out.trained]
     base_model = load_point(held_out.base, held_out.config).eval()
     run_id = read_env(run_dir).get(RUN_ID)
-    return {
-        **({RUN_ID: run_id} if run_id else {}),
+    result = {RUN_ID: run_id} if run_id else {}
+    return result | {
         "prompts": len(held_out.rows),
         "samples": args.samples,
         "split": held_out.split,

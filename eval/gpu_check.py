@@ -34,9 +34,11 @@ def see_one_gpu() -> str | None:
     Let this process's children see one GPU, and say so if there are more: with several in one process transformers
     would split every batch over them, which TRL refuses.
     """
-    if (number := torch.cuda.device_count()) < 2:
+    number = torch.cuda.device_count()
+    if number < 2:
         return None
-    os.environ["CUDA_VISIBLE_DEVICES"] = first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = first
     return f"of {number} GPUs one is used: CUDA_VISIBLE_DEVICES={first}. Set it to use another one."
 
 
@@ -50,14 +52,17 @@ def machine(cpu: bool) -> dict:
             raise RunError(f"{error}. Nothing was measured") from error
         properties = torch.cuda.get_device_properties(0)
         found = {"device": properties.name, "memory": f"{properties.total_memory / 2**30:.0f}"}
-    return found | {"versions": {name: number for name in LIBRARIES if (number := installed(name)) is not None}}
+    versions = {name: installed(name) for name in LIBRARIES}
+    found["versions"] = {name: number for name, number in versions.items() if number is not None}
+    return found
 
 
 def code() -> str:
     """A hash of our Python files: a result says nothing about other code."""
     found = hashlib.sha256()
-    for path in (path for name in ("trl_prorl", "eval", "tests") for path in sorted((ROOT / name).rglob("*.py"))):
-        found.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    for folder in ("trl_prorl", "eval", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return found.hexdigest()[:16]
 
 
@@ -69,8 +74,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {NO_GPU}", file=sys.stderr)
         return 2
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # for the parts: nothing here needs the Hub
-    if not args.cpu and (said := see_one_gpu()) is not None:
-        print(said)
+    if not args.cpu:
+        note = see_one_gpu()
+        if note is not None:
+            print(note)
     folder = args.out or Path("runs/gpu_check") / ("cpu" if args.cpu else "card")
     folder.mkdir(parents=True, exist_ok=True)
     here = machine(args.cpu)

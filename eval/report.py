@@ -78,12 +78,14 @@ def build_report(frame: Frame, command: str) -> Report:
 def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.report(argv)
-    folders, out = args.folders, args.out or only_parent(args.folders)
+    folders = args.folders
+    out = args.out or only_parent(folders)
     check_own(out)
     frame = Frame(load_runs(folders))
     out.mkdir(parents=True, exist_ok=True)
     command = f"trl-prorl report --runs {' '.join(map(shlex.quote, args.runs))}"
-    command += f" --out {shlex.quote(str(args.out))}" if args.out else ""
+    if args.out:
+        command += f" --out {shlex.quote(str(args.out))}"
     report = build_report(frame, command)
     pictures = report.pictures()
     for picture in pictures:

@@ -31,7 +31,8 @@ def main(argv=None) -> None:
     runs = [load_run(folder) for folder in args.runs]
     checks = []
     for run in runs:
-        fitted, refused = [], None
+        fitted = []
+        refused = None
         for k in args.k or default_sizes(run):
             per_prompt_by_step(run, k)  # what cannot be asked is refused
             try:

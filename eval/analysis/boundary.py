@@ -137,7 +137,9 @@ def boundary(run_passk: dict) -> Boundary:
         InputError: If a key is missing or the two sides have different prompts.
     """
     try:
-        n, base, trained = run_passk["n"], run_passk["base"]["correct"], run_passk["trained"]["correct"]
+        n = run_passk["n"]
+        base = run_passk["base"]["correct"]
+        trained = run_passk["trained"]["correct"]
     except KeyError as error:
         raise InputError(f"passk.json has no {error}; write it again with `trl-prorl passk`") from error
     if len(base) != len(trained) or len(base) < 2:

@@ -31,7 +31,9 @@ COMPARED = ("plain", "control", "A")  # variants that every arm of their ground 
 SHARES = (0.8, 0.9)  # of A's score, that B is to keep at a lower step cost
 GREEDY = None  # in place of a k: the outcome is greedy decoding, right or wrong
 SAME_SCORE = 1e-12  # scores that differ by rounding alone are equal
-MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
+MET = "met"
+NOT_MET = "not met"
+UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -87,17 +89,29 @@ class Comparison:
     def rule(self, share: float) -> tuple[str, str, str]:
         """The success rule: score, step cost and both, each met, not met or undecided."""
         score = _at_least(self.share, share)
-        cost = {MET: NOT_MET, NOT_MET: MET}.get(_at_least(self.step_time, 1.0), UNDECIDED)
+        cost = _below(self.step_time, 1.0)
         if NOT_MET in (score, cost):
-            return score, cost, NOT_MET
-        return score, cost, MET if (score, cost) == (MET, MET) else UNDECIDED
+            both = NOT_MET
+        elif UNDECIDED in (score, cost):
+            both = UNDECIDED
+        else:
+            both = MET
+        return score, cost, both
 
 
 def _at_least(estimate: Estimate | None, threshold: float) -> str:
     """Met or not met if the whole interval is on one side of the threshold, else undecided."""
     if estimate is None:
         return UNDECIDED
-    return MET if estimate.low >= threshold else NOT_MET if estimate.high < threshold else UNDECIDED
+    if estimate.low >= threshold:
+        return MET
+    return NOT_MET if estimate.high < threshold else UNDECIDED
+
+
+def _below(estimate: Estimate | None, threshold: float) -> str:
+    """Met or not met if the whole interval is on one side of the threshold, else undecided."""
+    opposite = {MET: NOT_MET, NOT_MET: MET, UNDECIDED: UNDECIDED}
+    return opposite[_at_least(estimate, threshold)]
 
 
 def compare(a: RecordedRun, b: RecordedRun, k: int | None = 1) -> Comparison:
@@ -117,7 +131,7 @@ def has_greedy(run: RecordedRun) -> bool:
 
 
 def _greedy_verdicts(run: RecordedRun) -> list[int] | None:
-    """Of each prompt whether the trained model's greedy completion is right; `None` if that was not measured."""
+    """Return for each prompt whether the trained model's greedy completion is right; `None` if not measured."""
     greedy = (run.passk or {}).get("greedy") or {}
     return (greedy.get("trained") or {}).get("correct")
 
@@ -242,7 +256,8 @@ def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tu
     outcomes: list[int | None] = list(ks)
     if any(has_greedy(run) for pair in pairs for arm in pair for run in arm.evaluated):
         outcomes.append(GREEDY)
-    rows, left = [], []
+    rows = []
+    left = []
     for k in outcomes:
         found = []
         for first, second in pairs:
@@ -336,7 +351,9 @@ def compare_with_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
         evaluated = [arm for arm in arms if arm.evaluated]
         for variant in COMPARED:
             reference = max((arm for arm in evaluated if arm.variant == variant), key=score_of, default=None)
-            for arm in evaluated if reference else []:
+            if reference is None:
+                continue
+            for arm in evaluated:
                 if arm.variant != variant:
                     pairs.setdefault(frozenset((arm.label, reference.label)), (arm, reference))
     return compare_pairs(list(pairs.values()), [1])

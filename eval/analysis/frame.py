@@ -29,18 +29,25 @@ def mean_step_seconds(run: RecordedRun) -> float | None:
     where a reset waits for a validation that other runs do without.
     """
     seconds = run.measured("time_step")
-    return None if seconds is None else float(seconds.mean()) + (run.total("time_eval") or 0.0) / len(seconds)
+    if seconds is None:
+        return None
+    validation = run.total("time_eval") or 0.0
+    return float(seconds.mean()) + validation / len(seconds)
 
 
 def throughput(run: RecordedRun) -> float | None:
     """Completion tokens in the loss, in every pass, over the seconds of the steps; `None` if not measured."""
-    speed, seconds = run.measured("tokens_per_second"), run.measured("time_step")
-    return None if speed is None or seconds is None else float((speed * seconds).sum() / seconds.sum())
+    speed = run.measured("tokens_per_second")
+    seconds = run.measured("time_step")
+    if speed is None or seconds is None:
+        return None
+    return float((speed * seconds).sum() / seconds.sum())
 
 
 def reference_share(run: RecordedRun) -> float | None:
     """Seconds spent scoring with the reference over all seconds, in [0, 1]."""
-    reference, step = run.stage_total("ref"), run.total("time_step")
+    reference = run.stage_total("ref")
+    step = run.total("time_step")
     return None if reference is None or not step else reference / step
 
 
@@ -81,15 +88,16 @@ class Row:
         self.reference_share = reference_share(run)
         controls = (other for other in runs if other.variant == "control")
         self.control = max(controls, key=self._agreement, default=None)
-        same = self.control and self._agreement(self.control)[:2] == (True, True)
-        self.own_control = self.control if same else None
+        self.own_control = None
+        if self.control and self._agreement(self.control)[:2] == (True, True):
+            self.own_control = self.control
         self.over_control = None
         if self.seconds and self.control and timing.alone(self.control):
             of_control = mean_step_seconds(self.control)
             self.over_control = self.seconds / of_control if of_control else None
 
     def _agreement(self, control: RecordedRun) -> tuple[bool, bool, bool]:
-        """Of ground, of seeds of base and training, of `beta`; the first that agrees most is the nearest."""
+        """Whether it agrees in ground, in seeds of base and training, and in `beta`; the largest is the nearest."""
         same_beta = control.config.get("beta") == self.run.config.get("beta")
         return control.ground == self.run.ground, control.repetition == self.run.repetition, same_beta
 
@@ -172,11 +180,14 @@ class Frame:
         self.runs = runs
         self.timing = Timing(runs)
         self.rows = [Row(run, runs, self.timing) for run in runs]
-        of, groups, counts = {id(row.run): row for row in self.rows}, repetitions(runs), Counter()
+        row_of = {id(row.run): row for row in self.rows}
+        groups = repetitions(runs)
+        counts = Counter()
         self.arms = []
         for label, group in zip(configuration_labels(groups), groups, strict=True):
             colour = group[0].variant if group[0].variant in VARIANTS else None
-            self.arms.append(ReportArm(label, [of[id(run)] for run in group], counts[colour]))
+            rows = [row_of[id(run)] for run in group]
+            self.arms.append(ReportArm(label, rows, counts[colour]))
             counts[colour] += 1
 
     @cached_property
@@ -187,15 +198,16 @@ class Frame:
         if len({run.base[0] for run in first}) > 1 and TASK not in keys:
             keys.append(MODEL)
         usual = {key: Counter(repr(run.config.get(key)) for run in first).most_common(1)[0][0] for key in keys}
-        titles, found = {}, {}
+        titles = {}
+        grounds = {}
         for arm, run in zip(self.arms, first, strict=True):
             if run.ground not in titles:
-                named = (key for key in keys if run.config.get(key))
-                title = ", ".join(
-                    setting(key, run.config[key])
-                    for key in named
-                    if key == TASK or repr(run.config[key]) != usual[key]
-                )
-                titles[run.ground] = title if title not in found else f"{title} ({len(found) + 1})"
-            found.setdefault(titles[run.ground], []).append(arm)
-        return found
+                words = []
+                for key in keys:
+                    value = run.config.get(key)
+                    if value and (key == TASK or repr(value) != usual[key]):
+                        words.append(setting(key, value))
+                title = ", ".join(words)
+                titles[run.ground] = title if title not in grounds else f"{title} ({len(grounds) + 1})"
+            grounds.setdefault(titles[run.ground], []).append(arm)
+        return grounds

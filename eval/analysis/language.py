@@ -30,19 +30,20 @@ def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: fl
     """
     logps = torch.log_softmax(logits.float() / temperature, dim=-1)
     base_logps = torch.log_softmax(base_logits.float() / temperature, dim=-1)
-    # Tokens that cannot be sampled add nothing; with logits of −∞ the products would be NaN.
-    probabilities, base_probabilities = logps.exp(), base_logps.exp()
-    possible, base_possible = probabilities > 0, base_probabilities > 0
-
-    def expected(values, probabilities, possible):
-        return torch.where(possible, probabilities * values, 0.0).sum(-1)
-
+    # Tokens that cannot be sampled add nothing to a mean; with logits of −∞ the products would be NaN.
+    probabilities = logps.exp()
+    base_probabilities = base_logps.exp()
     return TokenDrift(
-        kl_to_base=expected(logps - base_logps, probabilities, possible),
+        kl_to_base=_expected(logps - base_logps, probabilities),
         token_agreement=(logits.argmax(-1) == base_logits.argmax(-1)).float(),
-        entropy=-expected(logps, probabilities, possible),
-        base_entropy=-expected(base_logps, base_probabilities, base_possible),
+        entropy=-_expected(logps, probabilities),
+        base_entropy=-_expected(base_logps, base_probabilities),
     )
+
+
+def _expected(values: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """Mean over the vocabulary, the last axis, of values of tokens that can be sampled."""
+    return torch.where(probabilities > 0, probabilities * values, 0.0).sum(-1)
 
 
 def model_drift(sums: np.ndarray) -> dict[str, float]:
@@ -112,7 +113,8 @@ def perplexity(model, ids: Sequence[int], window: int = 256) -> float:
     left out, unless it is the only one.
     """
     size = min(window, len(ids))
-    device, losses = next(model.parameters()).device, []
+    device = next(model.parameters()).device
+    losses = []
     for start in range(0, len(ids) - size + 1, size):
         part = torch.tensor([ids[start : start + size]], device=device)
         logps = torch.log_softmax(model(input_ids=part).logits[0, :-1].float(), dim=-1)

@@ -45,8 +45,10 @@ def by_task_and_level(sides: dict[str, pd.DataFrame], ks: list[int]) -> list[dic
     pass@k of every task and level among the prompts, where there is more than one and each has at least two prompts.
     """
     groups = list(dict.fromkeys(zip(sides["base"]["task"], sides["base"]["level"], strict=True)))
+    if len(groups) < 2:
+        return []
     result = []
-    for task, level in groups if len(groups) > 1 else []:
+    for task, level in groups:
         parts = {
             side: samples[(samples["task"] == task) & (samples["level"] == level)] for side, samples in sides.items()
         }
@@ -69,7 +71,9 @@ def greedy_side(samples: pd.DataFrame) -> dict:
 
 def summary_score(summary: dict, k: int) -> Estimate | None:
     """pass@k with its interval, as a summary has them; `None` if it has no such k."""
-    return Estimate(summary[f"pass@{k}"], *summary[f"interval@{k}"]) if f"pass@{k}" in summary else None
+    if f"pass@{k}" not in summary:
+        return None
+    return Estimate(summary[f"pass@{k}"], *summary[f"interval@{k}"])
 
 
 def score(run: RecordedRun, side: str, k: int) -> Estimate | None:
@@ -128,7 +132,7 @@ def checkpoint_ks(runs: list[RecordedRun]) -> list[int]:
     return sorted({min(ks), max(ks)}) if ks else []
 
 
-def require_same_evaluation(earlier: dict, asked: dict, path: Path) -> dict:
+def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
     """
     Return the earlier result, at `path`, if it is of the same evaluation as these settings; [`complete_result`] then
     adds to it.
@@ -136,12 +140,12 @@ def require_same_evaluation(earlier: dict, asked: dict, path: Path) -> dict:
     Raises:
         InputError: If it is of another one, which would be lost.
     """
-    differing = [key for key, value in asked.items() if key not in earlier or earlier[key] != value]
+    differing = [key for key, value in settings.items() if key not in earlier or earlier[key] != value]
     if differing:
         named = (key for key in differing if key != "prompt_ids")
-        settings = ", ".join(f"{key} {earlier.get(key, 'not recorded')} (asked: {asked[key]})" for key in named)
+        what = ", ".join(f"{key} {earlier.get(key, 'not recorded')} (asked: {settings[key]})" for key in named)
         raise InputError(
-            f"'{path}' holds another evaluation: {settings or 'other prompts'}; ask for the same to complete it, or "
+            f"'{path}' holds another evaluation: {what or 'other prompts'}; ask for the same to complete it, or "
             "give --replace to lose it"
         )
     return earlier
@@ -156,7 +160,8 @@ def complete_result(earlier: dict, result: dict) -> dict | None:
         return None
     if any(earlier[side]["correct"] != result[side]["correct"] for side in SIDES):
         return None
-    result, ks = dict(result), result["k"]
+    ks = result["k"]
+    result = dict(result)
     if "greedy" in earlier:
         result.setdefault("greedy", earlier["greedy"])
     if "checkpoints" in earlier or "checkpoints" in result:

@@ -8,7 +8,8 @@ from scipy.stats import CensoredData, ecdf
 from trl_prorl.eval.analysis.stability import LAST_SHARE
 
 
-BEFORE, AFTER = 10, 5  # steps of the level before a reset, and of the running mean after it
+BEFORE = 10  # steps of the level before a reset
+AFTER = 5  # steps of the running mean after it
 WINDOW = 20  # steps of a mean
 LEAST_GAIN = 0.02  # reward: the smallest improvement that counts as one
 
@@ -49,8 +50,7 @@ def reset_responses(
             not measured.
         resets (`list[int]`): Optimizer steps done at each reset: it lies between that step and the next.
     """
-    measured = ~np.isnan(np.asarray(reward, float))
-    steps, reward = np.asarray(steps)[measured], np.asarray(reward, float)[measured]
+    steps, reward = _measured(steps, reward)
     edges = sorted(set(resets))
     responses = []
     for previous, reset, following in zip([-np.inf, *edges], edges, [*edges[1:], np.inf], strict=False):
@@ -94,10 +94,16 @@ def mean_dip(responses: list[Response]) -> float | None:
     return float(np.mean([response.dip for response in responses])) if responses else None
 
 
+def _measured(steps: np.ndarray, reward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Leave out the steps at which no reward was measured."""
+    reward = np.asarray(reward, float)
+    measured = ~np.isnan(reward)
+    return np.asarray(steps)[measured], reward[measured]
+
+
 def _means(steps: np.ndarray, reward: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
     """Means over whole windows of measured steps, and the step at which each ends."""
-    measured = ~np.isnan(np.asarray(reward, float))
-    steps, reward = np.asarray(steps)[measured], np.asarray(reward, float)[measured]
+    steps, reward = _measured(steps, reward)
     if len(reward) < window:
         return np.array([], int), np.array([])
     return steps[window - 1 :], np.lib.stride_tricks.sliding_window_view(reward, window).mean(axis=1)
@@ -105,7 +111,7 @@ def _means(steps: np.ndarray, reward: np.ndarray, window: int) -> tuple[np.ndarr
 
 def _last(steps: np.ndarray, reward: np.ndarray, window: int) -> np.ndarray:
     """The measured steps of the last 10 % of a run, at least `window`."""
-    measured = np.asarray(steps)[~np.isnan(np.asarray(reward, float))]
+    measured, _ = _measured(steps, reward)
     return measured[-max(window, round(LAST_SHARE * len(measured))) :]
 
 

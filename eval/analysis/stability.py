@@ -113,9 +113,11 @@ def find_spikes(values: np.ndarray, rule: SpikeRule) -> Spikes:
         return Spikes(np.array([], int), np.array([]))
     medians = neighbour_medians(values)
     known = np.flatnonzero(~np.isnan(medians) & (values > 0))
-    values_known, medians_known = values[known], medians[known]
+    values_known = values[known]
+    medians_known = medians[known]
     high = (values_known >= rule.factor * medians_known) & (values_known - medians_known >= rule.rise)
-    places, ratios = [], []
+    places = []
+    ratios = []
     beginnings = np.flatnonzero(high & ~np.concatenate([[False], high[:-1]]))
     for begin in beginnings:
         end = begin + int(np.argmin(np.append(high[begin:], False)))

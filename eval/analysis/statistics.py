@@ -71,11 +71,14 @@ def _percentile_bootstrap(samples, statistic, level, resamples, seed) -> tuple[f
         return NO_INTERVAL
     means = (_draws(prompts, resamples, seed) @ np.stack(samples, axis=1) / prompts).T
     low, high = np.percentile(statistic(*means), [50 * (1 - level), 50 * (1 + level)])
-    return float(low), math.inf if math.isnan(high) else float(high)  # NaN is between two resamples of inf
+    if math.isnan(high):  # between two resamples of inf
+        high = math.inf
+    return float(low), float(high)
 
 
 def _paired(a, b) -> tuple[np.ndarray, np.ndarray]:
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    a = np.asarray(a, dtype=float)
+    b = np.asarray(b, dtype=float)
     if a.shape != b.shape:
         raise ValueError(f"Paired values need the same prompts on both sides, got shapes {a.shape} and {b.shape}.")
     return a, b
@@ -102,7 +105,9 @@ def bootstrap_interval(
     """
     values = np.asarray(per_prompt_values, dtype=float)
     if len(values) >= MIN_PROMPTS and np.allclose(values, values[0], rtol=0, atol=1e-12):
-        unseen, (least, greatest), value = _share_unseen(len(values), level), bounds, float(values[0])
+        value = float(values[0])
+        unseen = _share_unseen(len(values), level)
+        least, greatest = bounds
         return value - unseen * (value - least), value + unseen * (greatest - value)
     return _percentile_bootstrap((values,), lambda mean: mean, level, resamples, seed)
 
@@ -148,7 +153,8 @@ def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, see
     value = float(a.mean() / b.mean())
     if len(a) >= MIN_PROMPTS and np.allclose(a, value * b, rtol=0, atol=1e-12):
         unseen = _share_unseen(len(a), level)
-        seen_a, seen_b = (1 - unseen) * a.mean(), (1 - unseen) * b.mean()
+        seen_a = (1 - unseen) * a.mean()
+        seen_b = (1 - unseen) * b.mean()
         return Estimate(value, float(seen_a / (seen_b + unseen)), float((seen_a + unseen) / seen_b))
 
     return Estimate(value, *ratio_interval(a, b, level, resamples, seed))
@@ -246,17 +252,25 @@ def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
     Raises:
         ValueError: If the mean of `a` is 0, or paired values differ in number.
     """
-    b, a = _paired(b, a) if paired else (np.asarray(b, dtype=float), np.asarray(a, dtype=float))
-    mean_b, mean_a = float(b.mean()), float(a.mean())
+    if paired:
+        b, a = _paired(b, a)
+    else:
+        b = np.asarray(b, dtype=float)
+        a = np.asarray(a, dtype=float)
+    mean_b = float(b.mean())
+    mean_a = float(a.mean())
     if mean_a == 0:
         raise ValueError("The mean of a is 0: there is no ratio to it.")
-    ratio, fewest = mean_b / mean_a, min(len(b), len(a))
+    ratio = mean_b / mean_a
+    fewest = min(len(b), len(a))
     if fewest < 2:
         return Estimate(ratio, 0.0, math.inf)
     squared_t = float(stats.t.ppf((1 + level) / 2, df=fewest - 1)) ** 2
     covariance = float(np.cov(b, a)[0, 1]) / fewest if paired else 0.0
-    variances = (float(side.var(ddof=1)) / len(side) for side in (b, a))
-    return Estimate(ratio, *fieller_interval(mean_b, mean_a, *variances, covariance, squared_t))
+    variance_b = float(b.var(ddof=1)) / len(b)
+    variance_a = float(a.var(ddof=1)) / len(a)
+    low, high = fieller_interval(mean_b, mean_a, variance_b, variance_a, covariance, squared_t)
+    return Estimate(ratio, low, high)
 
 
 def fieller_interval(
@@ -275,7 +289,8 @@ def fieller_interval(
     if square > 0:
         return max(least, (half - root) / square), (half + root) / square
     # Where the ends are not real, or 0 is no less likely than the ratio, nothing is excluded from below either.
-    return constant / (half + root) if b >= 0 and constant > 0 else least, math.inf
+    low = constant / (half + root) if b >= 0 and constant > 0 else least
+    return low, math.inf
 
 
 def mcnemar(a, b) -> McNemar:
@@ -289,7 +304,8 @@ def mcnemar(a, b) -> McNemar:
     a, b = _paired(a, b)
     if not np.isin(np.concatenate([a, b]), (0, 1)).all():
         raise ValueError("McNemar's test takes booleans; give whether each prompt was right, not a count or a rate.")
-    first_only, second_only = int((a > b).sum()), int((b > a).sum())
+    first_only = int((a > b).sum())
+    second_only = int((b > a).sum())
     differing = first_only + second_only
     p_value = float(stats.binomtest(first_only, differing).pvalue) if differing else 1.0
     return McNemar(first_only, second_only, p_value)

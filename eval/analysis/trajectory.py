@@ -91,7 +91,9 @@ def per_prompt_by_step(run: RecordedRun, k: int) -> tuple[np.ndarray, np.ndarray
         InputError: If the run or its checkpoints were not evaluated, or `k` exceeds the samples.
     """
     passk = require_passk(run)
-    checkpoints, n, path = passk.get("checkpoints") or [], passk["n"], run.path / "passk.json"
+    checkpoints = passk.get("checkpoints") or []
+    n = passk["n"]
+    path = run.path / "passk.json"
     command = f"trl-prorl passk --run {run.path} --checkpoints all"
     if not checkpoints:
         raise InputError(f"'{path}' holds no checkpoints; run `{command}`")
@@ -99,13 +101,16 @@ def per_prompt_by_step(run: RecordedRun, k: int) -> tuple[np.ndarray, np.ndarray
         raise InputError(f"--k {k} must lie between 1 and the {n} samples of '{path}'")
     if any("correct" not in each for each in checkpoints):
         raise InputError(f"'{path}' has a checkpoint without its counts; run `{command} --replace`")
-    points = sorted([(0, passk["base"]["correct"]), *((each["step"], each["correct"]) for each in checkpoints)])
+    points = [(0, passk["base"]["correct"])]
+    points += [(each["step"], each["correct"]) for each in checkpoints]
+    points.sort()
     if len({step for step, _ in points}) < len(points):
         raise InputError(f"'{path}' has a step twice, or a checkpoint of step 0; run `{command} --replace`")
     if len({len(correct) for _, correct in points}) > 1:
         raise InputError(f"'{path}': not every checkpoint has the same prompts; run `{command}`")
     steps, counts = zip(*points, strict=True)
-    return np.array(steps, dtype=float), np.array([pass_at_k_per_prompt(correct, n, k) for correct in counts])
+    per_prompt = np.array([pass_at_k_per_prompt(correct, n, k) for correct in counts])
+    return np.array(steps, dtype=float), per_prompt
 
 
 def trajectory(steps, per_prompt) -> pd.DataFrame:
@@ -138,7 +143,9 @@ def fit_saturation(steps, values, errors) -> SaturationFit:
     Raises:
         ValueError: If there are too few points, none at step 0, or nothing unsolved at the start.
     """
-    steps, values, errors = (np.asarray(numbers, dtype=float) for numbers in (steps, values, errors))
+    steps = np.asarray(steps, dtype=float)
+    values = np.asarray(values, dtype=float)
+    errors = np.asarray(errors, dtype=float)
     if not steps.shape == values.shape == errors.shape:
         raise ValueError(f"steps, values and errors differ in shape: {steps.shape}, {values.shape}, {errors.shape}.")
     if not len(steps) or steps[0] != 0:
@@ -148,7 +155,10 @@ def fit_saturation(steps, values, errors) -> SaturationFit:
     p0 = float(values[0])
     if p0 >= 1:
         raise ValueError("Everything is solved at the start: there is nothing left to shrink.")
-    length, steps, values, errors = steps[-1], steps[1:], values[1:], errors[1:]
+    length = steps[-1]
+    steps = steps[1:]
+    values = values[1:]
+    errors = errors[1:]
     guess = math.log(max(1 - p0, 1e-3) / max(1 - values[-1], 1e-3))
     # In units of the whole run, so that the rate is of order 1.
     (rate,), _ = leastsq(lambda rate: (values - saturation(steps / length, rate, p0)) / errors, guess)
@@ -170,13 +180,16 @@ def check_saturation(steps, per_prompt, k: int = 1, *, resamples: int = RESAMPLE
     Raises:
         ValueError: As [`fit_saturation`], or if so few prompts are unsolved at the start that resamples have none.
     """
-    steps, per_prompt = np.asarray(steps, dtype=float), np.asarray(per_prompt, dtype=float)
-    values, errors = per_prompt.mean(axis=1), standard_errors(per_prompt)
+    steps = np.asarray(steps, dtype=float)
+    per_prompt = np.asarray(per_prompt, dtype=float)
+    values = per_prompt.mean(axis=1)
+    errors = standard_errors(per_prompt)
     fit = fit_saturation(steps, values, errors)
     on_curve = fit.curve(steps)
-    rng, prompts = np.random.default_rng(seed), per_prompt.shape[1]
-    drawn = (rng.integers(prompts, size=prompts) for _ in range(resamples))
-    resampled = np.array([per_prompt[:, chosen].mean(axis=1) for chosen in drawn])
+    rng = np.random.default_rng(seed)
+    prompts = per_prompt.shape[1]
+    draws = (rng.integers(prompts, size=prompts) for _ in range(resamples))
+    resampled = np.array([per_prompt[:, places].mean(axis=1) for places in draws])
     if (resampled[:, 0] >= 1).any():
         raise ValueError("Too few prompts are unsolved at the start to tell anything; lower k or draw more prompts.")
     alphas = [fit_saturation(steps, series, errors).alpha for series in resampled]

@@ -26,7 +26,8 @@ def page(folder: Path, machine: dict) -> str:
     lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}.", ""]
     for name, (title, _) in PARTS.items():
         result = Result.read(folder, name)
-        lines += [f"## {title}", "", *(["Not measured.", ""] if result is None else section(result))]
+        lines += [f"## {title}", ""]
+        lines += ["Not measured.", ""] if result is None else section(result)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -37,7 +38,9 @@ def section(result: Result) -> list[str]:
     for title, arms in result.seconds.items():
         rows = [COLUMNS, ["---"] * len(COLUMNS), *(row(arms, name) for name in arms)]
         lines += [f"### {title}", "", *(f"| {' | '.join(cells)} |" for cells in rows), "", NOTE, ""]
-    return [*lines, *(f"- Left out: {name} ({reason})" for name, reason in result.skipped.items()), ""]
+    lines += [f"- Left out: {name} ({reason})" for name, reason in result.skipped.items()]
+    lines.append("")
+    return lines
 
 
 def row(arms: dict[str, dict], name: str) -> list[str]:

@@ -28,15 +28,12 @@ def _shared(runs: list[RecordedRun], key: str) -> str:
 def lead(runs: list[RecordedRun]) -> list[Text]:
     """What was compared."""
 
-    def named(variant: str) -> str:
-        without_reset = {run.without_reset for run in runs if run.variant == variant}
-        short = without_reset.pop() if len(without_reset) == 1 else None
-        short = short or (VARIANTS[variant].short if variant in VARIANTS else None)
-        return f"{variant} ({short})" if short else variant
-
-    arms = ", ".join(map(named, _distinct(runs, lambda run: run.variant)))
+    arms = ", ".join(_described(variant, runs) for variant in _distinct(runs, lambda run: run.variant))
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
-    trained_with = f"; training seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}" if seeds else ""
+    trained_with = ""
+    if seeds:
+        seed_word = "seed" if len(seeds) == 1 else "seeds"
+        trained_with = f"; training {seed_word} {', '.join(seeds)}"
     return [
         Text(
             f"Model {_shared(runs, 'model_name_or_path')}, task {_shared(runs, 'task')}, level "
@@ -47,9 +44,19 @@ def lead(runs: list[RecordedRun]) -> list[Text]:
     ]
 
 
+def _described(variant: str, runs: list[RecordedRun]) -> str:
+    """A variant with what is said of it in short, or with the lack of resets that all its runs share."""
+    without_reset = {run.without_reset for run in runs if run.variant == variant}
+    short = without_reset.pop() if len(without_reset) == 1 else None
+    if not short and variant in VARIANTS:
+        short = VARIANTS[variant].short
+    return f"{variant} ({short})" if short else variant
+
+
 def _evaluation(run: RecordedRun) -> str:
     """How a run was evaluated, in words."""
-    passk, tokens = run.passk, max_new_tokens(run)
+    passk = run.passk
+    tokens = max_new_tokens(run)
     cut = f"cut after {tokens} tokens, " if tokens else ""
     decoding = "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
     return f"{passk['split']} split, {passk['prompts']} prompts, {passk['n']} samples each, {cut}{decoding}"
@@ -57,7 +64,8 @@ def _evaluation(run: RecordedRun) -> str:
 
 def caveats(runs: list[RecordedRun]) -> list[str]:
     """What the numbers cannot show: evaluation, differences between the runs beyond their variants."""
-    lines, evaluated = [], [run for run in runs if run.passk]
+    lines = []
+    evaluated = [run for run in runs if run.passk]
     settings = sorted(_distinct(evaluated, _evaluation))
     if settings:
         lines.append(
@@ -65,8 +73,11 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
             "(2021), its intervals are 95 % percentile bootstraps over prompts. Training reward is on training "
             "prompts and is no held-out number."
         )
-    parts = [part for run in evaluated for part in (run.passk, *(run.passk.get("by") or []))]
-    parts += [part for run in evaluated for part in (run.passk.get("others") or {}).values()]
+    parts = []
+    for run in evaluated:
+        parts.append(run.passk)
+        parts += run.passk.get("by") or []
+        parts += (run.passk.get("others") or {}).values()
     if any(part["prompts"] < MIN_PROMPTS for part in parts):
         lines.append(NO_INTERVAL_NOTE)
     if len(settings) > 1:
@@ -84,7 +95,8 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
 
 def _differences(runs: list[RecordedRun]) -> list[str]:
     """Settings, ways of computing and hardware in which runs differ though arms could share them."""
-    lines, differing = [], []
+    lines = []
+    differing = []
     for key in sorted({key for run in runs for key in run.config} - ARM_KEYS - REPETITION_KEYS):
         values = _distinct(runs, lambda run, key=key: repr(run.config.get(key, "default")))
         if len(values) > 1 and not key.startswith(ARM_PREFIXES):

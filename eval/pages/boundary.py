@@ -26,7 +26,9 @@ K_COLUMNS = [
 
 def boundary_table(result: Boundary, title: str = "pass@k") -> Table:
     """pass@k of both sides, a row per k."""
-    notes = ["[95 % bootstrap over prompts]."] + [NO_INTERVAL_NOTE] * (result.prompts < MIN_PROMPTS)
+    notes = ["[95 % bootstrap over prompts]."]
+    if result.prompts < MIN_PROMPTS:
+        notes.append(NO_INTERVAL_NOTE)
     return table_of(title, K_COLUMNS, result.rows, notes)
 
 
@@ -60,12 +62,13 @@ def boundary_statements(result: Boundary) -> list[str]:
 def _listed(changes: list[PromptChange], n: int) -> str:
     """The clearest changes first; a star where sampling noise is excluded."""
     ranked = sorted(changes, key=lambda change: (change.p_value, -abs(change.trained - change.base), change.prompt))
-    listed = [
-        f"#{change.prompt} {change.base} → {change.trained}{'*' if change.separated else ''}"
-        for change in ranked[:LISTED_PROMPTS]
-    ]
-    rest = len(changes) - len(listed)
-    return f"prompt and correct of {n}, * where excluded: {', '.join(listed)}{f', {rest} more' if rest else ''}"
+    listed = []
+    for change in ranked[:LISTED_PROMPTS]:
+        star = "*" if change.separated else ""
+        listed.append(f"#{change.prompt} {change.base} → {change.trained}{star}")
+    if len(changes) > LISTED_PROMPTS:
+        listed.append(f"{len(changes) - LISTED_PROMPTS} more")
+    return f"prompt and correct of {n}, * where excluded: {', '.join(listed)}"
 
 
 def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour: str = OTHER_COLOUR) -> None:
@@ -107,13 +110,15 @@ RUN_COLUMNS = [
 def runs_table(frame: Frame) -> Table | None:
     """Prompts newly solved and lost by each run against its base; `None` if no run was evaluated."""
     rows = [(run, boundary(run.passk)) for run in frame.runs if run.passk]
+    if not rows:
+        return None
     notes = [
         "Newly solved: no correct base sample, some of the trained model; lost: the reverse; in brackets those for "
         "which sampling noise is excluded (Fisher's exact test, Holm over all prompts of the run, 5 %). p: exact "
         "McNemar of newly solved against lost. No correct sample does not mean impossible: the last column is the "
         "highest rate that leaves a chance of 5 % of it. `trl-prorl boundary --run …` shows the prompts."
     ]
-    return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes) if rows else None
+    return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes)
 
 
 def sections(frame: Frame) -> list[Section]:

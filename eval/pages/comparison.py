@@ -36,7 +36,9 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 def objective_notes(runs: list[RecordedRun]) -> list[str]:
     """What is said where A stands beside a variant of another objective."""
     variants = {run.variant for run in runs}
-    return [DIFFERENT_OBJECTIVE] if "A" in variants and any(map(optimises_another_objective, variants)) else []
+    if "A" in variants and any(map(optimises_another_objective, variants)):
+        return [DIFFERENT_OBJECTIVE]
+    return []
 
 
 def _unbounded(ratio: Estimate | None) -> bool:
@@ -46,9 +48,11 @@ def _unbounded(ratio: Estimate | None) -> bool:
 
 def _ratio_cell(ratio: Estimate | None, show: Callable[[float], str]) -> str:
     """A ratio, with its interval where the runs give one."""
-    if ratio is None or _unbounded(ratio):
-        return show(ratio.value) if ratio else NOT_MEASURED
+    if ratio is None:
+        return NOT_MEASURED
     value, low, high = map(show, ratio)
+    if _unbounded(ratio):
+        return value
     return f"{value} (n/a)" if math.isnan(ratio.low) else f"{value} [{low}, {high}]"
 
 
@@ -64,17 +68,17 @@ def _p_cell(row: Comparison) -> str:
     return "n/a" if math.isnan(row.adjusted) else f"{row.adjusted:.2g}"
 
 
-PAIR = [
+PAIR_COLUMNS = [
     Column("arms", lambda row: f"{row.first} − {row.second}"),
     Column("outcome", lambda row: row.outcome),
 ]
-DIFFERENCE = [
+DIFFERENCE_COLUMNS = [
     Column("first", lambda row: f"{row.first_value:.3f}"),
     Column("second", lambda row: f"{row.second_value:.3f}"),
     Column("difference [95 %]", lambda row: interval_cell(row.difference, "+.3f")),
     Column("p (Holm)", _p_cell),
 ]
-BEYOND = [
+RATIO_COLUMNS = [
     Column("seeds in common", lambda row: str(row.seeds)),
     Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
     Column("first / second [95 %]", _share_cell),
@@ -84,27 +88,27 @@ BEYOND = [
         applies=lambda rows: any(row.step_time is not None for row in rows),
     ),
 ]
-OF_DIFFERENCES = [
+DIFFERENCE_NOTES = [
     "The outcome is pass@k of the trained models, or the accuracy of their greedy decoding, mean over seeds. Runs are "
     "paired by seed where both arms have it, and by prompt. The interval covers prompts and, of several runs, seeds.",
     "p: exact McNemar for greedy decoding of one run on each side, and for pass@k of k samples; else a t-test over "
     "prompts and, of several runs, the larger of that and of one over seeds. Holm over the pairs of an outcome.",
 ]
-OF_RATIOS = [
+RATIO_NOTES = [
     "Ratios have an interval over runs where there are several. What else a machine did during a step is not recorded."
 ]
 
 
 def arms_table(comparisons: list[Comparison], title: str) -> Table:
     """A row per outcome and pair of arms, for the page."""
-    columns = [*PAIR, *DIFFERENCE, *BEYOND]
-    return table_of(title, columns, comparisons, [*OF_DIFFERENCES, *OF_RATIOS])
+    columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, *RATIO_COLUMNS]
+    return table_of(title, columns, comparisons, [*DIFFERENCE_NOTES, *RATIO_NOTES])
 
 
 def terminal_tables(comparisons: list[Comparison]) -> list[RichTable]:
     """The same for a terminal of 80 columns: differences, then what goes with them."""
-    differences = table_of("Arms, pair by pair", [*PAIR, *DIFFERENCE], comparisons, OF_DIFFERENCES)
-    beyond = table_of("The same pairs: power and ratios", [*PAIR, *BEYOND], comparisons, OF_RATIOS)
+    differences = table_of("Arms, pair by pair", [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS], comparisons, DIFFERENCE_NOTES)
+    beyond = table_of("The same pairs: power and ratios", [*PAIR_COLUMNS, *RATIO_COLUMNS], comparisons, RATIO_NOTES)
     return [differences.to_rich(narrow=True), beyond.to_rich()]
 
 
@@ -126,12 +130,12 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
 def verdict_statement(verdict: Verdict) -> str:
     """Two sentences: is the best arm told apart, and by how much is it ahead?"""
     best = verdict.best
-    trained, base = best.sides["trained"].value, best.sides["base"].value
+    scores = f"{best.sides['trained'].value:.3f} (base {best.sides['base'].value:.3f})"
     if verdict.tied:
         names = f"{', '.join([best.label, *verdict.tied[:-1]])} and {verdict.tied[-1]}"
-        heading = f"{names} share the highest held-out pass@1, {trained:.3f} (base {base:.3f})"
+        heading = f"{names} share the highest held-out pass@1, {scores}"
     else:
-        heading = f"{best.label} is highest in held-out pass@1, {trained:.3f} (base {base:.3f})"
+        heading = f"{best.label} is highest in held-out pass@1, {scores}"
     unclear = [
         name
         for name, difference in verdict.differences.items()
@@ -174,8 +178,11 @@ def missing_statements(runs: list[RecordedRun]) -> list[str]:
 def statements(frame: Frame) -> list[str]:
     """The verdict on every ground, and the runs of which it knows nothing."""
     found = verdicts(frame)
-    lines = [*map(verdict_statement, found), *dict.fromkeys(map(_interval_note, found))]
-    return [*lines, *objective_notes(frame.runs), *missing_statements(frame.runs)]
+    lines = [verdict_statement(verdict) for verdict in found]
+    lines += dict.fromkeys(_interval_note(verdict) for verdict in found)  # each once
+    lines += objective_notes(frame.runs)
+    lines += missing_statements(frame.runs)
+    return lines
 
 
 def scores_panel(arms: list[ReportArm]) -> Panel:
@@ -183,11 +190,11 @@ def scores_panel(arms: list[ReportArm]) -> Panel:
 
     def draw(axes):
         for row, arm in enumerate(arms):
-            for side, style in (("base", {"color": OTHER_COLOUR, "marker": "s"}), ("trained", {"marker": "o"})):
+            for side, colour, marker in (("base", OTHER_COLOUR, "s"), ("trained", colour_of(arm), "o")):
                 value, low, high = arm.sides[side]
-                style = {"color": colour_of(arm), **style}
-                axes.plot([low, high], [row, row], color=style["color"])
-                axes.plot([value], [row], linestyle="", label=None if row else side, **style)
+                label = side if row == 0 else None  # once in the legend
+                axes.plot([low, high], [row, row], color=colour)
+                axes.plot([value], [row], linestyle="", label=label, color=colour, marker=marker)
         axes.set_yticks(range(len(arms)), [arm.legend for arm in arms])
         axes.set_title("Held-out pass@1 and its 95 % interval", loc="right")
         axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="pass@1")
@@ -198,8 +205,10 @@ def scores_panel(arms: list[ReportArm]) -> Panel:
 
 def verdict_sections(frame: Frame) -> list[Section]:
     lines = statements(frame)
-    blocks = [Bullets(lines)] if lines[2:] and lines[1].startswith("**") else list(map(Text, lines))
-    if evaluated := [arm for arm in frame.arms if arm.evaluated]:
+    several_grounds = len(lines) > 2 and lines[1].startswith("**")
+    blocks = [Bullets(lines)] if several_grounds else [Text(line) for line in lines]
+    evaluated = [arm for arm in frame.arms if arm.evaluated]
+    if evaluated:
         blocks.append(Picture("verdict.png", "Held-out pass@1 of every arm", "", [scores_panel(evaluated)]))
     return [Section("Verdict", blocks)]
 

@@ -1,7 +1,6 @@
 """Completions of base and of the best arm, side by side."""
 
 import re
-from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,8 @@ from trl_prorl.record.run_files import read_json
 from trl_prorl.text import visible
 
 
-PROMPTS, LONGEST = 6, 400
+PROMPTS = 6
+LONGEST = 400  # characters of a text that are shown
 
 
 def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
@@ -25,13 +25,17 @@ def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     The first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind `passk.json`, whose
     verdicts add up to its counts, are not on disk.
     """
-    names, n = run.passk.get("prompt_ids"), run.passk["n"]
-    for file in sorted((run.path / SAMPLES_FOLDER).glob(f"{side}-*/{SETTINGS_FILE}")) if names else []:
+    names = run.passk.get("prompt_ids")
+    n = run.passk["n"]
+    if not names:
+        return None
+    for file in sorted((run.path / SAMPLES_FOLDER).glob(f"{side}-*/{SETTINGS_FILE}")):
         settings = read_json(file)
         samples = SampleStore(file.parents[1], side, settings).frame()
         samples = samples[samples["sample"] < n]
         counts = samples.groupby("prompt_id")["correct"].sum().reindex(names)
-        if settings.get("temperature") == run.passk["temperature"] and list(counts) == run.passk[side]["correct"]:
+        same_temperature = settings.get("temperature") == run.passk["temperature"]
+        if same_temperature and list(counts) == run.passk[side]["correct"]:
             return samples[samples["sample"] == 0].set_index("prompt_id").loc[names]
     return None
 
@@ -43,14 +47,14 @@ def _text(text: str) -> str:
     return f"{fence} {text} {fence}" if text else "(empty)"
 
 
-def _judged(sample: pd.Series) -> str:
+def _verdict_cell(sample: pd.Series) -> str:
     return f"{'✓' if sample['correct'] else '✗'} {_text(sample['completion'])}"
 
 
 COLUMNS = [
     Column("prompt", lambda row: _text(row[0]["prompt"])),
-    Column("base", lambda row: _judged(row[0])),
-    Column("trained", lambda row: _judged(row[1])),
+    Column("base", lambda row: _verdict_cell(row[0])),
+    Column("trained", lambda row: _verdict_cell(row[1])),
 ]
 
 
@@ -69,5 +73,8 @@ def completions_table(run: RecordedRun) -> Table | None:
 
 
 def sections(frame: Frame) -> list[Section]:
-    tables = (completions_table(verdict.best.evaluated[0]) for verdict in verdicts(frame))
-    return [Section(table.title, [table]) for table in islice(filter(None, tables), 1)]
+    for verdict in verdicts(frame):
+        table = completions_table(verdict.best.evaluated[0])
+        if table is not None:
+            return [Section(table.title, [table])]
+    return []

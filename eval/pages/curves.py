@@ -24,39 +24,58 @@ STAGES = {  # colour and label
 }
 
 
+def draw_reward(axes, arms: list[ReportArm]) -> None:
+    """
+    Draw the training reward and, in the same panel, gold, the share of correct completions: a reward that is gamed
+    parts from it.
+    """
+    draw_lines(axes, arms, lambda variant: "reward", running_mean)
+    draw_lines(axes, _with_gold(arms), lambda variant: "gold", running_mean, ": gold", linestyle=":", marker=None)
+
+
+def draw_kl(axes, arms: list[ReportArm]) -> None:
+    """Draw the KL of each arm to its own anchor."""
+    for variant in dict.fromkeys(arm.variant for arm in arms):
+        same_variant = [arm for arm in arms if arm.variant == variant]
+        draw_lines(axes, same_variant, kl_key, running_median_of_positive, f": {kl_key(variant)}")
+    series = [values for arm in arms for values in arm.series(kl_key(arm.variant))]
+    axes.set_yscale("symlog", linthresh=symlog_threshold(series), linscale=0.5)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter("{x:g}")  # powers of ten as mathematics take a second to set
+
+
+def draw_entropy(axes, arms: list[ReportArm]) -> None:
+    """Draw the entropy of the policy."""
+    draw_lines(axes, arms, lambda variant: "entropy", running_mean)
+
+
+def draw_validation(axes, arms: list[ReportArm]) -> None:
+    """Draw the reward of the evaluations during training, as measured."""
+    draw_lines(axes, arms, lambda variant: "eval_reward", lambda values: values)
+
+
+def _with_gold(arms: list[ReportArm]) -> list[ReportArm]:
+    return [arm for arm in arms if arm.series("gold")]
+
+
 def sheet_panels(sheet: str, arms: list[ReportArm], validated: bool = False) -> list[Panel]:
-    """Reward with gold, KL to the anchor, entropy and, if asked for, validation of some arms."""
-
-    def panel(title, unit, draw, legend=True):
-        return steps_panel(sheet + title, arms, draw, unit, legend)
-
-    def metric(key, title, unit, smooth=running_mean):
-        return panel(title, unit, lambda axes: draw_lines(axes, arms, lambda variant: key, smooth), legend=False)
-
-    golden = [arm for arm in arms if arm.series("gold")]
-
-    def reward(axes):
-        """Gold, the share of correct completions, in the same panel: a reward that is gamed parts from it."""
-        draw_lines(axes, arms, lambda variant: "reward", running_mean)
-        draw_lines(axes, golden, lambda variant: "gold", running_mean, ": gold", linestyle=":", marker=None)
-
-    def kl(axes):
-        for variant in dict.fromkeys(arm.variant for arm in arms):
-            same = [arm for arm in arms if arm.variant == variant]
-            draw_lines(axes, same, kl_key, running_median_of_positive, f": {kl_key(variant)}")
-        series = [values for arm in arms for values in arm.series(kl_key(arm.variant))]
-        axes.set_yscale("symlog", linthresh=symlog_threshold(series), linscale=0.5)
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter("{x:g}")  # powers of ten as mathematics take a second to set
-
+    """Return the panels of some arms: reward with gold, KL to the anchor, entropy and, if `validated`, validation."""
+    reward = "Training reward, and gold (dotted)" if _with_gold(arms) else "Training reward"
     panels = [
-        panel("Training reward, and gold (dotted)" if golden else "Training reward", "mean of the batch", reward),
-        panel("KL to the arm's anchor", "nats per token (k3), symlog", kl),
-        metric("entropy", "Entropy of the policy", "nats per token"),
+        steps_panel(sheet + reward, arms, draw_reward, "mean of the batch"),
+        steps_panel(f"{sheet}KL to the arm's anchor", arms, draw_kl, "nats per token (k3), symlog"),
+        steps_panel(f"{sheet}Entropy of the policy", arms, draw_entropy, "nats per token", legend=False),
     ]
     if validated:
-        panels.append(metric("eval_reward", "Validation reward", "mean of the evaluation", lambda values: values))
+        title = f"{sheet}Validation reward"
+        panels.append(steps_panel(title, arms, draw_validation, "mean of the evaluation", legend=False))
     return panels
+
+
+def _mean_stage_seconds(arm: ReportArm, stage: str) -> float:
+    """Mean over the runs of an arm that were timed; 0 without any."""
+    seconds = arm.values(lambda row: stage_seconds(row, stage))
+    return sum(seconds) / len(seconds) if seconds else 0.0
 
 
 def stages_panel(frame: Frame) -> Panel:
@@ -65,8 +84,7 @@ def stages_panel(frame: Frame) -> Panel:
     def draw(axes):
         left = np.zeros(len(frame.arms))
         for stage, (colour, label) in STAGES.items():
-            seconds = (arm.values(lambda row, stage=stage: stage_seconds(row, stage)) for arm in frame.arms)
-            means = np.array([sum(values) / len(values) if values else 0.0 for values in seconds])
+            means = np.array([_mean_stage_seconds(arm, stage) for arm in frame.arms])
             axes.barh(range(len(left)), means, left=left, color=colour, label=label)
             left += means
         axes.set_yticks(range(len(frame.arms)), [arm.legend for arm in frame.arms])
@@ -86,7 +104,10 @@ def sections(frame: Frame) -> list[Section]:
     )
     validated = any(arm.series("eval_reward") for arm in frame.arms)
     panels = [sheet_panels(sheet, arms, validated) for sheet, arms in found]
-    alt, columns = "Reward, KL and entropy over optimizer steps", 3
+    columns = 3
     if len(found) > 1:
-        text, columns = f"{text} {SHEETS_NOTE}", len(panels[0])
-    return [Section("Curves", [Picture("summary.png", alt, caption(frame, text), sum(panels, []), columns)])]
+        text = f"{text} {SHEETS_NOTE}"
+        columns = len(panels[0])
+    alt = "Reward, KL and entropy over optimizer steps"
+    picture = Picture("summary.png", alt, caption(frame, text), sum(panels, []), columns)
+    return [Section("Curves", [picture])]

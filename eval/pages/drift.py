@@ -37,15 +37,14 @@ def drift_series(run: RecordedRun, key: str) -> pd.Series | None:
 
 def _kl_cell(point: dict) -> str:
     interval = point.get("interval")
-    return (
-        interval_cell(Estimate(point["kl_to_base"], *interval), ".4f")
-        if interval
-        else cell(point["kl_to_base"], ".4f")
-    )
+    if not interval:
+        return cell(point["kl_to_base"], ".4f")
+    return interval_cell(Estimate(point["kl_to_base"], *interval), ".4f")
 
 
 def _entropy_cell(point: dict) -> str:
-    base, trained = point.get("base_entropy"), cell(point.get("entropy"), ".3f")
+    base = point.get("base_entropy")
+    trained = cell(point.get("entropy"), ".3f")
     return trained if base is None else f"{base:.3f} → {trained}"
 
 

@@ -22,7 +22,9 @@ from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interv
 from trl_prorl.eval.run_folder.run import RecordedRun
 
 
-PERFORMANCE, STABILITY, COST = "Performance, held-out", "Stability", "Cost"
+PERFORMANCE = "Performance, held-out"
+STABILITY = "Stability"
+COST = "Cost"
 
 
 def _worst(arm: ReportArm, measure: Callable[[RecordedRun], float | None]) -> float | None:
@@ -144,7 +146,11 @@ def result_matrix(frame: Frame) -> Table:
     """Performance, stability and cost of every arm."""
     best = {verdict.best.label for verdict in verdicts(frame) if verdict.arms > 1 and not verdict.tied}
     table = table_of("Result matrix", COLUMNS, frame.arms, definitions=[DASH])
-    return replace(table, rows=[[f"{row[0]} ★" if row[0] in best else row[0], *row[1:]] for row in table.rows])
+    rows = []
+    for label, *cells in table.rows:
+        marked = f"{label} ★" if label in best else label
+        rows.append([marked, *cells])
+    return replace(table, rows=rows)
 
 
 def sections(frame: Frame) -> list[Section]:

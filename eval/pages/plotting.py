@@ -25,9 +25,11 @@ LINE_STYLES = ("-", "--", "-.", ":")
 # From the fifth line of a colour on; not the circle that the points of some curves have anyway.
 MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 DPI = 100
-PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 120
+PANEL_INCHES = (5.2, 3.4)
+PANEL_DPI = 120
 LETTER = 0.012  # of the panel's width, in the label of a row
-LEGEND_ROW_INCHES, LEGEND_COLUMNS = 0.22, 2
+LEGEND_ROW_INCHES = 0.22
+LEGEND_COLUMNS = 2
 MOST_CURVES = 10  # on one set of axes
 MOST_RESETS = 30  # of a curve, that are marked
 LEGEND_NOTE = "Panels without a legend have that of the first beside them."
@@ -63,14 +65,16 @@ class Panel:
         figure = Figure((width, max(height, 1.2 + 0.24 * self.rows)), PANEL_DPI)
         axes = figure.subplots()
         self.draw(axes)
-        labels, legend = axes.get_legend_handles_labels()[1], 0.0
+        _, labels = axes.get_legend_handles_labels()
+        legend = 0.0  # inches
         if labels and self.legend:
             legend = LEGEND_ROW_INCHES * -(-len(labels) // LEGEND_COLUMNS)
             figure.set_figheight(figure.get_figheight() + legend)
             figure.legend(loc="lower center", ncols=LEGEND_COLUMNS, fontsize=7, frameon=False, handlelength=2.5)
         # By hand, because a layout that is computed takes five times as long.
         longest = max(len(label.get_text()) for label in axes.get_yticklabels()) if self.rows else 0
-        tall, left = figure.get_figheight(), min(0.6, 0.16 + LETTER * longest)
+        tall = figure.get_figheight()
+        left = min(0.6, 0.16 + LETTER * longest)
         figure.subplots_adjust(left, (legend + 0.5) / tall, 0.98, 1 - 0.3 / tall)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
@@ -86,7 +90,8 @@ def write_sheet(panels: list[Panel], path: Path, columns: int) -> None:
     pictures = [Image.open(io.BytesIO(panel.png)).convert("RGB") for panel in panels]
     columns = min(columns, len(pictures))
     rows = [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
-    width, heights = pictures[0].width, [max(picture.height for picture in row) for row in rows]
+    width = pictures[0].width
+    heights = [max(picture.height for picture in row) for row in rows]
     sheet = Image.new("RGB", (columns * width, sum(heights)), "white")
     for place, row in enumerate(rows):
         for column, picture in enumerate(row):
@@ -110,7 +115,10 @@ def style_of(arm: ReportArm) -> dict:
     """Line properties: colour by variant, dashes and then markers by place within the colour."""
     style = {"color": colour_of(arm), "linestyle": LINE_STYLES[arm.place % len(LINE_STYLES)]}
     marker = MARKERS[arm.place // len(LINE_STYLES) % len(MARKERS)]
-    return style if marker is None else {**style, "marker": marker, "markersize": 5}
+    if marker is not None:
+        style["marker"] = marker
+        style["markersize"] = 5
+    return style
 
 
 def arm_label(run: RecordedRun) -> str:
@@ -130,9 +138,11 @@ def sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
         parts = [arms[start : start + MOST_CURVES] for start in range(0, len(arms), MOST_CURVES)]
         for number, part in enumerate(parts, start=1):
             others = [arm for arm in references if arm not in part]
-            place = f"{number} of {len(parts)}" if len(parts) > 1 else ""
-            named = ", ".join(filter(None, [title, place]))
-            found.append((f"{named}: " if named else "", [*others, *part]))
+            words = [title] if title else []
+            if len(parts) > 1:
+                words.append(f"{number} of {len(parts)}")
+            beginning = f"{', '.join(words)}: " if words else ""
+            found.append((beginning, [*others, *part]))
     return found
 
 
@@ -140,21 +150,29 @@ def caption(frame: Frame, text: str) -> str:
     """
     The caption of curves over steps: after a text the marks, and the bands where there are seeds to put together.
     """
-    notes = [note for event, (*_, note) in EVENT_MARKS.items() if any(run.event_steps(event) for run in frame.runs)]
-    bands = [BAND_NOTE] if any(len(arm.rows) > 1 for arm in frame.arms) else []
-    return " ".join([text, LEGEND_NOTE, RESETS_NOTE, *notes, *bands])
+    notes = [text, LEGEND_NOTE, RESETS_NOTE]
+    for event, (_, _, note) in EVENT_MARKS.items():
+        if any(run.event_steps(event) for run in frame.runs):
+            notes.append(note)
+    if any(len(arm.rows) > 1 for arm in frame.arms):
+        notes.append(BAND_NOTE)
+    return " ".join(notes)
 
 
 def draw_lines(
     axes, arms: list[ReportArm], key_of: Callable, smooth=lambda values: values, suffix="", **style
 ) -> None:
-    """One run: faint as recorded, strong smoothed. Several: mean and band of what was smoothed run by run."""
+    """
+    Draw a metric of some arms, whose key may depend on the variant. One run: faint as recorded, strong smoothed.
+    Several: mean and band of what was smoothed run by run.
+    """
     for arm in arms:
         series = arm.series(key_of(arm.variant))
         smoothed = [line for line in map(smooth, series) if len(line)]
         if not smoothed:
             continue
-        colour, strong = colour_of(arm), smoothed[0]
+        colour = colour_of(arm)
+        strong = smoothed[0]
         if len(arm.rows) == 1:
             axes.plot(series[0].index, series[0], color=colour, linewidth=0.6, alpha=0.25)
         else:
@@ -175,10 +193,10 @@ def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> No
 
 
 def steps_panel(title: str, arms: list[ReportArm], draw: Callable, unit: str, legend: bool = True) -> Panel:
-    """A panel over optimizer steps, with the marks of resets and other events."""
+    """A panel over optimizer steps, into which `draw(axes, arms)` draws, with the marks of resets and other events."""
 
     def whole(axes):
-        draw(axes)
+        draw(axes, arms)
         if not axes.lines:
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
         mark_events(axes, arms)
@@ -201,7 +219,8 @@ def mark_events(axes, arms: list[ReportArm]) -> None:
             axes.vlines(steps, 0, 1, colour_of(arm), linewidth=0.8, alpha=0.6, transform=across, zorder=0)
     for event, (marker, label, _) in EVENT_MARKS.items():
         for arm in arms:
-            if steps := sorted({step for run in arm.runs for step in run.event_steps(event)}):
+            steps = sorted({step for run in arm.runs for step in run.event_steps(event)})
+            if steps:
                 place = {"color": colour_of(arm), "markersize": 5, "transform": across, "clip_on": False}
                 axes.plot(steps, [0.0] * len(steps), marker, label=label, **place)
                 label = None  # once
@@ -210,4 +229,5 @@ def mark_events(axes, arms: list[ReportArm]) -> None:
 def symlog_threshold(series: list[pd.Series]) -> float:
     """Where a KL axis turns linear: the smallest positive values, because the KL is exactly 0 after a reset."""
     positive = [values[values > 0] for values in series]
-    return max(min((values.quantile(0.05) for values in positive if len(values)), default=1e-6), 1e-12)
+    smallest = [values.quantile(0.05) for values in positive if len(values)]
+    return max(min(smallest, default=1e-6), 1e-12)

@@ -21,17 +21,25 @@ def evaluation_commands(runs: list[RecordedRun]) -> str:
             continue
         options = ""
         if run.passk:
-            split, prompts, n, ks = (run.passk[key] for key in ("split", "prompts", "n", "k"))
-            temperature, seed = run.passk["temperature"], run.passk["seed"]
-            sampling = f"--temperature {temperature:g}" if temperature else "--greedy"
-            tokens = run.passk.get("max_new_tokens")
-            own = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
-            sampling += f" --max-new-tokens {tokens}" if tokens and tokens != own else ""
-            options = (
-                f" --split {split} --prompts {prompts} --n {n} --k {' '.join(map(str, ks))} {sampling} --seed {seed}"
-            )
+            options = _passk_options(run)
         by_setting.setdefault(options, []).append(run)
     return "\n".join(passk_command(group) + options for options, group in by_setting.items())
+
+
+def _passk_options(run: RecordedRun) -> str:
+    """The options with which a run was evaluated."""
+    passk = run.passk
+    ks = " ".join(map(str, passk["k"]))
+    temperature = passk["temperature"]
+    sampling = f"--temperature {temperature:g}" if temperature else "--greedy"
+    tokens = passk.get("max_new_tokens")
+    own = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+    if tokens and tokens != own:
+        sampling += f" --max-new-tokens {tokens}"
+    return (
+        f" --split {passk['split']} --prompts {passk['prompts']} --n {passk['n']} --k {ks} {sampling} "
+        f"--seed {passk['seed']}"
+    )
 
 
 def sections(runs: list[RecordedRun], command: str) -> list[Section]:

@@ -30,18 +30,24 @@ class ResetEffects(NamedTuple):
 
 def _reward(run: RecordedRun | None) -> tuple[np.ndarray, np.ndarray] | None:
     """Steps and training reward of a run that measured it."""
-    reward = run and run.measured("reward")
+    reward = None if run is None else run.measured("reward")
     return None if reward is None else (reward.index.to_numpy(), reward.to_numpy())
 
 
-def reset_effects(arm: ReportArm) -> ResetEffects:
-    def responses(run, resetting):
-        reward = _reward(run)
-        return reset_responses(*reward, resetting.reset_steps() or []) if reward else []
+def _responses(run: RecordedRun | None, resets: list[int] | None) -> list[Response]:
+    """The responses of a run's reward to resets at these steps; none where it has no reward."""
+    reward = _reward(run)
+    return reset_responses(*reward, resets or []) if reward else []
 
-    own = [one for row in arm.rows for one in responses(row.run, row.run)]
-    # A control without resets alone has none of its own at those steps.
-    return ResetEffects(arm, own, [one for row in arm.rows for one in responses(row.own_control, row.run)])
+
+def reset_effects(arm: ReportArm) -> ResetEffects:
+    own = []
+    control = []
+    for row in arm.rows:
+        resets = row.run.reset_steps()
+        own += _responses(row.run, resets)
+        control += _responses(row.own_control, resets)  # a control without resets has none of its own at those steps
+    return ResetEffects(arm, own, control)
 
 
 def _reasons(arm: ReportArm) -> str:

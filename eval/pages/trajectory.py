@@ -46,7 +46,9 @@ def trajectory_table(checks: list[tuple[RecordedRun, SaturationCheck]]) -> Table
 
 def trajectory_statements(run: RecordedRun, check: SaturationCheck) -> list[str]:
     """Whether the curve holds for this run and k, and how large a departure would have shown."""
-    steps, residuals, errors = check.fit.steps, check.fit.residuals, check.fit.errors
+    steps = check.fit.steps
+    residuals = check.fit.residuals
+    errors = check.fit.errors
     worst = int(np.argmax(np.abs(residuals / errors)))
     clearest = f"the clearest residual is {residuals[worst]:+.3f} at step {steps[worst]:.0f}"
     heading = f"`{run.name}`, pass@{check.k}: "
@@ -67,7 +69,8 @@ def plot_trajectory(run: RecordedRun, checks: list[SaturationCheck], path: Path)
     colour = colour_of(run)
     figure = Figure(figsize=(7 * len(checks), 5), dpi=DPI, layout="constrained")
     for axes, check in zip(figure.subplots(1, len(checks), squeeze=False).flat, checks, strict=True):
-        points, fit = check.points, check.fit
+        points = check.points
+        fit = check.fit
         spread = np.abs(points[["low", "high"]].to_numpy().T - points["value"].to_numpy())
         label = "measured, 95 % over prompts"
         axes.errorbar(points["step"], points["value"], spread, fmt="o", color=colour, capsize=3, label=label)
@@ -77,7 +80,8 @@ def plot_trajectory(run: RecordedRun, checks: list[SaturationCheck], path: Path)
         axes.set(ylabel=f"pass@{check.k}", xlabel="optimizer step", ylim=(0, 1.02))
         verdict = "no departure seen" if check.holds else "the curve does not hold"
         axes.set_title(f"pass@{check.k}: {verdict} (p = {check.p_value:.2g})", fontsize=11)
-        if steps := run.reset_steps():
+        steps = run.reset_steps()
+        if steps:
             across = axes.get_xaxis_transform()
             axes.vlines(steps, 0, 1, OTHER_COLOUR, linestyles=":", label="resets", transform=across, linewidth=0.9)
         axes.grid(alpha=0.2)

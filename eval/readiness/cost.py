@@ -38,7 +38,9 @@ def largest_micro_batch(held: float, per_row: float, total: float, group: int) -
     The most rows that fit, in whole groups where one group fits; 0 if not even one row does. Memory between steps, of
     a row, and in all is in one unit.
     """
-    rows = max(0, int((USABLE * total - held) / per_row)) if per_row > 0 else 0
+    if per_row <= 0:
+        return 0
+    rows = max(0, int((USABLE * total - held) / per_row))
     return rows - rows % group if rows >= group else rows
 
 
@@ -77,17 +79,18 @@ def cost_findings(
         first ([`FirstSteps`]): The first steps.
         micro_batch (`int`): Rows of it, `per_device_train_batch_size`.
         group (`int`): Completions of a prompt.
-        reward_seconds (`float`): Of all reward functions for one completion.
-        completions (`int`): Of a generation batch.
+        reward_seconds (`float`): Seconds of all reward functions for one completion.
+        completions (`int`): Completions of a generation batch.
     """
-    rows, last = first.rows, first.rows[-1]
-    timed = [(stage, max(row.get(f"time_{stage}", 0.0) for row in rows)) for stage in STAGES]
-    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in timed if seconds)
+    rows = first.rows
+    last = rows[-1]
+    timed = {stage: max(row.get(f"time_{stage}", 0.0) for row in rows) for stage in STAGES}
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in timed.items() if seconds)
     wall = seconds_of_run(rows, first.max_steps, first.steps_per_generation)
     throughput = sum(row["tokens_per_second"] for row in rows) / len(rows)
     share = reward_seconds * completions / max(rows[0]["time_step"], 1e-9)
     findings = [
-        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in timed}),
+        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in timed.items()}),
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
         Finding(
             f"wall time of {first.max_steps} steps",

@@ -17,10 +17,13 @@ from trl_prorl.rollout.verdicts import verifier_of
 
 FULL_REWARD = "full reward of 1: no verifier"
 SAME = 1e-6  # rewards closer than this are equal: their mean is rounded
-MOST_SILENT, AIM = 0.5, 0.3  # shares of groups without signal: worth a change, and what the change aims at
-MOST_CUT, MOST_UNANSWERED = 0.1, 0.2
+MOST_SILENT = 0.5  # share of groups without signal that is worth a change
+AIM = 0.3  # what the change aims at
+MOST_CUT = 0.1
+MOST_UNANSWERED = 0.2
 MASKED = 0.5  # share of completions cut that hides what the base could do
-SOLVED, HOPELESS = 0.9, 0.02
+SOLVED = 0.9  # pass rates
+HOPELESS = 0.02
 GROUPS = (4, 8, 16, 32, 64)
 FEW = 4  # prompts of a task or level that say nothing of it
 SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
@@ -79,7 +82,17 @@ def sample_base(
     size = trainer.num_generations
     verifier = verifier_of(trainer.reward_funcs)
     together = max(1, trainer.args.generation_batch_size // size)
-    found = Rollouts(size, [], [], [] if task is not None else None, [], [], [], [], 0.0)
+    found = Rollouts(
+        group_size=size,
+        rewards=[],
+        correct=[],
+        answered=None if task is None else [],
+        cut=[],
+        lengths=[],
+        texts=[],
+        parts=[],
+        reward_seconds=0.0,
+    )
     if verifier is None and task is None:
         found.source = FULL_REWARD
     elif verifier is not None:
@@ -89,7 +102,7 @@ def sample_base(
         batch = [dict(row) for row in rows[start : start + together]]
         sampled = trainer.sample_rows(batch)
         found.batch = found.batch or sampled.batch
-        asked = [row for row in batch for _ in range(size)]
+        row_of_each = [row for row in batch for _ in range(size)]
         found.rewards += sampled.total.tolist()
         found.cut += sampled.cut
         found.lengths += [len(ids) for ids in sampled.ids]
@@ -98,22 +111,24 @@ def sample_base(
         found.parts += [(row.get("task"), row.get("level")) for row in batch]
         found.reward_seconds += sampled.reward_seconds
         if verifier is not None:
-            prompts = [row["prompt"] for row in asked]
-            verdicts = verifier(prompts=prompts, completions=sampled.completions, **reward_columns(asked))
+            prompts = [row["prompt"] for row in row_of_each]
+            verdicts = verifier(prompts=prompts, completions=sampled.completions, **reward_columns(row_of_each))
         elif task is not None:
-            verdicts = task.verify_many(texts, asked)
+            verdicts = task.verify_many(texts, row_of_each)
         else:
             verdicts = (sampled.rewards[:, 0] >= 1.0).tolist()
         found.correct += map(bool, verdicts)
         if task is not None:
-            found.answered += [task.has_answer(text, row) for text, row in zip(texts, asked, strict=True)]
-        advance(len(asked))
+            found.answered += [task.has_answer(text, row) for text, row in zip(texts, row_of_each, strict=True)]
+        advance(len(row_of_each))
     return found
 
 
 def last_text(completion: str | list[Mapping]) -> str:
     """A completion, or the text of its last message, or of all its turns; a call of a tool may have none."""
-    return completion if isinstance(completion, str) else transcript(completion)
+    if isinstance(completion, str):
+        return completion
+    return transcript(completion)
 
 
 def expected_silent(p: float, size: int) -> float:
@@ -137,9 +152,12 @@ def share_within(found: Rollouts) -> float:
     The share of the variance of verdicts, p (1 − p), that lies within prompts, unbiased: 1 where prompts are equally
     difficult, 0 where the completions of each are all right or all wrong.
     """
-    p, size = rate(found.correct), found.group_size
+    p = rate(found.correct)
+    if not 0 < p < 1:
+        return 1.0
+    size = found.group_size
     within = [sum(group) * (size - sum(group)) / (size * (size - 1)) for group in found.groups(found.correct)]
-    return sum(within) / len(within) / (p * (1 - p)) if 0 < p < 1 else 1.0
+    return sum(within) / len(within) / (p * (1 - p))
 
 
 def rate(values: list[bool]) -> float:
@@ -172,7 +190,7 @@ def pass_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
     findings = [pass_finding(f"base pass rate ({found.source})", rates, tells, cut)]
     if len(by_part) > 1:
         for (task, level), values in by_part.items():
-            name = f"{task}" + (f", level {level}" if level is not None else "")
+            name = f"{task}" if level is None else f"{task}, level {level}"
             findings.append(pass_finding(f"base pass rate of {name}", values, tells, cut))
     return findings
 
@@ -197,37 +215,23 @@ def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) 
         doubt = ", unless the reward is wrong" if tells is None else ""
         change = f"{right}the base does not solve it{doubt}: easier task_level, graded reward, or supervised steps"
     values = {"pass_rate": p, "interval": [low, high], "prompts": len(rates)}
-    prompts = f"{len(rates)} prompt{'s' * (len(rates) > 1)}"
+    prompts = "1 prompt" if len(rates) == 1 else f"{len(rates)} prompts"
     return Finding(what, f"{p:.2f} [{interval}], {prompts}", change, LOOK if change else "fine", values)
 
 
 def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Groups whose rewards are all equal: observed, and expected at the pass rate."""
     groups = found.groups(found.rewards)
-    silent, p, size = sum(not rewards_differ(group) for group in groups), rate(found.correct), found.group_size
-    observed, expected = silent / len(groups), expected_silent(p, size)
+    silent = sum(not rewards_differ(group) for group in groups)
+    p = rate(found.correct)
+    size = found.group_size
+    observed = silent / len(groups)
+    expected = expected_silent(p, size)
     values = {"observed": observed, "expected": expected, "num_generations": size, "pass_rate": p}
     what = "groups without signal, expected"
     number = f"{percent(observed)} of {len(groups)}, {percent(expected)} at G = {size}"
-    paid = without_nan(found.rewards)
     if observed == 1.0:
-        if tells is False:
-            why = "mend the reward function: it pays right answers no more than wrong ones"
-        elif rate(found.cut) > MASKED:
-            why = "let completions end: most are cut off"
-        elif not paid:
-            why = "mend the reward functions: each returns None for every completion"
-        elif tells is None and not rewards_differ(paid):
-            why = f"see whether the reward can tell answers apart: every completion got {paid[0]:g}"
-        elif p >= SOLVED:
-            why = "take a harder task_level: every answer is right already"
-        elif p <= HOPELESS:
-            why = "take an easier task_level or a graded reward: no answer is right"
-        elif share_within(found) < SAME_FATE:
-            why = f"{ALIKE}: completions of a prompt are all right or all wrong"
-        else:
-            why = "mend the reward function: right and wrong completions get one reward"
-        return Finding(what, number, f"{why}; no group taught anything", STOP, values)
+        return Finding(what, number, f"{cure_of_silence(found, tells)}; no group taught anything", STOP, values)
     if observed <= MOST_SILENT:
         return Finding(what, number, values=values)
     better = smallest_group(p)
@@ -240,9 +244,31 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     return Finding(what, number, change, LOOK, values)
 
 
+def cure_of_silence(found: Rollouts, tells: bool | None) -> str:
+    """What to change where no group has a signal, by the first cause that the samples show."""
+    p = rate(found.correct)
+    paid = without_nan(found.rewards)
+    if tells is False:
+        return "mend the reward function: it pays right answers no more than wrong ones"
+    if rate(found.cut) > MASKED:
+        return "let completions end: most are cut off"
+    if not paid:
+        return "mend the reward functions: each returns None for every completion"
+    if tells is None and not rewards_differ(paid):
+        return f"see whether the reward can tell answers apart: every completion got {paid[0]:g}"
+    if p >= SOLVED:
+        return "take a harder task_level: every answer is right already"
+    if p <= HOPELESS:
+        return "take an easier task_level or a graded reward: no answer is right"
+    if share_within(found) < SAME_FATE:
+        return f"{ALIKE}: completions of a prompt are all right or all wrong"
+    return "mend the reward function: right and wrong completions get one reward"
+
+
 def verifier_finding(found: Rollouts) -> Finding:
     """Whether anything but the reward says what is right; otherwise nobody sees that the reward is gamed."""
-    what, values = "verifier beside the reward", {"verifier": found.source}
+    what = "verifier beside the reward"
+    values = {"verifier": found.source}
     if found.source != FULL_REWARD:
         return Finding(what, found.source, values=values)
     then = GAMED.format("beta: 0.3")
@@ -272,7 +298,8 @@ def needed_kl_findings(found: Rollouts) -> list[Finding]:
 
 def disagreement_findings(found: Rollouts) -> list[Finding]:
     """Groups in which a wrong completion got as much reward as a right one."""
-    mixed = wrong = 0
+    mixed = 0
+    wrong = 0
     for verdicts, rewards in zip(found.groups(found.correct), found.groups(found.rewards), strict=True):
         right = without_nan(reward for reward, verdict in zip(rewards, verdicts, strict=True) if verdict)
         others = without_nan(reward for reward, verdict in zip(rewards, verdicts, strict=True) if not verdict)

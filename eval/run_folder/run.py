@@ -108,7 +108,8 @@ class RecordedRun:
     def measured(self, key: str) -> pd.Series | None:
         """Values of one metric at the steps where it was measured, indexed by step; `None` if it never was."""
         if key not in self._series:
-            rows, values = self.evaluations if key.startswith("eval_") else self.metrics, None
+            rows = self.evaluations if key.startswith("eval_") else self.metrics
+            values = None
             if rows is not None and key in rows:
                 values = pd.Series(rows[key].to_numpy(), index=rows["step"], name=key, dtype=float).dropna()
             self._series[key] = None if values is None or values.empty else values

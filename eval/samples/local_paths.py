@@ -93,7 +93,8 @@ def _embedded(run_dir: Path, name: str, env: dict) -> str:
         found = embedded_model(name)
     except ValueError as error:
         raise InputError(f"'{run_dir / 'config.yaml'}': {error}") from error
-    then, now = (env.get("base_model") or {}).get("sha256"), weights_sha256(found)
+    then = (env.get("base_model") or {}).get("sha256")
+    now = weights_sha256(found)
     if then not in (None, now):
         raise InputError(
             f"'{run_dir}' began from another {name}: its weights had SHA-256 {then[:12]}…, those that come with this "

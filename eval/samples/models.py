@@ -56,7 +56,8 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
         InputError: If there is none, or the one that is there is another run's.
     """
     env = read_env(run_dir)
-    run, saved = env.get(RUN_ID), saved_run_id(run_dir)
+    run = env.get(RUN_ID)
+    saved = saved_run_id(run_dir)
     if kind_of_model(run_dir):
         if None not in (run, saved) and saved != run:
             raise InputError(
@@ -81,7 +82,8 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
 
 def output_dir_apart(run_dir: Path, config: dict, env: dict) -> Path | None:
     """The run's `output_dir` if `run_dir` put the record elsewhere; else `None`: model and record share a folder."""
-    record, output = config.get("run_dir"), config.get("output_dir")
+    record = config.get("run_dir")
+    output = config.get("output_dir")
     if not record or not output or os.path.normpath(record) == os.path.normpath(output):
         return None
     found = find_output_dir(run_dir, config, env)
@@ -100,8 +102,12 @@ def trained_point(run_dir: Path, config: dict) -> Point:
     """
     folder = find_trained_model(run_dir, config)
     found, _ = checkpoints(folder, run_dir)
-    equal = (step for step, path in sorted(found.items(), reverse=True) if same_weights(path, folder))
-    return Point("trained", next(equal, last_step(run_dir)), folder)
+    step = last_step(run_dir)
+    for checkpoint_step, path in sorted(found.items(), reverse=True):
+        if same_weights(path, folder):
+            step = checkpoint_step
+            break
+    return Point("trained", step, folder)
 
 
 def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
@@ -109,14 +115,19 @@ def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int,
     The checkpoints in a folder that hold weights, by step: this run's, and those of other runs. One that says of no
     run counts as this one's in the run folder, and nowhere else.
     """
-    run, here = read_env(run_dir).get(RUN_ID), folder.resolve() == run_dir.resolve()
-    found, others = {}, {}
+    run = read_env(run_dir).get(RUN_ID)
+    here = folder.resolve() == run_dir.resolve()
+    found = {}
+    others = {}
     for path in folder.glob("checkpoint-*"):
         match = re.fullmatch(r"checkpoint-(\d+)", path.name)
         if match and kind_of_model(path) and weight_files(path):
             saved = saved_run_id(path)
-            own = saved == run or (here and None in (saved, run))
-            (found if own else others)[int(match[1])] = path
+            step = int(match[1])
+            if saved == run or (here and None in (saved, run)):
+                found[step] = path
+            else:
+                others[step] = path
     return found, others
 
 
@@ -128,7 +139,10 @@ def weight_files(folder: Path) -> list[str]:
 def same_weights(checkpoint: Path, folder: Path) -> bool:
     """Whether a checkpoint, which holds more than a model, holds the weights of a folder, byte by byte."""
     names = [name for name in weight_files(folder) if name != TRAINING_ARGS_NAME]
-    return bool(names) and not any(filecmp.cmpfiles(checkpoint, folder, names, shallow=False)[1:])
+    if not names:
+        return False
+    _, different, unreadable = filecmp.cmpfiles(checkpoint, folder, names, shallow=False)
+    return not different and not unreadable
 
 
 def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Point]:
@@ -145,11 +159,8 @@ def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Poi
     found, others = checkpoints(trained.folder, run_dir)
     steps = sorted(found)
     if others:
-        print(
-            f"{trained.folder}: {', '.join(path.name for _, path in sorted(others.items()))} of another run, left "
-            "out.",
-            file=sys.stderr,
-        )
+        names = ", ".join(path.name for _, path in sorted(others.items()))
+        print(f"{trained.folder}: {names} of another run, left out.", file=sys.stderr)
     if asked != ["all"]:
         for step in asked:
             if not step.isdigit() or int(step) not in found:
@@ -195,7 +206,9 @@ def identity(folder: Path | None, config: dict) -> dict:
         folder = Path(base)
         return {"weights": weight_hashes(folder)}
     own = {"weights": weight_hashes(folder)}
-    return {**own, "base": identity(None, config)} if kind_of_model(folder) == "adapter" else own
+    if kind_of_model(folder) == "adapter":
+        own["base"] = identity(None, config)
+    return own
 
 
 def weight_hashes(folder: Path) -> dict[str, str]:
@@ -208,7 +221,12 @@ def weight_hashes(folder: Path) -> dict[str, str]:
 def load_model(path, revision: str | None = None):
     """A causal language model, on the GPU in bfloat16 if there is one, else on the CPU in float32."""
     disable_progress_bar()  # of weights: our own bars show what takes long
-    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    if torch.cuda.is_available():
+        device = "cuda"
+        dtype = torch.bfloat16
+    else:
+        device = "cpu"
+        dtype = torch.float32
     return AutoModelForCausalLM.from_pretrained(path, revision=revision or "main", dtype=dtype).to(device)
 
 

@@ -35,16 +35,15 @@ class SamplingSettings:
     chat_template_kwargs: dict | None = None
 
     @classmethod
-    def of(cls, config: Mapping, asked: Mapping) -> "SamplingSettings":
-        """As a run with this configuration draws, but for the fields that are asked for and not `None`."""
-        own = {
-            "temperature": config.get("temperature"),
-            "max_new_tokens": config.get("max_completion_length"),
-            "chat_template_kwargs": config.get("chat_template_kwargs"),
-        }
-        given = {name: value for name, value in asked.items() if value is not None}
-        fields = asdict(cls()) | {name: value for name, value in own.items() if value} | given
-        return cls(**fields | {"temperature": float(fields["temperature"])})
+    def of_run(
+        cls, config: Mapping, temperature: float | None = None, max_new_tokens: int | None = None
+    ) -> "SamplingSettings":
+        """Return the settings of a run with this configuration, but for those that are given."""
+        if temperature is None:
+            temperature = config.get("temperature") or DEFAULT_TEMPERATURE
+        if max_new_tokens is None:
+            max_new_tokens = config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+        return cls(float(temperature), max_new_tokens, config.get("chat_template_kwargs") or None)
 
     def to_json(self) -> dict:
         """The fields as JSON values, those that are `None` left out."""
@@ -75,8 +74,10 @@ def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[t
 def stop_token_ids(model, tokenizer) -> list[int]:
     """Every token that ends a completion: the tokenizer's and those the model declares, as in TRL's rollouts."""
     declared = model.generation_config.eos_token_id
-    declared = declared if isinstance(declared, list) else [declared]
-    return [token for token in dict.fromkeys([tokenizer.eos_token_id, *declared]) if token is not None]
+    if not isinstance(declared, list):
+        declared = [declared]
+    tokens = dict.fromkeys([tokenizer.eos_token_id, *declared])  # each once
+    return [token for token in tokens if token is not None]
 
 
 def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = None) -> list[list[int]]:
@@ -94,18 +95,20 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
 
 def progress(total: int, description: str) -> tqdm:
     """A bar on stderr, a unit each sample; where nobody watches, after ten seconds and once a minute."""
-    watched = sys.stderr.isatty()
-    seconds = {} if watched else {"delay": 10, "mininterval": 60}
-    return tqdm(total=total, desc=description, unit="sample", **seconds)
+    if sys.stderr.isatty():
+        return tqdm(total=total, desc=description, unit="sample")
+    return tqdm(total=total, desc=description, unit="sample", delay=10, mininterval=60)
 
 
 @contextmanager
 def plain_generation_config(model) -> Iterator[None]:
     """
-    Without the wishes of a model's own generation config (min_p, suppressed tokens, beams, ...), which `generate`
-    fills in wherever a call leaves something open.
+    Put the wishes of a model's own generation config (min_p, suppressed tokens, beams, ...) aside. `generate` fills
+    them in wherever a call leaves something open, also where it is given a config.
     """
-    owners = [model, *([model.get_base_model()] if isinstance(model, PeftModel) else [])]
+    owners = [model]
+    if isinstance(model, PeftModel):
+        owners.append(model.get_base_model())
     before = [owner.generation_config for owner in owners]
     for owner in owners:
         owner.generation_config = GenerationConfig()
@@ -118,9 +121,9 @@ def plain_generation_config(model) -> Iterator[None]:
 
 def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bool]:
     """
-    A loaded model as it is sampled, and whether compactly, as rollouts are where a recipe asks for it: by the same
-    loop, if it gives what `generate` gives. With `merge`, an adapter is merged in float32, where that only changes
-    rounding, and the model is of no other use.
+    Return a loaded model as it is sampled, and whether compactly, as rollouts are where a recipe asks for it: by the
+    same loop, if it gives what `generate` gives. With `merge`, an adapter is merged in float32, where that only
+    changes rounding, and the model is of no other use.
     """
     compact = probe(model, model.get_input_embeddings().weight.shape[0]) is None
     exact = all(param.dtype == torch.float32 for param in model.parameters())
@@ -145,9 +148,9 @@ def sample(
     Sample `n` completions for each of P rows in one call of `generate`, or in one for each turn, and judge them by
     `task.verify_many`.
 
-    `fields` are those of a [`SamplingSettings`] where none is given. A model's own generation config has no say. Samples depend
-    on torch's global seed and on what is batched together. `compact` computes a prompt once for all its samples, and
-    drops a sample when it ends.
+    `fields` are those of a [`SamplingSettings`] where none is given. A model's own generation config has no say.
+    Samples depend on torch's global seed and on what is batched together. `compact` computes a prompt once for all its
+    samples, and drops a sample when it ends.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).
@@ -164,9 +167,9 @@ def sample(
         inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
         if compact:
             copies = torch.arange(len(prompts), device=device).repeat_interleave(n)
-            way = {"custom_generate": compact_sample, "copies": copies}
+            several = {"custom_generate": compact_sample, "copies": copies}
         else:
-            way = {"num_return_sequences": n}
+            several = {"num_return_sequences": n}
         with plain_generation_config(model):
             sequences = model.generate(
                 input_ids=inputs["input_ids"],
@@ -175,23 +178,25 @@ def sample(
                 eos_token_id=stops,
                 pad_token_id=tokenizer.pad_token_id,
                 **options,
-                **way,
+                **several,
             )
         sequences = sequences.ids if compact else sequences
-        return [until_stop(ids, stops) for ids in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
+        prompt_length = inputs["input_ids"].shape[1]
+        return [until_stop(ids, stops) for ids in sequences[:, prompt_length:].tolist()]
 
-    asked = [row for row in rows for _ in range(n)]
-    most, settings = sampling.max_new_tokens, sampling.chat_template_kwargs
+    row_of_each = [row for row in rows for _ in range(n)]
+    most = sampling.max_new_tokens
+    settings = sampling.chat_template_kwargs
     if task.turns > 1:
-        prompts = prompt_ids(with_turns(tokenizer), asked, settings)
-        texts, completions = play(task, tokenizer, asked, prompts, most, complete, **(settings or {}))
+        prompts = prompt_ids(with_turns(tokenizer), row_of_each, settings)
+        texts, completions = play(task, tokenizer, row_of_each, prompts, most, complete, **(settings or {}))
     else:
         completions = complete(prompt_ids(tokenizer, rows, settings), most, n)
         texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
-    samples = [
-        Sample(text, ids, not ended, *verdict)
-        for text, (ids, ended), verdict in zip(texts, completions, judge_completions(task, texts, asked), strict=True)
-    ]
+    verdicts = judge_completions(task, texts, row_of_each)
+    samples = []
+    for text, (ids, ended), (correct, answer) in zip(texts, completions, verdicts, strict=True):
+        samples.append(Sample(text, ids, not ended, correct, answer))
     return [samples[start : start + n] for start in range(0, len(samples), n)]
 
 

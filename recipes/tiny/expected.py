@@ -26,7 +26,8 @@ from trl_prorl.variants import VARIANTS
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "expected.csv"
 PAGE = HERE / "README.md"
-BEGIN, END = "<!-- Written by recipes/tiny/expected.py. -->\n", "<!-- Until here. -->\n"
+BEGIN = "<!-- Written by recipes/tiny/expected.py. -->\n"
+END = "<!-- Until here. -->\n"
 
 RECIPES = {
     "plain": VARIANTS["plain"].recipe,
@@ -53,7 +54,8 @@ def row_of(run: Path) -> dict:
     """
     try:
         config = yaml.safe_load((run / "config.yaml").read_text())
-        env, passk = (json.loads((run / name).read_text()) for name in ("env.json", "passk.json"))
+        env = json.loads((run / "env.json").read_text())
+        passk = json.loads((run / "passk.json").read_text())
         steps = pd.read_json(run / "metrics.jsonl", lines=True)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{run} is no run that was evaluated: {error}.") from error
@@ -67,10 +69,19 @@ def row_of(run: Path) -> dict:
         raise ValueError(
             f"{run}: {len(steps)} steps done, evaluated at step {passk['step']}, of {config['max_steps']}."
         )
-    trained, greedy = passk["trained"], passk["greedy"]["trained"]["accuracy"]
-    row = (recipe, env["seed"], env["base_model"]["sha256"], passk["prompts"], passk["n"], passk["base"]["pass@1"])
-    row += (trained["pass@1"], trained["pass@8"], greedy, int(steps["ref_forward_calls"].sum()), env["git_commit"])
-    return dict(zip(COLUMNS, row, strict=True))
+    return {
+        "recipe": recipe,
+        "seed": env["seed"],
+        "base_hash": env["base_model"]["sha256"],
+        "prompts": passk["prompts"],
+        "samples": passk["n"],
+        "base_pass@1": passk["base"]["pass@1"],
+        "pass@1": passk["trained"]["pass@1"],
+        "pass@8": passk["trained"]["pass@8"],
+        "greedy": passk["greedy"]["trained"]["accuracy"],
+        "ref_forward_calls": int(steps["ref_forward_calls"].sum()),
+        "commit": env["git_commit"],
+    }
 
 
 def write_rows(runs: list[Path]) -> None:
@@ -93,7 +104,8 @@ def read_rows() -> pd.DataFrame:
 
 def outside(runs: list[Path], level: float = 0.999) -> list[str]:
     """A line for each run whose pass@1 a new run of its recipe has less often than one time in 1 / (1 − level)."""
-    rows, lines = read_rows(), []
+    rows = read_rows()
+    lines = []
     for run, row in [(run, row_of(run)) for run in runs]:
         if any(row[name] != rows[name][0] for name in ("prompts", "samples")):
             raise ValueError(f"{run} was evaluated with other prompts or samples than expected.csv.")
@@ -109,10 +121,12 @@ def text(rows: pd.DataFrame) -> str:
     scores = {recipe: rows[rows["recipe"] == recipe] for recipe in RECIPES}
     table = ""
     for recipe, what in RECIPES.items():
-        (one, of_one), (eight, of_eight) = (_predicted(scores[recipe][name]) for name in ("pass@1", "pass@8"))
-        table += f"| [`{recipe}.yaml`]({recipe}.yaml) | {what} | {one} | **{of_one}** | {eight} {of_eight} |\n"
+        mean_1, new_run_1 = _predicted(scores[recipe]["pass@1"])
+        mean_8, new_run_8 = _predicted(scores[recipe]["pass@8"])
+        table += f"| [`{recipe}.yaml`]({recipe}.yaml) | {what} | {mean_1} | **{new_run_1}** | {mean_8} {new_run_8} |\n"
     plain, control, a, b, c = (list(scores[recipe]["pass@1"]) for recipe in RECIPES)
-    ratio, first = fieller_ratio(b, a, paired=True), rows.iloc[0]
+    ratio = fieller_ratio(b, a, paired=True)
+    first = rows.iloc[0]
     return (
         f"Held-out pass@1 after 240 steps, {first['prompts']} prompts × {first['samples']} samples, on the base "
         f"that comes with the package (pass@1 {rows['base_pass@1'].min():.3f}; SHA-256 of its weights "
@@ -157,8 +171,9 @@ def main() -> None:
         if args.check:
             if not runs:
                 raise ValueError("--check: none of the folders is a run.")
-            if found := outside(runs):
-                raise SystemExit("\n".join(found))
+            lines = outside(runs)
+            if lines:
+                raise SystemExit("\n".join(lines))
             return
         if args.runs:
             write_rows(runs)
