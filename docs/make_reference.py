@@ -112,7 +112,7 @@ class Entry:
 
 def entries(docstring: str) -> dict[str, Entry]:
     """
-    The entries of a Hugging Face style docstring, by name.
+    Return the entries of a Hugging Face style docstring, by name.
 
     Args:
         docstring (`str`):
@@ -143,7 +143,7 @@ def entries(docstring: str) -> dict[str, Entry]:
 
 
 def spelt(hint: object) -> str:
-    """A type as a recipe's author would write it: `float or null`."""
+    """Return a type as a recipe's author would write it: `float or null`."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     return " or ".join("null" if option is type(None) else option.__name__ for option in options)
@@ -173,7 +173,7 @@ def linked(text: str) -> str:
 
 
 def refused() -> list[tuple[dict, str]]:
-    """The example of each refusal, with the line that the configuration itself refuses it with."""
+    """Return the example of each refusal, with the line that the configuration itself refuses it with."""
     found = []
     examples = [refusal.example for refusal in REFUSALS]
     examples += [{name: key.example} for name, key in KEYS.items() if key.need is not None]
@@ -191,7 +191,7 @@ def refused() -> list[tuple[dict, str]]:
 
 def key_section(cls: type, parent: type, examples: list[tuple[dict, str]], level: int) -> list[str]:
     """
-    The keys that `cls` adds to `parent`, a heading each, under the headings of its docstring.
+    Return the keys that `cls` adds to `parent`, a heading each, under the headings of its docstring.
 
     Raises:
         `ValueError`: the docstring leaves one out.
@@ -244,7 +244,7 @@ def trl_table() -> list[str]:
 
 
 def make_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     examples = refused()
     refused_rows = [
         f"{number}. `{', '.join(f'{name}: {yaml_value(value)}' for name, value in keys.items())}`<br>{line}"

@@ -34,7 +34,7 @@ TEXT_TOKENS = 4096  # of the real text: 17 s of one core for 135 M parameters in
 
 
 def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, base_model, samples: int) -> dict:
-    """An entry of `drift.json`: one model on the run's own task, on others by name, and on real text."""
+    """Measure one model, an entry of `drift.json`: on the run's own task, on others by name, and on real text."""
     model = (base_model if point.folder is None else load_point(point, own.config)).eval()
     entry = {"step": point.step, **measure_drift(own, point, model, base_model, samples)}
     text = language.real_text(8 * TEXT_TOKENS)
@@ -51,8 +51,8 @@ def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, base_m
 @torch.no_grad()
 def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: int) -> dict:
     """
-    The drift of one model on the prompts of one task: token means over all samples, as many as asked for of each
-    prompt, with a 95 % bootstrap interval of the KL over prompts, and measures of the samples as texts.
+    Measure the drift of one model on the prompts of one task: token means over all samples, as many for each prompt as
+    are given, with a 95 % bootstrap interval of the KL over prompts, and measures of the samples as texts.
     """
     drawn = held_out.samples(point, samples)
     device = next(model.parameters()).device

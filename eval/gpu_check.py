@@ -42,28 +42,28 @@ def see_one_gpu() -> str | None:
     return f"of {number} GPUs one is used: CUDA_VISIBLE_DEVICES={first}. Set it to use another one."
 
 
-def machine(cpu: bool) -> dict:
+def describe_machine(cpu: bool) -> dict:
     """Name and memory of the device, and versions; a `RunError` if it cannot be used."""
-    found = {"device": f"CPU, {platform.machine()}"}
+    described = {"device": f"CPU, {platform.machine()}"}
     if not cpu:
         try:
             torch.ones(8, device="cuda").sum().item()  # fails where torch has no kernels for the card
         except RuntimeError as error:
             raise RunError(f"{error}. Nothing was measured") from error
         properties = torch.cuda.get_device_properties(0)
-        found = {"device": properties.name, "memory": f"{properties.total_memory / 2**30:.0f}"}
+        described = {"device": properties.name, "memory": f"{properties.total_memory / 2**30:.0f}"}
     versions = {name: installed(name) for name in LIBRARIES}
-    found["versions"] = {name: number for name, number in versions.items() if number is not None}
-    return found
+    described["versions"] = {name: number for name, number in versions.items() if number is not None}
+    return described
 
 
-def code() -> str:
-    """A hash of our Python files: a result says nothing about other code."""
-    found = hashlib.sha256()
+def hash_code() -> str:
+    """Return a hash of our Python files: a result says nothing about other code."""
+    digest = hashlib.sha256()
     for folder in ("trl_prorl", "eval", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            found.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @functools.partial(command, kept=KEPT)
@@ -80,8 +80,8 @@ def main(argv: list[str] | None = None) -> int:
             print(note)
     folder = args.out or Path("runs/gpu_check") / ("cpu" if args.cpu else "card")
     folder.mkdir(parents=True, exist_ok=True)
-    here = machine(args.cpu)
-    made_with = {"code": code(), "device": here["device"], **here["versions"]}
+    here = describe_machine(args.cpu)
+    made_with = {"code": hash_code(), "device": here["device"], **here["versions"]}
     say = functools.partial(print, flush=True)
     failed, left = run_parts(args.parts, args.cpu, folder, made_with, args.minutes, args.again, say)
     where = folder / "page.md"

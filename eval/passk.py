@@ -38,7 +38,7 @@ from trl_prorl.text import visible
 
 
 def evaluation_settings(held_out: HeldOut, n: int) -> dict:
-    """The settings of an evaluation with `n` samples a prompt, as `passk.json` records them."""
+    """Return the settings of an evaluation with `n` samples a prompt, as `passk.json` records them."""
     return {
         "split": held_out.split,
         "prompts": len(held_out.rows),
@@ -87,7 +87,7 @@ def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
 def announcement(
     held_out: HeldOut, n: int, with_greedy: bool, checkpoints: Sequence[str] = (), other_tasks: int = 0
 ) -> str:
-    """One line on an evaluation that begins: models, prompts, and samples of each."""
+    """Return one line on an evaluation that begins: models, prompts, and samples of each."""
     models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, list(checkpoints)))
     what = f"{models} models × {len(held_out.rows)} prompts × {n} samples"
     if held_out.sampling.temperature > 0 and with_greedy:

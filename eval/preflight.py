@@ -249,13 +249,13 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
 
 
 def table(findings: list[Finding], title: str) -> Table:
-    """One line per finding."""
+    """Return one line per finding."""
     rows = [[finding.what, finding.number, finding.change] for finding in findings]
     return Table(title, ["finding", "number", "what to change"], rows)
 
 
 def verdict(findings: list[Finding]) -> str:
-    """The last line."""
+    """Return the last line."""
     stops = [finding for finding in findings if finding.level == STOP]
     if stops:
         return "cannot learn: " + "; ".join(f"{finding.what}: {finding.number}" for finding in stops)

@@ -22,7 +22,7 @@ from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, p
 
 
 def file_table(repo: str, files: dict[str, Content]) -> Table:
-    """The files of a push, with sizes."""
+    """Return the files of a push, with sizes."""
     rows = []
     for name, content in sorted(files.items()):
         size = len(content) if isinstance(content, bytes) else content.stat().st_size

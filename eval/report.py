@@ -68,7 +68,7 @@ def check_own(out: Path) -> None:
 
 
 def build_report(frame: Frame, command: str) -> Report:
-    """The report on the runs of a frame; `command` makes it again."""
+    """Return the report on the runs of a frame; `command` makes it again."""
     sections = chain.from_iterable(page(frame) for page in CONTENTS)
     title = f"{TITLE}: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
     return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])

@@ -62,7 +62,7 @@ def time_work(work, device: str) -> float:
 
 
 def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
-    """A row per optimizer mode: bytes, seconds of the reset, seconds of the plain copies, their ratio."""
+    """Return a row per optimizer mode: bytes, seconds of the reset, seconds of the plain copies, their ratio."""
     reference, optimizer = build_policy(kind, args)
     references = [ref.data for ref, _ in reference.pairs()]
     states = optimizer.state.values()

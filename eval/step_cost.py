@@ -35,8 +35,8 @@ def main(argv: list[str] | None = None) -> None:
         return
     results = {}
     # A setting of growth sets the group size of `args` when its turn comes.
-    asked = settings(args) if args.mode == "growth" else list(settings(args))
-    for title, arms, batches, iterations, checkpointing, generate in track(asked, description=args.mode):
+    planned = settings(args) if args.mode == "growth" else list(settings(args))
+    for title, arms, batches, iterations, checkpointing, generate in track(planned, description=args.mode):
         results[title] = measure(arms, args, batches, iterations, checkpointing, generate)
         show(console, title, results[title])
     args.out.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def settings_used(args: argparse.Namespace) -> dict:
-    """The command line as JSON can hold it, and the hardware."""
+    """Return the command line as JSON can hold it, and the hardware."""
     used = {name: value if isinstance(value, (int, list, str)) else str(value) for name, value in vars(args).items()}
     if args.device == "cuda":
         used["hardware"] = torch.cuda.get_device_name()

@@ -92,7 +92,7 @@ def unpack(commit: str, tree: Path) -> None:
 
 
 def median_cost(rounds: list[dict], arm: str) -> float:
-    """Median CPU seconds of a step over the rounds."""
+    """Return the median CPU seconds of a step over the rounds."""
     return statistics.median(found[arm]["cpu_seconds"][0] for found in rounds)
 
 

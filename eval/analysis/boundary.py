@@ -84,12 +84,12 @@ class Boundary:
     @cached_property
     def rows(self) -> list[BoundaryRow]:
         """pass@k at each k."""
-        found = []
+        rows = []
         for k in self.ks:
             sides = [pass_at_k_per_prompt(counts, self.n, k) for counts in (self.base, self.trained)]
             measured = [Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides]
-            found.append(BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0])))
-        return found
+            rows.append(BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0])))
+        return rows
 
 
 def rate_limit(n: int) -> float:
@@ -105,8 +105,8 @@ def _fisher(base: int, trained: int, n: int) -> float:
 
 def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[PromptChange]]:
     """
-    Prompts newly solved and prompts lost, each in the order of prompts, with the evidence for each, from correct
-    samples of `n` on each side, shape (P,).
+    Return the prompts newly solved and prompts lost, each in the order of prompts, with the evidence for each, from
+    correct samples of `n` on each side, shape (P,).
 
     Holm's correction is over all prompts: those with no correct sample on one side were picked by the very counts that
     are tested, so correcting over them alone would find changes where there are none.
@@ -130,8 +130,8 @@ def separable_from(n: int, prompts: int) -> int | None:
 
 def boundary(run_passk: dict) -> Boundary:
     """
-    The changes from base to trained, by the content of `passk.json` (or one of its `others`): `n`, and `correct`,
-    counts of P >= 2 prompts, under `base` and `trained`.
+    Return the changes from base to trained, by the content of `passk.json` (or one of its `others`): `n`, and
+    `correct`, counts of P >= 2 prompts, under `base` and `trained`.
 
     Raises:
         InputError: If a key is missing or the two sides have different prompts.

@@ -77,9 +77,9 @@ class Comparison:
         return "greedy" if self.k is GREEDY else f"pass@{self.k}"
 
     @property
-    def apart(self) -> bool:
-        """Whether the two sides are told apart: by the interval, and by the test."""
-        return self.difference.apart and self.p_value <= 0.05
+    def differs(self) -> bool:
+        """Whether the two sides differ: by the interval, and by the test."""
+        return self.difference.excludes_zero and self.p_value <= 0.05
 
     @property
     def detectable(self) -> float:
@@ -87,7 +87,7 @@ class Comparison:
         return detectable_difference(self.difference)
 
     def rule(self, share: float) -> tuple[str, str, str]:
-        """The success rule: score, step cost and both, each met, not met or undecided."""
+        """Return the success rule: score, step cost and both, each met, not met or undecided."""
         score = _at_least(self.share, share)
         cost = _below(self.step_time, 1.0)
         if NOT_MET in (score, cost):
@@ -116,7 +116,7 @@ def _below(estimate: Estimate | None, threshold: float) -> str:
 
 def compare(a: RecordedRun, b: RecordedRun, k: int | None = 1) -> Comparison:
     """
-    The trained model of `a` less that of `b`, paired by prompt, for draws of `k`, or by greedy decoding.
+    Compare the trained model of `a` with that of `b`, paired by prompt, for draws of `k`, or by greedy decoding.
 
     Raises:
         InputError: If the runs cannot be paired, `k` exceeds the samples, or greedy decoding was not measured.
@@ -126,7 +126,7 @@ def compare(a: RecordedRun, b: RecordedRun, k: int | None = 1) -> Comparison:
 
 
 def has_greedy(run: RecordedRun) -> bool:
-    """Whether greedy decoding was measured, prompt by prompt."""
+    """Return whether greedy decoding was measured, prompt by prompt."""
     return _greedy_verdicts(run) is not None
 
 
@@ -257,17 +257,17 @@ def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tu
     if any(has_greedy(run) for pair in pairs for arm in pair for run in arm.evaluated):
         outcomes.append(GREEDY)
     rows = []
-    left = []
+    skipped = []
     for k in outcomes:
-        found = []
+        comparisons = []
         for first, second in pairs:
             try:
-                found.append(compare_arms(first, second, k))
+                comparisons.append(compare_arms(first, second, k))
             except InputError as error:
-                left.append(f"{first.label} and {second.label} were not compared: {str(error).rstrip('.')}.")
-        adjusted = holm([each.p_value for each in found])
-        rows += [replace(each, adjusted=float(p)) for each, p in zip(found, adjusted, strict=True)]
-    return rows, list(dict.fromkeys(left))
+                skipped.append(f"{first.label} and {second.label} were not compared: {str(error).rstrip('.')}.")
+        adjusted = holm([each.p_value for each in comparisons])
+        rows += [replace(each, adjusted=float(p)) for each, p in zip(comparisons, adjusted, strict=True)]
+    return rows, list(dict.fromkeys(skipped))
 
 
 def compare_all_pairs(runs: list[RecordedRun], ks: list[int]) -> tuple[list[Comparison], list[str]]:
@@ -280,10 +280,10 @@ def compare_all_pairs(runs: list[RecordedRun], ks: list[int]) -> tuple[list[Comp
     arms = Frame(runs).arms
     if len(arms) < 2:
         raise InputError(f"--runs: all {len(runs)} runs are one arm with different seeds; give runs of another arm")
-    rows, left = compare_pairs(list(combinations(arms, 2)), ks)
+    rows, skipped = compare_pairs(list(combinations(arms, 2)), ks)
     if not rows:
-        raise InputError(left[0])
-    return rows, left
+        raise InputError(skipped[0])
+    return rows, skipped
 
 
 @dataclass(frozen=True)
@@ -318,8 +318,8 @@ def score_of(arm: ReportArm) -> float:
 
 @lru_cache(maxsize=1)  # several sections ask, of one frame
 def verdicts(frame: Frame) -> list[Verdict]:
-    """The best arm of every ground with an evaluated run."""
-    found = []
+    """Return the best arm of every ground with an evaluated run."""
+    results = []
     for title, arms in frame.grounds.items():
         ranked = sorted((arm for arm in arms if arm.evaluated), key=score_of, reverse=True)
         if not ranked:
@@ -337,8 +337,8 @@ def verdicts(frame: Frame) -> list[Verdict]:
             except InputError:
                 differences[arm.label] = None
         seeds = min(seed_count(arm.evaluated) for arm in (best, *references))
-        found.append(Verdict(title, best, tied, len(ranked), seeds, level, differences))
-    return found
+        results.append(Verdict(title, best, tied, len(ranked), seeds, level, differences))
+    return results
 
 
 def compare_with_references(frame: Frame) -> tuple[list[Comparison], list[str]]:

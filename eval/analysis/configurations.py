@@ -47,7 +47,7 @@ SHORT_FORMS = {
 
 
 def matters(key: str, config: dict) -> bool:
-    """Whether a number of a run with this configuration depends on a key of it."""
+    """Return whether a number of a run with this configuration depends on a key of it."""
     if key in REPETITION_KEYS:
         return False
     need = EFFECTIVE_WITH.get(key)
@@ -73,14 +73,17 @@ def seed_count(group: list[RecordedRun]) -> int:
 
 
 def max_new_tokens(run: RecordedRun) -> int | None:
-    """Tokens after which a completion was cut: as evaluated, in older results the run's own, which was the default."""
+    """
+    Return the number of tokens after which a completion was cut: as evaluated, in older results the run's own, which
+    was the default.
+    """
     return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
 
 
 def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     """
-    Why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. The `prompt_ids` decide
-    where both evaluations have them, the settings of the evaluations where neither has.
+    Return why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. The `prompt_ids`
+    decide where both evaluations have them, the settings of the evaluations where neither has.
     """
     first = require_passk(a)
     second = require_passk(b)
@@ -89,8 +92,8 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
         values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
         if values[0] != values[1]:
             # Said outright, because the default is each run's own.
-            asked = f" {option} {max(values)}" if None not in values else ""
-            return f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{asked}`"
+            setting = f" {option} {max(values)}" if None not in values else ""
+            return f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{setting}`"
     ids = first.get("prompt_ids") or []
     other_ids = second.get("prompt_ids") or []
     if bool(ids) != bool(other_ids):
@@ -113,7 +116,7 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
 
 
 def value_of(run: RecordedRun, key: str) -> Any:
-    """The value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
+    """Return the value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
     value = run.config.get(key) if matters(key, run.config) else None
     if not is_on(value):
         return None
@@ -121,7 +124,7 @@ def value_of(run: RecordedRun, key: str) -> Any:
 
 
 def setting(key: str, value: Any) -> str:
-    """One setting in its short form, or as `key=value`."""
+    """Return one setting in its short form, or as `key=value`."""
     if key == MODEL:
         value = str(value).rstrip("/").rsplit("/", 1)[-1]
     if isinstance(value, bool):
@@ -141,8 +144,8 @@ def _differing(runs: list[RecordedRun]) -> list[str]:
 
 def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
     """
-    A short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings that
-    differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
+    Return a short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings
+    that differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
     """
     labels = []
     first = [group[0] for group in groups]

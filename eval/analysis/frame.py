@@ -25,8 +25,8 @@ from trl_prorl.variants import VARIANTS
 
 def mean_step_seconds(run: RecordedRun) -> float | None:
     """
-    Mean seconds of an optimizer step, validation included: the one to compare where only some steps generate, and
-    where a reset waits for a validation that other runs do without.
+    Return the mean seconds of an optimizer step, validation included: the one to compare where only some steps
+    generate, and where a reset waits for a validation that other runs do without.
     """
     seconds = run.measured("time_step")
     if seconds is None:
@@ -45,14 +45,17 @@ def throughput(run: RecordedRun) -> float | None:
 
 
 def reference_share(run: RecordedRun) -> float | None:
-    """Seconds spent scoring with the reference over all seconds, in [0, 1]."""
+    """Return the seconds spent scoring with the reference over all seconds, in [0, 1]."""
     reference = run.stage_total("ref")
     step = run.total("time_step")
     return None if reference is None or not step else reference / step
 
 
 def stage_seconds(row: "Row", stage: str) -> float | None:
-    """Mean seconds a step of one stage (`rollout`, `old`, `ref`, `update`); `None` where the run has no step time."""
+    """
+    Return the mean seconds a step of one stage (`rollout`, `old`, `ref`, `update`); `None` where the run has no step
+    time.
+    """
     seconds = row.run.stage_total(stage)
     steps = row.run.measured("time_step")
     if not row.timed or seconds is None or steps is None:
@@ -97,7 +100,9 @@ class Row:
             self.over_control = self.seconds / of_control if of_control else None
 
     def _agreement(self, control: RecordedRun) -> tuple[bool, bool, bool]:
-        """Whether it agrees in ground, in seeds of base and training, and in `beta`; the largest is the nearest."""
+        """
+        Return whether it agrees in ground, in seeds of base and training, and in `beta`; the largest is the nearest.
+        """
         same_beta = control.config.get("beta") == self.run.config.get("beta")
         return control.ground == self.run.ground, control.repetition == self.run.repetition, same_beta
 
@@ -134,12 +139,14 @@ class ReportArm:
         return self.label if self.seeds == 1 else f"{self.label}, {self.seeds} seeds"
 
     def series(self, key: str) -> list[pd.Series]:
-        """One metric of each run that measured it."""
-        return [values for run in self.runs if (values := run.measured(key)) is not None]
+        """Return one metric of each run that measured it."""
+        series = [run.measured(key) for run in self.runs]
+        return [values for values in series if values is not None]
 
     def values(self, measure: Callable[[Row], float | None]) -> list[float]:
-        """A number of each run that has it."""
-        return [value for row in self.rows if (value := measure(row)) is not None]
+        """Return a number of each run that has it."""
+        values = [measure(row) for row in self.rows]
+        return [value for value in values if value is not None]
 
     @cached_property
     def same_prompts(self) -> bool:
@@ -148,10 +155,12 @@ class ReportArm:
     def estimate(
         self, values_of: Callable[[RecordedRun], np.ndarray], least: float = 0.0, level: float = 0.95
     ) -> Estimate | None:
-        """A score, whose value at each prompt is at least `least`, with its interval over prompts and seeds."""
-        found = prompts_and_seeds([values_of(run) for run in self.evaluated], self.same_prompts, least, level)
+        """Return a score, whose value at each prompt is at least `least`, with its interval over prompts and seeds."""
+        estimate = prompts_and_seeds([values_of(run) for run in self.evaluated], self.same_prompts, least, level)
+        if estimate is None:
+            return None
         # A t-interval of two shares may leave the range they can take.
-        return found and Estimate(*np.clip(found, least, 1.0).tolist())
+        return Estimate(*np.clip(estimate, least, 1.0).tolist())
 
     @cached_property
     def sides(self) -> dict[str, Estimate | None]:

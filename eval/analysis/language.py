@@ -22,7 +22,7 @@ class TokenDrift(NamedTuple):
 
 def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: float = 1.0) -> TokenDrift:
     r"""
-    The differences between a policy and base at every token, from logits of shape (..., V), both divided by the
+    Return the differences between a policy and base at every token, from logits of shape (..., V), both divided by the
     temperature as in sampling; of shape (...).
 
     \\( \mathrm{KL}(\pi\|\pi_0) = \sum_a \pi(a) (\log\pi(a) - \log\pi_0(a)) \\), exact, no estimate from the sampled
@@ -42,7 +42,7 @@ def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: fl
 
 
 def _expected(values: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """Mean over the vocabulary, the last axis, of values of tokens that can be sampled."""
+    """Return the mean over the vocabulary, the last axis, of values of tokens that can be sampled."""
     return torch.where(probabilities > 0, probabilities * values, 0.0).sum(-1)
 
 
@@ -74,7 +74,9 @@ def compression_ratio(texts: Sequence[str]) -> float:
 
 
 def real_text(size: int) -> str:
-    """The first `size` characters of Python's own documentation, as `help()` shows it: English at hand anywhere."""
+    """
+    Return the first `size` characters of Python's own documentation, as `help()` shows it: English at hand anywhere.
+    """
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))[:size]
@@ -86,7 +88,7 @@ TOKEN_LENGTH = 2.0  # characters of the text to a token; a token of a vocabulary
 
 def knows_words_of(tokenizer, text: str) -> bool:
     """
-    Whether a vocabulary has words of a language, or parts of them, to judge by a text in it.
+    Return whether a vocabulary has words of a language, or parts of them, to judge by a text in it.
 
     It has none where letters of the text are lost, as unknown tokens, or where a token is hardly longer than a
     character, as with a vocabulary of bytes or digits.
@@ -101,7 +103,7 @@ def knows_words_of(tokenizer, text: str) -> bool:
 
 
 def _letters(text: str) -> Counter[str]:
-    """How often a text has each letter, upper or lower."""
+    """Return how often a text has each letter, upper or lower."""
     return Counter(character.casefold() for character in text if character.isalpha())
 
 

@@ -82,7 +82,7 @@ def score(run: RecordedRun, side: str, k: int) -> Estimate | None:
 
 
 def largest_k(run: RecordedRun) -> int | None:
-    """The largest k of the held-out evaluation; `None` if the run was not evaluated."""
+    """Return the largest k of the held-out evaluation; `None` if the run was not evaluated."""
     return max(run.passk["k"]) if run.passk else None
 
 
@@ -127,7 +127,7 @@ def checkpoint_curve(run: RecordedRun, k: int) -> pd.DataFrame | None:
 
 
 def checkpoint_ks(runs: list[RecordedRun]) -> list[int]:
-    """The smallest and the largest k of the runs with checkpoints."""
+    """Return the smallest and the largest k of the runs with checkpoints."""
     ks = {k for run in runs if (run.passk or {}).get("checkpoints") for k in run.passk["k"]}
     return sorted({min(ks), max(ks)}) if ks else []
 
@@ -153,8 +153,8 @@ def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
 
 def complete_result(earlier: dict, result: dict) -> dict | None:
     """
-    The new content of `passk.json`, whose `k` holds the earlier one's, with the parts that only the earlier one has;
-    `None` if the earlier one is of other weights.
+    Return the new content of `passk.json`, whose `k` holds the earlier one's, with the parts that only the earlier one
+    has; `None` if the earlier one is of other weights.
     """
     if earlier.get("step") != result["step"]:
         return None
@@ -165,8 +165,11 @@ def complete_result(earlier: dict, result: dict) -> dict | None:
     if "greedy" in earlier:
         result.setdefault("greedy", earlier["greedy"])
     if "checkpoints" in earlier or "checkpoints" in result:
-        points = {point["step"]: _with_ks(point, result["n"], ks) for point in earlier.get("checkpoints", [])}
-        points |= {point["step"]: point for point in result.get("checkpoints", [])}
+        points = {}
+        for point in earlier.get("checkpoints", []):
+            points[point["step"]] = _with_ks(point, result["n"], ks)
+        for point in result.get("checkpoints", []):
+            points[point["step"]] = point
         result["checkpoints"] = [points[step] for step in sorted(points)]
     if "others" in earlier or "others" in result:
         kept = {name: _other_with_ks(other, ks) for name, other in earlier.get("others", {}).items()}
@@ -175,7 +178,7 @@ def complete_result(earlier: dict, result: dict) -> dict | None:
 
 
 def _with_ks(summary: dict, n: int, ks: list[int]) -> dict:
-    """A summary with pass@k for every k, from its counts."""
+    """Return a summary with pass@k for every k, from its counts."""
     return {**summary, **summarise_counts(summary["correct"], n, ks)}
 
 

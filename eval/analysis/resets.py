@@ -75,8 +75,8 @@ def reset_responses(
 
 def median_reconvergence(responses: list[Response]) -> float | None:
     """
-    Median of the steps to reconverge, by Kaplan and Meier: where the reward was not back, all that is known is that it
-    took longer. Infinity if fewer than half are known to have come back; `None` without a reset.
+    Return the median of the steps to reconverge, by Kaplan and Meier: where the reward was not back, all that is known
+    is that it took longer. Infinity if fewer than half are known to have come back; `None` without a reset.
     """
     if not responses:
         return None
@@ -90,7 +90,7 @@ def median_reconvergence(responses: list[Response]) -> float | None:
 
 
 def mean_dip(responses: list[Response]) -> float | None:
-    """Mean dip over the resets; `None` without any."""
+    """Return the mean dip over the resets; `None` without any."""
     return float(np.mean([response.dip for response in responses])) if responses else None
 
 
@@ -110,16 +110,16 @@ def _means(steps: np.ndarray, reward: np.ndarray, window: int) -> tuple[np.ndarr
 
 
 def _last(steps: np.ndarray, reward: np.ndarray, window: int) -> np.ndarray:
-    """The measured steps of the last 10 % of a run, at least `window`."""
+    """Return the measured steps of the last 10 % of a run, at least `window`."""
     measured, _ = _measured(steps, reward)
     return measured[-max(window, round(LAST_SHARE * len(measured))) :]
 
 
 def stalled_at(steps: np.ndarray, reward: np.ndarray, window: int = WINDOW, least: float = LEAST_GAIN) -> int | None:
     """
-    The step at which a run has stalled: the first at which the mean reward of the last `window` steps is so high that
-    no later mean over as many steps exceeds it by more than `least`. `None` if the run went on improving until its
-    last 10 % (at least `window` steps), after which nothing could be told.
+    Return the step at which a run has stalled: the first at which the mean reward of the last `window` steps is so
+    high that no later mean over as many steps exceeds it by more than `least`. `None` if the run went on improving
+    until its last 10 % (at least `window` steps), after which nothing could be told.
 
     Args:
         steps, reward (`np.ndarray`): As for [`reset_responses`].
@@ -156,9 +156,9 @@ def gain_after_clamp(
     least: float = LEAST_GAIN,
 ) -> float | None:
     """
-    The gain of an arm since its control stalled: [`gain_since`] the step [`stalled_at`] of the control of the same
-    base and training seed, `None` if that did not stall. By the definition of the stall it is hardly more than `least`
-    for the control itself.
+    Return the gain of an arm since its control stalled: [`gain_since`] the step [`stalled_at`] of the control of the
+    same base and training seed, `None` if that did not stall. By the definition of the stall it is hardly more than
+    `least` for the control itself.
     """
     since = stalled_at(control_steps, control_reward, window, least)
     return None if since is None else gain_since(steps, reward, since, window)

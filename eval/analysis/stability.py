@@ -16,12 +16,12 @@ LEAST_NEIGHBOURS = 5
 
 
 def first_mean(values: pd.Series | None) -> float | None:
-    """Mean of the first 5 % of the measured steps, at least one."""
+    """Return the mean of the first 5 % of the measured steps, at least one."""
     return None if values is None else float(values.iloc[: max(1, round(FIRST_SHARE * len(values)))].mean())
 
 
 def last_mean(values: pd.Series | None) -> float | None:
-    """Mean of the last 10 % of the measured steps, at least one."""
+    """Return the mean of the last 10 % of the measured steps, at least one."""
     return None if values is None else float(values.iloc[-max(1, round(LAST_SHARE * len(values))) :].mean())
 
 
@@ -85,8 +85,8 @@ class Spikes:
 
 def neighbour_medians(values: np.ndarray, neighbours: int = NEIGHBOURS) -> np.ndarray:
     """
-    Median of the values around each, itself left out, shape (T,), from one value per step, NaN where not measured; NaN
-    with fewer than 5 neighbours.
+    Return the median of the values around each, itself left out, shape (T,), from one value per step, NaN where not
+    measured; NaN with fewer than 5 neighbours.
 
     Values on both sides count, so that a metric that grows fast, or that starts again at 0 after a reset, makes no
     spike of its own; values of 0 and below and NaN do not, because the KL to the sampling policy is exactly 0 in the
@@ -144,9 +144,9 @@ def nonfinite_events(run: RecordedRun) -> int | None:
 
 def has_collapsed(run: RecordedRun) -> bool | None:
     """
-    Whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best smoothed
-    reward, or a value was not finite; `None` if neither can be told. Half of a best that is not positive is no bar, so
-    there only events count.
+    Return whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best
+    smoothed reward, or a value was not finite; `None` if neither can be told. Half of a best that is not positive is
+    no bar, so there only events count.
     """
     if nonfinite_events(run):
         return True
@@ -156,13 +156,13 @@ def has_collapsed(run: RecordedRun) -> bool | None:
 
 
 def largest_drop(run: RecordedRun) -> float | None:
-    """The furthest the smoothed reward ever fell below its best so far, in reward; 0 if it only rose."""
+    """Return the furthest the smoothed reward ever fell below its best so far, in reward; 0 if it only rose."""
     smooth = smoothed_reward(run)
     return None if smooth is None else float((smooth.cummax() - smooth).max())
 
 
 def kl_key(variant: str) -> str:
-    """The KL to the arm's own anchor; `kl_ref` of a variant that is not known."""
+    """Return the KL to the arm's own anchor; `kl_ref` of a variant that is not known."""
     return VARIANTS[variant].kl if variant in VARIANTS else "kl_ref"
 
 

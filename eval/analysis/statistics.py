@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     high: float
 
     @property
-    def apart(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
@@ -54,9 +54,9 @@ _pass_at_k = lru_cache(maxsize=None)(pass_at_k)
 
 @lru_cache(maxsize=4)
 def _draws(prompts: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each resample has each prompt, shape (resamples, P)."""
-    chosen = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
-    places = chosen + prompts * np.arange(resamples)[:, None]
+    """Return how often each resample has each prompt, shape (resamples, P)."""
+    drawn = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
+    places = drawn + prompts * np.arange(resamples)[:, None]
     counts = np.bincount(places.ravel(), minlength=prompts * resamples)
     return counts.reshape(resamples, prompts).astype(float)
 
@@ -85,7 +85,10 @@ def _paired(a, b) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _share_unseen(prompts: int, level: float) -> float:
-    """Share of prompts that may be of another kind where all that were drawn are of one: 1 - 0.05^(1/P), about 3/P."""
+    """
+    Return the share of prompts that may be of another kind where all that were drawn are of one: 1 - 0.05^(1/P), about
+    3/P.
+    """
     return 1 - (1 - level) ** (1 / prompts)
 
 
@@ -129,7 +132,7 @@ def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
 
 def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
     """
-    Mean of `a - b` over prompts, shape (P,) each in the same order, with its percentile-bootstrap interval.
+    Return the mean of `a - b` over prompts, shape (P,) each in the same order, with its percentile-bootstrap interval.
 
     Raises:
         ValueError: If the shapes differ.
@@ -179,7 +182,8 @@ def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int =
 
 def detectable_difference(estimate: Estimate) -> float:
     r"""
-    The true difference that a 95 % interval of this width tells from 0 with 80 % power, in the unit of the difference.
+    Return the true difference that a 95 % interval of this width tells from 0 with 80 % power, in the unit of the
+    difference.
 
     It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts,
     which is nearly normal; half the width itself is found in one study of two only.
@@ -190,8 +194,8 @@ def detectable_difference(estimate: Estimate) -> float:
 
 def t_interval(values, level: float = 0.95) -> Estimate:
     """
-    Mean of a few values (training seeds), taken as independent and roughly normal, shape (S,), with its Student-t
-    interval.
+    Return the mean of a few values (training seeds), taken as independent and roughly normal, shape (S,), with its
+    Student-t interval.
 
     Raises:
         ValueError: If there are fewer than 2 values.
@@ -208,8 +212,8 @@ def prompts_and_seeds(
     values: list[np.ndarray], same: bool, least: float = 0.0, level: float = 0.95
 ) -> Estimate | None:
     """
-    Mean over runs with the hull of two intervals: over prompts, where these are the `same` in all runs, and, where
-    there are several runs, Student's t over these; `None` without runs.
+    Return the mean over runs with the hull of two intervals: over prompts, where these are the `same` in all runs,
+    and, where there are several runs, Student's t over these; `None` without runs.
 
     Args:
         values (`list[np.ndarray]`): One value per prompt for each run, shape (P,) each, at least `least` and at most
@@ -228,8 +232,8 @@ def prompts_and_seeds(
 
 def prediction_interval(values, level: float = 0.95) -> Estimate:
     """
-    Mean of a few values (training seeds), shape (S,), with the interval in which one more value lies: ± t s √(1 + 1/S)
-    with S − 1 degrees of freedom.
+    Return the mean of a few values (training seeds), shape (S,), with the interval in which one more value lies: ± t s
+    √(1 + 1/S) with S − 1 degrees of freedom.
 
     Raises:
         ValueError: If there are fewer than 2 values.
@@ -313,9 +317,9 @@ def mcnemar(a, b) -> McNemar:
 
 def paired_p_value(differences) -> float:
     """
-    The two-sided p-value that a mean difference is 0, from one value per run and prompt, shape (S, P), each from -1 to
-    1: of Student's t-test over prompts, the runs averaged; of several runs, the larger of that and of the t-test over
-    runs.
+    Return the two-sided p-value that a mean difference is 0, from one value per run and prompt, shape (S, P), each
+    from -1 to 1: of Student's t-test over prompts, the runs averaged; of several runs, the larger of that and of the
+    t-test over runs.
 
     It belongs to the interval of [`prompts_and_seeds`]: NaN with fewer than 20 prompts, and where all prompts agree,
     which leaves a t-test no spread, by the same rule of three.

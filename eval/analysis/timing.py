@@ -44,14 +44,14 @@ class Timing:
             self.unknown = [run for run, found in zip(timed, spans, strict=True) if found is None]
 
     def alone(self, run: RecordedRun) -> bool:
-        """Whether the step time of a run of the comparison is that of the run alone."""
+        """Return whether the step time of a run of the comparison is that of the run alone."""
         return all(run is not other for other in (*self.beside, *self.unknown))
 
 
 def step_spans(run: RecordedRun) -> Spans | None:
     """
-    The spans of a run's timed steps; `None` where one of them has no time at which it ended, as in the records of
-    earlier versions.
+    Return the spans of a run's timed steps; `None` where one of them has no time at which it ended, as in the records
+    of earlier versions.
     """
     seconds = run.measured("time_step")
     ended = run.measured("time_ended")
@@ -62,7 +62,7 @@ def step_spans(run: RecordedRun) -> Spans | None:
 
 
 def share_a_moment(a: Spans, b: Spans) -> bool:
-    """Whether any step of one run was under way while a step of the other was."""
+    """Return whether any step of one run was under way while a step of the other was."""
     # Of b's steps: how many began before each step of a ended, and how many were over when it began.
     begun = np.searchsorted(b.begun, a.ended, side="left")
     over = np.searchsorted(b.ended, a.begun, side="right")

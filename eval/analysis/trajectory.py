@@ -40,7 +40,7 @@ class SaturationFit:
     reduced_chi2: float
 
     def curve(self, steps) -> np.ndarray:
-        """The fitted value at any steps."""
+        """Return the fitted value at any steps."""
         return saturation(np.asarray(steps, dtype=float), self.alpha, self.p0)
 
     @property
@@ -226,6 +226,6 @@ def check_run(run: RecordedRun, k: int, *, resamples: int = RESAMPLES) -> Satura
 
 
 def default_sizes(run: RecordedRun) -> list[int]:
-    """The smallest and the largest k that the run was evaluated at."""
+    """Return the smallest and the largest k that the run was evaluated at."""
     evaluated = require_passk(run)["k"]
     return sorted({min(evaluated), max(evaluated)})

@@ -32,7 +32,7 @@ def page(folder: Path, machine: dict) -> str:
 
 
 def section(result: Result) -> list[str]:
-    """A part: how many checks hold, those that do not, its tables, what was left out."""
+    """Return a part: how many checks hold, those that do not, its tables, what was left out."""
     lines = [f"{result.passed} of {result.passed + len(result.failed)} checks hold.", ""]
     lines += [f"- **Failed: {name}**: {found}" for name, found in result.failed.items()]
     for title, arms in result.seconds.items():
@@ -44,7 +44,7 @@ def section(result: Result) -> list[str]:
 
 
 def row(arms: dict[str, dict], name: str) -> list[str]:
-    """The cells of an arm."""
+    """Return the cells of an arm."""
     mine = arms[name]
     seconds = [*(mine[stage] for stage in STAGES), statistics.median(mine["whole"])]
     ratios = [ratio(arms, name, rounds=kind)[0] for kind in ("phase", "whole")]

@@ -64,7 +64,7 @@ class Result:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> "Result | None":
-        """A part's result, or `None`."""
+        """Return a part's result, or `None`."""
         path = folder / f"{name}.json"
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 
@@ -155,7 +155,7 @@ def run_command(command: list[str], log: Path, limit: float) -> str | None:
 
 
 def reason_to_skip(name: str, cpu: bool) -> str | None:
-    """Why a part does not run here, in a few words, or `None`."""
+    """Return why a part does not run here, in a few words, or `None`."""
     if cpu and name == TESTS:
         return "needs a GPU; `make test` runs most of them on a CPU"
     if cpu and name == LARGE:
@@ -168,7 +168,7 @@ def reason_to_skip(name: str, cpu: bool) -> str | None:
 
 
 def marked_files() -> list[str]:
-    """The files with such tests: it takes longer to collect all tests than to run these."""
+    """Return the files with such tests: it takes longer to collect all tests than to run these."""
     return [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
 
 

@@ -17,7 +17,7 @@ ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
 def _distinct(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any]) -> list:
-    """The different values of runs, in their order."""
+    """Return the different values of runs, in their order."""
     return list(dict.fromkeys(map(value_of, runs)))
 
 
@@ -45,7 +45,7 @@ def lead(runs: list[RecordedRun]) -> list[Text]:
 
 
 def _described(variant: str, runs: list[RecordedRun]) -> str:
-    """A variant with what is said of it in short, or with the lack of resets that all its runs share."""
+    """Return a variant with what is said of it in short, or with the lack of resets that all its runs share."""
     without_reset = {run.without_reset for run in runs if run.variant == variant}
     short = without_reset.pop() if len(without_reset) == 1 else None
     if not short and variant in VARIANTS:
@@ -54,7 +54,7 @@ def _described(variant: str, runs: list[RecordedRun]) -> str:
 
 
 def _evaluation(run: RecordedRun) -> str:
-    """How a run was evaluated, in words."""
+    """Return how a run was evaluated, in words."""
     passk = run.passk
     tokens = max_new_tokens(run)
     cut = f"cut after {tokens} tokens, " if tokens else ""

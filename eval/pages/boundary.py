@@ -60,7 +60,7 @@ def boundary_statements(result: Boundary) -> list[str]:
 
 
 def _listed(changes: list[PromptChange], n: int) -> str:
-    """The clearest changes first; a star where sampling noise is excluded."""
+    """Return the clearest changes first; a star where sampling noise is excluded."""
     ranked = sorted(changes, key=lambda change: (change.p_value, -abs(change.trained - change.base), change.prompt))
     listed = []
     for change in ranked[:LISTED_PROMPTS]:
@@ -108,7 +108,7 @@ RUN_COLUMNS = [
 
 
 def runs_table(frame: Frame) -> Table | None:
-    """Prompts newly solved and lost by each run against its base; `None` if no run was evaluated."""
+    """Return the prompts newly solved and lost by each run against its base; `None` if no run was evaluated."""
     rows = [(run, boundary(run.passk)) for run in frame.runs if run.passk]
     if not rows:
         return None

@@ -42,12 +42,12 @@ def objective_notes(runs: list[RecordedRun]) -> list[str]:
 
 
 def _unbounded(ratio: Estimate | None) -> bool:
-    """Whether the runs exclude no ratio at all."""
+    """Return whether the runs exclude no ratio at all."""
     return ratio is not None and ratio[1:] == (0.0, math.inf)
 
 
 def _ratio_cell(ratio: Estimate | None, show: Callable[[float], str]) -> str:
-    """A ratio, with its interval where the runs give one."""
+    """Return a ratio, with its interval where the runs give one."""
     if ratio is None:
         return NOT_MEASURED
     value, low, high = map(show, ratio)
@@ -100,13 +100,13 @@ RATIO_NOTES = [
 
 
 def arms_table(comparisons: list[Comparison], title: str) -> Table:
-    """A row per outcome and pair of arms, for the page."""
+    """Return a row per outcome and pair of arms, for the page."""
     columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, *RATIO_COLUMNS]
     return table_of(title, columns, comparisons, [*DIFFERENCE_NOTES, *RATIO_NOTES])
 
 
 def terminal_tables(comparisons: list[Comparison]) -> list[RichTable]:
-    """The same for a terminal of 80 columns: differences, then what goes with them."""
+    """Return the same for a terminal of 80 columns: differences, then what goes with them."""
     differences = table_of("Arms, pair by pair", [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS], comparisons, DIFFERENCE_NOTES)
     beyond = table_of("The same pairs: power and ratios", [*PAIR_COLUMNS, *RATIO_COLUMNS], comparisons, RATIO_NOTES)
     return [differences.to_rich(narrow=True), beyond.to_rich()]
@@ -116,7 +116,7 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
     """What the differences of two runs say."""
     lines = []
     for each in comparisons:
-        if each.apart:
+        if each.differs:
             body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
         elif math.isnan(each.difference.low):
             body = NO_INTERVAL_NOTE
@@ -139,7 +139,7 @@ def verdict_statement(verdict: Verdict) -> str:
     unclear = [
         name
         for name, difference in verdict.differences.items()
-        if name not in verdict.tied and (difference is None or not difference.apart)
+        if name not in verdict.tied and (difference is None or not difference.excludes_zero)
     ]
     if unclear:
         heading += f", but not told apart from {' or '.join(unclear)}"
@@ -163,7 +163,7 @@ def _interval_note(verdict: Verdict) -> str:
 
 
 def missing_statements(runs: list[RecordedRun]) -> list[str]:
-    """Which runs lack a held-out evaluation, and the command that makes it."""
+    """Return which runs lack a held-out evaluation, and the command that makes it."""
     missing = [run for run in runs if run.passk is None]
     if not missing:
         return []
@@ -176,7 +176,7 @@ def missing_statements(runs: list[RecordedRun]) -> list[str]:
 
 
 def statements(frame: Frame) -> list[str]:
-    """The verdict on every ground, and the runs of which it knows nothing."""
+    """Return the verdict on every ground, and the runs of which it knows nothing."""
     found = verdicts(frame)
     lines = [verdict_statement(verdict) for verdict in found]
     lines += dict.fromkeys(_interval_note(verdict) for verdict in found)  # each once
@@ -214,7 +214,7 @@ def verdict_sections(frame: Frame) -> list[Section]:
 
 
 def success_statements(rows: list[Comparison]) -> list[str]:
-    """The success rule of B against A: a line per comparison."""
+    """Return the success rule of B against A: a line per comparison."""
     lines = []
     for row in rows:
         rules = []

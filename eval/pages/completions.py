@@ -22,8 +22,8 @@ LONGEST = 400  # characters of a text that are shown
 
 def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     """
-    The first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind `passk.json`, whose
-    verdicts add up to its counts, are not on disk.
+    Return the first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind
+    `passk.json`, whose verdicts add up to its counts, are not on disk.
     """
     names = run.passk.get("prompt_ids")
     n = run.passk["n"]

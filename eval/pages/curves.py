@@ -73,13 +73,13 @@ def sheet_panels(sheet: str, arms: list[ReportArm], validated: bool = False) -> 
 
 
 def _mean_stage_seconds(arm: ReportArm, stage: str) -> float:
-    """Mean over the runs of an arm that were timed; 0 without any."""
+    """Return the mean over the runs of an arm that were timed; 0 without any."""
     seconds = arm.values(lambda row: stage_seconds(row, stage))
     return sum(seconds) / len(seconds) if seconds else 0.0
 
 
 def stages_panel(frame: Frame) -> Panel:
-    """Mean seconds of a step by stage, mean over the runs of an arm; what was not timed is not drawn."""
+    """Return the mean seconds of a step by stage, mean over the runs of an arm; what was not timed is not drawn."""
 
     def draw(axes):
         left = np.zeros(len(frame.arms))

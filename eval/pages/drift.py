@@ -25,12 +25,12 @@ NO_ENGLISH = "Without the perplexity of English text: the model's vocabulary has
 
 
 def drift_points(run: RecordedRun) -> list[dict]:
-    """The points of a run whose step is known."""
+    """Return the points of a run whose step is known."""
     return [point for point in (run.drift or {}).get("points", []) if point["step"] is not None]
 
 
 def drift_series(run: RecordedRun, key: str) -> pd.Series | None:
-    """One measure over optimizer steps; `None` if it was not measured."""
+    """Return one measure over optimizer steps; `None` if it was not measured."""
     points = {point["step"]: point[key] for point in drift_points(run) if point.get(key) is not None}
     return pd.Series(points, dtype=float).sort_index() if points else None
 
@@ -83,7 +83,7 @@ RUN_COLUMNS = [
 
 
 def points_tables(run_dir: Path, result: dict) -> list[Table]:
-    """A row per model of one run: on its own task, and on each other one."""
+    """Return a row per model of one run: on its own task, and on each other one."""
     points = result["points"]
     title = f"Drift of {run_dir}"
     without_text = all(point.get("text_perplexity") is None for point in points)
@@ -97,7 +97,7 @@ def points_tables(run_dir: Path, result: dict) -> list[Table]:
 
 
 def runs_table(frame: Frame) -> Table | None:
-    """The last point of each run; `None` if no run has one."""
+    """Return the last point of each run; `None` if no run has one."""
     rows = [(run.name, run.drift["points"][-1]) for run in frame.runs if (run.drift or {}).get("points")]
     notes = [
         "The last checkpoint of each run. KL in nats per token, exact over the vocabulary, at the policy's own "

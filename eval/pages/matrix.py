@@ -42,7 +42,7 @@ def _collapsed_cell(arm: ReportArm) -> str:
 
 
 def _spikes_cell(arm: ReportArm, find: Callable[[RecordedRun], Spikes | None]) -> str:
-    """Mean number in a run, and the largest of all runs: `1.5 (× 32)`."""
+    """Return the mean number in a run, and the largest of all runs: `1.5 (× 32)`."""
     found = arm.values(lambda row: find(row.run))
     count = mean_cell([spikes.count for spikes in found], ".3g")
     largest = max((spikes.largest for spikes in found if spikes.count), default=None)

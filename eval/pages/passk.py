@@ -73,7 +73,7 @@ CHECKPOINT_COLUMNS = [
 
 
 def checkpoints_table(frame: Frame) -> Table | None:
-    """The best and the last checkpoint of each run, per k; `None` without checkpoints."""
+    """Return the best and the last checkpoint of each run, per k; `None` without checkpoints."""
     measured = [(run, k, checkpoint_curve(run, k)) for run in frame.runs for k in checkpoint_ks(frame.runs)]
     rows = [row for row in measured if row[2] is not None]
     notes = [
@@ -84,7 +84,7 @@ def checkpoints_table(frame: Frame) -> Table | None:
 
 
 def k_panels(frame: Frame) -> list[Panel]:
-    """A panel for arms that share axes: the trained ones over k, and base."""
+    """Return a panel for arms that share axes: the trained ones over k, and base."""
 
     panels = []
     for beginning, arms in sheets(frame):
@@ -203,7 +203,7 @@ def result_table(run_dir: Path, result: dict) -> Table:
 
 def parts_table(result: dict) -> Table | None:
     """
-    The smallest k of every task and level among the prompts, and of the tasks that were not trained; `None` if
+    Return the smallest k of every task and level among the prompts, and of the tasks that were not trained; `None` if
     neither.
     """
     k = result["k"][0]

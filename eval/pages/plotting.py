@@ -107,7 +107,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def colour_of(run: RecordedRun | ReportArm) -> str:
-    """The colour of its variant; grey for one that is not known."""
+    """Return the colour of its variant; grey for one that is not known."""
     return VARIANTS[run.variant].colour if run.variant in VARIANTS else OTHER_COLOUR
 
 
@@ -122,16 +122,16 @@ def style_of(arm: ReportArm) -> dict:
 
 
 def arm_label(run: RecordedRun) -> str:
-    """The name of a run, with its variant where the name does not say it."""
+    """Return the name of a run, with its variant where the name does not say it."""
     return run.name if run.name == run.variant else f"{run.name} ({run.variant})"
 
 
 def sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
     """
-    The arms as they share axes, with what begins the titles of these: ground by ground, and of a ground of more than
-    10 arms as many at a time, with its first plain and control arm in each.
+    Return the arms as they share axes, with what begins the titles of these: ground by ground, and of a ground of more
+    than 10 arms as many at a time, with its first plain and control arm in each.
     """
-    found = []
+    parts_of_all = []
     for title, arms in frame.grounds.items():
         first = {arm.variant: arm for arm in reversed(arms)}
         references = [first[variant] for variant in ("plain", "control") if variant in first]
@@ -142,13 +142,14 @@ def sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
             if len(parts) > 1:
                 words.append(f"{number} of {len(parts)}")
             beginning = f"{', '.join(words)}: " if words else ""
-            found.append((beginning, [*others, *part]))
-    return found
+            parts_of_all.append((beginning, [*others, *part]))
+    return parts_of_all
 
 
 def caption(frame: Frame, text: str) -> str:
     """
-    The caption of curves over steps: after a text the marks, and the bands where there are seeds to put together.
+    Return the caption of curves over steps: after a text the marks, and the bands where there are seeds to put
+    together.
     """
     notes = [text, LEGEND_NOTE, RESETS_NOTE]
     for event, (_, _, note) in EVENT_MARKS.items():
@@ -193,7 +194,10 @@ def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> No
 
 
 def steps_panel(title: str, arms: list[ReportArm], draw: Callable, unit: str, legend: bool = True) -> Panel:
-    """A panel over optimizer steps, into which `draw(axes, arms)` draws, with the marks of resets and other events."""
+    """
+    Return a panel over optimizer steps, into which `draw(axes, arms)` draws, with the marks of resets and other
+    events.
+    """
 
     def whole(axes):
         draw(axes, arms)

@@ -8,13 +8,13 @@ from trl_prorl.record.provenance import evaluation_of, plugin_options
 
 
 def passk_command(runs: list[RecordedRun]) -> str:
-    """The command that evaluates these runs."""
+    """Return the command that evaluates these runs."""
     plugins = "".join(dict.fromkeys(plugin_options(run.env) for run in runs))
     return f"trl-prorl passk{plugins} " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
 
 
 def evaluation_commands(runs: list[RecordedRun]) -> str:
-    """The commands that evaluated the runs, one per setting; with the defaults for runs not evaluated yet."""
+    """Return the commands that evaluated the runs, one per setting; with the defaults for runs not evaluated yet."""
     by_setting = {}
     for run in runs:
         if not run.can_be_evaluated:
@@ -27,7 +27,7 @@ def evaluation_commands(runs: list[RecordedRun]) -> str:
 
 
 def _passk_options(run: RecordedRun) -> str:
-    """The options with which a run was evaluated."""
+    """Return the options with which a run was evaluated."""
     passk = run.passk
     ks = " ".join(map(str, passk["k"]))
     temperature = passk["temperature"]

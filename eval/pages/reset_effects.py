@@ -35,7 +35,7 @@ def _reward(run: RecordedRun | None) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _responses(run: RecordedRun | None, resets: list[int] | None) -> list[Response]:
-    """The responses of a run's reward to resets at these steps; none where it has no reward."""
+    """Return the responses of a run's reward to resets at these steps; none where it has no reward."""
     reward = _reward(run)
     return reset_responses(*reward, resets or []) if reward else []
 

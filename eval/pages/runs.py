@@ -23,7 +23,7 @@ from trl_prorl.variants import VARIANTS
 
 
 def _where_measured(heading: str, text: Callable[[Row], str]) -> Column:
-    """A column that is there if a run has its number."""
+    """Return a column that is there if a run has its number."""
     return Column(heading, text, applies=lambda rows: any(text(row) != NOT_MEASURED for row in rows))
 
 

@@ -8,7 +8,9 @@ NAMED = 6  # runs that a sentence names
 
 
 def step_time_notes(timing: Timing) -> list[str]:
-    """Why runs have no step time in a comparison, and how to measure one: a sentence or two; none where all have."""
+    """
+    Return why runs have no step time in a comparison, and how to measure one: a sentence or two; none where all have.
+    """
     notes = []
     if timing.beside:
         notes.append(

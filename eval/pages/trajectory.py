@@ -35,7 +35,7 @@ COLUMNS = [
 
 
 def trajectory_table(checks: list[tuple[RecordedRun, SaturationCheck]]) -> Table:
-    """A row per run and k: where it began and ended, the rate, and whether the curve holds."""
+    """Return a row per run and k: where it began and ended, the rate, and whether the curve holds."""
     notes = [
         "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base; 'halves in' is "
         "the steps in which the unsolved part halves; [95 %] and p from resampled prompts, p at least 1/(resamples + "
@@ -45,7 +45,7 @@ def trajectory_table(checks: list[tuple[RecordedRun, SaturationCheck]]) -> Table
 
 
 def trajectory_statements(run: RecordedRun, check: SaturationCheck) -> list[str]:
-    """Whether the curve holds for this run and k, and how large a departure would have shown."""
+    """Return whether the curve holds for this run and k, and how large a departure would have shown."""
     steps = check.fit.steps
     residuals = check.fit.residuals
     errors = check.fit.errors

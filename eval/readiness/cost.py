@@ -35,8 +35,8 @@ def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_pe
 
 def largest_micro_batch(held: float, per_row: float, total: float, group: int) -> int:
     """
-    The most rows that fit, in whole groups where one group fits; 0 if not even one row does. Memory between steps, of
-    a row, and in all is in one unit.
+    Return the most rows that fit, in whole groups where one group fits; 0 if not even one row does. Memory between
+    steps, of a row, and in all is in one unit.
     """
     if per_row <= 0:
         return 0
@@ -64,7 +64,7 @@ def process_memory_finding(peak_gib: float, total_gib: float) -> Finding:
 
 
 def out_of_memory(micro_batch: int) -> Finding:
-    """The finding of a run that does not fit."""
+    """Return the finding of a run that does not fit."""
     change = "lower per_device_train_batch_size and max_completion_length, or set gradient_checkpointing: true"
     return Finding("memory", f"none left with micro-batches of {micro_batch}", change, STOP, {"now": micro_batch})
 
@@ -73,7 +73,7 @@ def cost_findings(
     first: FirstSteps, micro_batch: int, group: int, reward_seconds: float, completions: int
 ) -> list[Finding]:
     """
-    The findings of time, and of memory where a GPU's was measured.
+    Return the findings of time, and of memory where a GPU's was measured.
 
     Args:
         first ([`FirstSteps`]): The first steps.

@@ -58,8 +58,8 @@ def mean(values: Sequence[float]) -> float:
 
 def check_gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) -> GoldAnswers:
     """
-    Ask a task, by `gold` and `verify_many`, about the gold answers of R rows and about one other row's answer for
-    each; a reward, which takes completions and rows and returns a number for each, is asked too.
+    Check, by a task's `gold` and `verify_many`, the gold answers of R rows and one other row's answer for each; a
+    reward, which takes completions and rows and returns a number for each, is called for them, too.
     """
     golds = [task.gold(row) for row in rows]
     other_golds = []
@@ -100,8 +100,9 @@ def _other_gold(golds: list[str], rows: Sequence[Mapping], place: int) -> str | 
 
 def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] | None:
     """
-    The reward of a completion as the run sums it, of texts and rows: over the reward functions that have a weight and
-    are neither models nor asynchronous; `None` if there are none. They raise [`RewardError`] where they fail.
+    Return the reward of a completion as the run sums it, of texts and rows: over the reward functions that have a
+    weight and are neither models nor asynchronous; `None` if there are none. They raise [`RewardError`] where they
+    fail.
     """
     pairs = [
         (function, weight)
@@ -133,7 +134,7 @@ def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] 
 
 
 def reward_columns(rows: Sequence[Mapping]) -> dict[str, list]:
-    """The columns of rows that reward functions get by their names."""
+    """Return the columns of rows that reward functions get by their names."""
     return {key: [row[key] for row in rows] for key in rows[0] if key not in NO_COLUMNS}
 
 
@@ -179,15 +180,15 @@ def gold_findings(found: GoldAnswers) -> list[Finding]:
 
 
 def prompt_text(prompt: Sequence[Mapping] | str) -> str:
-    """A prompt's text, spaces made even."""
+    """Return a prompt's text, spaces made even."""
     text = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content")) for message in prompt)
     return " ".join(text.split())
 
 
 def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
     """
-    Prompts that a run does not train on, by the name of their set: what the run evaluates on, a data set or a `dict`
-    of them, and the test rows of its task, drawn by its seed; its validation rows if the run has none.
+    Return the prompts that a run does not train on, by the name of their set: what the run evaluates on, a data set or
+    a `dict` of them, and the test rows of its task, drawn by its seed; its validation rows if the run has none.
     """
     if isinstance(evaluation, Mapping):
         sets = {f"eval_{name}": rows for name, rows in evaluation.items()}
@@ -209,7 +210,9 @@ def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
 
 
 def _prompts_of_task(task, split: str, seed: int) -> list | None:
-    """Prompts of a split: `HELD_OUT` of them, or all where there are fewer; `None` where the task gives none."""
+    """
+    Return the prompts of a split: `HELD_OUT` of them, or all where there are fewer; `None` where the task gives none.
+    """
     for count in (HELD_OUT, None):
         try:
             return list(task.rows(split, count, seed=seed)["prompt"])
@@ -219,7 +222,7 @@ def _prompts_of_task(task, split: str, seed: int) -> list | None:
 
 
 def split_findings(prompts: Mapping[str, Sequence]) -> list[Finding]:
-    """Prompts that two splits share, from those of each split as chat messages or text."""
+    """Find prompts that two splits share, from those of each split as chat messages or text."""
     texts = {split: {prompt_text(prompt) for prompt in of_split} for split, of_split in prompts.items()}
     findings = []
     for first, second in combinations(texts, 2):
@@ -237,7 +240,7 @@ def length_findings(
     prompts: Sequence[int], golds: Sequence[int], most: int | None, context: int | None
 ) -> list[Finding]:
     """
-    Tokens of each prompt against the model's context, those of each gold answer, without the end token, against
+    Compare the tokens of each prompt with the model's context, those of each gold answer, without the end token, with
     `max_completion_length`.
     """
     longest = max(prompts)

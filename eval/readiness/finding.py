@@ -33,7 +33,7 @@ class Finding:
 
 
 def make_finding(what: str, number: str, wrong: bool, change: str, level: str = LOOK, /, **values: Any) -> Finding:
-    """A finding that asks for a change, at a level, only if something is wrong."""
+    """Return a finding that asks for a change, at a level, only if something is wrong."""
     if not wrong:
         return Finding(what, number, values=values)
     return Finding(what, number, change, level, values)

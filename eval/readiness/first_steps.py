@@ -103,7 +103,7 @@ def kl_after_updates(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, t
 
 
 def kl_finding(distance: float, rates: Sequence[float]) -> Finding:
-    """The finding of [`kl_after_updates`], after updates by `rates`, which are low in a warm-up."""
+    """Return the finding of [`kl_after_updates`], after updates by `rates`, which are low in a warm-up."""
     return make_finding(
         f"KL to the policy before the first {len(rates)} updates",
         f"{distance:.2g} nats per token, by learning rates of {', '.join(f'{rate:g}' for rate in rates)}",

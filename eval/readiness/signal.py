@@ -125,32 +125,34 @@ def sample_base(
 
 
 def last_text(completion: str | list[Mapping]) -> str:
-    """A completion, or the text of its last message, or of all its turns; a call of a tool may have none."""
+    """Return a completion, or the text of its last message, or of all its turns; a call of a tool may have none."""
     if isinstance(completion, str):
         return completion
     return transcript(completion)
 
 
 def expected_silent(p: float, size: int) -> float:
-    """The share of groups of `size` completions that are all right or all wrong if each is right with chance p."""
+    """
+    Return the share of groups of `size` completions that are all right or all wrong if each is right with chance p.
+    """
     return p**size + (1 - p) ** size
 
 
 def smallest_group(p: float) -> int | None:
-    """The smallest usual group of which at most `AIM` have no signal; `None` if there is none."""
+    """Return the smallest usual group of which at most `AIM` have no signal; `None` if there is none."""
     return next((size for size in GROUPS if expected_silent(p, size) <= AIM), None)
 
 
 def rewards_differ(rewards: list[float]) -> bool:
-    """Whether rewards of a group differ, so that it teaches something."""
+    """Return whether rewards of a group differ, so that it teaches something."""
     values = without_nan(rewards)
     return bool(values) and max(values) - min(values) > SAME
 
 
 def share_within(found: Rollouts) -> float:
     """
-    The share of the variance of verdicts, p (1 − p), that lies within prompts, unbiased: 1 where prompts are equally
-    difficult, 0 where the completions of each are all right or all wrong.
+    Return the share of the variance of verdicts, p (1 − p), that lies within prompts, unbiased: 1 where prompts are
+    equally difficult, 0 where the completions of each are all right or all wrong.
     """
     p = rate(found.correct)
     if not 0 < p < 1:
@@ -181,7 +183,7 @@ def signal_findings(found: Rollouts, max_completion_length: int | None, gold_len
 
 
 def pass_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
-    """The pass rate with its interval over prompts, of all prompts and of each task and level."""
+    """Return the pass rate with its interval over prompts, of all prompts and of each task and level."""
     rates = [rate(group) for group in found.groups(found.correct)]
     cut = rate(found.cut)
     by_part: dict[tuple, list[float]] = {}
@@ -196,7 +198,7 @@ def pass_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
 
 
 def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) -> Finding:
-    """The pass rate of some prompts, from each one's; `tells` and `cut` say what else keeps it at 0."""
+    """Return the pass rate of some prompts, from each one's; `tells` and `cut` say what else keeps it at 0."""
     p = sum(rates) / len(rates)
     low, high = bootstrap_interval(rates)
     interval = "n/a" if math.isnan(low) else f"{low:.2f}, {high:.2f}"
@@ -266,7 +268,7 @@ def cure_of_silence(found: Rollouts, tells: bool | None) -> str:
 
 
 def verifier_finding(found: Rollouts) -> Finding:
-    """Whether anything but the reward says what is right; otherwise nobody sees that the reward is gamed."""
+    """Return whether anything but the reward says what is right; otherwise nobody sees that the reward is gamed."""
     what = "verifier beside the reward"
     values = {"verifier": found.source}
     if found.source != FULL_REWARD:
@@ -278,10 +280,10 @@ def verifier_finding(found: Rollouts) -> Finding:
 
 def needed_kl(found: Rollouts) -> float:
     """
-    The KL to the base, in nats a token, that right answers need. Of all policies that answer a prompt rightly every
-    time, the base conditioned on a right answer is nearest to the base, at −log p (the I-projection of Csiszár, 1975);
-    p is the base's chance of a right answer, here (right + ½) / (G + 1); without a right answer log 2(G + 1) counts,
-    which is too little. The mean over prompts, by the mean length of right answers.
+    Return the KL to the base, in nats a token, that right answers need. Of all policies that answer a prompt rightly
+    every time, the base conditioned on a right answer is nearest to the base, at −log p (the I-projection of Csiszár,
+    1975); p is the base's chance of a right answer, here (right + ½) / (G + 1); without a right answer log 2(G + 1)
+    counts, which is too little. The mean over prompts, by the mean length of right answers.
     """
     nats = [-math.log((sum(group) + 0.5) / (found.group_size + 1)) for group in found.groups(found.correct)]
     right = [length for length, verdict in zip(found.lengths, found.correct, strict=True) if verdict]
@@ -289,7 +291,7 @@ def needed_kl(found: Rollouts) -> float:
 
 
 def needed_kl_findings(found: Rollouts) -> list[Finding]:
-    """The KL that right answers need, where a verifier says which are right."""
+    """Return the KL that right answers need, where a verifier says which are right."""
     if found.source == FULL_REWARD:
         return []
     needed = needed_kl(found)

@@ -102,8 +102,8 @@ def read_evaluation(
 
 def load_run(run_dir, name: str | None = None) -> "RecordedRun":
     """
-    A run folder, which needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`; its arm has the folder's name
-    by default.
+    Read a run folder, which needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`; its arm has the
+    folder's name by default.
 
     Raises:
         InputError: If a file is missing or unreadable.
@@ -201,7 +201,7 @@ def add_run_option(
 
 def find_run_folders(patterns: list[str | Path], named: bool = False) -> list[Path]:
     """
-    The run folders among paths and glob patterns, each once, in the given order.
+    Find the run folders among paths and glob patterns, each once, in the given order.
 
     A shell's `runs/demo/*` also names files and other folders, an earlier report for one; they are left out, unless
     `named` says that a folder that is named outright has to be a run's.
@@ -229,13 +229,13 @@ def find_run_folders(patterns: list[str | Path], named: bool = False) -> list[Pa
 
 
 def common_parent(folders: list[Path]) -> Path:
-    """The deepest folder that holds all run folders."""
+    """Return the deepest folder that holds all run folders."""
     return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
 
 
 def only_parent(folders: list[Path]) -> Path:
     """
-    The folder in which all run folders lie.
+    Return the folder in which all run folders lie.
 
     Raises:
         InputError: If there are several; what they have in common may be anybody's home, or `/`.
@@ -250,7 +250,7 @@ def only_parent(folders: list[Path]) -> Path:
 
 
 def load_runs(folders: list[Path]) -> "list[RecordedRun]":
-    """The runs in the order of the report, each named by its path below the common parent."""
+    """Read the runs in the order of the report, each named by its path below the common parent."""
     from trl_prorl.eval.run_folder.run import sort_runs  # pandas
 
     parent = common_parent(folders)

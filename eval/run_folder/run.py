@@ -35,8 +35,8 @@ _EMBEDDED = re.compile(r"embedded(?::(?P<task>[^:/]+)(?::(?P<seed>\d+))?)?")
 
 def base_family(model: Any) -> tuple[Any, int | None]:
     """
-    The base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`. Any other model
-    is its own family and has no seed that is known.
+    Return the base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`. Any
+    other model is its own family and has no seed that is known.
     """
     match = _EMBEDDED.fullmatch(model) if isinstance(model, str) else None
     if match is None:
@@ -122,7 +122,8 @@ class RecordedRun:
 
     def stage_total(self, stage: str) -> float | None:
         """
-        Seconds of one stage (`rollout`, `old`, `ref`, `update`) over the whole run; `None` if it was not timed.
+        Return the seconds of one stage (`rollout`, `old`, `ref`, `update`) over the whole run; `None` if it was not
+        timed.
 
         A stage leaves no time in a step that never entered it, so a run that timed no such stage at all but counted 0
         of its calls spent 0 seconds there.
@@ -171,7 +172,7 @@ def sort_runs(runs: list[RecordedRun]) -> list[RecordedRun]:
 
 def require_passk(run: RecordedRun) -> dict:
     """
-    The run's `passk.json`.
+    Return the run's `passk.json`.
 
     Raises:
         InputError: If the run was not evaluated, naming the command that does it.

@@ -136,7 +136,7 @@ class HeldOut:
 
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
-        """A model as it is sampled, and whether compactly."""
+        """Yield a model as it is sampled, and whether compactly."""
         yield prepare_for_sampling(load_point(point, self.config))
 
     def _draw(
@@ -208,7 +208,8 @@ def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]
 @functools.cache
 def grader_version() -> str:
     """
-    A name for the code that judges completions: it changes with any file of `tasks` and with the libraries it asks.
+    Return a name for the code that judges completions: it changes with any file of `tasks` and with the libraries it
+    asks.
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
     files += sorted({file for plugin in tasks.registry.PLUGINS for file in plugin.parent.glob("*.py")})
@@ -221,7 +222,7 @@ def digest(*parts) -> str:
 
 def check_run(run_dir: Path) -> dict:
     """
-    The configuration of a run that can be evaluated, local paths found.
+    Return the configuration of a run that can be evaluated, local paths found.
 
     Raises:
         InputError: If it cannot be, naming what is missing.

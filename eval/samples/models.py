@@ -48,9 +48,9 @@ def kind_of_model(folder: Path) -> str | None:
 
 def find_trained_model(run_dir: Path, config: dict) -> Path:
     """
-    The folder of the model that a run left behind: the run folder or, if the record lies elsewhere by `run_dir`, its
-    `output_dir`. There a model counts only if its run's id is that of the record, because another run may have that
-    name now.
+    Return the folder of the model that a run left behind: the run folder or, if the record lies elsewhere by
+    `run_dir`, its `output_dir`. There a model counts only if its run's id is that of the record, because another run
+    may have that name now.
 
     Raises:
         InputError: If there is none, or the one that is there is another run's.
@@ -65,7 +65,7 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
                 "the run finish, or copy the files of one of its checkpoints there"
             )
         return run_dir
-    elsewhere = output_dir_apart(run_dir, config, env)
+    elsewhere = separate_output_dir(run_dir, config, env)
     if elsewhere is None or not kind_of_model(elsewhere):
         raise InputError(
             f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
@@ -80,8 +80,10 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
     return elsewhere
 
 
-def output_dir_apart(run_dir: Path, config: dict, env: dict) -> Path | None:
-    """The run's `output_dir` if `run_dir` put the record elsewhere; else `None`: model and record share a folder."""
+def separate_output_dir(run_dir: Path, config: dict, env: dict) -> Path | None:
+    """
+    Return the run's `output_dir` if `run_dir` put the record elsewhere; else `None`: model and record share a folder.
+    """
     record = config.get("run_dir")
     output = config.get("output_dir")
     if not record or not output or os.path.normpath(record) == os.path.normpath(output):
@@ -91,14 +93,14 @@ def output_dir_apart(run_dir: Path, config: dict, env: dict) -> Path | None:
 
 
 def last_step(run_dir: Path) -> int | None:
-    """The last optimizer step on record, or `None` without a record."""
+    """Return the last optimizer step on record, or `None` without a record."""
     return max((row["step"] for row in read_jsonl(run_dir / METRICS_FILE, METRICS)), default=None)
 
 
 def trained_point(run_dir: Path, config: dict) -> Point:
     """
-    The model that the run left behind. It is of the last step on record, unless its weights are those of a checkpoint:
-    the best one, or one whose files were copied there after a run was killed.
+    Return the model that the run left behind. It is of the last step on record, unless its weights are those of a
+    checkpoint: the best one, or one whose files were copied there after a run was killed.
     """
     folder = find_trained_model(run_dir, config)
     found, _ = checkpoints(folder, run_dir)
@@ -112,8 +114,8 @@ def trained_point(run_dir: Path, config: dict) -> Point:
 
 def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
     """
-    The checkpoints in a folder that hold weights, by step: this run's, and those of other runs. One that says of no
-    run counts as this one's in the run folder, and nowhere else.
+    Return the checkpoints in a folder that hold weights, by step: this run's, and those of other runs. One that says
+    of no run counts as this one's in the run folder, and nowhere else.
     """
     run = read_env(run_dir).get(RUN_ID)
     here = folder.resolve() == run_dir.resolve()
@@ -132,12 +134,12 @@ def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int,
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the files of a model that hold weights."""
+    """Return the names of the files of a model that hold weights."""
     return sorted(path.name for glob in WEIGHTS for path in folder.glob(glob))
 
 
 def same_weights(checkpoint: Path, folder: Path) -> bool:
-    """Whether a checkpoint, which holds more than a model, holds the weights of a folder, byte by byte."""
+    """Return whether a checkpoint, which holds more than a model, holds the weights of a folder, byte by byte."""
     names = [name for name in weight_files(folder) if name != TRAINING_ARGS_NAME]
     if not names:
         return False
@@ -145,15 +147,15 @@ def same_weights(checkpoint: Path, folder: Path) -> bool:
     return not different and not unreadable
 
 
-def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Point]:
+def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Point]:
     """
-    The checkpoints of a run that were asked for, by their steps or as `all`; the last step's is left out, because it
-    is the trained model.
+    Return the checkpoints that are wanted, by their steps or as `all`; the last step's is left out, because it is the
+    trained model.
 
     Raises:
-        InputError: If one is missing, or all were asked for and there are none.
+        InputError: If one is missing, or all are wanted and there are none.
     """
-    if not asked:
+    if not wanted:
         return []
     trained = trained_point(run_dir, config)
     found, others = checkpoints(trained.folder, run_dir)
@@ -161,14 +163,14 @@ def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Poi
     if others:
         names = ", ".join(path.name for _, path in sorted(others.items()))
         print(f"{trained.folder}: {names} of another run, left out.", file=sys.stderr)
-    if asked != ["all"]:
-        for step in asked:
+    if wanted != ["all"]:
+        for step in wanted:
             if not step.isdigit() or int(step) not in found:
                 raise InputError(
                     f"--checkpoints {step}: '{trained.folder}' has no such checkpoint; it has "
                     f"{', '.join(map(str, steps)) or 'none'}. Give some of these, or all"
                 )
-        steps = sorted(set(map(int, asked)))
+        steps = sorted(set(map(int, wanted)))
     elif not steps:
         raise InputError(
             f"--checkpoints all: '{trained.folder}' has no checkpoint; train with save_strategy: steps, save_steps: N "
@@ -193,8 +195,8 @@ def hub_errors(base: str):
 
 def identity(folder: Path | None, config: dict) -> dict:
     """
-    The identity of a model's weights, in JSON values: hashes of the files in its folder, or the Hub's commit; `None`
-    is the base model that the configuration names.
+    Return the identity of a model's weights, in JSON values: hashes of the files in its folder, or the Hub's commit;
+    `None` is the base model that the configuration names.
     """
     base = config["model_name_or_path"]
     if folder is None:

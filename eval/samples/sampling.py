@@ -46,7 +46,7 @@ class SamplingSettings:
         return cls(float(temperature), max_new_tokens, config.get("chat_template_kwargs") or None)
 
     def to_json(self) -> dict:
-        """The fields as JSON values, those that are `None` left out."""
+        """Return the fields as JSON values, those that are `None` left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -65,7 +65,7 @@ class Sample:
 
 
 def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool, str | None]]:
-    """The verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
+    """Yield the verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
     verdicts = task.verify_many(texts, rows)
     for text, row, verdict in zip(texts, rows, verdicts, strict=True):
         yield bool(verdict), task.answer_of(text, row)
@@ -81,7 +81,9 @@ def stop_token_ids(model, tokenizer) -> list[int]:
 
 
 def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = None) -> list[list[int]]:
-    """The tokens of every row's prompt: of messages by the tokenizer's chat template, of text as TRL makes them."""
+    """
+    Return the tokens of every row's prompt: of messages by the tokenizer's chat template, of text as TRL makes them.
+    """
     if rows and isinstance(rows[0]["prompt"], str):
         return tokenizer([row["prompt"] for row in rows])["input_ids"]
     texts = [
@@ -94,7 +96,7 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
 
 
 def progress(total: int, description: str) -> tqdm:
-    """A bar on stderr, a unit each sample; where nobody watches, after ten seconds and once a minute."""
+    """Return a bar on stderr, a unit each sample; where nobody watches, after ten seconds and once a minute."""
     if sys.stderr.isatty():
         return tqdm(total=total, desc=description, unit="sample")
     return tqdm(total=total, desc=description, unit="sample", delay=10, mininterval=60)
@@ -201,7 +203,9 @@ def sample(
 
 
 def until_stop(ids: list[int], stops: list[int]) -> tuple[list[int], bool]:
-    """Tokens up to and including the first that stops, and whether there is one; what follows is padding."""
+    """
+    Return the tokens up to and including the first that stops, and whether there is one; what follows is padding.
+    """
     for place, token in enumerate(ids):
         if token in stops:
             return ids[: place + 1], True

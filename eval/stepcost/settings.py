@@ -112,7 +112,7 @@ def lengths(task: str) -> dict[str, list[int]]:
 
 
 def mean_answer(task: str) -> float:
-    """Tokens of a completion on average."""
+    """Return the mean number of tokens of a completion."""
     counts = lengths(task)["answer"]
     return sum(number * count for number, count in enumerate(counts)) / sum(counts)
 

@@ -26,15 +26,15 @@ def ratio(
     result: dict[str, dict], name: str, baseline: str = BASELINE, rounds: str = "phase"
 ) -> tuple[float, float, float]:
     """
-    How many times as fast as the baseline an arm is in what `ROUNDS` names: median, least and greatest over paired
-    rounds.
+    Return how many times as fast as the baseline an arm is in what `ROUNDS` names: median, least and greatest over
+    paired rounds.
     """
     pairs = [theirs / mine for mine, theirs in zip(result[name][rounds], result[baseline][rounds], strict=True)]
     return statistics.median(pairs), min(pairs), max(pairs)
 
 
 def generates(result: dict[str, dict]) -> bool:
-    """Whether generation was timed."""
+    """Return whether generation was timed."""
     return all(values["generation"] > 0 for values in result.values())
 
 

@@ -95,7 +95,7 @@ class Stopwatch(TrainerCallback):
 
 @contextlib.contextmanager
 def silence_training() -> Iterator[None]:
-    """Without what a run says of itself: a benchmark trains in one folder again and again, too briefly for a reset."""
+    """Hide what a run prints and logs: a benchmark trains in one folder again and again, too briefly for a reset."""
     logger = logging.getLogger("trl_prorl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -110,8 +110,8 @@ def make_trainer(
     name: str, arm, args, batches: Batches, iterations: int, checkpointing: bool, folder: str
 ) -> GRPOTrainer:
     """
-    A trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The arm's
-    keys win over those that all arms share. The floor, which is no trainer, trains and generates in its own way.
+    Return a trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The
+    arm's keys win over those that all arms share. The floor, which is no trainer, trains and generates in its own way.
     """
     place, keys = arm
     cls = resolve_name(place) if isinstance(place, str) else place
@@ -203,7 +203,7 @@ class ForcedEnds(LogitsProcessor):
 
 def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> float:
     """
-    One generation of a batch by the trainer's own method, its completions as long as they were drawn.
+    Time one generation of a batch by the trainer's own method, its completions as long as they were drawn.
 
     Raises:
         `RuntimeError`: they are not.

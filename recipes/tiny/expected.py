@@ -49,8 +49,8 @@ def keys_of(config: dict) -> dict:
 
 def row_of(run: Path) -> dict:
     """
-    The row of a run. Raises `ValueError`: the folder is not a complete run of one of the recipes on the shipped base,
-    or the run was not evaluated at its end.
+    Return the row of a run. Raises `ValueError`: the folder is not a complete run of one of the recipes on the shipped
+    base, or the run was not evaluated at its end.
     """
     try:
         config = yaml.safe_load((run / "config.yaml").read_text())
@@ -103,7 +103,9 @@ def read_rows() -> pd.DataFrame:
 
 
 def outside(runs: list[Path], level: float = 0.999) -> list[str]:
-    """A line for each run whose pass@1 a new run of its recipe has less often than one time in 1 / (1 − level)."""
+    """
+    Return a line for each run whose pass@1 a new run of its recipe has less often than one time in 1 / (1 − level).
+    """
     rows = read_rows()
     lines = []
     for run, row in [(run, row_of(run)) for run in runs]:
@@ -117,7 +119,7 @@ def outside(runs: list[Path], level: float = 0.999) -> list[str]:
 
 
 def text(rows: pd.DataFrame) -> str:
-    """The table of the pages, with an explanation of its intervals."""
+    """Return the table of the pages, with an explanation of its intervals."""
     scores = {recipe: rows[rows["recipe"] == recipe] for recipe in RECIPES}
     table = ""
     for recipe, what in RECIPES.items():
@@ -145,7 +147,7 @@ def text(rows: pd.DataFrame) -> str:
 
 
 def _predicted(values: pd.Series) -> tuple[str, str]:
-    """The mean of every training seed's score, and the prediction interval of one new run."""
+    """Return the mean of every training seed's score, and the prediction interval of one new run."""
     mean, low, high = prediction_interval(list(values))
     return f"{mean:.3f}", f"[{max(low, 0):.3f}, {min(high, 1):.3f}]"
 
@@ -156,7 +158,7 @@ def _difference(first: list[float], second: list[float]) -> str:
 
 
 def with_table(page: Path, rows: pd.DataFrame) -> str:
-    """The text of a page with its table written anew."""
+    """Return the text of a page with its table written anew."""
     before, rest = page.read_text().split(BEGIN)
     return before + BEGIN + text(rows) + END + rest.split(END)[1]
 

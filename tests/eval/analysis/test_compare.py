@@ -42,7 +42,7 @@ def test_pairing_sees_what_the_intervals_of_each_do_not(evaluated):
     result = compare(evaluated("a", [count + 1 for count in counts]), evaluated("b", counts), k=1)
     # Of 32 prompts that all agree up to 1 - 0.05^(1/32) = 8.94 % of others are not excluded, from -1 to 1.
     assert result.difference == pytest.approx((1 / 8, 1 / 8 - 0.0894 * 9 / 8, 1 / 8 + 0.0894 * 7 / 8), abs=1e-4)
-    assert result.difference.apart
+    assert result.difference.excludes_zero
     back = compare(evaluated("c", counts), evaluated("d", [count + 1 for count in counts]), k=1)
     assert back.difference.value == pytest.approx(-1 / 8)
 
@@ -69,7 +69,7 @@ def test_every_outcome_has_its_own_test(evaluated):
     assert sampled.difference.value == 1 / 16 and sampled.p_value == pytest.approx(2 * stats.t.sf(math.sqrt(39), 39))
     assert (decoded.first_value, decoded.second_value, decoded.difference.value) == (0.15, 0.15, 0.0)
     assert decoded.p_value == 1.0 and decoded.difference.low < 0 < decoded.difference.high
-    assert sampled.apart and not decoded.apart
+    assert sampled.differs and not decoded.differs
 
 
 def test_greedy_decoding_of_one_pair_by_hand(evaluated):
@@ -172,7 +172,7 @@ def test_statements(evaluated):
     worse = compare(evaluated("c", [1, 2, 3] * 7), evaluated("d", [3, 4, 5] * 7), k=1)
     assert comparison_statements([worse])[0].endswith("`d` is higher.")
     few = compare(evaluated("e", [1, 2, 3]), evaluated("f", [3, 4, 5]), k=1)
-    assert not few.difference.apart
+    assert not few.difference.excludes_zero
     assert "-0.250 (n/a): n/a: fewer than 20 prompts give no interval" in comparison_statements([few])[0]
 
 

@@ -153,7 +153,7 @@ def test_a_card_without_kernels_is_one_line(monkeypatch):
 
     monkeypatch.setattr(torch, "ones", fails)
     with pytest.raises(RunError, match="no kernel image"):
-        gpu_check.machine(False)
+        gpu_check.describe_machine(False)
 
 
 TRL = {"generation": 1.0, "scoring": 1.0, "update": 2.0, "phase": [3.0] * 3, "whole": [4.0] * 3}
