@@ -52,7 +52,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def settings_used(args: argparse.Namespace) -> dict:
     """Return the command line as JSON can hold it, and the hardware."""
-    used = {name: value if isinstance(value, (int, list, str)) else str(value) for name, value in vars(args).items()}
+    used = {}
+    for name, value in vars(args).items():
+        used[name] = value if isinstance(value, (int, list, str)) else str(value)
     if args.device == "cuda":
         used["hardware"] = torch.cuda.get_device_name()
     else:

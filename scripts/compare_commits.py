@@ -74,8 +74,10 @@ def main() -> None:
         now = found[args.now][0][arm]
         cells = []
         for name in columns:
-            in_both = name in then and name in now
-            cells.append(difference(then[name], now[name]) if in_both else "–")
+            if name in then and name in now:
+                cells.append(difference(then[name], now[name]))
+            else:
+                cells.append("–")
         cost_then = median_cost(found[args.then], arm)
         cost_now = median_cost(found[args.now], arm)
         table.add_row(arm, *cells, f"{cost_then:.3f}", f"{cost_now:.3f}", f"{cost_now / cost_then:.2f}")

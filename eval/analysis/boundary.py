@@ -114,7 +114,9 @@ def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[Pro
 
     counts = list(zip(base, trained, strict=True))
     adjusted = holm([_fisher(b, t, n) for b, t in counts])
-    changes = [PromptChange(i, b, t, float(p)) for i, ((b, t), p) in enumerate(zip(counts, adjusted, strict=True))]
+    changes = []
+    for prompt, (b, t) in enumerate(counts):
+        changes.append(PromptChange(prompt, b, t, float(adjusted[prompt])))
     newly_solved = [change for change in changes if change.base == 0 < change.trained]
     lost = [change for change in changes if change.trained == 0 < change.base]
     return newly_solved, lost

@@ -22,8 +22,10 @@ VALIDATION_KEYS = frozenset(
     "num_generations_eval".split()
 )
 # The settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
-EFFECTIVE_WITH = {name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted}
-EFFECTIVE_WITH |= dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION)
+EFFECTIVE_WITH = {
+    **{name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted},
+    **dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION),
+}
 TASK = "task"
 # How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
 # model.

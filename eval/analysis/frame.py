@@ -203,10 +203,17 @@ class Frame:
     def grounds(self) -> dict[str, list[ReportArm]]:
         """The arms of every ground, by its title: its task, and what else sets it apart from most; "" if it is one."""
         first = [arm.runs[0] for arm in self.arms]
-        keys = [key for key in GROUND if len({repr(run.config.get(key) or None) for run in first}) > 1]
+        keys = []
+        for key in GROUND:
+            values = {repr(run.config.get(key) or None) for run in first}
+            if len(values) > 1:
+                keys.append(key)
         if len({run.base[0] for run in first}) > 1 and TASK not in keys:
             keys.append(MODEL)
-        usual = {key: Counter(repr(run.config.get(key)) for run in first).most_common(1)[0][0] for key in keys}
+        usual = {}
+        for key in keys:
+            counts = Counter(repr(run.config.get(key)) for run in first)
+            usual[key] = counts.most_common(1)[0][0]
         titles = {}
         grounds = {}
         for arm, run in zip(self.arms, first, strict=True):

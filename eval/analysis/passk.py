@@ -100,7 +100,10 @@ def gain(result: dict, k: int) -> Estimate:
 
 def draw_sizes(n: int, evaluated=()) -> list[int]:
     """Powers of two up to `n`, `n` itself and the evaluated sizes, ascending."""
-    return sorted({1 << power for power in range(n.bit_length())} | {n} | {k for k in evaluated if 1 <= k <= n})
+    sizes = {1 << power for power in range(n.bit_length())}
+    sizes.add(n)
+    sizes.update(k for k in evaluated if 1 <= k <= n)
+    return sorted(sizes)
 
 
 def k_curve(run: RecordedRun, side: str, interval: bool = True) -> pd.DataFrame:
@@ -118,7 +121,8 @@ def k_curve(run: RecordedRun, side: str, interval: bool = True) -> pd.DataFrame:
 
 def checkpoint_curve(run: RecordedRun, k: int) -> pd.DataFrame | None:
     """Held-out pass@k over optimizer steps, base at 0, with its interval over prompts; `None` without checkpoints."""
-    points = {point["step"]: point for point in (run.passk or {}).get("checkpoints") or [] if f"pass@{k}" in point}
+    checkpoints = (run.passk or {}).get("checkpoints") or []
+    points = {point["step"]: point for point in checkpoints if f"pass@{k}" in point}
     if not points:
         return None
     points[0] = run.passk["base"]
@@ -128,7 +132,10 @@ def checkpoint_curve(run: RecordedRun, k: int) -> pd.DataFrame | None:
 
 def checkpoint_ks(runs: list[RecordedRun]) -> list[int]:
     """Return the smallest and the largest k of the runs with checkpoints."""
-    ks = {k for run in runs if (run.passk or {}).get("checkpoints") for k in run.passk["k"]}
+    ks = set()
+    for run in runs:
+        if run.passk and run.passk.get("checkpoints"):
+            ks.update(run.passk["k"])
     return sorted({min(ks), max(ks)}) if ks else []
 
 

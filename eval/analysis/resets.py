@@ -53,7 +53,9 @@ def reset_responses(
     steps, reward = _measured(steps, reward)
     edges = sorted(set(resets))
     responses = []
-    for previous, reset, following in zip([-np.inf, *edges], edges, [*edges[1:], np.inf], strict=False):
+    before_each = [-np.inf, *edges[:-1]]
+    after_each = [*edges[1:], np.inf]
+    for previous, reset, following in zip(before_each, edges, after_each, strict=False):
         level = reward[(steps > max(previous, reset - before)) & (steps <= reset)]
         watched = reward[(steps > reset) & (steps <= following)]
         if not len(level) or len(watched) < after:

@@ -17,12 +17,18 @@ LEAST_NEIGHBOURS = 5
 
 def first_mean(values: pd.Series | None) -> float | None:
     """Return the mean of the first 5 % of the measured steps, at least one."""
-    return None if values is None else float(values.iloc[: max(1, round(FIRST_SHARE * len(values)))].mean())
+    if values is None:
+        return None
+    count = max(1, round(FIRST_SHARE * len(values)))
+    return float(values.iloc[:count].mean())
 
 
 def last_mean(values: pd.Series | None) -> float | None:
     """Return the mean of the last 10 % of the measured steps, at least one."""
-    return None if values is None else float(values.iloc[-max(1, round(LAST_SHARE * len(values))) :].mean())
+    if values is None:
+        return None
+    count = max(1, round(LAST_SHARE * len(values)))
+    return float(values.iloc[-count:].mean())
 
 
 def running_mean(values: pd.Series) -> pd.Series:
@@ -44,9 +50,12 @@ def band(series: list[pd.Series]) -> pd.DataFrame:
     Beyond the end of the shortest only the survivors would be left, and their mean would jump.
     """
     steps = np.unique(np.concatenate([one.index for one in series]))
-    steps = steps[(steps >= max(one.index[0] for one in series)) & (steps <= min(one.index[-1] for one in series))]
+    first = max(one.index[0] for one in series)
+    last = min(one.index[-1] for one in series)
+    steps = steps[(steps >= first) & (steps <= last)]
     values = np.array([np.interp(steps, one.index, one) for one in series])
-    return pd.DataFrame({"mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)}, steps)
+    columns = {"mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)}
+    return pd.DataFrame(columns, index=steps)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ def _percentile_bootstrap(samples, statistic, level, resamples, seed) -> tuple[f
     if prompts < MIN_PROMPTS:
         return NO_INTERVAL
     means = (_draws(prompts, resamples, seed) @ np.stack(samples, axis=1) / prompts).T
-    low, high = np.percentile(statistic(*means), [50 * (1 - level), 50 * (1 + level)])
+    percentiles = [50 * (1 - level), 50 * (1 + level)]
+    low, high = np.percentile(statistic(*means), percentiles)
     if math.isnan(high):  # between two resamples of inf
         high = math.inf
     return float(low), float(high)

@@ -132,7 +132,8 @@ def standard_errors(per_prompt) -> np.ndarray:
     """
     prompts = per_prompt.shape[1]
     half = 0.5 / prompts
-    return np.maximum(per_prompt.std(axis=1, ddof=1) / math.sqrt(prompts), math.sqrt(half * (1 - half) / prompts))
+    least = math.sqrt(half * (1 - half) / prompts)
+    return np.maximum(per_prompt.std(axis=1, ddof=1) / math.sqrt(prompts), least)
 
 
 def fit_saturation(steps, values, errors) -> SaturationFit:

@@ -34,8 +34,15 @@ ON_CARD = {  # options of `step-cost`
     COST: ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3", *ARMS, "TRL β=0"],
     LARGE: ["--shape", "qwen2.5-1.5b", "--scale", "1", "4", "--rounds", "3", *ARMS],
 }
-TOY = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "12"]
-TOY += ["--rounds", "1", *ARMS]
+TOY = [
+    *("--shape", "tiny"),
+    *("--prompts", "2"),
+    *("--num_generations", "4"),
+    *("--micro_batch", "4"),
+    *("--longest", "12"),
+    *("--rounds", "1"),
+    *ARMS,
+]
 LEAST = 20.0  # seconds that must be left for another part to begin
 
 

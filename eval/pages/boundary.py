@@ -78,9 +78,12 @@ def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour:
     ks = [row.k for row in result.rows]
     base_colour = "#000000" if trained_colour != "#000000" else OTHER_COLOUR
     for name, colour, marker, line in (("base", base_colour, "o", "--"), ("trained", trained_colour, "s", "-")):
-        points = [getattr(row, name) for row in result.rows]
-        axes.fill_between(ks, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, lw=0)
-        axes.plot(ks, [p.value for p in points], line, color=colour, marker=marker, linewidth=1.8, label=name)
+        points = [row.base if name == "base" else row.trained for row in result.rows]
+        lows = [point.low for point in points]
+        highs = [point.high for point in points]
+        values = [point.value for point in points]
+        axes.fill_between(ks, lows, highs, color=colour, alpha=0.15, lw=0)
+        axes.plot(ks, values, line, color=colour, marker=marker, linewidth=1.8, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, list(map(str, ks)), minor=False)
     axes.xaxis.set_minor_locator(NullLocator())

@@ -241,10 +241,10 @@ def sections(frame: Frame) -> list[Section]:
     if rows:
         blocks.append(arms_table(rows, title))
     variants = {arm.label: arm.variant for arm in frame.arms}
-    of_rule = [row for row in rows if (variants[row.first], variants[row.second]) == ("B", "A") and row.k == 1]
-    if of_rule:
+    b_against_a = [row for row in rows if variants[row.first] == "B" and variants[row.second] == "A" and row.k == 1]
+    if b_against_a:
         blocks.append(Text("The success rule: B keeps 80 to 90 % of A's held-out score at a lower step cost."))
-        blocks.append(Bullets(success_statements(of_rule)))
+        blocks.append(Bullets(success_statements(b_against_a)))
     notes = [*left, *step_time_notes(frame.timing)]
     if notes:
         blocks.append(Bullets(notes))

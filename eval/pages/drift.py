@@ -26,7 +26,8 @@ NO_ENGLISH = "Without the perplexity of English text: the model's vocabulary has
 
 def drift_points(run: RecordedRun) -> list[dict]:
     """Return the points of a run whose step is known."""
-    return [point for point in (run.drift or {}).get("points", []) if point["step"] is not None]
+    points = (run.drift or {}).get("points", [])
+    return [point for point in points if point["step"] is not None]
 
 
 def drift_series(run: RecordedRun, key: str) -> pd.Series | None:
@@ -98,7 +99,11 @@ def points_tables(run_dir: Path, result: dict) -> list[Table]:
 
 def runs_table(frame: Frame) -> Table | None:
     """Return the last point of each run; `None` if no run has one."""
-    rows = [(run.name, run.drift["points"][-1]) for run in frame.runs if (run.drift or {}).get("points")]
+    rows = []
+    for run in frame.runs:
+        points = (run.drift or {}).get("points")
+        if points:
+            rows.append((run.name, points[-1]))
     notes = [
         "The last checkpoint of each run. KL in nats per token, exact over the vocabulary, at the policy's own "
         f"samples; agreement is the share of positions where both have the same likeliest token. {NOT_MEASURED} means "
@@ -112,7 +117,8 @@ def plot_drift(result: dict, path: Path) -> None:
     points = [point for point in result["points"] if point["step"] is not None]
     steps = [point["step"] for point in points]
     figure = Figure(figsize=(12, 3.2), layout="constrained")
-    for axes, (key, (title, unit)) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+    all_axes = figure.subplots(1, len(PANELS))
+    for axes, (key, (title, unit)) in zip(all_axes, PANELS.items(), strict=True):
         axes.plot(steps, [point[key] for point in points], marker="o", color="#0072B2")
         if key == "kl_to_base":
             low, high = zip(*(point["interval"] for point in points), strict=True)

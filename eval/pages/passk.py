@@ -129,7 +129,10 @@ TASK_COLUMNS = [
 
 def tasks_table(frame: Frame) -> Table | None:
     """Held-out pass@1 per task and level, a row each per run; `None` where prompts are of one kind."""
-    rows = [(run, part) for run in frame.runs for part in (run.passk or {}).get("by") or []]
+    rows = []
+    for run in frame.runs:
+        parts = (run.passk or {}).get("by") or []
+        rows += [(run, part) for part in parts]
     notes = ["The prompts of each task and level alone; intervals over prompts."]
     return table_of("Per task and level", TASK_COLUMNS, rows, notes) if rows else None
 
@@ -146,7 +149,10 @@ FORGETTING_COLUMNS = [
 
 def forgetting_table(frame: Frame) -> Table | None:
     """Tasks that were not trained: base against trained, paired over prompts; `None` if none was evaluated."""
-    rows = [(run, other) for run in frame.runs for other in ((run.passk or {}).get("others") or {}).values()]
+    rows = []
+    for run in frame.runs:
+        others = (run.passk or {}).get("others") or {}
+        rows += [(run, other) for other in others.values()]
     notes = ["The change is paired over prompts; none is found where its interval holds 0."]
     return table_of("Tasks that were not trained", FORGETTING_COLUMNS, rows, notes) if rows else None
 
@@ -218,9 +224,9 @@ def parts_table(result: dict) -> Table | None:
 
 def checkpoint_table(result: dict) -> Table:
     """pass@k of base and every checkpoint, a row each."""
-    columns = [
-        Column("step", lambda point: str(point["step"])),
-        *(Column(f"pass@{k}", lambda point, k=k: interval_cell(summary_score(point, k), ".3f")) for k in result["k"]),
-        Column("tokens", lambda point: f"{point['mean_tokens']:.0f}"),
-    ]
-    return table_of("pass@k over training steps", columns, [{"step": 0, **result["base"]}, *result["checkpoints"]])
+    columns = [Column("step", lambda point: str(point["step"]))]
+    for k in result["k"]:
+        columns.append(Column(f"pass@{k}", lambda point, k=k: interval_cell(summary_score(point, k), ".3f")))
+    columns.append(Column("tokens", lambda point: f"{point['mean_tokens']:.0f}"))
+    points = [{"step": 0, **result["base"]}, *result["checkpoints"]]
+    return table_of("pass@k over training steps", columns, points)

@@ -190,7 +190,8 @@ def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> No
     """
     frame = frames[0] if len(frames) == 1 else band([each["mean"] for each in frames])
     axes.fill_between(frame.index, frame["low"], frame["high"], color=style["color"], alpha=0.15, linewidth=0)
-    axes.plot(frame.index, frame["mean"], linewidth=1.8, label=label, **{"marker": "o", "markersize": 4, **style})
+    line = {"marker": "o", "markersize": 4, **style}
+    axes.plot(frame.index, frame["mean"], linewidth=1.8, label=label, **line)
 
 
 def steps_panel(title: str, arms: list[ReportArm], draw: Callable, unit: str, legend: bool = True) -> Panel:

@@ -158,7 +158,10 @@ def share_within(found: Rollouts) -> float:
     if not 0 < p < 1:
         return 1.0
     size = found.group_size
-    within = [sum(group) * (size - sum(group)) / (size * (size - 1)) for group in found.groups(found.correct)]
+    within = []
+    for group in found.groups(found.correct):
+        right = sum(group)
+        within.append(right * (size - right) / (size * (size - 1)))
     return sum(within) / len(within) / (p * (1 - p))
 
 
@@ -285,7 +288,10 @@ def needed_kl(found: Rollouts) -> float:
     1975); p is the base's chance of a right answer, here (right + ½) / (G + 1); without a right answer log 2(G + 1)
     counts, which is too little. The mean over prompts, by the mean length of right answers.
     """
-    nats = [-math.log((sum(group) + 0.5) / (found.group_size + 1)) for group in found.groups(found.correct)]
+    nats = []
+    for group in found.groups(found.correct):
+        chance = (sum(group) + 0.5) / (found.group_size + 1)
+        nats.append(-math.log(chance))
     right = [length for length, verdict in zip(found.lengths, found.correct, strict=True) if verdict]
     return mean(nats) / mean(right or found.lengths)
 
