@@ -61,6 +61,25 @@ TRL_KEYS = {
 }
 
 
+INTRODUCTION = [
+    "# Reference",
+    "",
+    f"Made by `{COMMAND}` from the docstrings; a test fails if it is not current. Change those, not this page.",
+    "",
+    "- [Keys of ProRLConfig](#keys-of-prorlconfig)",
+    "- [What is refused](#what-is-refused)",
+    "- [Keys of a recipe's task](#keys-of-a-recipes-task)",
+    "- [TRL's keys that matter most](#trls-keys-that-matter-most)",
+    "- [metrics.jsonl](#metricsjsonl)",
+    "- [events.jsonl](#eventsjsonl)",
+    "",
+    "A recipe holds these keys, those of TRL's `ModelConfig` (`model_name_or_path`, `dtype`, `use_peft`, "
+    "`lora_r`, …), and nothing else: an unknown key is an error that names the nearest. On the command line each "
+    "is `--key value`, which wins over the recipe.",
+    "",
+]
+
+
 @dataclass
 class Entry:
     """
@@ -93,7 +112,7 @@ class Entry:
 
 def entries(docstring: str) -> dict[str, Entry]:
     """
-    The entries of a Hugging Face style docstring, by name.
+    Return the entries of a Hugging Face style docstring, by name.
 
     Args:
         docstring (`str`):
@@ -106,7 +125,8 @@ def entries(docstring: str) -> dict[str, Entry]:
     current: list[Entry] = []
     group = ""
     for line in lines:
-        text, indent = line.strip(), len(line) - len(line.lstrip()) - margin
+        text = line.strip()
+        indent = len(line) - len(line.lstrip()) - margin
         if not text:
             continue
         if indent <= 0:
@@ -123,14 +143,17 @@ def entries(docstring: str) -> dict[str, Entry]:
 
 
 def spelt(hint: object) -> str:
-    """A type as a recipe's author would write it: `float or null`."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    """Return a type as a recipe's author would write it: `float or null`."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
     return " or ".join("null" if option is type(None) else option.__name__ for option in options)
 
 
 def yaml_value(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, str):
         text = value.replace("\n", "\\n")
         return f'"{text}"' if text != value or value in ("off", "on") else value
@@ -150,10 +173,11 @@ def linked(text: str) -> str:
 
 
 def refused() -> list[tuple[dict, str]]:
-    """The example of each refusal, with the line that the configuration itself refuses it with."""
+    """Return the example of each refusal, with the line that the configuration itself refuses it with."""
     found = []
     examples = [refusal.example for refusal in REFUSALS]
-    for example in [*examples, *({name: key.example} for name, key in KEYS.items() if key.need is not None)]:
+    examples += [{name: key.example} for name, key in KEYS.items() if key.need is not None]
+    for example in examples:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -167,20 +191,25 @@ def refused() -> list[tuple[dict, str]]:
 
 def key_section(cls: type, parent: type, examples: list[tuple[dict, str]], level: int) -> list[str]:
     """
-    The keys that `cls` adds to `parent`, a heading each, under the headings of its docstring.
+    Return the keys that `cls` adds to `parent`, a heading each, under the headings of its docstring.
 
     Raises:
         `ValueError`: the docstring leaves one out.
     """
-    hints, described = typing.get_type_hints(cls), entries(cls.__doc__)
+    hints = typing.get_type_hints(cls)
+    described = entries(cls.__doc__)
     ours = {field.name: field for field in dataclasses.fields(cls)}
     for field in dataclasses.fields(parent):
         ours.pop(field.name, None)
-    if missing := ours.keys() - described.keys():
+    missing = ours.keys() - described.keys()
+    if missing:
         raise ValueError(f"{cls.__name__} does not describe {', '.join(sorted(missing))}: add it to the docstring.")
-    lines, group = [], ""
-    for name in [name for name in described if name in ours]:
-        entry, field = described[name], ours[name]
+    lines = []
+    group = ""
+    for name, entry in described.items():
+        if name not in ours:
+            continue
+        field = ours[name]
         if entry.group != group:
             group = entry.group
             lines += [f"{'#' * (level - 1)} {group}", ""]
@@ -193,12 +222,16 @@ def key_section(cls: type, parent: type, examples: list[tuple[dict, str]], level
 
 
 def record_table(keys: dict[str, RecordKey]) -> list[str]:
-    of_events = any(key.events for key in keys.values())
-    header = ["key", "unit", "meaning", "only with"] + ["events"] * of_events
+    has_events = any(key.events for key in keys.values())
+    header = ["key", "unit", "meaning", "only with"]
+    if has_events:
+        header.append("events")
     rows = [header, ["---"] * len(header)]
     for name, key in keys.items():
-        events = [", ".join(f"`{event}`" for event in key.events)] * of_events
-        rows.append([f"`{name}`", key.unit, key.meaning, key.when, *events])
+        row = [f"`{name}`", key.unit, key.meaning, key.when]
+        if has_events:
+            row.append(", ".join(f"`{event}`" for event in key.events))
+        rows.append(row)
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
@@ -211,28 +244,14 @@ def trl_table() -> list[str]:
 
 
 def make_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     examples = refused()
     refused_rows = [
         f"{number}. `{', '.join(f'{name}: {yaml_value(value)}' for name, value in keys.items())}`<br>{line}"
         for number, (keys, line) in enumerate(examples, 1)
     ]
     lines = [
-        "# Reference",
-        "",
-        f"Made by `{COMMAND}` from the docstrings; a test fails if it is not current. Change those, not this page.",
-        "",
-        "- [Keys of ProRLConfig](#keys-of-prorlconfig)",
-        "- [What is refused](#what-is-refused)",
-        "- [Keys of a recipe's task](#keys-of-a-recipes-task)",
-        "- [TRL's keys that matter most](#trls-keys-that-matter-most)",
-        "- [metrics.jsonl](#metricsjsonl)",
-        "- [events.jsonl](#eventsjsonl)",
-        "",
-        "A recipe holds these keys, those of TRL's `ModelConfig` (`model_name_or_path`, `dtype`, `use_peft`, "
-        "`lora_r`, …), and nothing else: an unknown key is an error that names the nearest. On the command line each "
-        "is `--key value`, which wins over the recipe.",
-        "",
+        *INTRODUCTION,
         "## Keys of ProRLConfig",
         "",
         "With all of them at their defaults the trainer is TRL's, bit for bit.",

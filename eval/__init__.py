@@ -9,6 +9,6 @@ if __name__ == "eval":
     be_one_module(__name__)
 elif is_started_as_module("eval"):
     end_at_once(NOTHING_CHANGED)  # until its `main` runs, see command.py
-    from trl_prorl.eval.command_lines import first_look
+    from trl_prorl.eval.command_lines import check_arguments
 
-    first_look(sys.orig_argv[sys.orig_argv.index("-m") + 1].rpartition("eval.")[2])
+    check_arguments(sys.orig_argv[sys.orig_argv.index("-m") + 1].rpartition("eval.")[2])

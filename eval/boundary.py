@@ -15,7 +15,7 @@ from trl_prorl.eval.analysis.boundary import boundary
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
 from trl_prorl.eval.pages.comparison import objective_notes
-from trl_prorl.eval.pages.curves import arm_label, colour_of
+from trl_prorl.eval.pages.plotting import arm_label, colour_of
 from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import require_passk

@@ -17,7 +17,7 @@ from trl_prorl.text import visible
 KEPT = "samples that were drawn are kept, and no result is half-written. The same command goes on from there."
 
 
-def program(module: str) -> str:
+def program_name(module: str) -> str:
     """What the usage of `eval.MODULE` begins with: the name that the process was started by."""
     if sys.argv[0].startswith("trl-prorl "):
         return sys.argv[0]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.command import command, program
+from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.gpucheck.parts import PARTS
 from trl_prorl.eval.run_folder.reading import add_run_option, find_run_folders, load_config
 from trl_prorl.eval.samples.task_name import TaskName
@@ -22,14 +22,23 @@ from trl_prorl.launch.plugin import load_plugin
 
 __all__ = ["step_cost"]  # beside what stands here
 MOST_SAMPLES = 256
-PROMPTS, LEAST_PROMPTS = 32, 2  # of a preflight
+PROMPTS = 32  # of a preflight
+LEAST_PROMPTS = 2
 
 
-def first_look(name: str) -> None:
-    """Help and complaints about the command line of `eval.NAME`, which end the process, before its imports."""
-    look = globals().get(name)
-    if look is not None and (code := command(lambda argv: look(argv) and None, kept=NOTHING_CHANGED)()):
-        sys.exit(code)
+def check_arguments(name: str) -> None:
+    """
+    Parse the command line of `eval.NAME` before its imports, and end the process where it asks for help or is wrong.
+    """
+    parse = globals().get(name)
+    if parse is not None:
+
+        def parse_only(argv) -> None:
+            parse(argv)
+
+        code = command(parse_only, kept=NOTHING_CHANGED)()
+        if code:
+            sys.exit(code)
     end_at_once(NOTHING_CHANGED)
 
 
@@ -44,18 +53,17 @@ def add_plugin_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plugin", action=Plugin, metavar="FILE.py", help="a file of yours that registers a task")
 
 
-def _with_runs(args: argparse.Namespace) -> argparse.Namespace:
+def _find_runs(args: argparse.Namespace) -> argparse.Namespace:
     for name in getattr(args, "others", []):
         TaskName.parse(name)
     args.runs = find_run_folders(args.runs, named=True)
     return args
 
 
-def _at_least(args: argparse.Namespace, **least: int) -> None:
-    """Refuse options below their least values."""
-    for option, value in least.items():
-        if (given := getattr(args, option)) is not None and given < value:
-            raise InputError(f"--{option.replace('_', '-')} {given} must be at least {value}")
+def _check_least(option: str, value: int | None, least: int = 1) -> None:
+    """Refuse an option below its least value; `None` is an option that was not given."""
+    if value is not None and value < least:
+        raise InputError(f"{option} {value} must be at least {least}")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +83,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def passk(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program("passk"), description="pass@k of runs, base against trained.")
+    parser = argparse.ArgumentParser(prog=program_name("passk"), description="pass@k of runs, base against trained.")
     add_sampling_arguments(parser)
     parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MOST_SAMPLES} (default 16, greedy 1)")
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default those of 1 4 8 up to n)")
@@ -88,48 +96,69 @@ def passk(argv=None) -> argparse.Namespace:
         args.n = 1 if args.greedy else 16
     if args.k is None:
         args.k = [k for k in (1, 4, 8) if k <= args.n]
-    check_passk(args)
-    return _with_runs(args)
+    check_passk(
+        args.n, args.k, args.prompts, args.temperature, args.max_new_tokens, args.batch_size, only_greedy=args.greedy
+    )
+    return _find_runs(args)
 
 
-def check_passk(args) -> None:
-    """Refuse settings that cannot be measured."""
-    if not 1 <= args.n <= MOST_SAMPLES:
-        raise InputError(f"--n {args.n}: at least 1 sample per prompt is needed, and at most {MOST_SAMPLES}")
-    if args.greedy and args.n > 1:
-        raise InputError(f"--n {args.n} with --greedy: all samples of a prompt would be the same; leave out --n")
-    if args.prompts < 2:
-        raise InputError(f"--prompts {args.prompts}: at least 2 prompts are needed, and 20 for an interval")
-    for k in args.k:
-        if not 1 <= k <= args.n:
-            raise InputError(f"--k {k} must lie between 1 and --n {args.n}; draw more samples or lower k")
-    if args.temperature is not None and args.temperature <= 0:
-        raise InputError(f"--temperature {args.temperature:g} must be above 0; use --greedy for greedy decoding")
-    _at_least(args, batch_size=1, max_new_tokens=1)
+def check_passk(
+    n: int,
+    ks: list[int],
+    prompts: int,
+    temperature: float | None,
+    max_new_tokens: int | None,
+    batch_size: int,
+    only_greedy: bool = False,
+) -> None:
+    """
+    Refuse settings of pass@k that cannot be measured; `None` is the run's own value.
+
+    Raises:
+        InputError: Naming the option, its value and the cure.
+    """
+    if not 1 <= n <= MOST_SAMPLES:
+        raise InputError(f"--n {n}: at least 1 sample per prompt is needed, and at most {MOST_SAMPLES}")
+    if only_greedy and n > 1:
+        raise InputError(f"--n {n} with --greedy: all samples of a prompt would be the same; leave out --n")
+    if prompts < 2:
+        raise InputError(f"--prompts {prompts}: at least 2 prompts are needed, and 20 for an interval")
+    for k in ks:
+        if not 1 <= k <= n:
+            raise InputError(f"--k {k} must lie between 1 and --n {n}; draw more samples or lower k")
+    if temperature is not None and temperature <= 0:
+        raise InputError(f"--temperature {temperature:g} must be above 0; use --greedy for greedy decoding")
+    _check_least("--batch-size", batch_size)
+    _check_least("--max-new-tokens", max_new_tokens)
 
 
 def drift(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program("drift"), description="How far runs have moved from base.")
+    parser = argparse.ArgumentParser(prog=program_name("drift"), description="How far runs have moved from base.")
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4, help="samples per prompt")
     args = parser.parse_args(argv)
-    _at_least(args, prompts=2, samples=1, batch_size=1, max_new_tokens=1)
+    _check_least("--prompts", args.prompts, least=2)
+    _check_least("--samples", args.samples)
+    _check_least("--batch-size", args.batch_size)
+    _check_least("--max-new-tokens", args.max_new_tokens)
     if args.temperature is not None and args.temperature <= 0:
         raise InputError(f"--temperature {args.temperature:g} must be above 0: drift is measured on samples")
-    return _with_runs(args)
+    return _find_runs(args)
 
 
 def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
-    """Of `eval.preflight`: our options, and the rest, which is the run's."""
-    prog = program("preflight")
-    of_commands = prog.startswith("trl-prorl ")
-    recipe = "RECIPE" if of_commands else "--config RECIPE.yaml"
+    """Return our options, and the arguments that are left, which are the run's."""
+    prog = program_name("preflight")
+    epilog = "--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused."
+    recipe = "--config RECIPE.yaml"
+    if prog.startswith("trl-prorl "):
+        recipe = "RECIPE"
+        epilog += " RECIPE is a file, or a name that `trl-prorl train` lists."
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"%(prog)s {recipe} [--prompts N] [--json FILE]\n       [--KEY VALUE ...]",
         description="Can a recipe learn, will it fit, how long will it take?",
-        epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused."
-        + of_commands * " RECIPE is a file, or a name that `trl-prorl train` lists.",
+        epilog=epilog,
         allow_abbrev=False,
     )
     parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"training prompts to sample (default {PROMPTS})")
@@ -149,13 +178,14 @@ def check_writable(file: Path) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise InputError(f"--json {file}: its folder does not exist; create it, or name another")
-    if file.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        why = "is a folder" if file.is_dir() else "lies in a folder that is read-only for this user"
-        raise InputError(f"--json {file} {why}; name another")
+    if file.is_dir():
+        raise InputError(f"--json {file} is a folder; name another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"--json {file} lies in a folder that is read-only for this user; name another")
 
 
 def push(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program("push"), description="Push a run to the Hugging Face Hub.")
+    parser = argparse.ArgumentParser(prog=program_name("push"), description="Push a run to the Hugging Face Hub.")
     parser.add_argument("--run", required=True, type=Path, help="run folder")
     parser.add_argument("--repo", help="repository (default: the run's hub_model_id, else the folder's name)")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
@@ -174,8 +204,9 @@ def push(argv=None) -> argparse.Namespace:
 
 
 def gpu_check(argv=None) -> argparse.Namespace:
+    prog = program_name("gpu_check")
     parser = argparse.ArgumentParser(
-        prog=(prog := program("gpu_check")),
+        prog=prog,
         usage=f"{prog} [--OPTION VALUE ...]",
         description="Checks on a GPU that the numbers are right, and measures what things cost there.",
         formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
@@ -199,7 +230,7 @@ def gpu_check(argv=None) -> argparse.Namespace:
 
 def reset_cost(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=program("reset_cost"), description="What a reset costs, against a plain copy of the same bytes."
+        prog=program_name("reset_cost"), description="What a reset costs, against a plain copy of the same bytes."
     )
     parser.add_argument("--hidden", type=int, default=896, help="the defaults are Qwen2.5-0.5B's, fewer layers")
     parser.add_argument("--intermediate", type=int, default=4864)
@@ -213,7 +244,7 @@ def reset_cost(argv=None) -> argparse.Namespace:
 
 
 def report(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program("report"), description="Report on run folders.")
+    parser = argparse.ArgumentParser(prog=program_name("report"), description="Report on run folders.")
     add_run_option(parser, help="run folders or quoted globs of them", type=str)
     add_plugin_option(parser)
     parser.add_argument("--out", type=Path, help="folder of the report (default: the one in which all runs lie)")
@@ -223,11 +254,11 @@ def report(argv=None) -> argparse.Namespace:
 
 
 def compare(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program("compare"), description="Runs on the same prompts, paired.")
+    parser = argparse.ArgumentParser(prog=program_name("compare"), description="Runs on the same prompts, paired.")
     add_run_option(parser, help="run folders or quoted globs of them, two or more")
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: those of all evaluations)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
-    args = _with_runs(parser.parse_args(argv))
+    args = _find_runs(parser.parse_args(argv))
     if len(args.runs) < 2:
         raise InputError(f"--runs needs at least two runs, and was given {len(args.runs)}")
     if args.json is not None:
@@ -236,14 +267,16 @@ def compare(argv=None) -> argparse.Namespace:
 
 
 def boundary(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program("boundary"), description="What a run gained and lost over base.")
+    parser = argparse.ArgumentParser(
+        prog=program_name("boundary"), description="What a run gained and lost over base."
+    )
     add_run_option(parser)
-    return _with_runs(parser.parse_args(argv))
+    return _find_runs(parser.parse_args(argv))
 
 
 def trajectory(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program("trajectory"), description="pass@k over training, with a fit.")
+    parser = argparse.ArgumentParser(prog=program_name("trajectory"), description="pass@k over training, with a fit.")
     add_run_option(parser)
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: the run's smallest and largest)")
     parser.add_argument("--resamples", type=int, default=2000, help="resamples of the prompts")
-    return _with_runs(parser.parse_args(argv))
+    return _find_runs(parser.parse_args(argv))

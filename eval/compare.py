@@ -13,7 +13,7 @@ import sys
 from rich.console import Console
 
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.analysis.compare import GREEDY, all_pairs, common_sizes, compare, has_greedy, pair_notes
+from trl_prorl.eval.analysis.compare import GREEDY, common_sizes, compare, compare_all_pairs, has_greedy, pair_notes
 from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import comparison_statements, objective_notes, terminal_tables
@@ -33,19 +33,24 @@ def main(argv=None) -> None:
         outcomes = list(args.k or common_sizes(*runs))
         if all(has_greedy(run) for run in runs):
             outcomes.append(GREEDY)
-        found = [compare(*runs, k) for k in outcomes]
-        notes = comparison_statements(found) + pair_notes(*runs)
+        comparisons = [compare(*runs, k) for k in outcomes]
+        notes = comparison_statements(comparisons) + pair_notes(*runs)
     else:
         runs = load_runs(args.runs)
-        sizes = args.k or sorted(set.intersection(*(set(common_sizes(runs[0], run)) for run in runs)))
-        found, left = all_pairs(runs, sizes)
-        notes = left + objective_notes(runs)
+        sizes = args.k
+        if not sizes:
+            in_common = [set(common_sizes(runs[0], run)) for run in runs]
+            sizes = sorted(set.intersection(*in_common))
+        comparisons, skipped = compare_all_pairs(runs, sizes)
+        notes = skipped + objective_notes(runs)
     notes += step_time_notes(Timing(runs))
     console = Console()
-    console.print(*terminal_tables(found), sep="\n")
+    console.print(*terminal_tables(comparisons), sep="\n")
     print_bullets(console, notes)
     if args.json is not None:
-        rows = [{"outcome": each.outcome, **dataclasses.asdict(each), "detectable": each.detectable} for each in found]
+        rows = []
+        for each in comparisons:
+            rows.append({"outcome": each.outcome, **dataclasses.asdict(each), "detectable": each.detectable})
         write_json(args.json, {"comparisons": rows, "notes": notes})
 
 

@@ -24,7 +24,7 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import drift
 from trl_prorl.eval.pages.drift import plot_drift, points_tables
 from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json
-from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_outs
+from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import Point, checkpoint_points, load_point
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.record.run_id import RUN_ID
@@ -33,29 +33,31 @@ from trl_prorl.record.run_id import RUN_ID
 TEXT_TOKENS = 4096  # of the real text: 17 s of one core for 135 M parameters in fp32
 
 
-def point_of(own: HeldOut, others: dict[str, HeldOut], point: Point, base_model, samples: int) -> dict:
-    """An entry of `drift.json`: one model on the run's own task, on others by name, and on real text."""
+def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, base_model, samples: int) -> dict:
+    """Measure one model, an entry of `drift.json`: on the run's own task, on others by name, and on real text."""
     model = (base_model if point.folder is None else load_point(point, own.config)).eval()
-    entry = {"step": point.step, **drift_of(own, point, model, base_model, samples)}
+    entry = {"step": point.step, **measure_drift(own, point, model, base_model, samples)}
     text = language.real_text(8 * TEXT_TOKENS)
     if language.knows_words_of(own.tokenizer, text):
         ids = own.tokenizer(text, add_special_tokens=False).input_ids[:TEXT_TOKENS]
         entry["text_perplexity"] = language.perplexity(model, ids)
     if others:
-        entry["others"] = {name: drift_of(other, point, model, base_model, samples) for name, other in others.items()}
+        entry["others"] = {
+            name: measure_drift(other, point, model, base_model, samples) for name, other in others.items()
+        }
     return entry
 
 
 @torch.no_grad()
-def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -> dict:
+def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: int) -> dict:
     """
-    The drift of one model on the prompts of one task: token means over all samples, as many as asked for of each
-    prompt, with a 95 % bootstrap interval of the KL over prompts, and measures of the samples as texts.
+    Measure the drift of one model on the prompts of one task: token means over all samples, as many for each prompt as
+    are given, with a 95 % bootstrap interval of the KL over prompts, and measures of the samples as texts.
     """
     drawn = held_out.samples(point, samples)
     device = next(model.parameters()).device
-    questions = prompt_ids(held_out.tokenizer, held_out.rows, held_out.drawing.chat_template_kwargs)
-    temperature = held_out.drawing.temperature or 1.0
+    questions = prompt_ids(held_out.tokenizer, held_out.rows, held_out.sampling.chat_template_kwargs)
+    temperature = held_out.sampling.temperature or 1.0
     totals = []  # a row per prompt: sums over tokens, and the number of tokens
     for place in track(range(len(questions)), description=f"{held_out.run_dir.name}: drift of {point.label}"):
         answers = [list(ids) for ids in drawn["ids"][place * samples : (place + 1) * samples]]
@@ -63,20 +65,16 @@ def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -
             {"input_ids": [questions[place] + ids for ids in answers]}, padding_side="right", return_tensors="pt"
         ).to(device)
         answer_width = padded["input_ids"].shape[1] - len(questions[place])
-        # The logits of the last question token and of every answer token but the last: they chose the answers.
-        both = [
-            one(
-                input_ids=padded["input_ids"], attention_mask=padded["attention_mask"], logits_to_keep=answer_width + 1
-            ).logits[:, :-1]
-            for one in dict.fromkeys((model, base_model))  # base against itself is one forward
-        ]
+        logits = answer_logits(model, padded, answer_width)
+        base_logits = logits if base_model is model else answer_logits(base_model, padded, answer_width)
         sums = np.zeros(len(language.TokenDrift._fields) + 1)
         for row, ids in enumerate(answers):  # row by row, because a vocabulary is wide
-            parts = language.token_drift(*(logits[row, : len(ids)] for logits in (both[0], both[-1])), temperature)
+            parts = language.token_drift(logits[row, : len(ids)], base_logits[row, : len(ids)], temperature)
             sums += [*(float(part.sum()) for part in parts), len(ids)]
         totals.append(sums)
     sums = np.stack(totals)
-    texts, ids = list(drawn["completion"]), [list(ids) for ids in drawn["ids"]]
+    texts = list(drawn["completion"])
+    ids = [list(ids) for ids in drawn["ids"]]
     rewards = held_out.task.reward_many(texts, [row for row in held_out.rows for _ in range(samples)])
     return {
         **language.model_drift(sums),
@@ -88,9 +86,17 @@ def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -
     }
 
 
+def answer_logits(model, padded, answer_width: int) -> torch.Tensor:
+    """Logits of the last question token and of every answer token but the last, which chose the answers."""
+    output = model(
+        input_ids=padded["input_ids"], attention_mask=padded["attention_mask"], logits_to_keep=answer_width + 1
+    )
+    return output.logits[:, :-1]
+
+
 def measure(run_dir: Path, args) -> dict:
-    """The content of `drift.json`."""
-    held_out, *others = held_outs(run_dir, args)
+    """Measure a run at its base, checkpoints and end; return the content of `drift.json`."""
+    held_out, *others = held_out_tasks(run_dir, args)
     for one in (held_out, *others):
         if one.task.turns > 1:
             raise InputError(
@@ -102,15 +108,15 @@ def measure(run_dir: Path, args) -> dict:
     points = [held_out.base, *points, held_out.trained]
     base_model = load_point(held_out.base, held_out.config).eval()
     run_id = read_env(run_dir).get(RUN_ID)
-    return {
-        **({RUN_ID: run_id} if run_id else {}),
+    result = {RUN_ID: run_id} if run_id else {}
+    return result | {
         "prompts": len(held_out.rows),
         "samples": args.samples,
         "split": held_out.split,
         "task": held_out.name.task,
         "level": held_out.name.level,
-        "temperature": held_out.drawing.temperature,
-        "points": [point_of(held_out, others, point, base_model, args.samples) for point in points],
+        "temperature": held_out.sampling.temperature,
+        "points": [measure_point(held_out, others, point, base_model, args.samples) for point in points],
     }
 
 

@@ -21,7 +21,7 @@ from trl_prorl.errors import RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.gpucheck.page import page, publish
-from trl_prorl.eval.gpucheck.parts import ROOT, run_all
+from trl_prorl.eval.gpucheck.parts import ROOT, run_parts
 
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "triton", "deepspeed", "vllm")
@@ -34,31 +34,36 @@ def see_one_gpu() -> str | None:
     Let this process's children see one GPU, and say so if there are more: with several in one process transformers
     would split every batch over them, which TRL refuses.
     """
-    if (number := torch.cuda.device_count()) < 2:
+    number = torch.cuda.device_count()
+    if number < 2:
         return None
-    os.environ["CUDA_VISIBLE_DEVICES"] = first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = first
     return f"of {number} GPUs one is used: CUDA_VISIBLE_DEVICES={first}. Set it to use another one."
 
 
-def machine(cpu: bool) -> dict:
+def describe_machine(cpu: bool) -> dict:
     """Name and memory of the device, and versions; a `RunError` if it cannot be used."""
-    found = {"device": f"CPU, {platform.machine()}"}
+    described = {"device": f"CPU, {platform.machine()}"}
     if not cpu:
         try:
             torch.ones(8, device="cuda").sum().item()  # fails where torch has no kernels for the card
         except RuntimeError as error:
             raise RunError(f"{error}. Nothing was measured") from error
         properties = torch.cuda.get_device_properties(0)
-        found = {"device": properties.name, "memory": f"{properties.total_memory / 2**30:.0f}"}
-    return found | {"versions": {name: number for name in LIBRARIES if (number := installed(name)) is not None}}
+        described = {"device": properties.name, "memory": f"{properties.total_memory / 2**30:.0f}"}
+    versions = {name: installed(name) for name in LIBRARIES}
+    described["versions"] = {name: number for name, number in versions.items() if number is not None}
+    return described
 
 
-def code() -> str:
-    """A hash of our Python files: a result says nothing about other code."""
-    found = hashlib.sha256()
-    for path in (path for name in ("trl_prorl", "eval", "tests") for path in sorted((ROOT / name).rglob("*.py"))):
-        found.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+def hash_code() -> str:
+    """Return a hash of our Python files: a result says nothing about other code."""
+    digest = hashlib.sha256()
+    for folder in ("trl_prorl", "eval", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @functools.partial(command, kept=KEPT)
@@ -69,14 +74,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {NO_GPU}", file=sys.stderr)
         return 2
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # for the parts: nothing here needs the Hub
-    if not args.cpu and (said := see_one_gpu()) is not None:
-        print(said)
+    if not args.cpu:
+        note = see_one_gpu()
+        if note is not None:
+            print(note)
     folder = args.out or Path("runs/gpu_check") / ("cpu" if args.cpu else "card")
     folder.mkdir(parents=True, exist_ok=True)
-    here = machine(args.cpu)
-    made_with = {"code": code(), "device": here["device"], **here["versions"]}
+    here = describe_machine(args.cpu)
+    made_with = {"code": hash_code(), "device": here["device"], **here["versions"]}
     say = functools.partial(print, flush=True)
-    failed, left = run_all(args.parts, args.cpu, folder, made_with, args.minutes, args.again, say)
+    failed, left = run_parts(args.parts, args.cpu, folder, made_with, args.minutes, args.again, say)
     where = folder / "page.md"
     where.write_text(page(folder, here))
     if not args.cpu and (ROOT / "docs").is_dir() and (ROOT / "Makefile").is_file():

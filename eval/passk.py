@@ -9,9 +9,8 @@ stopped goes on, and none is drawn twice. With the settings of a `passk.json` th
 the policy as the run began; runs that lie side by side share its samples.
 """
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -19,33 +18,32 @@ from rich.console import Console
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.passk import (
-    SIDES,
     by_task_and_level,
-    completed,
+    complete_result,
     gain,
     greedy_side,
+    require_same_evaluation,
     summarise_samples,
-    to_complete,
 )
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
 from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_table
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json
-from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_outs
+from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
-from trl_prorl.eval.samples.of_trainer import TrainerHeldOut
+from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.record.run_id import RUN_ID
 from trl_prorl.text import visible
 
 
-def settings_of(held_out: HeldOut, n: int) -> dict:
-    """The settings of an evaluation with `n` samples a prompt, as `passk.json` records them."""
+def evaluation_settings(held_out: HeldOut, n: int) -> dict:
+    """Return the settings of an evaluation with `n` samples a prompt, as `passk.json` records them."""
     return {
         "split": held_out.split,
         "prompts": len(held_out.rows),
         "n": n,
-        **held_out.drawing.to_json(),
+        **held_out.sampling.to_json(),
         "seed": held_out.seed,
         "task": held_out.name.task,
         "level": held_out.name.level,
@@ -53,81 +51,109 @@ def settings_of(held_out: HeldOut, n: int) -> dict:
     }
 
 
-def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFrame]]:
-    """The part of `passk.json` that is of one task, and the samples of both sides."""
+def base_and_trained(
+    held_out: HeldOut, n: int, ks: list[int], with_greedy: bool
+) -> tuple[dict, dict[str, pd.DataFrame]]:
+    """
+    Sample base and trained model on one task.
+
+    Returns:
+        `tuple[dict, dict[str, pd.DataFrame]]`: The part of `passk.json` that is of this task, and the samples by side.
+    """
     points = {"base": held_out.base, "trained": held_out.trained}
-    sides = {side: held_out.samples(point, args.n) for side, point in points.items()}
+    sides = {side: held_out.samples(point, n) for side, point in points.items()}
     result = {
-        **settings_of(held_out, args.n),
-        "k": args.k,
-        **{side: summarise_samples(samples, args.k) for side, samples in sides.items()},
+        **evaluation_settings(held_out, n),
+        "k": ks,
+        **{side: summarise_samples(samples, ks) for side, samples in sides.items()},
     }
-    result["gain"] = {f"pass@{k}": list(gain(result, k)) for k in args.k}
-    if held_out.drawing.temperature > 0 and args.with_greedy:
-        result["greedy"] = {
-            side: greedy_side(held_out.samples(point, 1, temperature=0.0)) for side, point in points.items()
-        }
-        correct = [result["greedy"][side]["correct"] for side in reversed(SIDES)]
-        result["greedy"]["gain"] = list(paired_bootstrap_difference(*correct))
+    result["gain"] = {f"pass@{k}": list(gain(result, k)) for k in ks}
+    if held_out.sampling.temperature > 0 and with_greedy:
+        greedy = {side: greedy_side(held_out.samples(point, 1, temperature=0.0)) for side, point in points.items()}
+        difference = paired_bootstrap_difference(greedy["trained"]["correct"], greedy["base"]["correct"])
+        result["greedy"] = {**greedy, "gain": list(difference)}
     return result, sides
 
 
-def earlier_of(held_out: HeldOut, args) -> dict | None:
-    """The run's earlier result that this evaluation completes, if there is one; see [`to_complete`]."""
-    if args.replace:
-        return None
+def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
+    """Return the run's earlier result, which this evaluation completes, if there is one."""
     run_dir = held_out.run_dir
     earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir), cure="give --replace to lose it")
-    return earlier and to_complete(earlier, settings_of(held_out, args.n), run_dir / PASSK_FILE)
+    if not earlier:
+        return earlier
+    return require_same_evaluation(earlier, evaluation_settings(held_out, n), run_dir / PASSK_FILE)
 
 
-def announcement(held_outs: list[HeldOut], args) -> str:
-    """One line on an evaluation that begins: models, prompts, and samples of each."""
-    held_out, *others = held_outs
-    models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints))
-    more = f", and {len(others)} other task{'s' * (len(others) > 1)} on base and trained" if others else ""
-    greedy = ", and greedy" if held_out.drawing.temperature > 0 and args.with_greedy else ""
+def announcement(
+    held_out: HeldOut, n: int, with_greedy: bool, checkpoints: Sequence[str] = (), other_tasks: int = 0
+) -> str:
+    """Return one line on an evaluation that begins: models, prompts, and samples of each."""
+    models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, list(checkpoints)))
+    what = f"{models} models × {len(held_out.rows)} prompts × {n} samples"
+    if held_out.sampling.temperature > 0 and with_greedy:
+        what += ", and greedy"
+    if other_tasks:
+        task_word = "task" if other_tasks == 1 else "tasks"
+        what += f", and {other_tasks} other {task_word} on base and trained"
     return visible(
-        f"{held_out.run_dir}: {models} models × {len(held_out.rows)} prompts × {args.n} samples{greedy}{more}, "
-        f"at most {held_out.drawing.max_new_tokens} tokens each; what is on disk is not drawn again."
+        f"{held_out.run_dir}: {what}, at most {held_out.sampling.max_new_tokens} tokens each; what is on disk is not "
+        "drawn again."
     )
 
 
-def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) -> dict:
+def evaluate_run(
+    held_out: HeldOut,
+    n: int,
+    ks: list[int],
+    with_greedy: bool,
+    checkpoints: Sequence[str] = (),
+    others: Mapping[str, HeldOut] | None = None,
+    earlier: dict | None = None,
+) -> dict:
     """
-    The content of `passk.json` for one run: of its own task and others, as [`held_outs`] gives them, with the settings
-    of the command line, and the earlier result of the same evaluation, which this one completes.
+    Evaluate a run: its own task, its checkpoints and other tasks.
+
+    Args:
+        held_out ([`HeldOut`]): The run on its own task.
+        n (`int`): Samples per prompt.
+        ks (`list[int]`): Sizes of the draw.
+        with_greedy (`bool`): Also decode greedily.
+        checkpoints (`Sequence[str]`): Steps of checkpoints, or `all`.
+        others (`Mapping[str, HeldOut]`): The run on other tasks, by the names of these.
+        earlier (`dict`, *optional*): The earlier result of the same evaluation, which this one completes.
+
+    Returns:
+        `dict`: The content of `passk.json`.
     """
-    held_out, *others = held_outs
     if earlier:
-        args = argparse.Namespace(**{**vars(args), "k": sorted({*args.k, *earlier["k"]})})
-    result, sides = base_and_trained(held_out, args)
-    if run_id := read_env(held_out.run_dir).get(RUN_ID):
+        ks = sorted({*ks, *earlier["k"]})
+    result, sides = base_and_trained(held_out, n, ks, with_greedy)
+    run_id = read_env(held_out.run_dir).get(RUN_ID)
+    if run_id:
         result[RUN_ID] = run_id
     result["step"] = held_out.trained.step
     result["steps_on_record"] = last_step(held_out.run_dir)  # more, where the best checkpoint was kept
-    if groups := by_task_and_level(sides, args.k):
+    groups = by_task_and_level(sides, ks)
+    if groups:
         result["by"] = groups
-    if args.checkpoints:
-        points = checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints)
-        result["checkpoints"] = [
-            {"step": point.step, **summarise_samples(held_out.samples(point, args.n), args.k)} for point in points
-        ]
+    if checkpoints:
+        points = checkpoint_points(held_out.run_dir, held_out.config, list(checkpoints))
+        summaries = [{"step": point.step, **summarise_samples(held_out.samples(point, n), ks)} for point in points]
         if held_out.trained.step is not None:
-            result["checkpoints"].append({"step": held_out.trained.step, **result["trained"]})
+            summaries.append({"step": held_out.trained.step, **result["trained"]})
+        result["checkpoints"] = summaries
     if others:
-        result["others"] = {
-            text: base_and_trained(other, args)[0] for text, other in zip(args.others, others, strict=True)
-        }
-    if earlier:
-        whole = completed(earlier, result)
-        if whole is None:
-            print(
-                f"{held_out.run_dir / PASSK_FILE} was of other weights or other verdicts: it is written anew, with "
-                "what is asked now."
-            )
-        return whole or result
-    return result
+        result["others"] = {name: base_and_trained(other, n, ks, with_greedy)[0] for name, other in others.items()}
+    if not earlier:
+        return result
+    whole = complete_result(earlier, result)
+    if whole is None:
+        print(
+            f"{held_out.run_dir / PASSK_FILE} was of other weights or other verdicts: it is written anew, with "
+            "what is asked now."
+        )
+        return result
+    return whole
 
 
 def show(run_dir: Path, result: dict) -> None:
@@ -135,8 +161,9 @@ def show(run_dir: Path, result: dict) -> None:
     write_json(run_dir / PASSK_FILE, result)
     console = Console()
     console.print(result_table(run_dir, result).to_rich(narrow=True))
-    if (parts := parts_table(result)) is not None:
-        console.print("", parts.to_rich(narrow=True))
+    table = parts_table(result)
+    if table is not None:
+        console.print("", table.to_rich(narrow=True))
     if "checkpoints" in result:
         console.print("", checkpoint_table(result).to_rich())
     parts = [result, *result.get("by", []), *result.get("others", {}).values()]
@@ -188,24 +215,12 @@ def evaluate(
         raise InputError("environment_factory: evaluate samples one turn; give the run a task that replies, and passk")
     if "prompt" not in getattr(rows, "column_names", ()):
         raise InputError("rows: a datasets.Dataset with a column prompt is needed")
-    args = argparse.Namespace(
-        n=n,
-        k=list(k or (size for size in (1, 4, 8) if size <= n)),
-        greedy=False,
-        with_greedy=greedy,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        batch_size=batch_size,
-        prompts=len(rows),
-        split="test",
-        checkpoints=[],
-        others=[],
-    )
-    check_passk(args)
-    held_out = TrainerHeldOut(trainer, rows, verifier, name, args)
-    print(announcement([held_out], args), flush=True)
-    result = evaluate_run([held_out], args)
+    ks = list(k) if k else [size for size in (1, 4, 8) if size <= n]
+    check_passk(n, ks, len(rows), temperature, max_new_tokens, batch_size)
+    sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
+    held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
+    print(announcement(held_out, n, greedy), flush=True)
+    result = evaluate_run(held_out, n, ks, greedy)
     show(held_out.run_dir, result)
     return result
 
@@ -216,13 +231,15 @@ def main(argv=None) -> None:
     args = passk(argv)
     for run_dir in args.runs:
         check_run_settings(run_dir, args.checkpoints, args.others)
-    evaluations = [held_outs(run_dir, args) for run_dir in args.runs]
+    evaluations = [held_out_tasks(run_dir, args) for run_dir in args.runs]
     # Before a neighbour's samples are taken over.
-    earlier_results = [earlier_of(own_task, args) for own_task, *_ in evaluations]
-    for tasks in evaluations:
-        print(announcement(tasks, args), flush=True)
-    for run_dir, tasks, earlier in zip(args.runs, evaluations, earlier_results, strict=True):
-        show(run_dir, evaluate_run(tasks, args, earlier))
+    earlier_results = [None if args.replace else load_earlier_result(tasks[0], args.n) for tasks in evaluations]
+    for held_out, *others in evaluations:
+        print(announcement(held_out, args.n, args.with_greedy, args.checkpoints, len(others)), flush=True)
+    for run_dir, (held_out, *others), earlier in zip(args.runs, evaluations, earlier_results, strict=True):
+        by_name = dict(zip(args.others, others, strict=True))
+        result = evaluate_run(held_out, args.n, args.k, args.with_greedy, args.checkpoints, by_name, earlier)
+        show(run_dir, result)
 
 
 if __name__ == "__main__":

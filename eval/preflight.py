@@ -15,7 +15,8 @@ import os
 import random
 import sys
 import tempfile
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,24 +33,24 @@ from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.eval.readiness.cost import cost_findings, out_of_memory, process_memory, process_memory_finding
 from trl_prorl.eval.readiness.data import (
-    asked_reward,
-    gold_answers,
+    check_gold_answers,
     gold_findings,
     held_out_prompts,
     length_findings,
     split_findings,
+    summed_reward,
     text_tokenizer,
 )
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import (
     MOST,
     first_steps,
-    moved,
-    moved_finding,
+    kl_after_updates,
+    kl_finding,
     rate_findings,
     update_findings,
 )
-from trl_prorl.eval.readiness.signal import draw, signal_findings
+from trl_prorl.eval.readiness.signal import Rollouts, sample_base, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
@@ -66,12 +67,13 @@ def preflight(
     trainer: ProRLTrainer, task=None, prompts: int = PROMPTS, console: Console | None = None
 ) -> list[Finding]:
     """
-    The findings of a trainer that has not begun to train. It samples, trains two steps and is of no use afterwards;
-    give it an `output_dir` of its own.
+    Look at a trainer that has not begun to train. It samples, trains two steps and is of no use afterwards; give it an
+    `output_dir` of its own.
 
     Args:
-        trainer ([`ProRLTrainer`]): Of a single process. Completions are right by the attribute `verifier` of its first
-            reward function that has one, else by the task, else where the first function gives the full reward of 1.
+        trainer ([`ProRLTrainer`]): A trainer of a single process. Completions are right by the attribute `verifier` of
+            its first reward function that has one, else by the task, else where the first function gives the full
+            reward of 1.
         task ([`~tasks.Task`], *optional*): Gives the gold answers; without it none is checked, so that a wrong reward
             cannot be told from a base that solves nothing.
         prompts (`int`, *optional*, defaults to `32`): Prompts of the training set to sample.
@@ -83,68 +85,101 @@ def preflight(
     Raises:
         [`InputError`]: there is no data set whose prompts can be looked at twice, or there are several processes.
     """
-    args = trainer.args
+    check_trainer(trainer)
+    available = len(trainer.train_dataset)
+    # At random: evenly spaced rows of a mixture could be of one task.
+    places = random.Random(trainer.args.seed).sample(range(available), min(prompts, available))
+    rows = [trainer.train_dataset[place] for place in places]
+    tell(console, f"gold answers, splits and lengths of {available} prompts")
+    data = look_at_data(trainer, rows, task)
+    if exit_code(data.findings):
+        return data.findings  # nothing that a model does could be judged
+    return data.findings + look_at_model(trainer, rows, task, data, console)
+
+
+def tell(console: Console | None, line: str) -> None:
+    """Print a line of progress, if there is a console."""
+    if console is not None:
+        console.print(f"preflight: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def check_trainer(trainer: ProRLTrainer) -> None:
+    """
+    Refuse a trainer that cannot be looked at.
+
+    Raises:
+        InputError: There is no data set whose prompts can be looked at twice, or there are several processes.
+    """
     if not isinstance(trainer.train_dataset, Dataset):
         raise InputError("train_dataset is a stream, whose prompts cannot be looked at twice; give it a Dataset")
     if "prompt" not in trainer.train_dataset.column_names:
         raise InputError("train_dataset has no column 'prompt': what an environment writes cannot be looked at before")
     check_processes(trainer.accelerator.num_processes)
-    available = len(trainer.train_dataset)
 
-    def tell(line: str) -> None:
-        if console is not None:
-            console.print(f"preflight: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    # At random: evenly spaced rows of a mixture could be of one task.
-    places = random.Random(args.seed).sample(range(available), min(prompts, available))
-    rows = [trainer.train_dataset[place] for place in places]
-    findings, golds, gold_length = [], None, None
-    tell(f"gold answers, splits and lengths of {available} prompts")
+@dataclass(frozen=True)
+class DataFindings:
+    """
+    What the data say before any model is used.
+
+    Attributes:
+        findings (`list[Finding]`): The findings.
+        gold_length (`int`, *optional*): Tokens of the longest gold answer; `None` without a task.
+        reward_tells (`bool`, *optional*): Whether right answers get more reward than wrong ones; `None` if not known.
+    """
+
+    findings: list[Finding]
+    gold_length: int | None = None
+    reward_tells: bool | None = None
+
+
+def look_at_data(trainer: ProRLTrainer, rows: list[dict], task) -> DataFindings:
+    """Check gold answers, learning rate, splits and lengths: all that needs no model."""
+    args = trainer.args
+    gold_lengths = []
+    reward_tells = None
     if task is not None:
-        golds = gold_answers(task, rows, asked_reward(trainer))
-        findings += gold_findings(golds)
+        golds = check_gold_answers(task, rows, summed_reward(trainer))
+        findings = gold_findings(golds)
+        reward_tells = golds.reward_tells
+        texts = [task.gold(row) for row in rows]
+        encoded = text_tokenizer(trainer)(texts, add_special_tokens=False)
+        gold_lengths = [len(ids) for ids in encoded["input_ids"]]
     else:
-        number, cure = "not checked", "pass task=, with gold and verify, to tell a wrong reward from a weak base"
-        findings.append(Finding("gold answers verify", number, cure))
+        cure = "pass task=, with gold and verify, to tell a wrong reward from a weak base"
+        findings = [Finding("gold answers verify", "not checked", cure)]
     findings += rate_findings(args.learning_rate, is_peft_model(trainer.model))
     seed = getattr(trainer.recipe[0], "task_seed", 0) if trainer.recipe else 0
+    train_prompts = list(trainer.train_dataset["prompt"])
     held_out = held_out_prompts(trainer.eval_dataset, task, seed)
-    findings += split_findings({"train": list(trainer.train_dataset["prompt"]), **held_out})
-    tokenizer = text_tokenizer(trainer)
-    lengths = [len(ids) for ids in trainer.tokenize_prompts(list(trainer.train_dataset["prompt"]))]
-    gold_lengths = []
-    if task is not None:
-        texts = [task.gold(row) for row in rows]
-        gold_lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-        gold_length = max(gold_lengths)
-    config = trainer.model.config.get_text_config()
-    most = args.max_completion_length
-    findings += length_findings(lengths, gold_lengths, most, getattr(config, "max_position_embeddings", None))
-    if exit_code(findings):
-        return findings  # nothing that a model does could be judged
+    findings += split_findings({"train": train_prompts, **held_out})
+    lengths = [len(ids) for ids in trainer.tokenize_prompts(train_prompts)]
+    context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+    findings += length_findings(lengths, gold_lengths, args.max_completion_length, context)
+    return DataFindings(findings, max(gold_lengths, default=None), reward_tells)
 
-    total = len(rows) * trainer.num_generations
+
+def look_at_model(
+    trainer: ProRLTrainer, rows: list[dict], task, data: DataFindings, console: Console | None
+) -> list[Finding]:
+    """Sample the base and do the first steps."""
+    args = trainer.args
+    findings = []
     try:
-        tell(f"samples: {trainer.num_generations} completions of {len(rows)} prompts")
-        with progress(total, "preflight") if console is not None else nullcontext() as bar:
-            samples = draw(trainer, rows, task, bar.update if bar else lambda count: None)
-        findings += signal_findings(samples, most, gold_length, golds.reward_tells if golds else None)
-        tell("first steps")
-        logps = []
-        if trainer.scorer.text_only:
-            trainer.model.eval()  # without dropout
-            logps.append(trainer.policy_logps(samples.batch))
-        first = first_steps(trainer, MOST, tell)
-        if logps:
-            trainer.model.eval()
-            logps.append(trainer.policy_logps(samples.batch))
+        samples = sample_with_progress(trainer, rows, task, console)
+        findings += signal_findings(samples, args.max_completion_length, data.gold_length, data.reward_tells)
+        tell(console, "first steps")
+        before = policy_logps(trainer, samples)
+        first = first_steps(trainer, MOST, functools.partial(tell, console))
+        after = policy_logps(trainer, samples)
     except torch.OutOfMemoryError:
         return [*findings, out_of_memory(args.per_device_train_batch_size)]
     except RunError as error:
         return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
     findings += update_findings(first.rows)
-    if logps:
-        findings.append(moved_finding(moved(*logps, samples.batch), [row["lr"] for row in first.rows]))
+    if before is not None:
+        distance = kl_after_updates(before, after, samples.batch)
+        findings.append(kl_finding(distance, [row["lr"] for row in first.rows]))
     findings += cost_findings(
         first,
         args.per_device_train_batch_size,
@@ -158,15 +193,32 @@ def preflight(
     return findings
 
 
+def sample_with_progress(trainer: ProRLTrainer, rows: list[dict], task, console: Console | None) -> Rollouts:
+    """Sample the base, with a bar if there is a console."""
+    tell(console, f"samples: {trainer.num_generations} completions of {len(rows)} prompts")
+    if console is None:
+        return sample_base(trainer, rows, task)
+    with progress(len(rows) * trainer.num_generations, "preflight") as bar:
+        return sample_base(trainer, rows, task, bar.update)
+
+
+def policy_logps(trainer: ProRLTrainer, samples: Rollouts) -> torch.Tensor | None:
+    """Score the sampled tokens by the policy, without dropout; `None` where it scores more than text."""
+    if not trainer.scorer.text_only:
+        return None
+    trainer.model.eval()
+    return trainer.policy_logps(samples.batch)
+
+
 def check_processes(count: int) -> None:
     """Refuse several processes by an [`InputError`]."""
     if count > 1:
         raise InputError(f"processes={count}: a preflight is of one; start it without accelerate or torchrun")
 
 
-def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
+def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
     """
-    The trainer of a recipe, made to write into `folder` alone, and its task.
+    Build the trainer of a recipe, made to write into `folder` alone; return it with the recipe's task.
 
     Raises:
         InputError: the run would be refused.
@@ -176,9 +228,17 @@ def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments
         check_processes(args.world_size)
         check_packages(args)
         check_folder(args, (task_args, model_args))  # the run's own folder
-        args.output_dir, args.run_dir, args.resume_from_checkpoint = str(folder), None, None
-        args.push_to_hub = args.hub_push_reference = args.load_best_model_at_end = args.eval_on_start = False
-        args.save_strategy, args.report_to, args.disable_tqdm, args.log_completions = SaveStrategy.NO, [], True, False
+        args.output_dir = str(folder)
+        args.run_dir = None
+        args.resume_from_checkpoint = None
+        args.push_to_hub = False
+        args.hub_push_reference = False
+        args.load_best_model_at_end = False
+        args.eval_on_start = False
+        args.save_strategy = SaveStrategy.NO
+        args.report_to = []
+        args.disable_tqdm = True
+        args.log_completions = False
         trainer, _ = build(task_args, args, model_args)
     except (ValueError, OSError) as error:
         raise InputError(" ".join(str(error).split())) from error
@@ -189,24 +249,29 @@ def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments
 
 
 def table(findings: list[Finding], title: str) -> Table:
-    """One line per finding."""
+    """Return one line per finding."""
     rows = [[finding.what, finding.number, finding.change] for finding in findings]
     return Table(title, ["finding", "number", "what to change"], rows)
 
 
 def verdict(findings: list[Finding]) -> str:
-    """The last line."""
+    """Return the last line."""
     stops = [finding for finding in findings if finding.level == STOP]
     if stops:
         return "cannot learn: " + "; ".join(f"{finding.what}: {finding.number}" for finding in stops)
     changes = sum(finding.level == LOOK for finding in findings)
-    suggested = {0: "", 1: "; one finding suggests a change"}.get(changes, f"; {changes} findings suggest a change")
-    return f"can learn{suggested}"
+    if changes == 0:
+        return "can learn"
+    if changes == 1:
+        return "can learn; one finding suggests a change"
+    return f"can learn; {changes} findings suggest a change"
 
 
 def wide_console() -> Console:
-    """For standard output; as wide as a finding needs where no terminal sets the width, so that each is one line."""
-    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
+    """Return a console for standard output; without a terminal it is wide, so that each finding is one line."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return Console()
+    return Console(width=WIDE)
 
 
 @functools.partial(command, kept=NOTHING_CHANGED)
@@ -215,7 +280,7 @@ def main(argv=None) -> int:
     args, others = command_lines.preflight(argv)
     console = wide_console()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        trainer, task_args = prepared(others, Path(folder))
+        trainer, task_args = build_trainer(others, Path(folder))
         findings = preflight(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
     code = exit_code(findings)
     console.print(table(findings, "Preflight").to_rich())

@@ -22,11 +22,12 @@ from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, p
 
 
 def file_table(repo: str, files: dict[str, Content]) -> Table:
-    """The files of a push, with sizes."""
-    sizes = {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in files.items()}
-    return Table(
-        f"{repo}: {len(files)} files", ["file", "bytes"], [[name, f"{sizes[name]:,}"] for name in sorted(sizes)]
-    )
+    """Return the files of a push, with sizes."""
+    rows = []
+    for name, content in sorted(files.items()):
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        rows.append([name, f"{size:,}"])
+    return Table(f"{repo}: {len(files)} files", ["file", "bytes"], rows)
 
 
 # All files are one commit.
@@ -39,7 +40,9 @@ def main(argv=None) -> None:
     args = command_lines.push(argv)
     config = load_config(args.run)
     folder = find_trained_model(args.run, config)
-    reference = config.get("hub_push_reference", False) if args.with_reference is None else args.with_reference
+    reference = args.with_reference
+    if reference is None:
+        reference = config.get("hub_push_reference", False)
     name = repo_name(args.repo or config.get("hub_model_id"), folder)
     files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
     if args.dry_run:

@@ -23,7 +23,7 @@ from trl_prorl.eval.pages import (
     boundary,
     comparison,
     completions,
-    course,
+    curves,
     drift,
     matrix,
     passk,
@@ -41,7 +41,7 @@ CONTENTS = (
     comparison.verdict_sections,
     matrix.sections,
     completions.sections,
-    course.sections,
+    curves.sections,
     comparison.sections,
     runs.learned,
     passk.checkpoints,
@@ -68,7 +68,7 @@ def check_own(out: Path) -> None:
 
 
 def build_report(frame: Frame, command: str) -> Report:
-    """The report on the runs of a frame; `command` makes it again."""
+    """Return the report on the runs of a frame; `command` makes it again."""
     sections = chain.from_iterable(page(frame) for page in CONTENTS)
     title = f"{TITLE}: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
     return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])
@@ -78,12 +78,14 @@ def build_report(frame: Frame, command: str) -> Report:
 def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.report(argv)
-    folders, out = args.folders, args.out or only_parent(args.folders)
+    folders = args.folders
+    out = args.out or only_parent(folders)
     check_own(out)
     frame = Frame(load_runs(folders))
     out.mkdir(parents=True, exist_ok=True)
     command = f"trl-prorl report --runs {' '.join(map(shlex.quote, args.runs))}"
-    command += f" --out {shlex.quote(str(args.out))}" if args.out else ""
+    if args.out:
+        command += f" --out {shlex.quote(str(args.out))}"
     report = build_report(frame, command)
     pictures = report.pictures()
     for picture in pictures:

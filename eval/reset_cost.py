@@ -25,7 +25,7 @@ from trl_prorl.resets.treatments import TREATMENTS
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter
 
 
-def build(kind: str, args: argparse.Namespace):
+def build_policy(kind: str, args: argparse.Namespace):
     """A policy with its reference and an AdamW that has made one update."""
     config = Qwen2Config(
         vocab_size=args.vocabulary,
@@ -51,7 +51,7 @@ def build(kind: str, args: argparse.Namespace):
     return reference, optimizer
 
 
-def seconds(work, device: str) -> float:
+def time_work(work, device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -62,15 +62,18 @@ def seconds(work, device: str) -> float:
 
 
 def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
-    """A row per optimizer mode: bytes, seconds of the reset, seconds of the plain copies, their ratio."""
-    reference, optimizer = build(kind, args)
+    """Return a row per optimizer mode: bytes, seconds of the reset, seconds of the plain copies, their ratio."""
+    reference, optimizer = build_policy(kind, args)
     references = [ref.data for ref, _ in reference.pairs()]
     states = optimizer.state.values()
     moments = {"first": [state["exp_avg"] for state in states], "second": [state["exp_avg_sq"] for state in states]}
     rows = []
     for mode, treatment in TREATMENTS.items():
         # The same bytes: the reference, and the optimizer's tensors that the treatment writes; no counts.
-        tensors = references + [tensor for name in moments if name in treatment.changes for tensor in moments[name]]
+        tensors = list(references)
+        for name in moments:
+            if name in treatment.changes:
+                tensors += moments[name]
         sources = [torch.zeros_like(tensor) for tensor in tensors]
 
         def plain(tensors=tensors, sources=sources):
@@ -81,7 +84,8 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
             reference.move(1.0)
             reset_optimizer(optimizer, mode, 0.1)
 
-        pairs = [(seconds(reset, args.device), seconds(plain, args.device)) for _ in range(args.repeats + 1)][1:]
+        pairs = [(time_work(reset, args.device), time_work(plain, args.device)) for _ in range(args.repeats + 1)]
+        pairs = pairs[1:]  # the first warms up
         ratio = statistics.median(ours / theirs for ours, theirs in pairs)
         megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
         ours, theirs = (statistics.median(values) for values in zip(*pairs, strict=True))
@@ -96,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     title = f"A reset against copy_ of the same bytes, {args.device}, median of {args.repeats}"
     header = ["", "optimizer_reset", "MB written", "reset, ms", "copy_, ms", "ratio"]
-    rows = [row for kind in ("lora", "full") for row in measure(kind, args)]
+    rows = measure("lora", args) + measure("full", args)
     Console().print(Table(title, header, rows).to_rich())
 
 

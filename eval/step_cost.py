@@ -34,24 +34,32 @@ def main(argv: list[str] | None = None) -> None:
         show_memory(console, memory(args))
         return
     results = {}
-    for title, *setting in track(
-        list(settings(args)) if args.mode != "growth" else settings(args), description=args.mode
-    ):
-        arms, batches, iterations, checkpoint, generate = setting
-        results[title] = measure(arms, args, batches, iterations, checkpoint, generate)
+    # A setting of growth sets the group size of `args` when its turn comes.
+    planned = settings(args) if args.mode == "growth" else list(settings(args))
+    for title, arms, batches, iterations, checkpointing, generate in track(planned, description=args.mode):
+        results[title] = measure(arms, args, batches, iterations, checkpointing, generate)
         show(console, title, results[title])
     args.out.mkdir(parents=True, exist_ok=True)
     content = {"settings": settings_used(args), "results": results}
     (args.out / f"{args.mode}.json").write_text(json.dumps(content, indent=1) + "\n")
-    (draw_growth if args.mode == "growth" else draw)(results, args.out / f"{args.mode}.png")
+    picture = args.out / f"{args.mode}.png"
+    if args.mode == "growth":
+        draw_growth(results, picture)
+    else:
+        draw(results, picture)
     console.print(f"{args.out / f'{args.mode}.json'} and {args.mode}.png; a ratio above 1 is faster than {BASELINE}.")
 
 
 def settings_used(args: argparse.Namespace) -> dict:
-    """The command line as JSON can hold it, and the hardware."""
-    used = {name: value if isinstance(value, (int, list, str)) else str(value) for name, value in vars(args).items()}
-    threads = f"{torch.get_num_threads()} CPU threads"
-    return used | {"hardware": torch.cuda.get_device_name() if args.device == "cuda" else threads}
+    """Return the command line as JSON can hold it, and the hardware."""
+    used = {}
+    for name, value in vars(args).items():
+        used[name] = value if isinstance(value, (int, list, str)) else str(value)
+    if args.device == "cuda":
+        used["hardware"] = torch.cuda.get_device_name()
+    else:
+        used["hardware"] = f"{torch.get_num_threads()} CPU threads"
+    return used
 
 
 if __name__ == "__main__":

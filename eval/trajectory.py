@@ -31,9 +31,10 @@ def main(argv=None) -> None:
     runs = [load_run(folder) for folder in args.runs]
     checks = []
     for run in runs:
-        fitted, refused = [], None
+        fitted = []
+        refused = None
         for k in args.k or default_sizes(run):
-            per_prompt_by_step(run, k)  # what cannot be asked is refused
+            per_prompt_by_step(run, k)  # refuses a k that was not evaluated
             try:
                 fitted.append(check_run(run, k, resamples=args.resamples))
             except InputError as error:  # no curve fits; another k may have one

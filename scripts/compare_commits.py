@@ -27,18 +27,11 @@ SCRIPT = Path(__file__).with_name("trajectory.py").resolve()
 def run(tree: Path, arms: list[str] | None, steps: int) -> dict:
     """What `trajectory.py` finds with the code of a tree."""
     out = tree / "trajectory.json"
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        *(["--arms", *arms] if arms else []),
-        "--steps",
-        str(steps),
-        "--out",
-        str(out),
-    ]
-    done = subprocess.run(
-        command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True
-    )
+    command = [sys.executable, str(SCRIPT), "--steps", str(steps), "--out", str(out)]
+    if arms:
+        command += ["--arms", *arms]
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"error: the code in {tree.name} did not run to its end:\n{done.stderr[-2000:]}")
     return json.loads(out.read_text())
@@ -49,7 +42,8 @@ def difference(then: list[float], now: list[float]) -> str:
     gaps = [abs(one - other) for one, other in zip(then, now, strict=True)]
     if not any(gaps):
         return "same"
-    return f"{max(gaps):.0e} from {next(place for place, gap in enumerate(gaps, 1) if gap)}"
+    first = next(step for step, gap in enumerate(gaps, start=1) if gap)
+    return f"{max(gaps):.0e} from {first}"
 
 
 def main() -> None:
@@ -66,23 +60,42 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         trees = {commit: Path(folder, f"{number}") for number, commit in enumerate(found)}
         for commit, tree in trees.items():
-            tree.mkdir()
-            archive = subprocess.run(["git", "archive", commit], cwd=SCRIPT.parent.parent, capture_output=True)
-            if archive.returncode:
-                sys.exit(f"error: {commit} is no commit of this checkout: {archive.stderr.decode().strip()}")
-            subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+            unpack(commit, tree)
         for _ in range(args.rounds):
             for commit, tree in trees.items():
                 found[commit].append(run(tree, args.arms, args.steps))
     columns = ("loss", "grad_norm", "kl_ref", "kl_old", "reward")
     heads = [Column(name, no_wrap=True) for name in ("arm", *columns, "then", "now", "ratio")]
     table = Table(*heads, title=f"{args.then} and {args.now}; CPU seconds a step")
-    for arm in (name for name in found[args.now][0] if name != "made_with"):
-        then, now = found[args.then][0][arm], found[args.now][0][arm]
-        cells = [difference(then[name], now[name]) if name in then and name in now else "–" for name in columns]
-        costs = [statistics.median(one[arm]["cpu_seconds"][0] for one in rounds) for rounds in found.values()]
-        table.add_row(arm, *cells, *(f"{cost:.3f}" for cost in costs), f"{costs[1] / costs[0]:.2f}")
+    for arm in found[args.now][0]:
+        if arm == "made_with":
+            continue
+        then = found[args.then][0][arm]
+        now = found[args.now][0][arm]
+        cells = []
+        for name in columns:
+            if name in then and name in now:
+                cells.append(difference(then[name], now[name]))
+            else:
+                cells.append("–")
+        cost_then = median_cost(found[args.then], arm)
+        cost_now = median_cost(found[args.now], arm)
+        table.add_row(arm, *cells, f"{cost_then:.3f}", f"{cost_now:.3f}", f"{cost_now / cost_then:.2f}")
     Console().print(table)
+
+
+def unpack(commit: str, tree: Path) -> None:
+    """Write the files of a commit into a new folder."""
+    tree.mkdir()
+    archive = subprocess.run(["git", "archive", commit], cwd=SCRIPT.parent.parent, capture_output=True)
+    if archive.returncode:
+        sys.exit(f"error: {commit} is no commit of this checkout: {archive.stderr.decode().strip()}")
+    subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+
+
+def median_cost(rounds: list[dict], arm: str) -> float:
+    """Return the median CPU seconds of a step over the rounds."""
+    return statistics.median(found[arm]["cpu_seconds"][0] for found in rounds)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def installed() -> str | None:
 
 
 def newest_cpu_build(listing: str, minors: range) -> str | None:
-    """The first version for CPUs among those that `pip index versions` printed, the newest first."""
+    """Return the first version for CPUs among those that `pip index versions` printed, the newest first."""
     for build in listing.replace(",", " ").split():
         if build.endswith("+cpu") and is_admitted(build, minors):
             return build

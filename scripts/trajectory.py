@@ -51,16 +51,20 @@ def first_steps(arm: str, steps: int) -> dict[str, list[float]]:
         train(trainer, resume)
         seconds = (time.process_time() - begin) / steps
         rows = read_jsonl(Path(folder, "run", METRICS_FILE), METRICS)
-    found = {"loss": [row["loss"] for row in trainer.state.log_history if "loss" in row]}
-    found |= {name: [row[name] for row in rows] for name in COLUMNS if name in rows[0]}
-    return found | {"cpu_seconds": [seconds]}
+    columns = {name: [row[name] for row in rows] for name in COLUMNS if name in rows[0]}
+    return {
+        "loss": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        **columns,
+        "cpu_seconds": [seconds],
+    }
 
 
 def trajectories(arms: list[str], steps: int) -> dict[str, dict[str, list[float]]]:
     """[`first_steps`] of each arm, in a process of its own, so that nothing is left from the arm before."""
     context = multiprocessing.get_context("fork")
     with context.Pool(1, maxtasksperchild=1) as pool:
-        return dict(zip(arms, pool.starmap(first_steps, [(arm, steps) for arm in arms], chunksize=1), strict=True))
+        found = pool.starmap(first_steps, [(arm, steps) for arm in arms], chunksize=1)
+    return dict(zip(arms, found, strict=True))
 
 
 def made_with() -> dict[str, str]:
@@ -68,7 +72,8 @@ def made_with() -> dict[str, str]:
     cpu = Path("/proc/cpuinfo")
     vendor = re.search(r"vendor_id\s*:\s*(\S+)", cpu.read_text() if cpu.exists() else "")
     found = {name: version(name) for name in ("torch", "trl", "transformers", "peft")}  # of torch, with its build
-    return found | {"cpu": vendor[1] if vendor else "?"}
+    found["cpu"] = vendor[1] if vendor else "?"
+    return found
 
 
 def main() -> None:
@@ -81,10 +86,11 @@ def main() -> None:
     if args.out is None:
         print(json.dumps(found, indent=1))
         return
-    for columns in found.values():
-        columns.pop("cpu_seconds") if args.out.is_dir() else None
-    name = f"{CAPABILITY.lower()}-torch{torch.__version__.partition('+')[0]}.json"
-    file = args.out / name if args.out.is_dir() else args.out
+    file = args.out
+    if args.out.is_dir():
+        file = args.out / f"{CAPABILITY.lower()}-torch{torch.__version__.partition('+')[0]}.json"
+        for columns in found.values():
+            columns.pop("cpu_seconds")
     file.write_text(as_json({"made_with": made_with(), **found}))
 
 

@@ -23,7 +23,7 @@ def verdict(contrast: Contrast, hypothesis: str) -> str:
     """In a few words; H2 asks for more than a difference: one that matters."""
     if contrast.error != contrast.error:
         return "one base: no interval"
-    if not contrast.estimate.apart:
+    if not contrast.estimate.excludes_zero:
         return "equivalent" if contrast.equivalence(MATTERS) < ALPHA else "not told apart"
     word = "higher" if contrast.value > 0 else "lower"
     if hypothesis == H2 and abs(contrast.value) <= MATTERS:

@@ -19,7 +19,7 @@ from eval import drift, passk
 from eval.analysis import stability
 from eval.pages.drift import drift_series
 from eval.run_folder.reading import load_run, write_json
-from eval.run_folder.run import Run
+from eval.run_folder.run import RecordedRun
 from eval.samples.held_out import HeldOut
 from study.matrix import RunKey
 from study.runner import stopped
@@ -32,13 +32,13 @@ from trl_prorl.record.run_files import ELASTIC, RESET
 KS = ("1", "8")
 
 
-def is_collapsed(run: Run) -> bool:
+def is_collapsed(run: RecordedRun) -> bool:
     """
     Whether a run collapsed: it met numbers that are not finite; or the mean training reward of the last 10 % of its
     steps, at least 10, is below half of the best 10-step mean that it ever had; or that best is 0. A run of fewer than
     10 steps collapses at numbers that are not finite alone.
     """
-    verdict, smooth = stability.collapsed(run), stability.smoothed_reward(run)
+    verdict, smooth = stability.has_collapsed(run), stability.smoothed_reward(run)
     return bool(verdict) if verdict is not None else smooth is not None and float(smooth.max()) <= 0
 
 
@@ -49,7 +49,7 @@ def mean_reward(folder: Path, split: str, prompts: int, samples: int) -> float:
     return mean(held_out.task.reward_many(list(completions), [row for row in held_out.rows for _ in range(samples)]))
 
 
-def curve_rows(run: Run) -> list[dict]:
+def curve_rows(run: RecordedRun) -> list[dict]:
     """A row for each step. A reset stands at the first step that it acts on, the one after `step_applied`."""
     values = {name: run.measured(name) for name in CURVE_VALUES} | {"drift": drift_series(run, "kl_to_base")}
     steps = run.metrics["step"].astype(int)
@@ -74,7 +74,7 @@ def outcomes(passk: dict, of: str) -> tuple[dict[str, float], list[dict]]:
     return scores, prompt_rows(passk["n"], passk[of]["correct"], passk["greedy"][of]["correct"])
 
 
-def point_rows(run: Run, steps: int) -> list[dict]:
+def point_rows(run: RecordedRun, steps: int) -> list[dict]:
     """Every task at every checkpoint, at the base (step 0) and at the end."""
     return [
         {**measured, "task": task, "step": steps if point["step"] is None else point["step"]}

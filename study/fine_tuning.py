@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, set_seed
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from eval.samples.models import load_model
-from eval.samples.sampling import Drawing, for_sampling, sample
+from eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import RunError
 from trl_prorl.launch.recipe import RecipeParser, TaskArguments
@@ -63,13 +63,13 @@ def read_recipe(path: Path) -> Recipe:
 
 def draw(base: str, tokenizer, task: Task, rows: list[dict], longest: int) -> Drawn:
     """16 texts of the base for each question, at T = 1, of at most `longest` tokens."""
-    model, compact = for_sampling(load_model(base))
-    drawing = Drawing(temperature=TEMPERATURE, max_new_tokens=longest)
+    model, compact = prepare_for_sampling(load_model(base))
+    sampling = SamplingSettings(temperature=TEMPERATURE, max_new_tokens=longest)
     texts = []
     tokens = 0
     for start in range(0, len(rows), TOGETHER):
         together = rows[start : start + TOGETHER]
-        for of_question in sample(model, tokenizer, task, together, TEXTS, drawing, compact=compact):
+        for of_question in sample(model, tokenizer, task, together, TEXTS, sampling, compact=compact):
             texts.append([one.text for one in of_question])
             tokens += sum(len(one.ids) for one in of_question)
     return Drawn(texts, tokens)

@@ -8,7 +8,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eval.analysis.statistics import Estimate
-from eval.pages.curves import DPI
+from eval.pages.plotting import DPI
 from study.clamp import clamp, summary
 from study.cost import COST_FILE, relatives, rounds
 from study.differences import ELSE, MANY, MATTERS, SHARES, compared, differences, keeps, over_families, shares

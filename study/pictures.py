@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from eval.analysis.stability import SMOOTHING_STEPS
-from eval.pages.curves import LINE_STYLES, OTHER_COLOUR
+from eval.pages.plotting import LINE_STYLES, OTHER_COLOUR
 from study.matrix import Block
 from study.scores import finished
 from study.tables import Tables

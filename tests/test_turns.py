@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 
 from eval import drift
 from eval.passk import evaluate
-from eval.samples.sampling import Drawing, prompt_ids, sample
+from eval.samples.sampling import SamplingSettings, prompt_ids, sample
 from tasks import get_task
 from tasks.guess import Guess
 from trl_prorl.embedded.shipped import embedded_model
@@ -152,7 +152,7 @@ def test_held_out_games_have_the_tokens_of_training(made, tokenizer):
     task = get_task("guess", level=8)
     prompts = trainer.tokenize_prompts([row["prompt"] for row in rows])
     own = AutoTokenizer.from_pretrained(embedded_model())
-    drawn = sample(Scripted(say), own, task, rows, 2, Drawing(max_new_tokens=MOST))
+    drawn = sample(Scripted(say), own, task, rows, 2, SamplingSettings(max_new_tokens=MOST))
     assert prompt_ids(own, rows) == prompts == prompt_ids(tokenizer, rows)
     for place, (samples, (_, _, text)) in enumerate(zip(drawn, GAMES.values(), strict=True)):
         for one in samples:
@@ -183,7 +183,9 @@ def test_a_reply_that_fails_stops_training_and_evaluation_in_one_line(made, toke
     task = get_task("guess", level=8)
     with pytest.raises(RewardError, match=line):
         say = speaker(tokenizer, lambda *_: "4")
-        sample(Scripted(say), tokenizer, task, task.rows("train", 2).to_list(), 2, Drawing(max_new_tokens=MOST))
+        sample(
+            Scripted(say), tokenizer, task, task.rows("train", 2).to_list(), 2, SamplingSettings(max_new_tokens=MOST)
+        )
 
 
 @pytest.mark.parametrize("reply", ["guess > 4", "guess", "", " <|end|> "])
@@ -204,7 +206,9 @@ def test_a_model_that_bisects_always_wins_and_one_that_does_not_look_rarely(toke
     rows = get_task("guess", level=8).rows("test", 40).to_list()
     task = get_task("guess", level=8)
     for turns, least, most in ((bisect, 1.0, 1.0), (lambda name, place, text: "4", 0.0, 0.3)):
-        drawn = sample(Scripted(speaker(tokenizer, turns)), tokenizer, task, rows, 2, Drawing(max_new_tokens=MOST))
+        drawn = sample(
+            Scripted(speaker(tokenizer, turns)), tokenizer, task, rows, 2, SamplingSettings(max_new_tokens=MOST)
+        )
         share = sum(one.correct for samples in drawn for one in samples) / 80
         assert least <= share <= most
 
@@ -291,6 +295,6 @@ def test_what_knows_one_turn_refuses_games(monkeypatch):
     trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), environment_factories={None: object})
     with pytest.raises(InputError, match="^environment_factory: evaluate samples one turn"):
         evaluate(trainer, [], bool)
-    monkeypatch.setattr(drift, "held_outs", lambda *args: [SimpleNamespace(task=get_task("guess"))])
+    monkeypatch.setattr(drift, "held_out_tasks", lambda *args: [SimpleNamespace(task=get_task("guess"))])
     with pytest.raises(InputError, match="^task guess: drift compares every token"):
         drift.measure(None, SimpleNamespace(others=[]))

@@ -15,7 +15,7 @@ from eval.analysis.compare import pair_notes
 from eval.analysis.configurations import configuration_labels
 from eval.analysis.frame import Frame
 from eval.pages.arms import lead
-from eval.pages.curves import colour_of
+from eval.pages.plotting import colour_of
 from eval.pages.runs import learning_table
 from eval.run_folder.reading import load_run
 from trl_prorl import ProRLConfig

@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     sys.argv = [f"trl-prorl {name}", *arguments]
     package, _, module = COMMANDS[name][0].partition(".")
     if package == "eval":
-        import_module(".eval.command_lines", __package__).first_look(module)
+        import_module(".eval.command_lines", __package__).check_arguments(module)
     return import_module(f".{COMMANDS[name][0]}", __package__).main() or 0
 
 

@@ -24,9 +24,15 @@ from trl_prorl.interchange import UpdateInputs, write
 
 def shapes(rank, layers=28, hidden=1536, key_value=256, mlp=8960):
     """Shapes of every A and B, by name."""
-    linear = {"q_proj": (hidden, hidden), "k_proj": (hidden, key_value), "v_proj": (hidden, key_value)}
-    linear |= {"o_proj": (hidden, hidden), "gate_proj": (hidden, mlp), "up_proj": (hidden, mlp)}
-    linear |= {"down_proj": (mlp, hidden)}
+    linear = {
+        "q_proj": (hidden, hidden),
+        "k_proj": (hidden, key_value),
+        "v_proj": (hidden, key_value),
+        "o_proj": (hidden, hidden),
+        "gate_proj": (hidden, mlp),
+        "up_proj": (hidden, mlp),
+        "down_proj": (mlp, hidden),
+    }
     found = {}
     for layer in range(layers):
         for name, (wide, tall) in linear.items():
@@ -49,8 +55,13 @@ def main():
     live = {kind: {name: torch.rand(shape) for name, shape in sizes.items()} for kind in kinds}
     steps = {name: torch.tensor([100.0]) for name in sizes}
     group = {"lr": 1e-5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "decoupled": True}
-    values = {"names": list(sizes), "groups": [group | {"parameters": list(sizes)}]}
-    values |= {"clip_norm": 1.0, "grad_norm": 1.0, "update": 101}
+    values = {
+        "names": list(sizes),
+        "groups": [{**group, "parameters": list(sizes)}],
+        "clip_norm": 1.0,
+        "grad_norm": 1.0,
+        "update": 101,
+    }
     root = Path(tempfile.mkdtemp(dir=args.folder))
 
     def export(folder):
@@ -73,7 +84,8 @@ def main():
         return time.perf_counter() - began
 
     try:
-        pairs = [(seconds(export), seconds(plain)) for _ in range(args.repeats + 1)][1:]
+        pairs = [(seconds(export), seconds(plain)) for _ in range(args.repeats + 1)]
+        pairs = pairs[1:]  # the first warms up
     finally:
         shutil.rmtree(root)
     megabytes = sum(tensor.nbytes for kind in live.values() for tensor in kind.values()) / 1e6

@@ -24,13 +24,13 @@ VERIFIER = "verifier"
 
 
 def answer_of(row) -> str | None:
-    """The answer that the task found; samples of version 0.1.0 have none."""
+    """Return the answer that the task found; samples of version 0.1.0 have none."""
     answer = getattr(row, "answer", None)
     return answer if isinstance(answer, str) else None  # pandas has NaN for nothing
 
 
 def log_of(folder: Path) -> EvalLog:
-    """The log of the samples in a folder `RUN/samples/<model>-<settings>`; an epoch is a sample of a prompt."""
+    """Return the log of the samples in a folder `RUN/samples/<model>-<settings>`; an epoch is a sample of a prompt."""
     settings = json.loads((folder / "_settings.json").read_text())
     samples = pd.concat(map(pd.read_parquet, sorted(folder.glob("*.parquet"))), ignore_index=True)
     model = f"{folder.parents[1].name}/{folder.name.rpartition('-')[0]}"

@@ -84,12 +84,12 @@ class Boundary:
     @cached_property
     def rows(self) -> list[BoundaryRow]:
         """pass@k at each k."""
-        found = []
+        rows = []
         for k in self.ks:
             sides = [pass_at_k_per_prompt(counts, self.n, k) for counts in (self.base, self.trained)]
             measured = [Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides]
-            found.append(BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0])))
-        return found
+            rows.append(BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0])))
+        return rows
 
 
 def rate_limit(n: int) -> float:
@@ -105,8 +105,8 @@ def _fisher(base: int, trained: int, n: int) -> float:
 
 def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[PromptChange]]:
     """
-    Prompts newly solved and prompts lost, each in the order of prompts, with the evidence for each, from correct
-    samples of `n` on each side, shape (P,).
+    Return the prompts newly solved and prompts lost, each in the order of prompts, with the evidence for each, from
+    correct samples of `n` on each side, shape (P,).
 
     Holm's correction is over all prompts: those with no correct sample on one side were picked by the very counts that
     are tested, so correcting over them alone would find changes where there are none.
@@ -114,7 +114,9 @@ def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[Pro
 
     counts = list(zip(base, trained, strict=True))
     adjusted = holm([_fisher(b, t, n) for b, t in counts])
-    changes = [PromptChange(i, b, t, float(p)) for i, ((b, t), p) in enumerate(zip(counts, adjusted, strict=True))]
+    changes = []
+    for prompt, (b, t) in enumerate(counts):
+        changes.append(PromptChange(prompt, b, t, float(adjusted[prompt])))
     newly_solved = [change for change in changes if change.base == 0 < change.trained]
     lost = [change for change in changes if change.trained == 0 < change.base]
     return newly_solved, lost
@@ -130,14 +132,16 @@ def separable_from(n: int, prompts: int) -> int | None:
 
 def boundary(run_passk: dict) -> Boundary:
     """
-    The changes from base to trained, by the content of `passk.json` (or one of its `others`): `n`, and `correct`,
-    counts of P >= 2 prompts, under `base` and `trained`.
+    Return the changes from base to trained, by the content of `passk.json` (or one of its `others`): `n`, and
+    `correct`, counts of P >= 2 prompts, under `base` and `trained`.
 
     Raises:
         InputError: If a key is missing or the two sides have different prompts.
     """
     try:
-        n, base, trained = run_passk["n"], run_passk["base"]["correct"], run_passk["trained"]["correct"]
+        n = run_passk["n"]
+        base = run_passk["base"]["correct"]
+        trained = run_passk["trained"]["correct"]
     except KeyError as error:
         raise InputError(f"passk.json has no {error}; write it again with `trl-prorl passk`") from error
     if len(base) != len(trained) or len(base) < 2:

@@ -9,7 +9,7 @@ import numpy as np
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.configurations import seed_count, why_not_paired
-from trl_prorl.eval.analysis.frame import Arm, Frame, Row
+from trl_prorl.eval.analysis.frame import Frame, ReportArm, Row
 from trl_prorl.eval.analysis.passk import per_prompt
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
@@ -22,7 +22,7 @@ from trl_prorl.eval.analysis.statistics import (
     prompts_and_seeds,
     t_interval,
 )
-from trl_prorl.eval.run_folder.run import Run, require_passk
+from trl_prorl.eval.run_folder.run import RecordedRun, require_passk
 from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
@@ -31,7 +31,9 @@ COMPARED = ("plain", "control", "A")  # variants that every arm of their ground 
 SHARES = (0.8, 0.9)  # of A's score, that B is to keep at a lower step cost
 GREEDY = None  # in place of a k: the outcome is greedy decoding, right or wrong
 SAME_SCORE = 1e-12  # scores that differ by rounding alone are equal
-MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
+MET = "met"
+NOT_MET = "not met"
+UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ class Comparison:
         return "greedy" if self.k is GREEDY else f"pass@{self.k}"
 
     @property
-    def apart(self) -> bool:
-        """Whether the two sides are told apart: by the interval, and by the test."""
-        return self.difference.apart and self.p_value <= 0.05
+    def differs(self) -> bool:
+        """Whether the two sides differ: by the interval, and by the test."""
+        return self.difference.excludes_zero and self.p_value <= 0.05
 
     @property
     def detectable(self) -> float:
@@ -85,24 +87,36 @@ class Comparison:
         return detectable_difference(self.difference)
 
     def rule(self, share: float) -> tuple[str, str, str]:
-        """The success rule: score, step cost and both, each met, not met or undecided."""
+        """Return the success rule: score, step cost and both, each met, not met or undecided."""
         score = _at_least(self.share, share)
-        cost = {MET: NOT_MET, NOT_MET: MET}.get(_at_least(self.step_time, 1.0), UNDECIDED)
+        cost = _below(self.step_time, 1.0)
         if NOT_MET in (score, cost):
-            return score, cost, NOT_MET
-        return score, cost, MET if (score, cost) == (MET, MET) else UNDECIDED
+            both = NOT_MET
+        elif UNDECIDED in (score, cost):
+            both = UNDECIDED
+        else:
+            both = MET
+        return score, cost, both
 
 
 def _at_least(estimate: Estimate | None, threshold: float) -> str:
     """Met or not met if the whole interval is on one side of the threshold, else undecided."""
     if estimate is None:
         return UNDECIDED
-    return MET if estimate.low >= threshold else NOT_MET if estimate.high < threshold else UNDECIDED
+    if estimate.low >= threshold:
+        return MET
+    return NOT_MET if estimate.high < threshold else UNDECIDED
 
 
-def compare(a: Run, b: Run, k: int | None = 1) -> Comparison:
+def _below(estimate: Estimate | None, threshold: float) -> str:
+    """Met or not met if the whole interval is on one side of the threshold, else undecided."""
+    opposite = {MET: NOT_MET, NOT_MET: MET, UNDECIDED: UNDECIDED}
+    return opposite[_at_least(estimate, threshold)]
+
+
+def compare(a: RecordedRun, b: RecordedRun, k: int | None = 1) -> Comparison:
     """
-    The trained model of `a` less that of `b`, paired by prompt, for draws of `k`, or by greedy decoding.
+    Compare the trained model of `a` with that of `b`, paired by prompt, for draws of `k`, or by greedy decoding.
 
     Raises:
         InputError: If the runs cannot be paired, `k` exceeds the samples, or greedy decoding was not measured.
@@ -111,25 +125,25 @@ def compare(a: Run, b: Run, k: int | None = 1) -> Comparison:
     return _compare(a.name, b.name, [(first, second)], k)
 
 
-def has_greedy(run: Run) -> bool:
-    """Whether greedy decoding was measured, prompt by prompt."""
+def has_greedy(run: RecordedRun) -> bool:
+    """Return whether greedy decoding was measured, prompt by prompt."""
     return _greedy_verdicts(run) is not None
 
 
-def _greedy_verdicts(run: Run) -> list[int] | None:
-    """Of each prompt whether the trained model's greedy completion is right; `None` if that was not measured."""
+def _greedy_verdicts(run: RecordedRun) -> list[int] | None:
+    """Return for each prompt whether the trained model's greedy completion is right; `None` if not measured."""
     greedy = (run.passk or {}).get("greedy") or {}
     return (greedy.get("trained") or {}).get("correct")
 
 
-def _outcome_per_prompt(run: Run, k: int | None) -> np.ndarray:
+def _outcome_per_prompt(run: RecordedRun, k: int | None) -> np.ndarray:
     """pass@k, or greedy accuracy, of the trained model at each prompt, shape (P,)."""
     if k is GREEDY:
         return np.array(_greedy_verdicts(run), dtype=float)
     return per_prompt(run.passk, "trained", k)
 
 
-def pair_notes(a: Run, b: Run) -> list[str]:
+def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
     """What two runs differ in beside what they are compared for."""
     notes = [f"`{run.name}`: {run.variant} {run.without_reset}." for run in (a, b) if run.without_reset]
     if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
@@ -147,12 +161,12 @@ def pair_notes(a: Run, b: Run) -> list[str]:
     return [*notes, alone]
 
 
-def common_sizes(a: Run, b: Run) -> list[int]:
+def common_sizes(a: RecordedRun, b: RecordedRun) -> list[int]:
     """Every k that both runs were evaluated at; 1 always."""
     return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
 
 
-def compare_arms(first: Arm, second: Arm, k: int | None = 1, level: float = 0.95) -> Comparison:
+def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1, level: float = 0.95) -> Comparison:
     """
     Two arms by their evaluated runs, paired by seed and by prompt; `level` is the coverage of the difference's
     interval.
@@ -234,7 +248,7 @@ def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
     return Estimate(float(firsts.mean() / seconds.mean()), math.exp(low), math.exp(high))
 
 
-def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:
+def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:
     """
     These pairs of arms at every k, and by greedy decoding where any run has it, outcome by outcome, with Holm over the
     pairs of an outcome; and what was left out and why.
@@ -242,20 +256,21 @@ def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[Comparis
     outcomes: list[int | None] = list(ks)
     if any(has_greedy(run) for pair in pairs for arm in pair for run in arm.evaluated):
         outcomes.append(GREEDY)
-    rows, left = [], []
+    rows = []
+    skipped = []
     for k in outcomes:
-        found = []
+        comparisons = []
         for first, second in pairs:
             try:
-                found.append(compare_arms(first, second, k))
+                comparisons.append(compare_arms(first, second, k))
             except InputError as error:
-                left.append(f"{first.label} and {second.label} were not compared: {str(error).rstrip('.')}.")
-        adjusted = holm([each.p_value for each in found])
-        rows += [replace(each, adjusted=float(p)) for each, p in zip(found, adjusted, strict=True)]
-    return rows, list(dict.fromkeys(left))
+                skipped.append(f"{first.label} and {second.label} were not compared: {str(error).rstrip('.')}.")
+        adjusted = holm([each.p_value for each in comparisons])
+        rows += [replace(each, adjusted=float(p)) for each, p in zip(comparisons, adjusted, strict=True)]
+    return rows, list(dict.fromkeys(skipped))
 
 
-def all_pairs(runs: list[Run], ks: list[int]) -> tuple[list[Comparison], list[str]]:
+def compare_all_pairs(runs: list[RecordedRun], ks: list[int]) -> tuple[list[Comparison], list[str]]:
     """
     Every pair of arms at every k, and which pairs were left out and why.
 
@@ -265,10 +280,10 @@ def all_pairs(runs: list[Run], ks: list[int]) -> tuple[list[Comparison], list[st
     arms = Frame(runs).arms
     if len(arms) < 2:
         raise InputError(f"--runs: all {len(runs)} runs are one arm with different seeds; give runs of another arm")
-    rows, left = compared(list(combinations(arms, 2)), ks)
+    rows, skipped = compare_pairs(list(combinations(arms, 2)), ks)
     if not rows:
-        raise InputError(left[0])
-    return rows, left
+        raise InputError(skipped[0])
+    return rows, skipped
 
 
 @dataclass(frozen=True)
@@ -278,7 +293,7 @@ class Verdict:
 
     Attributes:
         title (`str`): The ground, "" if there is one.
-        best ([`Arm`]): The arm with the highest held-out pass@1, of several that share it the first.
+        best ([`ReportArm`]): The arm with the highest held-out pass@1, of several that share it the first.
         tied (`list[str]`): Labels of the others that share it.
         arms (`int`): Evaluated arms of its ground.
         seeds (`int`): Fewest seeds of an arm that is compared.
@@ -288,7 +303,7 @@ class Verdict:
     """
 
     title: str
-    best: Arm
+    best: ReportArm
     tied: list[str]
     arms: int
     seeds: int
@@ -296,15 +311,15 @@ class Verdict:
     differences: dict[str, Estimate | None]
 
 
-def score_of(arm: Arm) -> float:
+def score_of(arm: ReportArm) -> float:
     """Held-out pass@1 of the trained models, mean over the runs."""
     return float(np.mean([per_prompt(run.passk, "trained").mean() for run in arm.evaluated]))
 
 
 @lru_cache(maxsize=1)  # several sections ask, of one frame
 def verdicts(frame: Frame) -> list[Verdict]:
-    """The best arm of every ground with an evaluated run."""
-    found = []
+    """Return the best arm of every ground with an evaluated run."""
+    results = []
     for title, arms in frame.grounds.items():
         ranked = sorted((arm for arm in arms if arm.evaluated), key=score_of, reverse=True)
         if not ranked:
@@ -322,11 +337,11 @@ def verdicts(frame: Frame) -> list[Verdict]:
             except InputError:
                 differences[arm.label] = None
         seeds = min(seed_count(arm.evaluated) for arm in (best, *references))
-        found.append(Verdict(title, best, tied, len(ranked), seeds, level, differences))
-    return found
+        results.append(Verdict(title, best, tied, len(ranked), seeds, level, differences))
+    return results
 
 
-def against_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
+def compare_with_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
     """
     Every evaluated arm at k = 1, and by greedy decoding, against plain, the control and A of its ground, of several of
     a variant the one with the highest held-out pass@1; and which pairs were left out and why.
@@ -336,7 +351,9 @@ def against_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
         evaluated = [arm for arm in arms if arm.evaluated]
         for variant in COMPARED:
             reference = max((arm for arm in evaluated if arm.variant == variant), key=score_of, default=None)
-            for arm in evaluated if reference else []:
+            if reference is None:
+                continue
+            for arm in evaluated:
                 if arm.variant != variant:
                     pairs.setdefault(frozenset((arm.label, reference.label)), (arm, reference))
-    return compared(list(pairs.values()), [1])
+    return compare_pairs(list(pairs.values()), [1])

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from trl_prorl.descriptor import is_on
-from trl_prorl.eval.run_folder.run import MODEL, Run, base_family, require_passk
+from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, base_family, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
 from trl_prorl.variants import NEVER_RESET
 
@@ -22,8 +22,10 @@ VALIDATION_KEYS = frozenset(
     "num_generations_eval".split()
 )
 # The settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
-EFFECTIVE_WITH = {name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted}
-EFFECTIVE_WITH |= dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION)
+EFFECTIVE_WITH = {
+    **{name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted},
+    **dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION),
+}
 TASK = "task"
 # How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
 # model.
@@ -32,19 +34,29 @@ PROMPT_KEYS = ("task_options", "task_seed")  # of a run, which decide its prompt
 # The settings that have a short form, in the order of a name: of resets and growth, then the others; any other setting
 # is named `key=value`, after these.
 OURS = {name: key.label for name, key in KEYS.items() if key.label is not None}
+OF_RESETS_AND_GROWTH = {name: form for name, form in OURS.items() if name.startswith(("ref_reset", "elastic", "lora"))}
 SHORT_FORMS = {
-    **{TASK: "{}", MODEL: "{}", "optimizer_reset": "{}", "optimizer_reset_alpha": "{}"},
-    **{name: form for name, form in OURS.items() if name.startswith(("ref_reset", "elastic", "lora"))},
-    **{"beta": "β={}", **OURS, "learning_rate": "lr={}", "max_steps": "{} steps"},
+    TASK: "{}",
+    MODEL: "{}",
+    "optimizer_reset": "{}",
+    "optimizer_reset_alpha": "{}",
+    **OF_RESETS_AND_GROWTH,
+    "beta": "β={}",
+    **OURS,
+    "learning_rate": "lr={}",
+    "max_steps": "{} steps",
 }
 
 
 def matters(key: str, config: dict) -> bool:
-    """Whether a number of a run with this configuration depends on a key of it."""
-    return key not in REPETITION_KEYS and (key not in EFFECTIVE_WITH or EFFECTIVE_WITH[key].is_met(config.get))
+    """Return whether a number of a run with this configuration depends on a key of it."""
+    if key in REPETITION_KEYS:
+        return False
+    need = EFFECTIVE_WITH.get(key)
+    return need is None or need.is_met(config.get)
 
 
-def repetitions(runs: list[Run]) -> list[list[Run]]:
+def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     """
     Groups of runs of one variant and one configuration, seeds aside, that of an embedded base too, and keys on which
     no number depends; in given order.
@@ -57,30 +69,35 @@ def repetitions(runs: list[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def seed_count(group: list[Run]) -> int:
+def seed_count(group: list[RecordedRun]) -> int:
     """Different pairs of the base's seed and the training seed."""
     return len({run.repetition for run in group})
 
 
-def max_new_tokens(run: Run) -> int | None:
-    """Tokens after which a completion was cut: as evaluated, in older results the run's own, which was the default."""
+def max_new_tokens(run: RecordedRun) -> int | None:
+    """
+    Return the number of tokens after which a completion was cut: as evaluated, in older results the run's own, which
+    was the default.
+    """
     return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
 
 
-def why_not_paired(a: Run, b: Run) -> str | None:
+def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     """
-    Why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. The `prompt_ids` decide
-    where both evaluations have them, the settings of the evaluations where neither has.
+    Return why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. The `prompt_ids`
+    decide where both evaluations have them, the settings of the evaluations where neither has.
     """
-    first, second = require_passk(a), require_passk(b)
+    first = require_passk(a)
+    second = require_passk(b)
     cure = f"evaluate them alike: `trl-prorl passk --run {a.path} --run {b.path}`"
     for key, option in SAMPLING.items():
         values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
         if values[0] != values[1]:
             # Said outright, because the default is each run's own.
-            asked = f" {option} {max(values)}" if None not in values else ""
-            return f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{asked}`"
-    ids, other_ids = first.get("prompt_ids") or [], second.get("prompt_ids") or []
+            setting = f" {option} {max(values)}" if None not in values else ""
+            return f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{setting}`"
+    ids = first.get("prompt_ids") or []
+    other_ids = second.get("prompt_ids") or []
     if bool(ids) != bool(other_ids):
         return f"only '{a.name if ids else b.name}' has prompt_ids in passk.json, the other is older; {cure}"
     if ids != other_ids:
@@ -90,9 +107,9 @@ def why_not_paired(a: Run, b: Run) -> str | None:
             f"'{a.name}' ({len(ids)} prompts) and '{b.name}' ({len(other_ids)}) were not evaluated on the same "
             f"prompts{order} ({common} in common); {cure}"
         )
-    alike = all(first.get(key) == second.get(key) for key in ("split", "prompts", "task", "level"))
-    alike = alike and all((a.config.get(key) or None) == (b.config.get(key) or None) for key in PROMPT_KEYS)
-    if not ids and not alike:
+    evaluated_alike = all(first.get(key) == second.get(key) for key in ("split", "prompts", "task", "level"))
+    same_prompts = all((a.config.get(key) or None) == (b.config.get(key) or None) for key in PROMPT_KEYS)
+    if not ids and not (evaluated_alike and same_prompts):
         return (
             f"'{a.name}' and '{b.name}' were not evaluated on the same prompts in the same way (split, prompts, task, "
             f"level, task_options and task_seed decide); {cure}"
@@ -100,8 +117,8 @@ def why_not_paired(a: Run, b: Run) -> str | None:
     return None
 
 
-def value_of(run: Run, key: str) -> Any:
-    """The value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
+def value_of(run: RecordedRun, key: str) -> Any:
+    """Return the value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
     value = run.config.get(key) if matters(key, run.config) else None
     if not is_on(value):
         return None
@@ -109,7 +126,7 @@ def value_of(run: Run, key: str) -> Any:
 
 
 def setting(key: str, value: Any) -> str:
-    """One setting in its short form, or as `key=value`."""
+    """Return one setting in its short form, or as `key=value`."""
     if key == MODEL:
         value = str(value).rstrip("/").rsplit("/", 1)[-1]
     if isinstance(value, bool):
@@ -119,30 +136,38 @@ def setting(key: str, value: Any) -> str:
     return SHORT_FORMS[key].format(text) if key in SHORT_FORMS else f"{key}={text}"
 
 
-def _differing(runs: list[Run]) -> list[str]:
+def _differing(runs: list[RecordedRun]) -> list[str]:
     """Settings in which runs differ, those with a short form first."""
-    order, keys = list(SHORT_FORMS), {key for run in runs for key in run.config}
-    differing = (key for key in keys if len({repr(value_of(run, key)) for run in runs}) > 1)
-    return sorted(differing, key=lambda key: (order.index(key) if key in order else len(order), key))
+    order = {key: place for place, key in enumerate(SHORT_FORMS)}
+    keys = {key for run in runs for key in run.config}
+    differing = [key for key in keys if len({repr(value_of(run, key)) for run in runs}) > 1]
+    return sorted(differing, key=lambda key: (order.get(key, len(order)), key))
 
 
-def configuration_labels(groups: list[list[Run]]) -> list[str]:
+def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
     """
-    A short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings that
-    differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
+    Return a short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings
+    that differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
     """
-    labels, first = [], [group[0] for group in groups]
+    labels = []
+    first = [group[0] for group in groups]
     for run, group in zip(first, groups, strict=True):
         same = [other for other in first if other.variant == run.variant]
         keys = _differing(same)
         if TASK in keys:  # whatever goes with the task is said by its name
-            keys = [TASK, *_differing([other for other in same if value_of(other, TASK) == value_of(run, TASK)])]
-        named = [setting(key, value) for key in keys if (value := value_of(run, key)) is not None]
-        never = ["(never reset)"] * all(each.without_reset == NEVER_RESET for each in group)
-        labels.append(" ".join([run.variant, *named, *never]))
-    counts, twice = Counter(), Counter(labels)
+            same_task = [other for other in same if value_of(other, TASK) == value_of(run, TASK)]
+            keys = [TASK, *_differing(same_task)]
+        words = [run.variant]
+        for key in keys:
+            value = value_of(run, key)
+            if value is not None:
+                words.append(setting(key, value))
+        if all(each.without_reset == NEVER_RESET for each in group):
+            words.append("(never reset)")
+        labels.append(" ".join(words))
+    counts = Counter()
     for place, label in enumerate(labels):
         counts[label] += 1
-        if twice[label] > 1 and counts[label] > 1:
+        if counts[label] > 1:
             labels[place] = f"{label} ({counts[label]})"
     return labels

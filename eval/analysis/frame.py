@@ -19,33 +19,43 @@ from trl_prorl.eval.analysis.configurations import (
 from trl_prorl.eval.analysis.passk import SIDES, gain, largest_k, per_prompt, score
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
 from trl_prorl.eval.analysis.timing import Timing
-from trl_prorl.eval.run_folder.run import GROUND, MODEL, Run
+from trl_prorl.eval.run_folder.run import GROUND, MODEL, RecordedRun
 from trl_prorl.variants import VARIANTS
 
 
-def mean_step_seconds(run: Run) -> float | None:
+def mean_step_seconds(run: RecordedRun) -> float | None:
     """
-    Mean seconds of an optimizer step, validation included: the one to compare where only some steps generate, and
-    where a reset waits for a validation that other runs do without.
+    Return the mean seconds of an optimizer step, validation included: the one to compare where only some steps
+    generate, and where a reset waits for a validation that other runs do without.
     """
     seconds = run.measured("time_step")
-    return None if seconds is None else float(seconds.mean()) + (run.total("time_eval") or 0.0) / len(seconds)
+    if seconds is None:
+        return None
+    validation = run.total("time_eval") or 0.0
+    return float(seconds.mean()) + validation / len(seconds)
 
 
-def throughput(run: Run) -> float | None:
+def throughput(run: RecordedRun) -> float | None:
     """Completion tokens in the loss, in every pass, over the seconds of the steps; `None` if not measured."""
-    speed, seconds = run.measured("tokens_per_second"), run.measured("time_step")
-    return None if speed is None or seconds is None else float((speed * seconds).sum() / seconds.sum())
+    speed = run.measured("tokens_per_second")
+    seconds = run.measured("time_step")
+    if speed is None or seconds is None:
+        return None
+    return float((speed * seconds).sum() / seconds.sum())
 
 
-def reference_share(run: Run) -> float | None:
-    """Seconds spent scoring with the reference over all seconds, in [0, 1]."""
-    reference, step = run.stage_total("ref"), run.total("time_step")
+def reference_share(run: RecordedRun) -> float | None:
+    """Return the seconds spent scoring with the reference over all seconds, in [0, 1]."""
+    reference = run.stage_total("ref")
+    step = run.total("time_step")
     return None if reference is None or not step else reference / step
 
 
 def stage_seconds(row: "Row", stage: str) -> float | None:
-    """Mean seconds a step of one stage (`rollout`, `old`, `ref`, `update`); `None` where the run has no step time."""
+    """
+    Return the mean seconds a step of one stage (`rollout`, `old`, `ref`, `update`); `None` where the run has no step
+    time.
+    """
     seconds = row.run.stage_total(stage)
     steps = row.run.measured("time_step")
     if not row.timed or seconds is None or steps is None:
@@ -53,7 +63,7 @@ def stage_seconds(row: "Row", stage: str) -> float | None:
     return seconds / len(steps)
 
 
-def peak_memory(run: Run) -> float | None:
+def peak_memory(run: RecordedRun) -> float | None:
     """Largest allocation on the GPU in any step, in GiB."""
     values = run.measured("peak_memory_gib")
     return None if values is None else float(values.max())
@@ -67,7 +77,7 @@ class Row:
     They count as not measured where the run trained beside another one of the report.
     """
 
-    def __init__(self, run: Run, runs: list[Run], timing: Timing):
+    def __init__(self, run: RecordedRun, runs: list[RecordedRun], timing: Timing):
         self.run = run
         self.base, self.trained = (score(run, side, 1) for side in SIDES)
         self.gain = gain(run.passk, 1) if run.passk else None
@@ -81,21 +91,24 @@ class Row:
         self.reference_share = reference_share(run)
         controls = (other for other in runs if other.variant == "control")
         self.control = max(controls, key=self._agreement, default=None)
-        same = self.control and self._agreement(self.control)[:2] == (True, True)
-        self.own_control = self.control if same else None
+        self.own_control = None
+        if self.control and self._agreement(self.control)[:2] == (True, True):
+            self.own_control = self.control
         self.over_control = None
         if self.seconds and self.control and timing.alone(self.control):
             of_control = mean_step_seconds(self.control)
             self.over_control = self.seconds / of_control if of_control else None
 
-    def _agreement(self, control: Run) -> tuple[bool, bool, bool]:
-        """Of ground, of seeds of base and training, of `beta`; the first that agrees most is the nearest."""
+    def _agreement(self, control: RecordedRun) -> tuple[bool, bool, bool]:
+        """
+        Return whether it agrees in ground, in seeds of base and training, and in `beta`; the largest is the nearest.
+        """
         same_beta = control.config.get("beta") == self.run.config.get("beta")
         return control.ground == self.run.ground, control.repetition == self.run.repetition, same_beta
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class ReportArm:
     """
     Runs that differ in seeds alone, under a label that no other arm of the report has; `place` is its place among the
     arms of its colour.
@@ -106,11 +119,11 @@ class Arm:
     place: int = 0
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RecordedRun]:
         return [row.run for row in self.rows]
 
     @property
-    def evaluated(self) -> list[Run]:
+    def evaluated(self) -> list[RecordedRun]:
         return [run for run in self.runs if run.passk]
 
     @property
@@ -126,24 +139,28 @@ class Arm:
         return self.label if self.seeds == 1 else f"{self.label}, {self.seeds} seeds"
 
     def series(self, key: str) -> list[pd.Series]:
-        """One metric of each run that measured it."""
-        return [values for run in self.runs if (values := run.measured(key)) is not None]
+        """Return one metric of each run that measured it."""
+        series = [run.measured(key) for run in self.runs]
+        return [values for values in series if values is not None]
 
     def values(self, measure: Callable[[Row], float | None]) -> list[float]:
-        """A number of each run that has it."""
-        return [value for row in self.rows if (value := measure(row)) is not None]
+        """Return a number of each run that has it."""
+        values = [measure(row) for row in self.rows]
+        return [value for value in values if value is not None]
 
     @cached_property
     def same_prompts(self) -> bool:
         return all(why_not_paired(self.evaluated[0], run) is None for run in self.evaluated)
 
     def estimate(
-        self, values_of: Callable[[Run], np.ndarray], least: float = 0.0, level: float = 0.95
+        self, values_of: Callable[[RecordedRun], np.ndarray], least: float = 0.0, level: float = 0.95
     ) -> Estimate | None:
-        """A score, whose value at each prompt is at least `least`, with its interval over prompts and seeds."""
-        found = prompts_and_seeds([values_of(run) for run in self.evaluated], self.same_prompts, least, level)
+        """Return a score, whose value at each prompt is at least `least`, with its interval over prompts and seeds."""
+        estimate = prompts_and_seeds([values_of(run) for run in self.evaluated], self.same_prompts, least, level)
+        if estimate is None:
+            return None
         # A t-interval of two shares may leave the range they can take.
-        return found and Estimate(*np.clip(found, least, 1.0).tolist())
+        return Estimate(*np.clip(estimate, least, 1.0).tolist())
 
     @cached_property
     def sides(self) -> dict[str, Estimate | None]:
@@ -168,34 +185,45 @@ class Frame:
     runs.
     """
 
-    def __init__(self, runs: list[Run]):
+    def __init__(self, runs: list[RecordedRun]):
         self.runs = runs
         self.timing = Timing(runs)
         self.rows = [Row(run, runs, self.timing) for run in runs]
-        of, groups, counts = {id(row.run): row for row in self.rows}, repetitions(runs), Counter()
+        row_of = {id(row.run): row for row in self.rows}
+        groups = repetitions(runs)
+        counts = Counter()
         self.arms = []
         for label, group in zip(configuration_labels(groups), groups, strict=True):
             colour = group[0].variant if group[0].variant in VARIANTS else None
-            self.arms.append(Arm(label, [of[id(run)] for run in group], counts[colour]))
+            rows = [row_of[id(run)] for run in group]
+            self.arms.append(ReportArm(label, rows, counts[colour]))
             counts[colour] += 1
 
     @cached_property
-    def grounds(self) -> dict[str, list[Arm]]:
+    def grounds(self) -> dict[str, list[ReportArm]]:
         """The arms of every ground, by its title: its task, and what else sets it apart from most; "" if it is one."""
         first = [arm.runs[0] for arm in self.arms]
-        keys = [key for key in GROUND if len({repr(run.config.get(key) or None) for run in first}) > 1]
+        keys = []
+        for key in GROUND:
+            values = {repr(run.config.get(key) or None) for run in first}
+            if len(values) > 1:
+                keys.append(key)
         if len({run.base[0] for run in first}) > 1 and TASK not in keys:
             keys.append(MODEL)
-        usual = {key: Counter(repr(run.config.get(key)) for run in first).most_common(1)[0][0] for key in keys}
-        titles, found = {}, {}
+        usual = {}
+        for key in keys:
+            counts = Counter(repr(run.config.get(key)) for run in first)
+            usual[key] = counts.most_common(1)[0][0]
+        titles = {}
+        grounds = {}
         for arm, run in zip(self.arms, first, strict=True):
             if run.ground not in titles:
-                named = (key for key in keys if run.config.get(key))
-                title = ", ".join(
-                    setting(key, run.config[key])
-                    for key in named
-                    if key == TASK or repr(run.config[key]) != usual[key]
-                )
-                titles[run.ground] = title if title not in found else f"{title} ({len(found) + 1})"
-            found.setdefault(titles[run.ground], []).append(arm)
-        return found
+                words = []
+                for key in keys:
+                    value = run.config.get(key)
+                    if value and (key == TASK or repr(value) != usual[key]):
+                        words.append(setting(key, value))
+                title = ", ".join(words)
+                titles[run.ground] = title if title not in grounds else f"{title} ({len(grounds) + 1})"
+            grounds.setdefault(titles[run.ground], []).append(arm)
+        return grounds

@@ -22,7 +22,7 @@ class TokenDrift(NamedTuple):
 
 def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: float = 1.0) -> TokenDrift:
     r"""
-    The differences between a policy and base at every token, from logits of shape (..., V), both divided by the
+    Return the differences between a policy and base at every token, from logits of shape (..., V), both divided by the
     temperature as in sampling; of shape (...).
 
     \\( \mathrm{KL}(\pi\|\pi_0) = \sum_a \pi(a) (\log\pi(a) - \log\pi_0(a)) \\), exact, no estimate from the sampled
@@ -30,19 +30,20 @@ def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: fl
     """
     logps = torch.log_softmax(logits.float() / temperature, dim=-1)
     base_logps = torch.log_softmax(base_logits.float() / temperature, dim=-1)
-    # Tokens that cannot be sampled add nothing; with logits of −∞ the products would be NaN.
-    probabilities, base_probabilities = logps.exp(), base_logps.exp()
-    possible, base_possible = probabilities > 0, base_probabilities > 0
-
-    def expected(values, probabilities, possible):
-        return torch.where(possible, probabilities * values, 0.0).sum(-1)
-
+    # Tokens that cannot be sampled add nothing to a mean; with logits of −∞ the products would be NaN.
+    probabilities = logps.exp()
+    base_probabilities = base_logps.exp()
     return TokenDrift(
-        kl_to_base=expected(logps - base_logps, probabilities, possible),
+        kl_to_base=_expected(logps - base_logps, probabilities),
         token_agreement=(logits.argmax(-1) == base_logits.argmax(-1)).float(),
-        entropy=-expected(logps, probabilities, possible),
-        base_entropy=-expected(base_logps, base_probabilities, base_possible),
+        entropy=-_expected(logps, probabilities),
+        base_entropy=-_expected(base_logps, base_probabilities),
     )
+
+
+def _expected(values: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """Return the mean over the vocabulary, the last axis, of values of tokens that can be sampled."""
+    return torch.where(probabilities > 0, probabilities * values, 0.0).sum(-1)
 
 
 def model_drift(sums: np.ndarray) -> dict[str, float]:
@@ -73,7 +74,9 @@ def compression_ratio(texts: Sequence[str]) -> float:
 
 
 def real_text(size: int) -> str:
-    """The first `size` characters of Python's own documentation, as `help()` shows it: English at hand anywhere."""
+    """
+    Return the first `size` characters of Python's own documentation, as `help()` shows it: English at hand anywhere.
+    """
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))[:size]
@@ -85,7 +88,7 @@ TOKEN_LENGTH = 2.0  # characters of the text to a token; a token of a vocabulary
 
 def knows_words_of(tokenizer, text: str) -> bool:
     """
-    Whether a vocabulary has words of a language, or parts of them, to judge by a text in it.
+    Return whether a vocabulary has words of a language, or parts of them, to judge by a text in it.
 
     It has none where letters of the text are lost, as unknown tokens, or where a token is hardly longer than a
     character, as with a vocabulary of bytes or digits.
@@ -100,7 +103,7 @@ def knows_words_of(tokenizer, text: str) -> bool:
 
 
 def _letters(text: str) -> Counter[str]:
-    """How often a text has each letter, upper or lower."""
+    """Return how often a text has each letter, upper or lower."""
     return Counter(character.casefold() for character in text if character.isalpha())
 
 
@@ -112,7 +115,8 @@ def perplexity(model, ids: Sequence[int], window: int = 256) -> float:
     left out, unless it is the only one.
     """
     size = min(window, len(ids))
-    device, losses = next(model.parameters()).device, []
+    device = next(model.parameters()).device
+    losses = []
     for start in range(0, len(ids) - size + 1, size):
         part = torch.tensor([ids[start : start + size]], device=device)
         logps = torch.log_softmax(model(input_ids=part).logits[0, :-1].float(), dim=-1)

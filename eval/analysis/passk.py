@@ -14,7 +14,7 @@ from trl_prorl.eval.analysis.statistics import (
     pass_at_k_per_prompt,
     summarise_counts,
 )
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 SIDES = ("base", "trained")
@@ -45,8 +45,10 @@ def by_task_and_level(sides: dict[str, pd.DataFrame], ks: list[int]) -> list[dic
     pass@k of every task and level among the prompts, where there is more than one and each has at least two prompts.
     """
     groups = list(dict.fromkeys(zip(sides["base"]["task"], sides["base"]["level"], strict=True)))
+    if len(groups) < 2:
+        return []
     result = []
-    for task, level in groups if len(groups) > 1 else []:
+    for task, level in groups:
         parts = {
             side: samples[(samples["task"] == task) & (samples["level"] == level)] for side, samples in sides.items()
         }
@@ -69,16 +71,18 @@ def greedy_side(samples: pd.DataFrame) -> dict:
 
 def summary_score(summary: dict, k: int) -> Estimate | None:
     """pass@k with its interval, as a summary has them; `None` if it has no such k."""
-    return Estimate(summary[f"pass@{k}"], *summary[f"interval@{k}"]) if f"pass@{k}" in summary else None
+    if f"pass@{k}" not in summary:
+        return None
+    return Estimate(summary[f"pass@{k}"], *summary[f"interval@{k}"])
 
 
-def score(run: Run, side: str, k: int) -> Estimate | None:
+def score(run: RecordedRun, side: str, k: int) -> Estimate | None:
     """Held-out pass@k of one side (`base` or `trained`) with its interval; `None` if not evaluated."""
     return summary_score((run.passk or {}).get(side, {}), k)
 
 
-def largest_k(run: Run) -> int | None:
-    """The largest k of the held-out evaluation; `None` if the run was not evaluated."""
+def largest_k(run: RecordedRun) -> int | None:
+    """Return the largest k of the held-out evaluation; `None` if the run was not evaluated."""
     return max(run.passk["k"]) if run.passk else None
 
 
@@ -96,10 +100,13 @@ def gain(result: dict, k: int) -> Estimate:
 
 def draw_sizes(n: int, evaluated=()) -> list[int]:
     """Powers of two up to `n`, `n` itself and the evaluated sizes, ascending."""
-    return sorted({1 << power for power in range(n.bit_length())} | {n} | {k for k in evaluated if 1 <= k <= n})
+    sizes = {1 << power for power in range(n.bit_length())}
+    sizes.add(n)
+    sizes.update(k for k in evaluated if 1 <= k <= n)
+    return sorted(sizes)
 
 
-def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
+def k_curve(run: RecordedRun, side: str, interval: bool = True) -> pd.DataFrame:
     """
     pass@k of one side (`base` or `trained`) of an evaluated run, from the counts of correct samples: `mean`, `low` and
     `high`, indexed by k = 1, 2, 4 … n. The ends are a bootstrap over prompts, NaN without `interval`.
@@ -112,9 +119,10 @@ def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def checkpoint_curve(run: Run, k: int) -> pd.DataFrame | None:
+def checkpoint_curve(run: RecordedRun, k: int) -> pd.DataFrame | None:
     """Held-out pass@k over optimizer steps, base at 0, with its interval over prompts; `None` without checkpoints."""
-    points = {point["step"]: point for point in (run.passk or {}).get("checkpoints") or [] if f"pass@{k}" in point}
+    checkpoints = (run.passk or {}).get("checkpoints") or []
+    points = {point["step"]: point for point in checkpoints if f"pass@{k}" in point}
     if not points:
         return None
     points[0] = run.passk["base"]
@@ -122,46 +130,53 @@ def checkpoint_curve(run: Run, k: int) -> pd.DataFrame | None:
     return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"]).sort_index()
 
 
-def checkpoint_ks(runs: list[Run]) -> list[int]:
-    """The smallest and the largest k of the runs with checkpoints."""
-    ks = {k for run in runs if (run.passk or {}).get("checkpoints") for k in run.passk["k"]}
+def checkpoint_ks(runs: list[RecordedRun]) -> list[int]:
+    """Return the smallest and the largest k of the runs with checkpoints."""
+    ks = set()
+    for run in runs:
+        if run.passk and run.passk.get("checkpoints"):
+            ks.update(run.passk["k"])
     return sorted({min(ks), max(ks)}) if ks else []
 
 
-def to_complete(earlier: dict, asked: dict, path: Path) -> dict:
+def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
     """
-    The earlier result, at `path`, if it is of the same evaluation as the settings that are asked for; [`completed`]
-    goes on with it.
+    Return the earlier result, at `path`, if it is of the same evaluation as these settings; [`complete_result`] then
+    adds to it.
 
     Raises:
         InputError: If it is of another one, which would be lost.
     """
-    differing = [key for key, value in asked.items() if key not in earlier or earlier[key] != value]
+    differing = [key for key, value in settings.items() if key not in earlier or earlier[key] != value]
     if differing:
         named = (key for key in differing if key != "prompt_ids")
-        settings = ", ".join(f"{key} {earlier.get(key, 'not recorded')} (asked: {asked[key]})" for key in named)
+        what = ", ".join(f"{key} {earlier.get(key, 'not recorded')} (asked: {settings[key]})" for key in named)
         raise InputError(
-            f"'{path}' holds another evaluation: {settings or 'other prompts'}; ask for the same to complete it, or "
+            f"'{path}' holds another evaluation: {what or 'other prompts'}; ask for the same to complete it, or "
             "give --replace to lose it"
         )
     return earlier
 
 
-def completed(earlier: dict, result: dict) -> dict | None:
+def complete_result(earlier: dict, result: dict) -> dict | None:
     """
-    The new content of `passk.json`, whose `k` holds the earlier one's, with the parts that only the earlier one has;
-    `None` if the earlier one is of other weights.
+    Return the new content of `passk.json`, whose `k` holds the earlier one's, with the parts that only the earlier one
+    has; `None` if the earlier one is of other weights.
     """
     if earlier.get("step") != result["step"]:
         return None
     if any(earlier[side]["correct"] != result[side]["correct"] for side in SIDES):
         return None
-    result, ks = dict(result), result["k"]
+    ks = result["k"]
+    result = dict(result)
     if "greedy" in earlier:
         result.setdefault("greedy", earlier["greedy"])
     if "checkpoints" in earlier or "checkpoints" in result:
-        points = {point["step"]: _with_ks(point, result["n"], ks) for point in earlier.get("checkpoints", [])}
-        points |= {point["step"]: point for point in result.get("checkpoints", [])}
+        points = {}
+        for point in earlier.get("checkpoints", []):
+            points[point["step"]] = _with_ks(point, result["n"], ks)
+        for point in result.get("checkpoints", []):
+            points[point["step"]] = point
         result["checkpoints"] = [points[step] for step in sorted(points)]
     if "others" in earlier or "others" in result:
         kept = {name: _other_with_ks(other, ks) for name, other in earlier.get("others", {}).items()}
@@ -170,7 +185,7 @@ def completed(earlier: dict, result: dict) -> dict | None:
 
 
 def _with_ks(summary: dict, n: int, ks: list[int]) -> dict:
-    """A summary with pass@k for every k, from its counts."""
+    """Return a summary with pass@k for every k, from its counts."""
     return {**summary, **summarise_counts(summary["correct"], n, ks)}
 
 

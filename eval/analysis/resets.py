@@ -8,7 +8,8 @@ from scipy.stats import CensoredData, ecdf
 from trl_prorl.eval.analysis.stability import LAST_SHARE
 
 
-BEFORE, AFTER = 10, 5  # steps of the level before a reset, and of the running mean after it
+BEFORE = 10  # steps of the level before a reset
+AFTER = 5  # steps of the running mean after it
 WINDOW = 20  # steps of a mean
 LEAST_GAIN = 0.02  # reward: the smallest improvement that counts as one
 
@@ -49,11 +50,12 @@ def reset_responses(
             not measured.
         resets (`list[int]`): Optimizer steps done at each reset: it lies between that step and the next.
     """
-    measured = ~np.isnan(np.asarray(reward, float))
-    steps, reward = np.asarray(steps)[measured], np.asarray(reward, float)[measured]
+    steps, reward = _measured(steps, reward)
     edges = sorted(set(resets))
     responses = []
-    for previous, reset, following in zip([-np.inf, *edges], edges, [*edges[1:], np.inf], strict=False):
+    before_each = [-np.inf, *edges[:-1]]
+    after_each = [*edges[1:], np.inf]
+    for previous, reset, following in zip(before_each, edges, after_each, strict=False):
         level = reward[(steps > max(previous, reset - before)) & (steps <= reset)]
         watched = reward[(steps > reset) & (steps <= following)]
         if not len(level) or len(watched) < after:
@@ -75,8 +77,8 @@ def reset_responses(
 
 def median_reconvergence(responses: list[Response]) -> float | None:
     """
-    Median of the steps to reconverge, by Kaplan and Meier: where the reward was not back, all that is known is that it
-    took longer. Infinity if fewer than half are known to have come back; `None` without a reset.
+    Return the median of the steps to reconverge, by Kaplan and Meier: where the reward was not back, all that is known
+    is that it took longer. Infinity if fewer than half are known to have come back; `None` without a reset.
     """
     if not responses:
         return None
@@ -90,30 +92,36 @@ def median_reconvergence(responses: list[Response]) -> float | None:
 
 
 def mean_dip(responses: list[Response]) -> float | None:
-    """Mean dip over the resets; `None` without any."""
+    """Return the mean dip over the resets; `None` without any."""
     return float(np.mean([response.dip for response in responses])) if responses else None
+
+
+def _measured(steps: np.ndarray, reward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Leave out the steps at which no reward was measured."""
+    reward = np.asarray(reward, float)
+    measured = ~np.isnan(reward)
+    return np.asarray(steps)[measured], reward[measured]
 
 
 def _means(steps: np.ndarray, reward: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
     """Means over whole windows of measured steps, and the step at which each ends."""
-    measured = ~np.isnan(np.asarray(reward, float))
-    steps, reward = np.asarray(steps)[measured], np.asarray(reward, float)[measured]
+    steps, reward = _measured(steps, reward)
     if len(reward) < window:
         return np.array([], int), np.array([])
     return steps[window - 1 :], np.lib.stride_tricks.sliding_window_view(reward, window).mean(axis=1)
 
 
 def _last(steps: np.ndarray, reward: np.ndarray, window: int) -> np.ndarray:
-    """The measured steps of the last 10 % of a run, at least `window`."""
-    measured = np.asarray(steps)[~np.isnan(np.asarray(reward, float))]
+    """Return the measured steps of the last 10 % of a run, at least `window`."""
+    measured, _ = _measured(steps, reward)
     return measured[-max(window, round(LAST_SHARE * len(measured))) :]
 
 
 def stalled_at(steps: np.ndarray, reward: np.ndarray, window: int = WINDOW, least: float = LEAST_GAIN) -> int | None:
     """
-    The step at which a run has stalled: the first at which the mean reward of the last `window` steps is so high that
-    no later mean over as many steps exceeds it by more than `least`. `None` if the run went on improving until its
-    last 10 % (at least `window` steps), after which nothing could be told.
+    Return the step at which a run has stalled: the first at which the mean reward of the last `window` steps is so
+    high that no later mean over as many steps exceeds it by more than `least`. `None` if the run went on improving
+    until its last 10 % (at least `window` steps), after which nothing could be told.
 
     Args:
         steps, reward (`np.ndarray`): As for [`reset_responses`].
@@ -150,9 +158,9 @@ def gain_after_clamp(
     least: float = LEAST_GAIN,
 ) -> float | None:
     """
-    The gain of an arm since its control stalled: [`gain_since`] the step [`stalled_at`] of the control of the same
-    base and training seed, `None` if that did not stall. By the definition of the stall it is hardly more than `least`
-    for the control itself.
+    Return the gain of an arm since its control stalled: [`gain_since`] the step [`stalled_at`] of the control of the
+    same base and training seed, `None` if that did not stall. By the definition of the stall it is hardly more than
+    `least` for the control itself.
     """
     since = stalled_at(control_steps, control_reward, window, least)
     return None if since is None else gain_since(steps, reward, since, window)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.guards.collapse import COLLAPSE_SHARE, LAST_SHARE, SMOOTHING_STEPS, end_by_best
 from trl_prorl.variants import VARIANTS
 
@@ -16,13 +16,19 @@ LEAST_NEIGHBOURS = 5
 
 
 def first_mean(values: pd.Series | None) -> float | None:
-    """Mean of the first 5 % of the measured steps, at least one."""
-    return None if values is None else float(values.iloc[: max(1, round(FIRST_SHARE * len(values)))].mean())
+    """Return the mean of the first 5 % of the measured steps, at least one."""
+    if values is None:
+        return None
+    count = max(1, round(FIRST_SHARE * len(values)))
+    return float(values.iloc[:count].mean())
 
 
 def last_mean(values: pd.Series | None) -> float | None:
-    """Mean of the last 10 % of the measured steps, at least one."""
-    return None if values is None else float(values.iloc[-max(1, round(LAST_SHARE * len(values))) :].mean())
+    """Return the mean of the last 10 % of the measured steps, at least one."""
+    if values is None:
+        return None
+    count = max(1, round(LAST_SHARE * len(values)))
+    return float(values.iloc[-count:].mean())
 
 
 def running_mean(values: pd.Series) -> pd.Series:
@@ -44,9 +50,12 @@ def band(series: list[pd.Series]) -> pd.DataFrame:
     Beyond the end of the shortest only the survivors would be left, and their mean would jump.
     """
     steps = np.unique(np.concatenate([one.index for one in series]))
-    steps = steps[(steps >= max(one.index[0] for one in series)) & (steps <= min(one.index[-1] for one in series))]
+    first = max(one.index[0] for one in series)
+    last = min(one.index[-1] for one in series)
+    steps = steps[(steps >= first) & (steps <= last)]
     values = np.array([np.interp(steps, one.index, one) for one in series])
-    return pd.DataFrame({"mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)}, steps)
+    columns = {"mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)}
+    return pd.DataFrame(columns, index=steps)
 
 
 @dataclass(frozen=True)
@@ -85,8 +94,8 @@ class Spikes:
 
 def neighbour_medians(values: np.ndarray, neighbours: int = NEIGHBOURS) -> np.ndarray:
     """
-    Median of the values around each, itself left out, shape (T,), from one value per step, NaN where not measured; NaN
-    with fewer than 5 neighbours.
+    Return the median of the values around each, itself left out, shape (T,), from one value per step, NaN where not
+    measured; NaN with fewer than 5 neighbours.
 
     Values on both sides count, so that a metric that grows fast, or that starts again at 0 after a reset, makes no
     spike of its own; values of 0 and below and NaN do not, because the KL to the sampling policy is exactly 0 in the
@@ -113,9 +122,11 @@ def find_spikes(values: np.ndarray, rule: SpikeRule) -> Spikes:
         return Spikes(np.array([], int), np.array([]))
     medians = neighbour_medians(values)
     known = np.flatnonzero(~np.isnan(medians) & (values > 0))
-    values_known, medians_known = values[known], medians[known]
+    values_known = values[known]
+    medians_known = medians[known]
     high = (values_known >= rule.factor * medians_known) & (values_known - medians_known >= rule.rise)
-    places, ratios = [], []
+    places = []
+    ratios = []
     beginnings = np.flatnonzero(high & ~np.concatenate([[False], high[:-1]]))
     for begin in beginnings:
         end = begin + int(np.argmin(np.append(high[begin:], False)))
@@ -125,7 +136,7 @@ def find_spikes(values: np.ndarray, rule: SpikeRule) -> Spikes:
     return Spikes(np.array(places, int), np.array(ratios, float))
 
 
-def smoothed_reward(run: Run) -> pd.Series | None:
+def smoothed_reward(run: RecordedRun) -> pd.Series | None:
     """Training reward as a mean over whole windows of 10 steps; `None` if the run is shorter or has no reward."""
     reward = run.measured("reward")
     if reward is None or len(reward) < SMOOTHING_STEPS:
@@ -133,18 +144,18 @@ def smoothed_reward(run: Run) -> pd.Series | None:
     return reward.rolling(SMOOTHING_STEPS).mean().dropna()
 
 
-def nonfinite_events(run: Run) -> int | None:
+def nonfinite_events(run: RecordedRun) -> int | None:
     """Updates that met NaN or infinity; `None` if the run kept no record of events."""
     if run.events is None:
         return None
     return int((run.events["event"] == "nonfinite").sum()) if "event" in run.events else 0
 
 
-def collapsed(run: Run) -> bool | None:
+def has_collapsed(run: RecordedRun) -> bool | None:
     """
-    Whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best smoothed
-    reward, or a value was not finite; `None` if neither can be told. Half of a best that is not positive is no bar, so
-    there only events count.
+    Return whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best
+    smoothed reward, or a value was not finite; `None` if neither can be told. Half of a best that is not positive is
+    no bar, so there only events count.
     """
     if nonfinite_events(run):
         return True
@@ -153,24 +164,24 @@ def collapsed(run: Run) -> bool | None:
     return None if share is None else share < COLLAPSE_SHARE
 
 
-def largest_drop(run: Run) -> float | None:
-    """The furthest the smoothed reward ever fell below its best so far, in reward; 0 if it only rose."""
+def largest_drop(run: RecordedRun) -> float | None:
+    """Return the furthest the smoothed reward ever fell below its best so far, in reward; 0 if it only rose."""
     smooth = smoothed_reward(run)
     return None if smooth is None else float((smooth.cummax() - smooth).max())
 
 
 def kl_key(variant: str) -> str:
-    """The KL to the arm's own anchor; `kl_ref` of a variant that is not known."""
+    """Return the KL to the arm's own anchor; `kl_ref` of a variant that is not known."""
     return VARIANTS[variant].kl if variant in VARIANTS else "kl_ref"
 
 
-def kl_spikes(run: Run) -> Spikes | None:
+def kl_spikes(run: RecordedRun) -> Spikes | None:
     """Spikes of the KL to the run's own anchor; `None` if it was not measured."""
     values = run.measured(kl_key(run.variant))
     return None if values is None else find_spikes(values.to_numpy(), KL_SPIKE)
 
 
-def entropy_spikes(run: Run) -> Spikes | None:
+def entropy_spikes(run: RecordedRun) -> Spikes | None:
     """Spikes of the policy's entropy; `None` if it was not measured."""
     values = run.measured("entropy")
     return None if values is None else find_spikes(values.to_numpy(), ENTROPY_SPIKE)

@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     high: float
 
     @property
-    def apart(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
@@ -54,9 +54,9 @@ _pass_at_k = lru_cache(maxsize=None)(pass_at_k)
 
 @lru_cache(maxsize=4)
 def _draws(prompts: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each resample has each prompt, shape (resamples, P)."""
-    chosen = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
-    places = chosen + prompts * np.arange(resamples)[:, None]
+    """Return how often each resample has each prompt, shape (resamples, P)."""
+    drawn = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
+    places = drawn + prompts * np.arange(resamples)[:, None]
     counts = np.bincount(places.ravel(), minlength=prompts * resamples)
     return counts.reshape(resamples, prompts).astype(float)
 
@@ -70,19 +70,26 @@ def _percentile_bootstrap(samples, statistic, level, resamples, seed) -> tuple[f
     if prompts < MIN_PROMPTS:
         return NO_INTERVAL
     means = (_draws(prompts, resamples, seed) @ np.stack(samples, axis=1) / prompts).T
-    low, high = np.percentile(statistic(*means), [50 * (1 - level), 50 * (1 + level)])
-    return float(low), math.inf if math.isnan(high) else float(high)  # NaN is between two resamples of inf
+    percentiles = [50 * (1 - level), 50 * (1 + level)]
+    low, high = np.percentile(statistic(*means), percentiles)
+    if math.isnan(high):  # between two resamples of inf
+        high = math.inf
+    return float(low), float(high)
 
 
 def _paired(a, b) -> tuple[np.ndarray, np.ndarray]:
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    a = np.asarray(a, dtype=float)
+    b = np.asarray(b, dtype=float)
     if a.shape != b.shape:
         raise ValueError(f"Paired values need the same prompts on both sides, got shapes {a.shape} and {b.shape}.")
     return a, b
 
 
 def _share_unseen(prompts: int, level: float) -> float:
-    """Share of prompts that may be of another kind where all that were drawn are of one: 1 - 0.05^(1/P), about 3/P."""
+    """
+    Return the share of prompts that may be of another kind where all that were drawn are of one: 1 - 0.05^(1/P), about
+    3/P.
+    """
     return 1 - (1 - level) ** (1 / prompts)
 
 
@@ -102,7 +109,9 @@ def bootstrap_interval(
     """
     values = np.asarray(per_prompt_values, dtype=float)
     if len(values) >= MIN_PROMPTS and np.allclose(values, values[0], rtol=0, atol=1e-12):
-        unseen, (least, greatest), value = _share_unseen(len(values), level), bounds, float(values[0])
+        value = float(values[0])
+        unseen = _share_unseen(len(values), level)
+        least, greatest = bounds
         return value - unseen * (value - least), value + unseen * (greatest - value)
     return _percentile_bootstrap((values,), lambda mean: mean, level, resamples, seed)
 
@@ -124,7 +133,7 @@ def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
 
 def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
     """
-    Mean of `a - b` over prompts, shape (P,) each in the same order, with its percentile-bootstrap interval.
+    Return the mean of `a - b` over prompts, shape (P,) each in the same order, with its percentile-bootstrap interval.
 
     Raises:
         ValueError: If the shapes differ.
@@ -148,7 +157,8 @@ def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, see
     value = float(a.mean() / b.mean())
     if len(a) >= MIN_PROMPTS and np.allclose(a, value * b, rtol=0, atol=1e-12):
         unseen = _share_unseen(len(a), level)
-        seen_a, seen_b = (1 - unseen) * a.mean(), (1 - unseen) * b.mean()
+        seen_a = (1 - unseen) * a.mean()
+        seen_b = (1 - unseen) * b.mean()
         return Estimate(value, float(seen_a / (seen_b + unseen)), float((seen_a + unseen) / seen_b))
 
     return Estimate(value, *ratio_interval(a, b, level, resamples, seed))
@@ -173,7 +183,8 @@ def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int =
 
 def detectable_difference(estimate: Estimate) -> float:
     r"""
-    The true difference that a 95 % interval of this width tells from 0 with 80 % power, in the unit of the difference.
+    Return the true difference that a 95 % interval of this width tells from 0 with 80 % power, in the unit of the
+    difference.
 
     It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts,
     which is nearly normal; half the width itself is found in one study of two only.
@@ -184,8 +195,8 @@ def detectable_difference(estimate: Estimate) -> float:
 
 def t_interval(values, level: float = 0.95) -> Estimate:
     """
-    Mean of a few values (training seeds), taken as independent and roughly normal, shape (S,), with its Student-t
-    interval.
+    Return the mean of a few values (training seeds), taken as independent and roughly normal, shape (S,), with its
+    Student-t interval.
 
     Raises:
         ValueError: If there are fewer than 2 values.
@@ -202,8 +213,8 @@ def prompts_and_seeds(
     values: list[np.ndarray], same: bool, least: float = 0.0, level: float = 0.95
 ) -> Estimate | None:
     """
-    Mean over runs with the hull of two intervals: over prompts, where these are the `same` in all runs, and, where
-    there are several runs, Student's t over these; `None` without runs.
+    Return the mean over runs with the hull of two intervals: over prompts, where these are the `same` in all runs,
+    and, where there are several runs, Student's t over these; `None` without runs.
 
     Args:
         values (`list[np.ndarray]`): One value per prompt for each run, shape (P,) each, at least `least` and at most
@@ -222,8 +233,8 @@ def prompts_and_seeds(
 
 def prediction_interval(values, level: float = 0.95) -> Estimate:
     """
-    Mean of a few values (training seeds), shape (S,), with the interval in which one more value lies: ± t s √(1 + 1/S)
-    with S − 1 degrees of freedom.
+    Return the mean of a few values (training seeds), shape (S,), with the interval in which one more value lies: ± t s
+    √(1 + 1/S) with S − 1 degrees of freedom.
 
     Raises:
         ValueError: If there are fewer than 2 values.
@@ -246,17 +257,25 @@ def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
     Raises:
         ValueError: If the mean of `a` is 0, or paired values differ in number.
     """
-    b, a = _paired(b, a) if paired else (np.asarray(b, dtype=float), np.asarray(a, dtype=float))
-    mean_b, mean_a = float(b.mean()), float(a.mean())
+    if paired:
+        b, a = _paired(b, a)
+    else:
+        b = np.asarray(b, dtype=float)
+        a = np.asarray(a, dtype=float)
+    mean_b = float(b.mean())
+    mean_a = float(a.mean())
     if mean_a == 0:
         raise ValueError("The mean of a is 0: there is no ratio to it.")
-    ratio, fewest = mean_b / mean_a, min(len(b), len(a))
+    ratio = mean_b / mean_a
+    fewest = min(len(b), len(a))
     if fewest < 2:
         return Estimate(ratio, 0.0, math.inf)
     squared_t = float(stats.t.ppf((1 + level) / 2, df=fewest - 1)) ** 2
     covariance = float(np.cov(b, a)[0, 1]) / fewest if paired else 0.0
-    variances = (float(side.var(ddof=1)) / len(side) for side in (b, a))
-    return Estimate(ratio, *fieller_interval(mean_b, mean_a, *variances, covariance, squared_t))
+    variance_b = float(b.var(ddof=1)) / len(b)
+    variance_a = float(a.var(ddof=1)) / len(a)
+    low, high = fieller_interval(mean_b, mean_a, variance_b, variance_a, covariance, squared_t)
+    return Estimate(ratio, low, high)
 
 
 def fieller_interval(
@@ -275,7 +294,8 @@ def fieller_interval(
     if square > 0:
         return max(least, (half - root) / square), (half + root) / square
     # Where the ends are not real, or 0 is no less likely than the ratio, nothing is excluded from below either.
-    return constant / (half + root) if b >= 0 and constant > 0 else least, math.inf
+    low = constant / (half + root) if b >= 0 and constant > 0 else least
+    return low, math.inf
 
 
 def mcnemar(a, b) -> McNemar:
@@ -289,7 +309,8 @@ def mcnemar(a, b) -> McNemar:
     a, b = _paired(a, b)
     if not np.isin(np.concatenate([a, b]), (0, 1)).all():
         raise ValueError("McNemar's test takes booleans; give whether each prompt was right, not a count or a rate.")
-    first_only, second_only = int((a > b).sum()), int((b > a).sum())
+    first_only = int((a > b).sum())
+    second_only = int((b > a).sum())
     differing = first_only + second_only
     p_value = float(stats.binomtest(first_only, differing).pvalue) if differing else 1.0
     return McNemar(first_only, second_only, p_value)
@@ -297,9 +318,9 @@ def mcnemar(a, b) -> McNemar:
 
 def paired_p_value(differences) -> float:
     """
-    The two-sided p-value that a mean difference is 0, from one value per run and prompt, shape (S, P), each from -1 to
-    1: of Student's t-test over prompts, the runs averaged; of several runs, the larger of that and of the t-test over
-    runs.
+    Return the two-sided p-value that a mean difference is 0, from one value per run and prompt, shape (S, P), each
+    from -1 to 1: of Student's t-test over prompts, the runs averaged; of several runs, the larger of that and of the
+    t-test over runs.
 
     It belongs to the interval of [`prompts_and_seeds`]: NaN with fewer than 20 prompts, and where all prompts agree,
     which leaves a t-test no spread, by the same rule of three.

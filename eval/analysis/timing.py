@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 class Spans(NamedTuple):
@@ -24,14 +24,14 @@ class Timing:
     when its steps ended. A run that is compared with no other always has a step time.
 
     Args:
-        runs (`list[Run]`): All runs of the comparison.
+        runs (`list[RecordedRun]`): All runs of the comparison.
 
     Attributes:
-        beside (`list[Run]`): Those that trained while another one did.
-        unknown (`list[Run]`): Those whose steps were timed, but whose record does not say when they ended.
+        beside (`list[RecordedRun]`): Those that trained while another one did.
+        unknown (`list[RecordedRun]`): Those whose steps were timed, but whose record does not say when they ended.
     """
 
-    def __init__(self, runs: list[Run]):
+    def __init__(self, runs: list[RecordedRun]):
         timed = [run for run in runs if run.measured("time_step") is not None]
         spans = [step_spans(run) for run in timed]
         beside = set()
@@ -43,15 +43,15 @@ class Timing:
         if len(runs) > 1:
             self.unknown = [run for run, found in zip(timed, spans, strict=True) if found is None]
 
-    def alone(self, run: Run) -> bool:
-        """Whether the step time of a run of the comparison is that of the run alone."""
+    def alone(self, run: RecordedRun) -> bool:
+        """Return whether the step time of a run of the comparison is that of the run alone."""
         return all(run is not other for other in (*self.beside, *self.unknown))
 
 
-def step_spans(run: Run) -> Spans | None:
+def step_spans(run: RecordedRun) -> Spans | None:
     """
-    The spans of a run's timed steps; `None` where one of them has no time at which it ended, as in the records of
-    earlier versions.
+    Return the spans of a run's timed steps; `None` where one of them has no time at which it ended, as in the records
+    of earlier versions.
     """
     seconds = run.measured("time_step")
     ended = run.measured("time_ended")
@@ -62,7 +62,7 @@ def step_spans(run: Run) -> Spans | None:
 
 
 def share_a_moment(a: Spans, b: Spans) -> bool:
-    """Whether any step of one run was under way while a step of the other was."""
+    """Return whether any step of one run was under way while a step of the other was."""
     # Of b's steps: how many began before each step of a ended, and how many were over when it began.
     begun = np.searchsorted(b.begun, a.ended, side="left")
     over = np.searchsorted(b.ended, a.begun, side="right")

@@ -9,7 +9,7 @@ from scipy.optimize import leastsq
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
-from trl_prorl.eval.run_folder.run import Run, require_passk
+from trl_prorl.eval.run_folder.run import RecordedRun, require_passk
 
 
 MIN_CHECKPOINTS = 3
@@ -40,7 +40,7 @@ class SaturationFit:
     reduced_chi2: float
 
     def curve(self, steps) -> np.ndarray:
-        """The fitted value at any steps."""
+        """Return the fitted value at any steps."""
         return saturation(np.asarray(steps, dtype=float), self.alpha, self.p0)
 
     @property
@@ -82,7 +82,7 @@ def saturation(steps, alpha, p0):
     return 1 - (1 - p0) * np.exp(-alpha * steps)
 
 
-def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
+def per_prompt_by_step(run: RecordedRun, k: int) -> tuple[np.ndarray, np.ndarray]:
     """
     pass@k of every prompt at every evaluated step: steps, shape (T,), ascending from 0 (base), and pass@k, shape (T,
     P).
@@ -91,7 +91,9 @@ def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
         InputError: If the run or its checkpoints were not evaluated, or `k` exceeds the samples.
     """
     passk = require_passk(run)
-    checkpoints, n, path = passk.get("checkpoints") or [], passk["n"], run.path / "passk.json"
+    checkpoints = passk.get("checkpoints") or []
+    n = passk["n"]
+    path = run.path / "passk.json"
     command = f"trl-prorl passk --run {run.path} --checkpoints all"
     if not checkpoints:
         raise InputError(f"'{path}' holds no checkpoints; run `{command}`")
@@ -99,13 +101,16 @@ def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"--k {k} must lie between 1 and the {n} samples of '{path}'")
     if any("correct" not in each for each in checkpoints):
         raise InputError(f"'{path}' has a checkpoint without its counts; run `{command} --replace`")
-    points = sorted([(0, passk["base"]["correct"]), *((each["step"], each["correct"]) for each in checkpoints)])
+    points = [(0, passk["base"]["correct"])]
+    points += [(each["step"], each["correct"]) for each in checkpoints]
+    points.sort()
     if len({step for step, _ in points}) < len(points):
         raise InputError(f"'{path}' has a step twice, or a checkpoint of step 0; run `{command} --replace`")
     if len({len(correct) for _, correct in points}) > 1:
         raise InputError(f"'{path}': not every checkpoint has the same prompts; run `{command}`")
     steps, counts = zip(*points, strict=True)
-    return np.array(steps, dtype=float), np.array([pass_at_k_per_prompt(correct, n, k) for correct in counts])
+    per_prompt = np.array([pass_at_k_per_prompt(correct, n, k) for correct in counts])
+    return np.array(steps, dtype=float), per_prompt
 
 
 def trajectory(steps, per_prompt) -> pd.DataFrame:
@@ -127,7 +132,8 @@ def standard_errors(per_prompt) -> np.ndarray:
     """
     prompts = per_prompt.shape[1]
     half = 0.5 / prompts
-    return np.maximum(per_prompt.std(axis=1, ddof=1) / math.sqrt(prompts), math.sqrt(half * (1 - half) / prompts))
+    least = math.sqrt(half * (1 - half) / prompts)
+    return np.maximum(per_prompt.std(axis=1, ddof=1) / math.sqrt(prompts), least)
 
 
 def fit_saturation(steps, values, errors) -> SaturationFit:
@@ -138,7 +144,9 @@ def fit_saturation(steps, values, errors) -> SaturationFit:
     Raises:
         ValueError: If there are too few points, none at step 0, or nothing unsolved at the start.
     """
-    steps, values, errors = (np.asarray(numbers, dtype=float) for numbers in (steps, values, errors))
+    steps = np.asarray(steps, dtype=float)
+    values = np.asarray(values, dtype=float)
+    errors = np.asarray(errors, dtype=float)
     if not steps.shape == values.shape == errors.shape:
         raise ValueError(f"steps, values and errors differ in shape: {steps.shape}, {values.shape}, {errors.shape}.")
     if not len(steps) or steps[0] != 0:
@@ -148,7 +156,10 @@ def fit_saturation(steps, values, errors) -> SaturationFit:
     p0 = float(values[0])
     if p0 >= 1:
         raise ValueError("Everything is solved at the start: there is nothing left to shrink.")
-    length, steps, values, errors = steps[-1], steps[1:], values[1:], errors[1:]
+    length = steps[-1]
+    steps = steps[1:]
+    values = values[1:]
+    errors = errors[1:]
     guess = math.log(max(1 - p0, 1e-3) / max(1 - values[-1], 1e-3))
     # In units of the whole run, so that the rate is of order 1.
     (rate,), _ = leastsq(lambda rate: (values - saturation(steps / length, rate, p0)) / errors, guess)
@@ -170,13 +181,16 @@ def check_saturation(steps, per_prompt, k: int = 1, *, resamples: int = RESAMPLE
     Raises:
         ValueError: As [`fit_saturation`], or if so few prompts are unsolved at the start that resamples have none.
     """
-    steps, per_prompt = np.asarray(steps, dtype=float), np.asarray(per_prompt, dtype=float)
-    values, errors = per_prompt.mean(axis=1), standard_errors(per_prompt)
+    steps = np.asarray(steps, dtype=float)
+    per_prompt = np.asarray(per_prompt, dtype=float)
+    values = per_prompt.mean(axis=1)
+    errors = standard_errors(per_prompt)
     fit = fit_saturation(steps, values, errors)
     on_curve = fit.curve(steps)
-    rng, prompts = np.random.default_rng(seed), per_prompt.shape[1]
-    drawn = (rng.integers(prompts, size=prompts) for _ in range(resamples))
-    resampled = np.array([per_prompt[:, chosen].mean(axis=1) for chosen in drawn])
+    rng = np.random.default_rng(seed)
+    prompts = per_prompt.shape[1]
+    draws = (rng.integers(prompts, size=prompts) for _ in range(resamples))
+    resampled = np.array([per_prompt[:, places].mean(axis=1) for places in draws])
     if (resampled[:, 0] >= 1).any():
         raise ValueError("Too few prompts are unsolved at the start to tell anything; lower k or draw more prompts.")
     alphas = [fit_saturation(steps, series, errors).alpha for series in resampled]
@@ -192,7 +206,7 @@ def check_saturation(steps, per_prompt, k: int = 1, *, resamples: int = RESAMPLE
     )
 
 
-def check_run(run: Run, k: int, *, resamples: int = RESAMPLES) -> SaturationCheck:
+def check_run(run: RecordedRun, k: int, *, resamples: int = RESAMPLES) -> SaturationCheck:
     """
     [`check_saturation`] of a run.
 
@@ -212,7 +226,7 @@ def check_run(run: Run, k: int, *, resamples: int = RESAMPLES) -> SaturationChec
         raise InputError(f"run '{run.path}', --k {k}: {error}") from error
 
 
-def default_sizes(run: Run) -> list[int]:
-    """The smallest and the largest k that the run was evaluated at."""
+def default_sizes(run: RecordedRun) -> list[int]:
+    """Return the smallest and the largest k that the run was evaluated at."""
     evaluated = require_passk(run)["k"]
     return sorted({min(evaluated), max(evaluated)})

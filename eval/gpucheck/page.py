@@ -26,22 +26,25 @@ def page(folder: Path, machine: dict) -> str:
     lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}.", ""]
     for name, (title, _) in PARTS.items():
         result = Result.read(folder, name)
-        lines += [f"## {title}", "", *(["Not measured.", ""] if result is None else section(result))]
+        lines += [f"## {title}", ""]
+        lines += ["Not measured.", ""] if result is None else section(result)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def section(result: Result) -> list[str]:
-    """A part: how many checks hold, those that do not, its tables, what was left out."""
+    """Return a part: how many checks hold, those that do not, its tables, what was left out."""
     lines = [f"{result.passed} of {result.passed + len(result.failed)} checks hold.", ""]
     lines += [f"- **Failed: {name}**: {found}" for name, found in result.failed.items()]
     for title, arms in result.seconds.items():
         rows = [COLUMNS, ["---"] * len(COLUMNS), *(row(arms, name) for name in arms)]
         lines += [f"### {title}", "", *(f"| {' | '.join(cells)} |" for cells in rows), "", NOTE, ""]
-    return [*lines, *(f"- Left out: {name} ({reason})" for name, reason in result.skipped.items()), ""]
+    lines += [f"- Left out: {name} ({reason})" for name, reason in result.skipped.items()]
+    lines.append("")
+    return lines
 
 
 def row(arms: dict[str, dict], name: str) -> list[str]:
-    """The cells of an arm."""
+    """Return the cells of an arm."""
     mine = arms[name]
     seconds = [*(mine[stage] for stage in STAGES), statistics.median(mine["whole"])]
     ratios = [ratio(arms, name, rounds=kind)[0] for kind in ("phase", "whole")]

@@ -21,7 +21,9 @@ from trl_prorl.files import replaced
 
 
 ROOT = Path(trl_prorl.__file__).parent.parent  # of a checkout, where there is one
-TESTS, COST, LARGE = "tests", "cost", "cost-large"
+TESTS = "tests"
+COST = "cost"
+LARGE = "cost-large"
 PARTS = {  # title, and seconds on a card after which a part is stopped
     TESTS: ("Right: the tests that run on a GPU", 480),
     COST: ("The cost of a step", 400),
@@ -32,14 +34,23 @@ ON_CARD = {  # options of `step-cost`
     COST: ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3", *ARMS, "TRL β=0"],
     LARGE: ["--shape", "qwen2.5-1.5b", "--scale", "1", "4", "--rounds", "3", *ARMS],
 }
-TOY = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "12"]
-TOY += ["--rounds", "1", *ARMS]
+TOY = [
+    *("--shape", "tiny"),
+    *("--prompts", "2"),
+    *("--num_generations", "4"),
+    *("--micro_batch", "4"),
+    *("--longest", "12"),
+    *("--rounds", "1"),
+    *ARMS,
+]
 LEAST = 20.0  # seconds that must be left for another part to begin
 
 
 @dataclass
 class Result:
     """
+    What a part found.
+
     Attributes:
         made_with (`dict[str, str]`): Code, device and versions.
         passed (`int`): Checks that hold.
@@ -60,12 +71,12 @@ class Result:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> "Result | None":
-        """A part's result, or `None`."""
+        """Return a part's result, or `None`."""
         path = folder / f"{name}.json"
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 
 
-def run_all(
+def run_parts(
     names: Iterable[str],
     cpu: bool,
     folder: Path,
@@ -75,10 +86,12 @@ def run_all(
     say: Callable[[str], None],
 ) -> tuple[list[str], list[str]]:
     """
-    These parts, but for those that have passed already with this code on this device, unless `again` asks for them;
-    what failed, as `PART: CHECK`, and the parts that found no time in these `minutes`. `say` takes a line.
+    Run these parts, but for those that have passed already with this code on this device, unless `again` is set.
+    Return what failed, as `PART: CHECK`, and the parts for which these `minutes` left no time. `say` takes a line.
     """
-    began, failed, left = time.monotonic(), [], []
+    began = time.monotonic()
+    failed = []
+    left = []
     for name in names:
         earlier = Result.read(folder, name)
         if not again and earlier and earlier.made_with == made_with and not earlier.failed:
@@ -92,21 +105,24 @@ def run_all(
         result = run_part(name, cpu, folder, min(PARTS[name][1], seconds), made_with)
         result.write(folder, name)
         failed += [f"{name}: {check}: {why}" for check, why in result.failed.items()]
-        said = [f"{result.passed} of {result.passed + len(result.failed)} checks hold"]
-        said += [f"left out: {', '.join(result.skipped)}"] * bool(result.skipped)
-        say(f"{name:<11} {time.monotonic() - started:4.0f} s  {'; '.join(said)}")
+        line = f"{result.passed} of {result.passed + len(result.failed)} checks hold"
+        if result.skipped:
+            line += f"; left out: {', '.join(result.skipped)}"
+        say(f"{name:<11} {time.monotonic() - started:4.0f} s  {line}")
     return failed, left
 
 
 def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[str, str]) -> Result:
-    """One part, whose command is killed at the limit, in seconds, with all that it has begun."""
-    result, log = Result(made_with), folder / f"{name}.log"
-    if (reason := why_not(name, cpu)) is not None:
+    """Run one part, whose command is killed at the limit, in seconds, with all that it has begun."""
+    result = Result(made_with)
+    log = folder / f"{name}.log"
+    reason = reason_to_skip(name, cpu)
+    if reason is not None:
         result.skipped[PARTS[name][0]] = reason
         return result
     report = folder / ("tests.xml" if name == TESTS else f"{name}/arms.json")
     report.unlink(missing_ok=True)
-    problem = run(command(name, cpu, report.resolve()), log, limit)
+    problem = run_command(command(name, cpu, report.resolve()), log, limit)
     if report.is_file() and name == TESTS:
         read_report(report, result)
     elif report.is_file():
@@ -118,7 +134,7 @@ def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[s
 
 
 def command(name: str, cpu: bool, report: Path) -> list[str]:
-    """Of a part, which writes this report."""
+    """Return the command of a part, which writes this report."""
     if name == TESTS:
         options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--rootdir", str(ROOT), f"--junitxml={report}"]
         return [sys.executable, "-m", "pytest", *options, *marked_files()]
@@ -126,8 +142,8 @@ def command(name: str, cpu: bool, report: Path) -> list[str]:
     return [sys.executable, "-m", "trl_prorl.eval.step_cost", *options, "--out", str(report.parent)]
 
 
-def run(command: list[str], log: Path, limit: float) -> str | None:
-    """Run a command; why it did not end well, with its last line, or `None`."""
+def run_command(command: list[str], log: Path, limit: float) -> str | None:
+    """Run a command; return why it did not end well, with its last line, or `None`."""
     with log.open("w") as written:
         process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -139,23 +155,27 @@ def run(command: list[str], log: Path, limit: float) -> str | None:
                 os.killpg(process.pid, signal.SIGKILL)  # also what it has left behind
             process.wait()
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return None if status == 0 else f"ended with exit code {status}: {(lines or [''])[-1][:300]}"
+    if status == 0:
+        return None
+    last = lines[-1] if lines else ""
+    return f"ended with exit code {status}: {last[:300]}"
 
 
-def why_not(name: str, cpu: bool) -> str | None:
-    """Why a part does not run here, in a few words, or `None`."""
+def reason_to_skip(name: str, cpu: bool) -> str | None:
+    """Return why a part does not run here, in a few words, or `None`."""
     if cpu and name == TESTS:
         return "needs a GPU; `make test` runs most of them on a CPU"
     if cpu and name == LARGE:
         return "at a CPU's size there is one"
     if name == TESTS and not (ROOT / "tests" / "test_on_gpu.py").is_file():
         return "the tests come with a checkout of the project only"
-    missing = name == TESTS and importlib.util.find_spec("pytest") is None
-    return "pytest is not installed (pip install -e '.[dev]')" if missing else None
+    if name == TESTS and importlib.util.find_spec("pytest") is None:
+        return "pytest is not installed (pip install -e '.[dev]')"
+    return None
 
 
 def marked_files() -> list[str]:
-    """The files with such tests: it takes longer to collect all tests than to run these."""
+    """Return the files with such tests: it takes longer to collect all tests than to run these."""
     return [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
 
 
@@ -164,7 +184,8 @@ def read_report(report: Path, result: Result) -> None:
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}: {case.get('name')}"
         wrong = [child.get("message", "") for kind in ("failure", "error") for child in case.findall(kind)]
-        if (skipped := case.find("skipped")) is not None:
+        skipped = case.find("skipped")
+        if skipped is not None:
             result.skipped[name] = skipped.get("message", "")
         elif wrong:
             result.failed[name] = " ".join(" ".join(wrong).split())[:300]

@@ -7,7 +7,7 @@ from trl_prorl.eval.analysis.configurations import REPETITION_KEYS, max_new_toke
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.variants import VARIANTS
 
 
@@ -16,27 +16,24 @@ ARM_KEYS = {"beta", "beta_old", "beta_base", "base_anchor_every", "kl_estimator"
 ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
-def _distinct(runs: list[Run], value_of: Callable[[Run], Any]) -> list:
-    """The different values of runs, in their order."""
+def _distinct(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any]) -> list:
+    """Return the different values of runs, in their order."""
     return list(dict.fromkeys(map(value_of, runs)))
 
 
-def _shared(runs: list[Run], key: str) -> str:
+def _shared(runs: list[RecordedRun], key: str) -> str:
     return ", ".join(f"`{value}`" for value in _distinct(runs, lambda run: str(run.config.get(key, "default"))))
 
 
-def lead(runs: list[Run]) -> list[Text]:
+def lead(runs: list[RecordedRun]) -> list[Text]:
     """What was compared."""
 
-    def named(variant: str) -> str:
-        without_reset = {run.without_reset for run in runs if run.variant == variant}
-        short = without_reset.pop() if len(without_reset) == 1 else None
-        short = short or (VARIANTS[variant].short if variant in VARIANTS else None)
-        return f"{variant} ({short})" if short else variant
-
-    arms = ", ".join(map(named, _distinct(runs, lambda run: run.variant)))
+    arms = ", ".join(_described(variant, runs) for variant in _distinct(runs, lambda run: run.variant))
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
-    trained_with = f"; training seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}" if seeds else ""
+    trained_with = ""
+    if seeds:
+        seed_word = "seed" if len(seeds) == 1 else "seeds"
+        trained_with = f"; training {seed_word} {', '.join(seeds)}"
     return [
         Text(
             f"Model {_shared(runs, 'model_name_or_path')}, task {_shared(runs, 'task')}, level "
@@ -47,17 +44,28 @@ def lead(runs: list[Run]) -> list[Text]:
     ]
 
 
-def _evaluation(run: Run) -> str:
-    """How a run was evaluated, in words."""
-    passk, tokens = run.passk, max_new_tokens(run)
+def _described(variant: str, runs: list[RecordedRun]) -> str:
+    """Return a variant with what is said of it in short, or with the lack of resets that all its runs share."""
+    without_reset = {run.without_reset for run in runs if run.variant == variant}
+    short = without_reset.pop() if len(without_reset) == 1 else None
+    if not short and variant in VARIANTS:
+        short = VARIANTS[variant].short
+    return f"{variant} ({short})" if short else variant
+
+
+def _evaluation(run: RecordedRun) -> str:
+    """Return how a run was evaluated, in words."""
+    passk = run.passk
+    tokens = max_new_tokens(run)
     cut = f"cut after {tokens} tokens, " if tokens else ""
     decoding = "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
     return f"{passk['split']} split, {passk['prompts']} prompts, {passk['n']} samples each, {cut}{decoding}"
 
 
-def caveats(runs: list[Run]) -> list[str]:
+def caveats(runs: list[RecordedRun]) -> list[str]:
     """What the numbers cannot show: evaluation, differences between the runs beyond their variants."""
-    lines, evaluated = [], [run for run in runs if run.passk]
+    lines = []
+    evaluated = [run for run in runs if run.passk]
     settings = sorted(_distinct(evaluated, _evaluation))
     if settings:
         lines.append(
@@ -65,8 +73,11 @@ def caveats(runs: list[Run]) -> list[str]:
             "(2021), its intervals are 95 % percentile bootstraps over prompts. Training reward is on training "
             "prompts and is no held-out number."
         )
-    parts = [part for run in evaluated for part in (run.passk, *(run.passk.get("by") or []))]
-    parts += [part for run in evaluated for part in (run.passk.get("others") or {}).values()]
+    parts = []
+    for run in evaluated:
+        parts.append(run.passk)
+        parts += run.passk.get("by") or []
+        parts += (run.passk.get("others") or {}).values()
     if any(part["prompts"] < MIN_PROMPTS for part in parts):
         lines.append(NO_INTERVAL_NOTE)
     if len(settings) > 1:
@@ -82,9 +93,10 @@ def caveats(runs: list[Run]) -> list[str]:
     return lines + _differences(runs)
 
 
-def _differences(runs: list[Run]) -> list[str]:
+def _differences(runs: list[RecordedRun]) -> list[str]:
     """Settings, ways of computing and hardware in which runs differ though arms could share them."""
-    lines, differing = [], []
+    lines = []
+    differing = []
     for key in sorted({key for run in runs for key in run.config} - ARM_KEYS - REPETITION_KEYS):
         values = _distinct(runs, lambda run, key=key: repr(run.config.get(key, "default")))
         if len(values) > 1 and not key.startswith(ARM_PREFIXES):

@@ -8,8 +8,8 @@ from matplotlib.ticker import NullLocator
 from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, save_figure
 from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.plotting import DPI, OTHER_COLOUR, save_figure
 from trl_prorl.eval.pages.table import Column, Table, interval_cell, table_of
 
 
@@ -26,7 +26,9 @@ K_COLUMNS = [
 
 def boundary_table(result: Boundary, title: str = "pass@k") -> Table:
     """pass@k of both sides, a row per k."""
-    notes = ["[95 % bootstrap over prompts]."] + [NO_INTERVAL_NOTE] * (result.prompts < MIN_PROMPTS)
+    notes = ["[95 % bootstrap over prompts]."]
+    if result.prompts < MIN_PROMPTS:
+        notes.append(NO_INTERVAL_NOTE)
     return table_of(title, K_COLUMNS, result.rows, notes)
 
 
@@ -58,14 +60,15 @@ def boundary_statements(result: Boundary) -> list[str]:
 
 
 def _listed(changes: list[PromptChange], n: int) -> str:
-    """The clearest changes first; a star where sampling noise is excluded."""
+    """Return the clearest changes first; a star where sampling noise is excluded."""
     ranked = sorted(changes, key=lambda change: (change.p_value, -abs(change.trained - change.base), change.prompt))
-    listed = [
-        f"#{change.prompt} {change.base} → {change.trained}{'*' if change.separated else ''}"
-        for change in ranked[:LISTED_PROMPTS]
-    ]
-    rest = len(changes) - len(listed)
-    return f"prompt and correct of {n}, * where excluded: {', '.join(listed)}{f', {rest} more' if rest else ''}"
+    listed = []
+    for change in ranked[:LISTED_PROMPTS]:
+        star = "*" if change.separated else ""
+        listed.append(f"#{change.prompt} {change.base} → {change.trained}{star}")
+    if len(changes) > LISTED_PROMPTS:
+        listed.append(f"{len(changes) - LISTED_PROMPTS} more")
+    return f"prompt and correct of {n}, * where excluded: {', '.join(listed)}"
 
 
 def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour: str = OTHER_COLOUR) -> None:
@@ -75,9 +78,12 @@ def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour:
     ks = [row.k for row in result.rows]
     base_colour = "#000000" if trained_colour != "#000000" else OTHER_COLOUR
     for name, colour, marker, line in (("base", base_colour, "o", "--"), ("trained", trained_colour, "s", "-")):
-        points = [getattr(row, name) for row in result.rows]
-        axes.fill_between(ks, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, lw=0)
-        axes.plot(ks, [p.value for p in points], line, color=colour, marker=marker, linewidth=1.8, label=name)
+        points = [row.base if name == "base" else row.trained for row in result.rows]
+        lows = [point.low for point in points]
+        highs = [point.high for point in points]
+        values = [point.value for point in points]
+        axes.fill_between(ks, lows, highs, color=colour, alpha=0.15, lw=0)
+        axes.plot(ks, values, line, color=colour, marker=marker, linewidth=1.8, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, list(map(str, ks)), minor=False)
     axes.xaxis.set_minor_locator(NullLocator())
@@ -105,15 +111,17 @@ RUN_COLUMNS = [
 
 
 def runs_table(frame: Frame) -> Table | None:
-    """Prompts newly solved and lost by each run against its base; `None` if no run was evaluated."""
+    """Return the prompts newly solved and lost by each run against its base; `None` if no run was evaluated."""
     rows = [(run, boundary(run.passk)) for run in frame.runs if run.passk]
+    if not rows:
+        return None
     notes = [
         "Newly solved: no correct base sample, some of the trained model; lost: the reverse; in brackets those for "
         "which sampling noise is excluded (Fisher's exact test, Holm over all prompts of the run, 5 %). p: exact "
         "McNemar of newly solved against lost. No correct sample does not mean impossible: the last column is the "
         "highest rate that leaves a chance of 5 % of it. `trl-prorl boundary --run …` shows the prompts."
     ]
-    return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes) if rows else None
+    return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes)
 
 
 def sections(frame: Frame) -> list[Section]:

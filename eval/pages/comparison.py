@@ -9,13 +9,13 @@ from trl_prorl.eval.analysis.compare import (
     SHARES,
     Comparison,
     Verdict,
-    against_references,
+    compare_with_references,
     verdicts,
 )
-from trl_prorl.eval.analysis.frame import Arm, Frame
+from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, Estimate
-from trl_prorl.eval.pages.curves import OTHER_COLOUR, Panel, colour_of
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
+from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
@@ -28,27 +28,31 @@ from trl_prorl.eval.pages.table import (
     percent,
     table_of,
 )
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
-def objective_notes(runs: list[Run]) -> list[str]:
+def objective_notes(runs: list[RecordedRun]) -> list[str]:
     """What is said where A stands beside a variant of another objective."""
     variants = {run.variant for run in runs}
-    return [DIFFERENT_OBJECTIVE] if "A" in variants and any(map(optimises_another_objective, variants)) else []
+    if "A" in variants and any(map(optimises_another_objective, variants)):
+        return [DIFFERENT_OBJECTIVE]
+    return []
 
 
 def _unbounded(ratio: Estimate | None) -> bool:
-    """Whether the runs exclude no ratio at all."""
+    """Return whether the runs exclude no ratio at all."""
     return ratio is not None and ratio[1:] == (0.0, math.inf)
 
 
 def _ratio_cell(ratio: Estimate | None, show: Callable[[float], str]) -> str:
-    """A ratio, with its interval where the runs give one."""
-    if ratio is None or _unbounded(ratio):
-        return show(ratio.value) if ratio else NOT_MEASURED
+    """Return a ratio, with its interval where the runs give one."""
+    if ratio is None:
+        return NOT_MEASURED
     value, low, high = map(show, ratio)
+    if _unbounded(ratio):
+        return value
     return f"{value} (n/a)" if math.isnan(ratio.low) else f"{value} [{low}, {high}]"
 
 
@@ -64,17 +68,17 @@ def _p_cell(row: Comparison) -> str:
     return "n/a" if math.isnan(row.adjusted) else f"{row.adjusted:.2g}"
 
 
-PAIR = [
+PAIR_COLUMNS = [
     Column("arms", lambda row: f"{row.first} − {row.second}"),
     Column("outcome", lambda row: row.outcome),
 ]
-DIFFERENCE = [
+DIFFERENCE_COLUMNS = [
     Column("first", lambda row: f"{row.first_value:.3f}"),
     Column("second", lambda row: f"{row.second_value:.3f}"),
     Column("difference [95 %]", lambda row: interval_cell(row.difference, "+.3f")),
     Column("p (Holm)", _p_cell),
 ]
-BEYOND = [
+RATIO_COLUMNS = [
     Column("seeds in common", lambda row: str(row.seeds)),
     Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
     Column("first / second [95 %]", _share_cell),
@@ -84,27 +88,27 @@ BEYOND = [
         applies=lambda rows: any(row.step_time is not None for row in rows),
     ),
 ]
-OF_DIFFERENCES = [
+DIFFERENCE_NOTES = [
     "The outcome is pass@k of the trained models, or the accuracy of their greedy decoding, mean over seeds. Runs are "
     "paired by seed where both arms have it, and by prompt. The interval covers prompts and, of several runs, seeds.",
     "p: exact McNemar for greedy decoding of one run on each side, and for pass@k of k samples; else a t-test over "
     "prompts and, of several runs, the larger of that and of one over seeds. Holm over the pairs of an outcome.",
 ]
-OF_RATIOS = [
+RATIO_NOTES = [
     "Ratios have an interval over runs where there are several. What else a machine did during a step is not recorded."
 ]
 
 
 def arms_table(comparisons: list[Comparison], title: str) -> Table:
-    """A row per outcome and pair of arms, for the page."""
-    columns = [*PAIR, *DIFFERENCE, *BEYOND]
-    return table_of(title, columns, comparisons, [*OF_DIFFERENCES, *OF_RATIOS])
+    """Return a row per outcome and pair of arms, for the page."""
+    columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, *RATIO_COLUMNS]
+    return table_of(title, columns, comparisons, [*DIFFERENCE_NOTES, *RATIO_NOTES])
 
 
 def terminal_tables(comparisons: list[Comparison]) -> list[RichTable]:
-    """The same for a terminal of 80 columns: differences, then what goes with them."""
-    differences = table_of("Arms, pair by pair", [*PAIR, *DIFFERENCE], comparisons, OF_DIFFERENCES)
-    beyond = table_of("The same pairs: power and ratios", [*PAIR, *BEYOND], comparisons, OF_RATIOS)
+    """Return the same for a terminal of 80 columns: differences, then what goes with them."""
+    differences = table_of("Arms, pair by pair", [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS], comparisons, DIFFERENCE_NOTES)
+    beyond = table_of("The same pairs: power and ratios", [*PAIR_COLUMNS, *RATIO_COLUMNS], comparisons, RATIO_NOTES)
     return [differences.to_rich(narrow=True), beyond.to_rich()]
 
 
@@ -112,7 +116,7 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
     """What the differences of two runs say."""
     lines = []
     for each in comparisons:
-        if each.apart:
+        if each.differs:
             body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
         elif math.isnan(each.difference.low):
             body = NO_INTERVAL_NOTE
@@ -126,16 +130,16 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
 def verdict_statement(verdict: Verdict) -> str:
     """Two sentences: is the best arm told apart, and by how much is it ahead?"""
     best = verdict.best
-    trained, base = best.sides["trained"].value, best.sides["base"].value
+    scores = f"{best.sides['trained'].value:.3f} (base {best.sides['base'].value:.3f})"
     if verdict.tied:
         names = f"{', '.join([best.label, *verdict.tied[:-1]])} and {verdict.tied[-1]}"
-        heading = f"{names} share the highest held-out pass@1, {trained:.3f} (base {base:.3f})"
+        heading = f"{names} share the highest held-out pass@1, {scores}"
     else:
-        heading = f"{best.label} is highest in held-out pass@1, {trained:.3f} (base {base:.3f})"
+        heading = f"{best.label} is highest in held-out pass@1, {scores}"
     unclear = [
         name
         for name, difference in verdict.differences.items()
-        if name not in verdict.tied and (difference is None or not difference.apart)
+        if name not in verdict.tied and (difference is None or not difference.excludes_zero)
     ]
     if unclear:
         heading += f", but not told apart from {' or '.join(unclear)}"
@@ -158,8 +162,8 @@ def _interval_note(verdict: Verdict) -> str:
     return f"Intervals: {100 * verdict.level:.3g} %{corrected}, over {over}."
 
 
-def missing_statements(runs: list[Run]) -> list[str]:
-    """Which runs lack a held-out evaluation, and the command that makes it."""
+def missing_statements(runs: list[RecordedRun]) -> list[str]:
+    """Return which runs lack a held-out evaluation, and the command that makes it."""
     missing = [run for run in runs if run.passk is None]
     if not missing:
         return []
@@ -172,22 +176,25 @@ def missing_statements(runs: list[Run]) -> list[str]:
 
 
 def statements(frame: Frame) -> list[str]:
-    """The verdict on every ground, and the runs of which it knows nothing."""
+    """Return the verdict on every ground, and the runs of which it knows nothing."""
     found = verdicts(frame)
-    lines = [*map(verdict_statement, found), *dict.fromkeys(map(_interval_note, found))]
-    return [*lines, *objective_notes(frame.runs), *missing_statements(frame.runs)]
+    lines = [verdict_statement(verdict) for verdict in found]
+    lines += dict.fromkeys(_interval_note(verdict) for verdict in found)  # each once
+    lines += objective_notes(frame.runs)
+    lines += missing_statements(frame.runs)
+    return lines
 
 
-def scores_panel(arms: list[Arm]) -> Panel:
+def scores_panel(arms: list[ReportArm]) -> Panel:
     """Held-out pass@1 of every arm with its interval, base beside it."""
 
     def draw(axes):
         for row, arm in enumerate(arms):
-            for side, style in (("base", {"color": OTHER_COLOUR, "marker": "s"}), ("trained", {"marker": "o"})):
+            for side, colour, marker in (("base", OTHER_COLOUR, "s"), ("trained", colour_of(arm), "o")):
                 value, low, high = arm.sides[side]
-                style = {"color": colour_of(arm), **style}
-                axes.plot([low, high], [row, row], color=style["color"])
-                axes.plot([value], [row], linestyle="", label=None if row else side, **style)
+                label = side if row == 0 else None  # once in the legend
+                axes.plot([low, high], [row, row], color=colour)
+                axes.plot([value], [row], linestyle="", label=label, color=colour, marker=marker)
         axes.set_yticks(range(len(arms)), [arm.legend for arm in arms])
         axes.set_title("Held-out pass@1 and its 95 % interval", loc="right")
         axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="pass@1")
@@ -198,14 +205,16 @@ def scores_panel(arms: list[Arm]) -> Panel:
 
 def verdict_sections(frame: Frame) -> list[Section]:
     lines = statements(frame)
-    blocks = [Bullets(lines)] if lines[2:] and lines[1].startswith("**") else list(map(Text, lines))
-    if evaluated := [arm for arm in frame.arms if arm.evaluated]:
+    several_grounds = len(lines) > 2 and lines[1].startswith("**")
+    blocks = [Bullets(lines)] if several_grounds else [Text(line) for line in lines]
+    evaluated = [arm for arm in frame.arms if arm.evaluated]
+    if evaluated:
         blocks.append(Picture("verdict.png", "Held-out pass@1 of every arm", "", [scores_panel(evaluated)]))
     return [Section("Verdict", blocks)]
 
 
 def success_statements(rows: list[Comparison]) -> list[str]:
-    """The success rule of B against A: a line per comparison."""
+    """Return the success rule of B against A: a line per comparison."""
     lines = []
     for row in rows:
         rules = []
@@ -224,7 +233,7 @@ def success_statements(rows: list[Comparison]) -> list[str]:
 
 
 def sections(frame: Frame) -> list[Section]:
-    rows, left = against_references(frame)
+    rows, left = compare_with_references(frame)
     if not rows and not left:
         return []
     title = "Arms against plain, control and A"
@@ -232,10 +241,10 @@ def sections(frame: Frame) -> list[Section]:
     if rows:
         blocks.append(arms_table(rows, title))
     variants = {arm.label: arm.variant for arm in frame.arms}
-    of_rule = [row for row in rows if (variants[row.first], variants[row.second]) == ("B", "A") and row.k == 1]
-    if of_rule:
+    b_against_a = [row for row in rows if variants[row.first] == "B" and variants[row.second] == "A" and row.k == 1]
+    if b_against_a:
         blocks.append(Text("The success rule: B keeps 80 to 90 % of A's held-out score at a lower step cost."))
-        blocks.append(Bullets(success_statements(of_rule)))
+        blocks.append(Bullets(success_statements(b_against_a)))
     notes = [*left, *step_time_notes(frame.timing)]
     if notes:
         blocks.append(Bullets(notes))

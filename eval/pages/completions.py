@@ -1,7 +1,6 @@
 """Completions of base and of the best arm, side by side."""
 
 import re
-from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -11,27 +10,32 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.passk import SIDES
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import Column, Table, table_of
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
 from trl_prorl.record.run_files import read_json
 from trl_prorl.text import visible
 
 
-PROMPTS, LONGEST = 6, 400
+PROMPTS = 6
+LONGEST = 400  # characters of a text that are shown
 
 
-def first_samples(run: Run, side: str) -> pd.DataFrame | None:
+def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     """
-    The first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind `passk.json`, whose
-    verdicts add up to its counts, are not on disk.
+    Return the first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind
+    `passk.json`, whose verdicts add up to its counts, are not on disk.
     """
-    names, n = run.passk.get("prompt_ids"), run.passk["n"]
-    for file in sorted((run.path / SAMPLES_FOLDER).glob(f"{side}-*/{SETTINGS_FILE}")) if names else []:
+    names = run.passk.get("prompt_ids")
+    n = run.passk["n"]
+    if not names:
+        return None
+    for file in sorted((run.path / SAMPLES_FOLDER).glob(f"{side}-*/{SETTINGS_FILE}")):
         settings = read_json(file)
         samples = SampleStore(file.parents[1], side, settings).frame()
         samples = samples[samples["sample"] < n]
         counts = samples.groupby("prompt_id")["correct"].sum().reindex(names)
-        if settings.get("temperature") == run.passk["temperature"] and list(counts) == run.passk[side]["correct"]:
+        same_temperature = settings.get("temperature") == run.passk["temperature"]
+        if same_temperature and list(counts) == run.passk[side]["correct"]:
             return samples[samples["sample"] == 0].set_index("prompt_id").loc[names]
     return None
 
@@ -43,18 +47,18 @@ def _text(text: str) -> str:
     return f"{fence} {text} {fence}" if text else "(empty)"
 
 
-def _judged(sample: pd.Series) -> str:
+def _verdict_cell(sample: pd.Series) -> str:
     return f"{'✓' if sample['correct'] else '✗'} {_text(sample['completion'])}"
 
 
 COLUMNS = [
     Column("prompt", lambda row: _text(row[0]["prompt"])),
-    Column("base", lambda row: _judged(row[0])),
-    Column("trained", lambda row: _judged(row[1])),
+    Column("base", lambda row: _verdict_cell(row[0])),
+    Column("trained", lambda row: _verdict_cell(row[1])),
 ]
 
 
-def completions_table(run: Run) -> Table | None:
+def completions_table(run: RecordedRun) -> Table | None:
     """Six prompts, evenly spaced over the evaluation, with the first sample of each side."""
     sides = [first_samples(run, side) for side in SIDES]
     if any(side is None for side in sides):
@@ -69,5 +73,8 @@ def completions_table(run: Run) -> Table | None:
 
 
 def sections(frame: Frame) -> list[Section]:
-    tables = (completions_table(verdict.best.evaluated[0]) for verdict in verdicts(frame))
-    return [Section(table.title, [table]) for table in islice(filter(None, tables), 1)]
+    for verdict in verdicts(frame):
+        table = completions_table(verdict.best.evaluated[0])
+        if table is not None:
+            return [Section(table.title, [table])]
+    return []

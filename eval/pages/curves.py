@@ -1,211 +1,113 @@
-"""How a report draws: the look of an arm, curves over steps with their marks, panels, and the files made of them."""
-
-import io
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+"""Curves over optimizer steps: reward beside gold, KL, entropy, validation; the stages of a step."""
 
 import numpy as np
-import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from PIL import Image
 
-from trl_prorl.eval.analysis.frame import Arm, Frame
-from trl_prorl.eval.analysis.stability import band
-from trl_prorl.eval.run_folder.run import Run
-from trl_prorl.files import replaced
-from trl_prorl.record.run_files import GAMED, GROWTH
-from trl_prorl.variants import VARIANTS
-
-
-OTHER_COLOUR = "#7F7F7F"
-LINE_STYLES = ("-", "--", "-.", ":")
-# From the fifth line of a colour on; not the circle that the points of some curves have anyway.
-MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
-DPI = 100
-PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 120
-LETTER = 0.012  # of the panel's width, in the label of a row
-LEGEND_ROW_INCHES, LEGEND_COLUMNS = 0.22, 2
-MOST_CURVES = 10  # on one set of axes
-MOST_RESETS = 30  # of a curve, that are marked
-LEGEND_NOTE = "Panels without a legend have that of the first beside them."
-RESETS_NOTE = f"Vertical lines are resets, of the arm's colour, but for arms with more than {MOST_RESETS}."
-BAND_NOTE = "Strong line: mean over the seeds of an arm; band: lowest to highest seed, where all of them ran."
-SHEETS_NOTE = (
-    "Arms of one task, base, length and learning rate share axes; where these are more than "
-    f"{MOST_CURVES}, as many at a time do, beside one arm of plain and one of the control."
+from trl_prorl.eval.analysis.frame import Frame, ReportArm, stage_seconds
+from trl_prorl.eval.analysis.stability import SMOOTHING_STEPS, kl_key, running_mean, running_median_of_positive
+from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.plotting import (
+    SHEETS_NOTE,
+    Panel,
+    caption,
+    draw_lines,
+    sheets,
+    steps_panel,
+    symlog_threshold,
 )
-# Other events, at the bottom of the axes: marker, label, and what a caption says.
-EVENT_MARKS = {
-    GROWTH: ("^", "growth of the rank", "Triangles at the bottom are growths of the adapter's rank."),
-    GAMED: ("X", "the reward is gamed", "Crosses at the bottom: `guard_gap` fired, the reward rose while gold fell."),
+
+
+STAGES = {  # colour and label
+    "rollout": ("#BBBBBB", "rollout"),
+    "old": ("#F0E442", "old scoring"),
+    "ref": ("#CC79A7", "reference scoring"),
+    "update": ("#56B4E9", "update"),
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Panel:
+def draw_reward(axes, arms: list[ReportArm]) -> None:
     """
-    One set of axes: what the picture shows, for readers who do not see it; a function that draws into axes, and labels
-    what belongs into a legend, but draws none; rows of bars, which make it taller; and whether it has a legend.
+    Draw the training reward and, in the same panel, gold, the share of correct completions: a reward that is gamed
+    parts from it.
     """
-
-    alt: str
-    draw: Callable
-    rows: int = 0
-    legend: bool = True
-
-    @cached_property
-    def png(self) -> bytes:
-        """The panel, 624 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
-        width, height = PANEL_INCHES
-        figure = Figure((width, max(height, 1.2 + 0.24 * self.rows)), PANEL_DPI)
-        axes = figure.subplots()
-        self.draw(axes)
-        labels, legend = axes.get_legend_handles_labels()[1], 0.0
-        if labels and self.legend:
-            legend = LEGEND_ROW_INCHES * -(-len(labels) // LEGEND_COLUMNS)
-            figure.set_figheight(figure.get_figheight() + legend)
-            figure.legend(loc="lower center", ncols=LEGEND_COLUMNS, fontsize=7, frameon=False, handlelength=2.5)
-        # By hand, because a layout that is computed takes five times as long.
-        longest = max(len(label.get_text()) for label in axes.get_yticklabels()) if self.rows else 0
-        tall, left = figure.get_figheight(), min(0.6, 0.16 + LETTER * longest)
-        figure.subplots_adjust(left, (legend + 0.5) / tall, 0.98, 1 - 0.3 / tall)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
-        # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
-        buffer = io.BytesIO()
-        picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, format="png")
-        return buffer.getvalue()
+    draw_lines(axes, arms, lambda variant: "reward", running_mean)
+    draw_lines(axes, _with_gold(arms), lambda variant: "gold", running_mean, ": gold", linestyle=":", marker=None)
 
 
-def write_sheet(panels: list[Panel], path: Path, columns: int) -> None:
-    """Write panels side by side as one PNG."""
-    pictures = [Image.open(io.BytesIO(panel.png)).convert("RGB") for panel in panels]
-    columns = min(columns, len(pictures))
-    rows = [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
-    width, heights = pictures[0].width, [max(picture.height for picture in row) for row in rows]
-    sheet = Image.new("RGB", (columns * width, sum(heights)), "white")
-    for place, row in enumerate(rows):
-        for column, picture in enumerate(row):
-            sheet.paste(picture, (column * width, sum(heights[:place])))
-    with replaced(path) as aside:
-        sheet.save(aside, format="png")
+def draw_kl(axes, arms: list[ReportArm]) -> None:
+    """Draw the KL of each arm to its own anchor."""
+    for variant in dict.fromkeys(arm.variant for arm in arms):
+        same_variant = [arm for arm in arms if arm.variant == variant]
+        draw_lines(axes, same_variant, kl_key, running_median_of_positive, f": {kl_key(variant)}")
+    series = [values for arm in arms for values in arm.series(kl_key(arm.variant))]
+    axes.set_yscale("symlog", linthresh=symlog_threshold(series), linscale=0.5)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter("{x:g}")  # powers of ten as mathematics take a second to set
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG, whole or not at all."""
-    with replaced(path) as aside:
-        figure.savefig(aside, format="png")
+def draw_entropy(axes, arms: list[ReportArm]) -> None:
+    """Draw the entropy of the policy."""
+    draw_lines(axes, arms, lambda variant: "entropy", running_mean)
 
 
-def colour_of(run: Run | Arm) -> str:
-    """The colour of its variant; grey for one that is not known."""
-    return VARIANTS[run.variant].colour if run.variant in VARIANTS else OTHER_COLOUR
+def draw_validation(axes, arms: list[ReportArm]) -> None:
+    """Draw the reward of the evaluations during training, as measured."""
+    draw_lines(axes, arms, lambda variant: "eval_reward", lambda values: values)
 
 
-def style_of(arm: Arm) -> dict:
-    """Line properties: colour by variant, dashes and then markers by place within the colour."""
-    style = {"color": colour_of(arm), "linestyle": LINE_STYLES[arm.place % len(LINE_STYLES)]}
-    marker = MARKERS[arm.place // len(LINE_STYLES) % len(MARKERS)]
-    return style if marker is None else {**style, "marker": marker, "markersize": 5}
+def _with_gold(arms: list[ReportArm]) -> list[ReportArm]:
+    return [arm for arm in arms if arm.series("gold")]
 
 
-def arm_label(run: Run) -> str:
-    """The name of a run, with its variant where the name does not say it."""
-    return run.name if run.name == run.variant else f"{run.name} ({run.variant})"
+def sheet_panels(sheet: str, arms: list[ReportArm], validated: bool = False) -> list[Panel]:
+    """Return the panels of some arms: reward with gold, KL to the anchor, entropy and, if `validated`, validation."""
+    reward = "Training reward, and gold (dotted)" if _with_gold(arms) else "Training reward"
+    panels = [
+        steps_panel(sheet + reward, arms, draw_reward, "mean of the batch"),
+        steps_panel(f"{sheet}KL to the arm's anchor", arms, draw_kl, "nats per token (k3), symlog"),
+        steps_panel(f"{sheet}Entropy of the policy", arms, draw_entropy, "nats per token", legend=False),
+    ]
+    if validated:
+        title = f"{sheet}Validation reward"
+        panels.append(steps_panel(title, arms, draw_validation, "mean of the evaluation", legend=False))
+    return panels
 
 
-def sheets(frame: Frame) -> list[tuple[str, list[Arm]]]:
-    """
-    The arms as they share axes, with what begins the titles of these: ground by ground, and of a ground of more than
-    10 arms as many at a time, with its first plain and control arm in each.
-    """
-    found = []
-    for title, arms in frame.grounds.items():
-        first = {arm.variant: arm for arm in reversed(arms)}
-        references = [first[variant] for variant in ("plain", "control") if variant in first]
-        parts = [arms[start : start + MOST_CURVES] for start in range(0, len(arms), MOST_CURVES)]
-        for number, part in enumerate(parts, start=1):
-            others = [arm for arm in references if arm not in part]
-            place = f"{number} of {len(parts)}" if len(parts) > 1 else ""
-            named = ", ".join(filter(None, [title, place]))
-            found.append((f"{named}: " if named else "", [*others, *part]))
-    return found
+def _mean_stage_seconds(arm: ReportArm, stage: str) -> float:
+    """Return the mean over the runs of an arm that were timed; 0 without any."""
+    seconds = arm.values(lambda row: stage_seconds(row, stage))
+    return sum(seconds) / len(seconds) if seconds else 0.0
 
 
-def caption(frame: Frame, text: str) -> str:
-    """
-    The caption of curves over steps: after a text the marks, and the bands where there are seeds to put together.
-    """
-    notes = [note for event, (*_, note) in EVENT_MARKS.items() if any(run.event_steps(event) for run in frame.runs)]
-    bands = [BAND_NOTE] if any(len(arm.rows) > 1 for arm in frame.arms) else []
-    return " ".join([text, LEGEND_NOTE, RESETS_NOTE, *notes, *bands])
+def stages_panel(frame: Frame) -> Panel:
+    """Return the mean seconds of a step by stage, mean over the runs of an arm; what was not timed is not drawn."""
+
+    def draw(axes):
+        left = np.zeros(len(frame.arms))
+        for stage, (colour, label) in STAGES.items():
+            means = np.array([_mean_stage_seconds(arm, stage) for arm in frame.arms])
+            axes.barh(range(len(left)), means, left=left, color=colour, label=label)
+            left += means
+        axes.set_yticks(range(len(frame.arms)), [arm.legend for arm in frame.arms])
+        axes.set_title("Mean time of a step, by stage", loc="right")
+        axes.set(ylim=(len(frame.arms) - 0.5, -0.5), xlabel="seconds")
+        axes.grid(alpha=0.2, axis="x")
+
+    alt = "Mean seconds of a step, split into rollout, old scoring, reference scoring and update"
+    return Panel(alt, draw, len(frame.arms))
 
 
-def draw_lines(axes, arms: list[Arm], key_of: Callable, smooth=lambda values: values, suffix="", **style) -> None:
-    """One run: faint as recorded, strong smoothed. Several: mean and band of what was smoothed run by run."""
-    for arm in arms:
-        series = arm.series(key_of(arm.variant))
-        smoothed = [line for line in map(smooth, series) if len(line)]
-        if not smoothed:
-            continue
-        colour, strong = colour_of(arm), smoothed[0]
-        if len(arm.rows) == 1:
-            axes.plot(series[0].index, series[0], color=colour, linewidth=0.6, alpha=0.25)
-        else:
-            spread = band(smoothed)
-            axes.fill_between(spread.index, spread["low"], spread["high"], color=colour, alpha=0.18, linewidth=0)
-            strong = spread["mean"]
-        line = {"linewidth": 1.8, "markevery": 0.1, **style_of(arm), **style}
-        axes.plot(strong.index, strong, label=f"{arm.legend}{suffix}", **line)
-
-
-def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> None:
-    """
-    Points, of one run its `mean` with the interval `low` to `high`, of several mean and band over the runs.
-    """
-    frame = frames[0] if len(frames) == 1 else band([each["mean"] for each in frames])
-    axes.fill_between(frame.index, frame["low"], frame["high"], color=style["color"], alpha=0.15, linewidth=0)
-    axes.plot(frame.index, frame["mean"], linewidth=1.8, label=label, **{"marker": "o", "markersize": 4, **style})
-
-
-def steps_panel(title: str, arms: list[Arm], draw: Callable, unit: str, legend: bool = True) -> Panel:
-    """A panel over optimizer steps, with the marks of resets and other events."""
-
-    def whole(axes):
-        draw(axes)
-        if not axes.lines:
-            axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
-        mark_events(axes, arms)
-        axes.grid(alpha=0.2)
-        axes.set_title(title, y=1.0)  # a place of its own, which is not searched for
-        axes.set(xlabel="optimizer step", ylabel=unit)
-
-    return Panel(f"{title} over optimizer steps", whole, legend=legend)
-
-
-def mark_events(axes, arms: list[Arm]) -> None:
-    """
-    Resets as thin vertical lines, and other events as marks at the bottom. More than 30 resets of an arm would hide
-    those of the others.
-    """
-    across = axes.get_xaxis_transform()
-    for arm in arms:
-        steps = sorted({step for run in arm.runs for step in run.reset_steps() or []})
-        if 0 < len(steps) <= MOST_RESETS:
-            axes.vlines(steps, 0, 1, colour_of(arm), linewidth=0.8, alpha=0.6, transform=across, zorder=0)
-    for event, (marker, label, _) in EVENT_MARKS.items():
-        for arm in arms:
-            if steps := sorted({step for run in arm.runs for step in run.event_steps(event)}):
-                place = {"color": colour_of(arm), "markersize": 5, "transform": across, "clip_on": False}
-                axes.plot(steps, [0.0] * len(steps), marker, label=label, **place)
-                label = None  # once
-
-
-def symlog_threshold(series: list[pd.Series]) -> float:
-    """Where a KL axis turns linear: the smallest positive values, because the KL is exactly 0 after a reset."""
-    positive = [values[values > 0] for values in series]
-    return max(min((values.quantile(0.05) for values in positive if len(values)), default=1e-6), 1e-12)
+def sections(frame: Frame) -> list[Section]:
+    found = sheets(frame)
+    text = (
+        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL: median of the steps where it is positive), as recorded "
+        "behind it in faint; the validation reward is that of the evaluations during training."
+    )
+    validated = any(arm.series("eval_reward") for arm in frame.arms)
+    panels = [sheet_panels(sheet, arms, validated) for sheet, arms in found]
+    columns = 3
+    if len(found) > 1:
+        text = f"{text} {SHEETS_NOTE}"
+        columns = len(panels[0])
+    alt = "Reward, KL and entropy over optimizer steps"
+    picture = Picture("summary.png", alt, caption(frame, text), sum(panels, []), columns)
+    return [Section("Curves", [picture])]

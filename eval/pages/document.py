@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from trl_prorl.eval.pages.curves import Panel, write_sheet
+from trl_prorl.eval.pages.plotting import Panel, write_sheet
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.text import visible, without_html
 
@@ -108,7 +108,7 @@ def _block_markdown(block: Block) -> str:
 
 
 def to_markdown(report: Report) -> str:
-    """The report as GitHub markdown; its pictures are files beside it."""
+    """Return the report as GitHub markdown; its pictures are files beside it."""
     parts = [f"# {without_html(visible(report.title))}", *map(_block_markdown, report.lead)]
     for section in report.sections:
         parts += [f"## {without_html(visible(section.title))}", *map(_block_markdown, section.blocks)]
@@ -121,13 +121,13 @@ def inline(text: str) -> Markup:
 
 
 def cell(text: str) -> Markup:
-    """A table cell; an interval, outside code, goes onto a line of its own, in smaller type."""
+    """Return a table cell; an interval, outside code, goes onto a line of its own, in smaller type."""
     html = inline(text)
     return html if "`" in text else Markup(_INTERVAL.sub(r' <span class="interval">\1</span>', str(html)))
 
 
 def short(text: str) -> bool:
-    """Whether a cell, its interval aside, should stay on one line."""
+    """Return whether a cell, its interval aside, should stay on one line."""
     return len(_INTERVAL.sub("", text)) <= LONGEST_SHORT_CELL
 
 
@@ -137,12 +137,12 @@ def breakable(html: Markup) -> Markup:
 
 
 def data_uri(panel: Panel) -> str:
-    """The panel as a PNG inside the page."""
+    """Return the panel as a PNG inside the page."""
     return f"data:image/png;base64,{base64.b64encode(panel.png).decode()}"
 
 
 def to_html(report: Report) -> str:
-    """The report as an HTML page; pictures are drawn panel by panel."""
+    """Return the report as an HTML page; pictures are drawn panel by panel."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

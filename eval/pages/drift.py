@@ -9,7 +9,7 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 # Title and unit of each measure's panel.
@@ -24,28 +24,28 @@ PANELS = {
 NO_ENGLISH = "Without the perplexity of English text: the model's vocabulary has no English words."
 
 
-def drift_points(run: Run) -> list[dict]:
-    """The points of a run whose step is known."""
-    return [point for point in (run.drift or {}).get("points", []) if point["step"] is not None]
+def drift_points(run: RecordedRun) -> list[dict]:
+    """Return the points of a run whose step is known."""
+    points = (run.drift or {}).get("points", [])
+    return [point for point in points if point["step"] is not None]
 
 
-def drift_series(run: Run, key: str) -> pd.Series | None:
-    """One measure over optimizer steps; `None` if it was not measured."""
+def drift_series(run: RecordedRun, key: str) -> pd.Series | None:
+    """Return one measure over optimizer steps; `None` if it was not measured."""
     points = {point["step"]: point[key] for point in drift_points(run) if point.get(key) is not None}
     return pd.Series(points, dtype=float).sort_index() if points else None
 
 
 def _kl_cell(point: dict) -> str:
     interval = point.get("interval")
-    return (
-        interval_cell(Estimate(point["kl_to_base"], *interval), ".4f")
-        if interval
-        else cell(point["kl_to_base"], ".4f")
-    )
+    if not interval:
+        return cell(point["kl_to_base"], ".4f")
+    return interval_cell(Estimate(point["kl_to_base"], *interval), ".4f")
 
 
 def _entropy_cell(point: dict) -> str:
-    base, trained = point.get("base_entropy"), cell(point.get("entropy"), ".3f")
+    base = point.get("base_entropy")
+    trained = cell(point.get("entropy"), ".3f")
     return trained if base is None else f"{base:.3f} → {trained}"
 
 
@@ -84,7 +84,7 @@ RUN_COLUMNS = [
 
 
 def points_tables(run_dir: Path, result: dict) -> list[Table]:
-    """A row per model of one run: on its own task, and on each other one."""
+    """Return a row per model of one run: on its own task, and on each other one."""
     points = result["points"]
     title = f"Drift of {run_dir}"
     without_text = all(point.get("text_perplexity") is None for point in points)
@@ -98,8 +98,12 @@ def points_tables(run_dir: Path, result: dict) -> list[Table]:
 
 
 def runs_table(frame: Frame) -> Table | None:
-    """The last point of each run; `None` if no run has one."""
-    rows = [(run.name, run.drift["points"][-1]) for run in frame.runs if (run.drift or {}).get("points")]
+    """Return the last point of each run; `None` if no run has one."""
+    rows = []
+    for run in frame.runs:
+        points = (run.drift or {}).get("points")
+        if points:
+            rows.append((run.name, points[-1]))
     notes = [
         "The last checkpoint of each run. KL in nats per token, exact over the vocabulary, at the policy's own "
         f"samples; agreement is the share of positions where both have the same likeliest token. {NOT_MEASURED} means "
@@ -113,7 +117,8 @@ def plot_drift(result: dict, path: Path) -> None:
     points = [point for point in result["points"] if point["step"] is not None]
     steps = [point["step"] for point in points]
     figure = Figure(figsize=(12, 3.2), layout="constrained")
-    for axes, (key, (title, unit)) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+    all_axes = figure.subplots(1, len(PANELS))
+    for axes, (key, (title, unit)) in zip(all_axes, PANELS.items(), strict=True):
         axes.plot(steps, [point[key] for point in points], marker="o", color="#0072B2")
         if key == "kl_to_base":
             low, high = zip(*(point["interval"] for point in points), strict=True)

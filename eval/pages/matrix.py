@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trl_prorl.eval.analysis.compare import verdicts
-from trl_prorl.eval.analysis.frame import Arm, Frame, peak_memory
+from trl_prorl.eval.analysis.frame import Frame, ReportArm, peak_memory
 from trl_prorl.eval.analysis.stability import (
     COLLAPSE_SHARE,
     ENTROPY_SPIKE,
@@ -12,35 +12,37 @@ from trl_prorl.eval.analysis.stability import (
     NEIGHBOURS,
     SMOOTHING_STEPS,
     Spikes,
-    collapsed,
     entropy_spikes,
+    has_collapsed,
     kl_spikes,
     largest_drop,
 )
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, mean_cell, table_of
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
-PERFORMANCE, STABILITY, COST = "Performance, held-out", "Stability", "Cost"
+PERFORMANCE = "Performance, held-out"
+STABILITY = "Stability"
+COST = "Cost"
 
 
-def _worst(arm: Arm, measure: Callable[[Run], float | None]) -> float | None:
+def _worst(arm: ReportArm, measure: Callable[[RecordedRun], float | None]) -> float | None:
     return max(arm.values(lambda row: measure(row.run)), default=None)
 
 
-def _pass_k_cell(arm: Arm) -> str:
+def _pass_k_cell(arm: ReportArm) -> str:
     text = interval_cell(arm.at_largest_k, ".3f")
     return f"{text} (k={', '.join(map(str, arm.largest_ks))})" if arm.evaluated else text
 
 
-def _collapsed_cell(arm: Arm) -> str:
-    answers = arm.values(lambda row: collapsed(row.run))
+def _collapsed_cell(arm: ReportArm) -> str:
+    answers = arm.values(lambda row: has_collapsed(row.run))
     return f"{sum(answers)} of {len(answers)}" if answers else NOT_MEASURED
 
 
-def _spikes_cell(arm: Arm, find: Callable[[Run], Spikes | None]) -> str:
-    """Mean number in a run, and the largest of all runs: `1.5 (× 32)`."""
+def _spikes_cell(arm: ReportArm, find: Callable[[RecordedRun], Spikes | None]) -> str:
+    """Return the mean number in a run, and the largest of all runs: `1.5 (× 32)`."""
     found = arm.values(lambda row: find(row.run))
     count = mean_cell([spikes.count for spikes in found], ".3g")
     largest = max((spikes.largest for spikes in found if spikes.count), default=None)
@@ -144,7 +146,11 @@ def result_matrix(frame: Frame) -> Table:
     """Performance, stability and cost of every arm."""
     best = {verdict.best.label for verdict in verdicts(frame) if verdict.arms > 1 and not verdict.tied}
     table = table_of("Result matrix", COLUMNS, frame.arms, definitions=[DASH])
-    return replace(table, rows=[[f"{row[0]} ★" if row[0] in best else row[0], *row[1:]] for row in table.rows])
+    rows = []
+    for label, *cells in table.rows:
+        marked = f"{label} ★" if label in best else label
+        rows.append([marked, *cells])
+    return replace(table, rows=rows)
 
 
 def sections(frame: Frame) -> list[Section]:

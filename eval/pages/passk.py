@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from trl_prorl.eval.analysis.frame import Arm, Frame
+from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.passk import (
     SIDES,
     checkpoint_curve,
@@ -15,7 +15,8 @@ from trl_prorl.eval.analysis.passk import (
     summary_score,
 )
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.pages.curves import (
+from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.plotting import (
     OTHER_COLOUR,
     Panel,
     caption,
@@ -24,7 +25,6 @@ from trl_prorl.eval.pages.curves import (
     steps_panel,
     style_of,
 )
-from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.text import visible
 
@@ -35,14 +35,21 @@ BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
 def checkpoint_panels(frame: Frame) -> list[Panel]:
     """pass@k over checkpoints, a panel per k."""
 
-    def draw(axes, k):
-        for arm in frame.arms:
-            curves = [found for run in arm.runs if (found := checkpoint_curve(run, k)) is not None]
-            if curves:
-                draw_points(axes, curves, arm.legend, style_of(arm))
-
     ks = checkpoint_ks(frame.runs)
-    return [steps_panel(f"Held-out pass@{k}", frame.arms, partial(draw, k=k), f"pass@{k}", k == ks[0]) for k in ks]
+    panels = []
+    for k in ks:
+        draw = partial(draw_checkpoints, k=k)
+        panels.append(steps_panel(f"Held-out pass@{k}", frame.arms, draw, f"pass@{k}", legend=k == ks[0]))
+    return panels
+
+
+def draw_checkpoints(axes, arms: list[ReportArm], k: int) -> None:
+    """Draw pass@k over the checkpoints of each arm that has some."""
+    for arm in arms:
+        curves = [checkpoint_curve(run, k) for run in arm.runs]
+        curves = [curve for curve in curves if curve is not None]
+        if curves:
+            draw_points(axes, curves, arm.legend, style_of(arm))
 
 
 def _at(place):
@@ -66,7 +73,7 @@ CHECKPOINT_COLUMNS = [
 
 
 def checkpoints_table(frame: Frame) -> Table | None:
-    """The best and the last checkpoint of each run, per k; `None` without checkpoints."""
+    """Return the best and the last checkpoint of each run, per k; `None` without checkpoints."""
     measured = [(run, k, checkpoint_curve(run, k)) for run in frame.runs for k in checkpoint_ks(frame.runs)]
     rows = [row for row in measured if row[2] is not None]
     notes = [
@@ -77,25 +84,30 @@ def checkpoints_table(frame: Frame) -> Table | None:
 
 
 def k_panels(frame: Frame) -> list[Panel]:
-    """A panel for arms that share axes: the trained ones over k, and base."""
+    """Return a panel for arms that share axes: the trained ones over k, and base."""
 
-    def panel(title: str, arms: list[Arm]) -> Panel:
-        def draw(axes):
-            runs = [run for arm in arms for run in arm.evaluated]
-            draw_points(axes, [k_curve(run, "base", len(runs) == 1) for run in runs], "base", BASE_STYLE)
-            for arm in arms:
-                curves = [k_curve(run, "trained", len(arm.evaluated) == 1) for run in arm.evaluated]
-                draw_points(axes, curves, arm.legend, style_of(arm))
-            ks = draw_sizes(max(run.passk["n"] for run in runs))
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(ks, list(map(str, ks)))
-            axes.set(title=title, xlabel="k (samples drawn)", ylabel="held-out pass@k", ylim=(0, 1.02))
-            axes.grid(alpha=0.2)
+    panels = []
+    for beginning, arms in sheets(frame):
+        evaluated = [arm for arm in arms if arm.evaluated]
+        if evaluated:
+            title = f"{beginning}base and trained"
+            draw = partial(draw_against_k, arms=evaluated, title=title)
+            panels.append(Panel(f"Held-out pass@k against k: {title}", draw))
+    return panels
 
-        return Panel(f"Held-out pass@k against k: {title}", draw)
 
-    found = ((title, [arm for arm in arms if arm.evaluated]) for title, arms in sheets(frame))
-    return [panel(f"{title}base and trained", arms) for title, arms in found if arms]
+def draw_against_k(axes, arms: list[ReportArm], title: str) -> None:
+    """Draw pass@k over k: base, of all runs, and the trained models, arm by arm."""
+    runs = [run for arm in arms for run in arm.evaluated]
+    draw_points(axes, [k_curve(run, "base", len(runs) == 1) for run in runs], "base", BASE_STYLE)
+    for arm in arms:
+        curves = [k_curve(run, "trained", len(arm.evaluated) == 1) for run in arm.evaluated]
+        draw_points(axes, curves, arm.legend, style_of(arm))
+    ks = draw_sizes(max(run.passk["n"] for run in runs))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, list(map(str, ks)))
+    axes.set(title=title, xlabel="k (samples drawn)", ylabel="held-out pass@k", ylim=(0, 1.02))
+    axes.grid(alpha=0.2)
 
 
 PART_COLUMNS = [
@@ -117,7 +129,10 @@ TASK_COLUMNS = [
 
 def tasks_table(frame: Frame) -> Table | None:
     """Held-out pass@1 per task and level, a row each per run; `None` where prompts are of one kind."""
-    rows = [(run, part) for run in frame.runs for part in (run.passk or {}).get("by") or []]
+    rows = []
+    for run in frame.runs:
+        parts = (run.passk or {}).get("by") or []
+        rows += [(run, part) for part in parts]
     notes = ["The prompts of each task and level alone; intervals over prompts."]
     return table_of("Per task and level", TASK_COLUMNS, rows, notes) if rows else None
 
@@ -134,7 +149,10 @@ FORGETTING_COLUMNS = [
 
 def forgetting_table(frame: Frame) -> Table | None:
     """Tasks that were not trained: base against trained, paired over prompts; `None` if none was evaluated."""
-    rows = [(run, other) for run in frame.runs for other in ((run.passk or {}).get("others") or {}).values()]
+    rows = []
+    for run in frame.runs:
+        others = (run.passk or {}).get("others") or {}
+        rows += [(run, other) for other in others.values()]
     notes = ["The change is paired over prompts; none is found where its interval holds 0."]
     return table_of("Tasks that were not trained", FORGETTING_COLUMNS, rows, notes) if rows else None
 
@@ -182,7 +200,8 @@ def result_table(run_dir: Path, result: dict) -> Table:
         f"{result['n']}, temperature {result['temperature']:g}"
     )
     rows = [_row(f"pass@{k}", result, k) for k in result["k"]]
-    if greedy := result.get("greedy"):
+    greedy = result.get("greedy")
+    if greedy:
         sides = [Estimate(greedy[side]["accuracy"], *greedy[side]["interval"]) for side in SIDES]
         rows.append(("greedy", sides, Estimate(*greedy["gain"])))
     return _side_by_side("outcome", title, rows)
@@ -190,20 +209,24 @@ def result_table(run_dir: Path, result: dict) -> Table:
 
 def parts_table(result: dict) -> Table | None:
     """
-    The smallest k of every task and level among the prompts, and of the tasks that were not trained; `None` if
+    Return the smallest k of every task and level among the prompts, and of the tasks that were not trained; `None` if
     neither.
     """
-    k, n = result["k"][0], result["n"]
-    rows = [_row(visible(f"{part['task']}@{part['level']}"), {**part, "n": n}, k) for part in result.get("by", [])]
-    rows += [_row(f"{visible(name)},\nnot trained", other, k) for name, other in result.get("others", {}).items()]
+    k = result["k"][0]
+    rows = []
+    for part in result.get("by", []):
+        name = visible(f"{part['task']}@{part['level']}")
+        rows.append(_row(name, {**part, "n": result["n"]}, k))
+    for name, other in result.get("others", {}).items():
+        rows.append(_row(f"{visible(name)},\nnot trained", other, k))
     return _side_by_side("task", f"pass@{k} by task", rows, digits=2) if rows else None
 
 
 def checkpoint_table(result: dict) -> Table:
     """pass@k of base and every checkpoint, a row each."""
-    columns = [
-        Column("step", lambda point: str(point["step"])),
-        *(Column(f"pass@{k}", lambda point, k=k: interval_cell(summary_score(point, k), ".3f")) for k in result["k"]),
-        Column("tokens", lambda point: f"{point['mean_tokens']:.0f}"),
-    ]
-    return table_of("pass@k over training steps", columns, [{"step": 0, **result["base"]}, *result["checkpoints"]])
+    columns = [Column("step", lambda point: str(point["step"]))]
+    for k in result["k"]:
+        columns.append(Column(f"pass@{k}", lambda point, k=k: interval_cell(summary_score(point, k), ".3f")))
+    columns.append(Column("tokens", lambda point: f"{point['mean_tokens']:.0f}"))
+    points = [{"step": 0, **result["base"]}, *result["checkpoints"]]
+    return table_of("pass@k over training steps", columns, points)

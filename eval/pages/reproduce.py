@@ -3,41 +3,49 @@
 import shlex
 
 from trl_prorl.eval.pages.document import Code, Section, Text
-from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, Run
+from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, RecordedRun
 from trl_prorl.record.provenance import evaluation_of, plugin_options
 
 
-def passk_command(runs: list[Run]) -> str:
-    """The command that evaluates these runs."""
+def passk_command(runs: list[RecordedRun]) -> str:
+    """Return the command that evaluates these runs."""
     plugins = "".join(dict.fromkeys(plugin_options(run.env) for run in runs))
     return f"trl-prorl passk{plugins} " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
 
 
-def evaluation_commands(runs: list[Run]) -> str:
-    """The commands that evaluated the runs, one per setting; with the defaults for runs not evaluated yet."""
+def evaluation_commands(runs: list[RecordedRun]) -> str:
+    """Return the commands that evaluated the runs, one per setting; with the defaults for runs not evaluated yet."""
     by_setting = {}
     for run in runs:
         if not run.can_be_evaluated:
             continue
         options = ""
         if run.passk:
-            split, prompts, n, ks = (run.passk[key] for key in ("split", "prompts", "n", "k"))
-            temperature, seed = run.passk["temperature"], run.passk["seed"]
-            sampling = f"--temperature {temperature:g}" if temperature else "--greedy"
-            tokens = run.passk.get("max_new_tokens")
-            own = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
-            sampling += f" --max-new-tokens {tokens}" if tokens and tokens != own else ""
-            options = (
-                f" --split {split} --prompts {prompts} --n {n} --k {' '.join(map(str, ks))} {sampling} --seed {seed}"
-            )
+            options = _passk_options(run)
         by_setting.setdefault(options, []).append(run)
     return "\n".join(passk_command(group) + options for options, group in by_setting.items())
 
 
-def sections(runs: list[Run], command: str) -> list[Section]:
+def _passk_options(run: RecordedRun) -> str:
+    """Return the options with which a run was evaluated."""
+    passk = run.passk
+    ks = " ".join(map(str, passk["k"]))
+    temperature = passk["temperature"]
+    sampling = f"--temperature {temperature:g}" if temperature else "--greedy"
+    tokens = passk.get("max_new_tokens")
+    own = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+    if tokens and tokens != own:
+        sampling += f" --max-new-tokens {tokens}"
+    return (
+        f" --split {passk['split']} --prompts {passk['prompts']} --n {passk['n']} --k {ks} {sampling} "
+        f"--seed {passk['seed']}"
+    )
+
+
+def sections(runs: list[RecordedRun], command: str) -> list[Section]:
     """
     Args:
-        runs (`list[Run]`): The runs.
+        runs (`list[RecordedRun]`): The runs.
         command (`str`): The command that makes the report again.
     """
     how = Text(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trl_prorl.eval.analysis.frame import Arm, Frame
+from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.resets import (
     AFTER,
     BEFORE,
@@ -17,34 +17,40 @@ from trl_prorl.eval.analysis.resets import (
 )
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, table_of
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 class ResetEffects(NamedTuple):
     """An arm's reward after every reset of every run, and that of the controls at the same steps."""
 
-    arm: Arm
+    arm: ReportArm
     own: list[Response]
     control: list[Response]
 
 
-def _reward(run: Run | None) -> tuple[np.ndarray, np.ndarray] | None:
+def _reward(run: RecordedRun | None) -> tuple[np.ndarray, np.ndarray] | None:
     """Steps and training reward of a run that measured it."""
-    reward = run and run.measured("reward")
+    reward = None if run is None else run.measured("reward")
     return None if reward is None else (reward.index.to_numpy(), reward.to_numpy())
 
 
-def reset_effects(arm: Arm) -> ResetEffects:
-    def responses(run, resetting):
-        reward = _reward(run)
-        return reset_responses(*reward, resetting.reset_steps() or []) if reward else []
-
-    own = [one for row in arm.rows for one in responses(row.run, row.run)]
-    # A control without resets alone has none of its own at those steps.
-    return ResetEffects(arm, own, [one for row in arm.rows for one in responses(row.own_control, row.run)])
+def _responses(run: RecordedRun | None, resets: list[int] | None) -> list[Response]:
+    """Return the responses of a run's reward to resets at these steps; none where it has no reward."""
+    reward = _reward(run)
+    return reset_responses(*reward, resets or []) if reward else []
 
 
-def _reasons(arm: Arm) -> str:
+def reset_effects(arm: ReportArm) -> ResetEffects:
+    own = []
+    control = []
+    for row in arm.rows:
+        resets = row.run.reset_steps()
+        own += _responses(row.run, resets)
+        control += _responses(row.own_control, resets)  # a control without resets has none of its own at those steps
+    return ResetEffects(arm, own, control)
+
+
+def _reasons(arm: ReportArm) -> str:
     reasons = (reason.split("+") for run in arm.runs for _, reason in run.reset_reasons())
     counts = Counter(part.replace("_", " ") for parts in reasons for part in parts if part)
     return ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) or NOT_MEASURED

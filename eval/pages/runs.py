@@ -5,7 +5,7 @@ from collections.abc import Callable
 from trl_prorl.eval.analysis.frame import Frame, Row
 from trl_prorl.eval.analysis.passk import SIDES, score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean
-from trl_prorl.eval.pages.course import stages_panel
+from trl_prorl.eval.pages.curves import stages_panel
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
@@ -23,7 +23,7 @@ from trl_prorl.variants import VARIANTS
 
 
 def _where_measured(heading: str, text: Callable[[Row], str]) -> Column:
-    """A column that is there if a run has its number."""
+    """Return a column that is there if a run has its number."""
     return Column(heading, text, applies=lambda rows: any(text(row) != NOT_MEASURED for row in rows))
 
 

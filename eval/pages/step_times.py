@@ -1,14 +1,16 @@
 """What is said where runs of a comparison have no step time."""
 
 from trl_prorl.eval.analysis.timing import Timing
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 NAMED = 6  # runs that a sentence names
 
 
 def step_time_notes(timing: Timing) -> list[str]:
-    """Why runs have no step time in a comparison, and how to measure one: a sentence or two; none where all have."""
+    """
+    Return why runs have no step time in a comparison, and how to measure one: a sentence or two; none where all have.
+    """
     notes = []
     if timing.beside:
         notes.append(
@@ -23,7 +25,7 @@ def step_time_notes(timing: Timing) -> list[str]:
     return notes
 
 
-def _named(runs: list[Run]) -> str:
+def _named(runs: list[RecordedRun]) -> str:
     names = [f"`{run.name}`" for run in runs[:NAMED]]
     if len(runs) > NAMED:
         names.append(f"{len(runs) - NAMED} more")

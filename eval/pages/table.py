@@ -19,7 +19,7 @@ POWER = "80 % power"  # of a detectable difference
 
 
 def cell(value: float | None, spec: str) -> str:
-    """A number in the given format; an en dash for what was not measured."""
+    """Return a number in the given format; an en dash for what was not measured."""
     return NOT_MEASURED if value is None or math.isnan(value) else format(value, spec)
 
 
@@ -36,7 +36,7 @@ def percent(value: float) -> str:
 
 
 def mean_cell(values: list[float], spec: str) -> str:
-    """The mean of the values, a dash where there is none."""
+    """Return the mean of the values, a dash where there is none."""
     return format(sum(values) / len(values), spec) if values else NOT_MEASURED
 
 
@@ -53,7 +53,7 @@ def sides_cell(base: Estimate | None, trained: Estimate | None, spec: str) -> st
 
 
 def percent_cell(share: float | None, spec: str) -> str:
-    """A share in [0, 1] as a number of percent, for a column whose heading has the sign."""
+    """Return a share in [0, 1] as a number of percent, for a column whose heading has the sign."""
     return cell(None if share is None else 100 * share, spec)
 
 
@@ -122,8 +122,8 @@ def table_of(
     title: str, columns: Sequence[Column], rows: Sequence, notes: Sequence[str] = (), definitions: Sequence[str] = ()
 ) -> Table:
     """
-    The table whose cells the columns take from the rows, whatever these are; further definitions stand after the
-    columns' own.
+    Return the table whose cells the columns take from the rows, whatever these are; further definitions stand after
+    the columns' own.
     """
     columns = [column for column in columns if column.applies(rows)]
     groups = [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]

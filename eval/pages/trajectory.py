@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.analysis.trajectory import SaturationCheck
-from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, arm_label, colour_of, save_figure
+from trl_prorl.eval.pages.plotting import DPI, OTHER_COLOUR, arm_label, colour_of, save_figure
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
-from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 def _ends_cell(check: SaturationCheck) -> str:
@@ -34,8 +34,8 @@ COLUMNS = [
 ]
 
 
-def trajectory_table(checks: list[tuple[Run, SaturationCheck]]) -> Table:
-    """A row per run and k: where it began and ended, the rate, and whether the curve holds."""
+def trajectory_table(checks: list[tuple[RecordedRun, SaturationCheck]]) -> Table:
+    """Return a row per run and k: where it began and ended, the rate, and whether the curve holds."""
     notes = [
         "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base; 'halves in' is "
         "the steps in which the unsolved part halves; [95 %] and p from resampled prompts, p at least 1/(resamples + "
@@ -44,9 +44,11 @@ def trajectory_table(checks: list[tuple[Run, SaturationCheck]]) -> Table:
     return table_of("pass@k over training", COLUMNS, checks, notes)
 
 
-def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
-    """Whether the curve holds for this run and k, and how large a departure would have shown."""
-    steps, residuals, errors = check.fit.steps, check.fit.residuals, check.fit.errors
+def trajectory_statements(run: RecordedRun, check: SaturationCheck) -> list[str]:
+    """Return whether the curve holds for this run and k, and how large a departure would have shown."""
+    steps = check.fit.steps
+    residuals = check.fit.residuals
+    errors = check.fit.errors
     worst = int(np.argmax(np.abs(residuals / errors)))
     clearest = f"the clearest residual is {residuals[worst]:+.3f} at step {steps[worst]:.0f}"
     heading = f"`{run.name}`, pass@{check.k}: "
@@ -62,12 +64,13 @@ def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
     return [heading + body]
 
 
-def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None:
+def plot_trajectory(run: RecordedRun, checks: list[SaturationCheck], path: Path) -> None:
     """Write pass@k over steps with the fitted curve as a PNG; a column per k."""
     colour = colour_of(run)
     figure = Figure(figsize=(7 * len(checks), 5), dpi=DPI, layout="constrained")
     for axes, check in zip(figure.subplots(1, len(checks), squeeze=False).flat, checks, strict=True):
-        points, fit = check.points, check.fit
+        points = check.points
+        fit = check.fit
         spread = np.abs(points[["low", "high"]].to_numpy().T - points["value"].to_numpy())
         label = "measured, 95 % over prompts"
         axes.errorbar(points["step"], points["value"], spread, fmt="o", color=colour, capsize=3, label=label)
@@ -77,7 +80,8 @@ def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None
         axes.set(ylabel=f"pass@{check.k}", xlabel="optimizer step", ylim=(0, 1.02))
         verdict = "no departure seen" if check.holds else "the curve does not hold"
         axes.set_title(f"pass@{check.k}: {verdict} (p = {check.p_value:.2g})", fontsize=11)
-        if steps := run.reset_steps():
+        steps = run.reset_steps()
+        if steps:
             across = axes.get_xaxis_transform()
             axes.vlines(steps, 0, 1, OTHER_COLOUR, linestyles=":", label="resets", transform=across, linewidth=0.9)
         axes.grid(alpha=0.2)

@@ -8,7 +8,7 @@ import psutil
 from tqdm import tqdm
 
 from trl_prorl.eval.pages.table import percent
-from trl_prorl.eval.readiness.finding import STOP, Finding, judged
+from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
 from trl_prorl.eval.readiness.first_steps import FirstSteps
 
 
@@ -35,10 +35,12 @@ def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_pe
 
 def largest_micro_batch(held: float, per_row: float, total: float, group: int) -> int:
     """
-    The most rows that fit, in whole groups where one group fits; 0 if not even one row does. Memory between steps, of
-    a row, and in all is in one unit.
+    Return the most rows that fit, in whole groups where one group fits; 0 if not even one row does. Memory between
+    steps, of a row, and in all is in one unit.
     """
-    rows = max(0, int((USABLE * total - held) / per_row)) if per_row > 0 else 0
+    if per_row <= 0:
+        return 0
+    rows = max(0, int((USABLE * total - held) / per_row))
     return rows - rows % group if rows >= group else rows
 
 
@@ -51,7 +53,7 @@ def process_memory() -> tuple[float, float]:
 
 def process_memory_finding(peak_gib: float, total_gib: float) -> Finding:
     """Return the finding of a run on a CPU: the memory of its first steps, of what the machine has, in GiB."""
-    return judged(
+    return make_finding(
         "peak memory of the process",
         f"{peak_gib:.1f} of {total_gib:.1f} GiB",
         peak_gib > USABLE * total_gib,
@@ -62,7 +64,7 @@ def process_memory_finding(peak_gib: float, total_gib: float) -> Finding:
 
 
 def out_of_memory(micro_batch: int) -> Finding:
-    """The finding of a run that does not fit."""
+    """Return the finding of a run that does not fit."""
     change = "lower per_device_train_batch_size and max_completion_length, or set gradient_checkpointing: true"
     return Finding("memory", f"none left with micro-batches of {micro_batch}", change, STOP, {"now": micro_batch})
 
@@ -71,30 +73,31 @@ def cost_findings(
     first: FirstSteps, micro_batch: int, group: int, reward_seconds: float, completions: int
 ) -> list[Finding]:
     """
-    The findings of time, and of memory where a GPU's was measured.
+    Return the findings of time, and of memory where a GPU's was measured.
 
     Args:
         first ([`FirstSteps`]): The first steps.
         micro_batch (`int`): Rows of it, `per_device_train_batch_size`.
         group (`int`): Completions of a prompt.
-        reward_seconds (`float`): Of all reward functions for one completion.
-        completions (`int`): Of a generation batch.
+        reward_seconds (`float`): Seconds of all reward functions for one completion.
+        completions (`int`): Completions of a generation batch.
     """
-    rows, last = first.rows, first.rows[-1]
-    timed = [(stage, max(row.get(f"time_{stage}", 0.0) for row in rows)) for stage in STAGES]
-    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in timed if seconds)
+    rows = first.rows
+    last = rows[-1]
+    timed = {stage: max(row.get(f"time_{stage}", 0.0) for row in rows) for stage in STAGES}
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in timed.items() if seconds)
     wall = seconds_of_run(rows, first.max_steps, first.steps_per_generation)
     throughput = sum(row["tokens_per_second"] for row in rows) / len(rows)
     share = reward_seconds * completions / max(rows[0]["time_step"], 1e-9)
     findings = [
-        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in timed}),
+        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in timed.items()}),
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
         Finding(
             f"wall time of {first.max_steps} steps",
             f"{tqdm.format_interval(wall)}, without evaluations",
             values={"seconds": wall, "max_steps": first.max_steps, "seconds_last_step": last["time_step"]},
         ),
-        judged(
+        make_finding(
             "rewards in a step that generates",
             percent(share),
             share > SLOW_REWARD,
@@ -111,7 +114,7 @@ def cost_findings(
     fits = largest_micro_batch(first.held_gib, per_row, first.total_gib, group)
     return [
         *findings,
-        judged(
+        make_finding(
             "peak memory",
             f"{peak:.1f} of {first.total_gib:.1f} GiB",
             peak > USABLE * first.total_gib,
@@ -119,7 +122,7 @@ def cost_findings(
             peak_gib=peak,
             total_gib=first.total_gib,
         ),
-        judged(
+        make_finding(
             "largest micro-batch that fits",
             f"{fits} rows (now {micro_batch})",
             0 < fits < micro_batch,

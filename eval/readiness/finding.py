@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-FINE, LOOK, STOP = "fine", "look", "stop"
-CAN_LEARN, CANNOT_LEARN = 0, 1
+FINE = "fine"
+LOOK = "look"
+STOP = "stop"
+CAN_LEARN = 0
+CANNOT_LEARN = 1
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,11 @@ class Finding:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def judged(what: str, number: str, wrong: bool, change: str, level: str = LOOK, /, **values: Any) -> Finding:
-    """A finding that asks for a change, at a level, only if something is wrong."""
-    return Finding(what, number, change, level, values) if wrong else Finding(what, number, values=values)
+def make_finding(what: str, number: str, wrong: bool, change: str, level: str = LOOK, /, **values: Any) -> Finding:
+    """Return a finding that asks for a change, at a level, only if something is wrong."""
+    if not wrong:
+        return Finding(what, number, values=values)
+    return Finding(what, number, change, level, values)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

@@ -9,14 +9,15 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
-from trl_prorl.eval.readiness.finding import STOP, Finding, judged
+from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
 from trl_prorl.objective import kl
 from trl_prorl.objective.anchors import completion_mask
 from trl_prorl.record.run_files import METRICS_FILE
 
 
 MOST = 2  # steps
-COLLAPSED, MOST_CLIPPED = 0.05, 0.2
+COLLAPSED = 0.05  # nats per token of entropy
+MOST_CLIPPED = 0.2  # share of tokens
 # nats per token. Two updates move the embedded models by at most 0.003 with the shipped recipes, by 0.06 at ten times
 # their rate (`recipes/tiny/stress`, which learns and collapses slowly), by 0.11 to 0.4 at twenty times, where the
 # reward is 0 within 20 steps, and by 0.5 to 5 beyond.
@@ -27,6 +28,8 @@ FULL_RATE = 2e-6  # of full fine-tuning; LoRA takes about ten times as much
 @dataclass(frozen=True)
 class FirstSteps:
     """
+    What the first optimizer steps of a run recorded.
+
     Attributes:
         rows (`list[dict]`): Rows of the record.
         max_steps (`int`): Optimizer steps of the whole run.
@@ -46,7 +49,8 @@ class StopAfter(TrainerCallback):
     """Stops a run after some steps, each of which it tells; its schedule is that of the whole run."""
 
     def __init__(self, steps: int, tell: Callable[[str], None]):
-        self.steps, self.tell = steps, tell
+        self.steps = steps
+        self.tell = tell
 
     def on_step_end(self, args, state, control, **kwargs):
         self.tell(f"step {state.global_step} of {self.steps} is done")
@@ -61,15 +65,23 @@ def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda
     """
     trainer.add_callback(StopAfter(steps, tell))
     trainer.train()
-    args, device = trainer.args, trainer.accelerator.device
+    args = trainer.args
+    device = trainer.accelerator.device
     rows = [json.loads(line) for line in Path(trainer.run_dir, METRICS_FILE).read_text().splitlines()]
-    memory = ()
+    held_gib = None
+    total_gib = None
     if device.type == "cuda":
         # What other processes hold, and CUDA itself, is not there for the run.
         total = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        memory = (torch.cuda.memory_allocated(device) / 2**30, total / 2**30)
-    steps_per_generation = args.generate_every / args.gradient_accumulation_steps
-    return FirstSteps(rows, trainer.state.max_steps, steps_per_generation, *memory)
+        held_gib = torch.cuda.memory_allocated(device) / 2**30
+        total_gib = total / 2**30
+    return FirstSteps(
+        rows=rows,
+        max_steps=trainer.state.max_steps,
+        steps_per_generation=args.generate_every / args.gradient_accumulation_steps,
+        held_gib=held_gib,
+        total_gib=total_gib,
+    )
 
 
 def rate_findings(rate: float, lora: bool) -> list[Finding]:
@@ -77,21 +89,22 @@ def rate_findings(rate: float, lora: bool) -> list[Finding]:
     if rate == 0.0:
         return [Finding("learning rate", "0", "raise learning_rate: no update changes the policy", STOP, {"lr": rate})]
     cure = "raise learning_rate to 1e-5 or more: LoRA takes about ten times the rate of full fine-tuning"
-    return [judged("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
+    return [make_finding("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
 
 
-def moved(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float:
+def kl_after_updates(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float:
     """
     KL(old ‖ new) in nats per token, by k3 on what the old policy sampled, which is finite where the ratio overflows;
     from log-probabilities before and after the updates, shape (B, T), and the batch with their mask.
     """
     mask = completion_mask(batch)
-    return (torch.where(mask.bool(), kl.kl_values(old, new, "k3"), 0.0).sum() / mask.sum()).item()
+    values = torch.where(mask.bool(), kl.kl_values(old, new, "k3"), 0.0)
+    return (values.sum() / mask.sum()).item()
 
 
-def moved_finding(distance: float, rates: Sequence[float]) -> Finding:
-    """The finding of [`moved`], after updates by `rates`, which are low in a warm-up."""
-    return judged(
+def kl_finding(distance: float, rates: Sequence[float]) -> Finding:
+    """Return the finding of [`kl_after_updates`], after updates by `rates`, which are low in a warm-up."""
+    return make_finding(
         f"KL to the policy before the first {len(rates)} updates",
         f"{distance:.2g} nats per token, by learning rates of {', '.join(f'{rate:g}' for rate in rates)}",
         not distance <= MOST_MOVED,
@@ -108,13 +121,18 @@ def update_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
     holds several updates' samples; the second shows what the first update did.
     """
     findings = []
-    if (entropy := rows[0].get("entropy")) is not None:
+    entropy = rows[0].get("entropy")
+    if entropy is not None:
         cure = "raise temperature, or begin from a model that is less sure: completions of a prompt will be alike"
         number = f"{entropy:.3f} nats per token"
-        findings.append(judged("entropy at the first update", number, entropy < COLLAPSED, cure, entropy=entropy))
+        findings.append(
+            make_finding("entropy at the first update", number, entropy < COLLAPSED, cure, entropy=entropy)
+        )
     clipped = [row["clip_region_mean"] for row in rows if "clip_region_mean" in row]
     if clipped:
         cure = "lower learning_rate or num_iterations: one update leaves the region in which the ratio is trusted"
-        what, number, wrong = "tokens clipped after it", f"{100 * clipped[-1]:.1f} %", clipped[-1] > MOST_CLIPPED
-        findings.append(judged(what, number, wrong, cure, clip_ratio=clipped[-1], rows=len(rows)))
+        share = clipped[-1]
+        number = f"{100 * share:.1f} %"
+        wrong = share > MOST_CLIPPED
+        findings.append(make_finding("tokens clipped after it", number, wrong, cure, clip_ratio=share, rows=len(rows)))
     return findings

@@ -8,8 +8,8 @@ from typing import Any
 
 from trl_prorl.eval.analysis.statistics import bootstrap_interval
 from trl_prorl.eval.pages.table import percent
-from trl_prorl.eval.readiness.data import columns_of, known
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
+from trl_prorl.eval.readiness.data import reward_columns, without_nan
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
 from trl_prorl.rollout.rewards import guard_reward
 from trl_prorl.rollout.turns import transcript
 from trl_prorl.rollout.verdicts import find_verifier
@@ -17,10 +17,13 @@ from trl_prorl.rollout.verdicts import find_verifier
 
 FULL_REWARD = "full reward of 1: no verifier"
 SAME = 1e-6  # rewards closer than this are equal: their mean is rounded
-MOST_SILENT, AIM = 0.5, 0.3  # shares of groups without signal: worth a change, and what the change aims at
-MOST_CUT, MOST_UNANSWERED = 0.1, 0.2
+MOST_SILENT = 0.5  # share of groups without signal that is worth a change
+AIM = 0.3  # what the change aims at
+MOST_CUT = 0.1
+MOST_UNANSWERED = 0.2
 MASKED = 0.5  # share of completions cut that hides what the base could do
-SOLVED, HOPELESS = 0.9, 0.02
+SOLVED = 0.9  # pass rates
+HOPELESS = 0.02
 GROUPS = (4, 8, 16, 32, 64)
 FEW = 4  # prompts of a task or level that say nothing of it
 SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
@@ -66,7 +69,9 @@ class Rollouts:
         return [list(values[i : i + self.group_size]) for i in range(0, len(values), self.group_size)]
 
 
-def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], None] = lambda count: None) -> Rollouts:
+def sample_base(
+    trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], None] = lambda count: None
+) -> Rollouts:
     """
     Sample P rows of the training set as a trainer that has not begun to train does, a generation batch at a time;
     `advance` gets the number of completions of every batch.
@@ -77,7 +82,17 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
     size = trainer.num_generations
     verifier = find_verifier(trainer.reward_funcs)
     together = max(1, trainer.args.generation_batch_size // size)
-    found = Rollouts(size, [], [], [] if task is not None else None, [], [], [], [], 0.0)
+    found = Rollouts(
+        group_size=size,
+        rewards=[],
+        correct=[],
+        answered=None if task is None else [],
+        cut=[],
+        lengths=[],
+        texts=[],
+        parts=[],
+        reward_seconds=0.0,
+    )
     if verifier is None and task is None:
         found.source = FULL_REWARD
     elif verifier is not None:
@@ -87,7 +102,7 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
         batch = [dict(row) for row in rows[start : start + together]]
         sampled = trainer.sample_rows(batch)
         found.batch = found.batch or sampled.batch
-        asked = [row for row in batch for _ in range(size)]
+        row_of_each = [row for row in batch for _ in range(size)]
         found.rewards += sampled.total.tolist()
         found.cut += sampled.cut
         found.lengths += [len(ids) for ids in sampled.ids]
@@ -96,48 +111,58 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
         found.parts += [(row.get("task"), row.get("level")) for row in batch]
         found.reward_seconds += sampled.reward_seconds
         if verifier is not None:
-            prompts = [row["prompt"] for row in asked]
-            verdicts = verifier(prompts=prompts, completions=sampled.completions, **columns_of(asked))
+            prompts = [row["prompt"] for row in row_of_each]
+            verdicts = verifier(prompts=prompts, completions=sampled.completions, **reward_columns(row_of_each))
         elif task is not None:
-            verdicts = task.verify_many(texts, asked)
+            verdicts = task.verify_many(texts, row_of_each)
         else:
             verdicts = (sampled.rewards[:, 0] >= 1.0).tolist()
         found.correct += map(bool, verdicts)
         if task is not None:
-            found.answered += [task.has_answer(text, row) for text, row in zip(texts, asked, strict=True)]
-        advance(len(asked))
+            found.answered += [task.has_answer(text, row) for text, row in zip(texts, row_of_each, strict=True)]
+        advance(len(row_of_each))
     return found
 
 
 def last_text(completion: str | list[Mapping]) -> str:
-    """A completion, or the text of its last message, or of all its turns; a call of a tool may have none."""
-    return completion if isinstance(completion, str) else transcript(completion)
+    """Return a completion, or the text of its last message, or of all its turns; a call of a tool may have none."""
+    if isinstance(completion, str):
+        return completion
+    return transcript(completion)
 
 
 def expected_silent(p: float, size: int) -> float:
-    """The share of groups of `size` completions that are all right or all wrong if each is right with chance p."""
+    """
+    Return the share of groups of `size` completions that are all right or all wrong if each is right with chance p.
+    """
     return p**size + (1 - p) ** size
 
 
-def enough(p: float) -> int | None:
-    """The smallest usual group of which at most `AIM` have no signal; `None` if there is none."""
+def smallest_group(p: float) -> int | None:
+    """Return the smallest usual group of which at most `AIM` have no signal; `None` if there is none."""
     return next((size for size in GROUPS if expected_silent(p, size) <= AIM), None)
 
 
-def varies(rewards: list[float]) -> bool:
-    """Whether rewards of a group differ, so that it teaches something."""
-    values = known(rewards)
+def rewards_differ(rewards: list[float]) -> bool:
+    """Return whether rewards of a group differ, so that it teaches something."""
+    values = without_nan(rewards)
     return bool(values) and max(values) - min(values) > SAME
 
 
 def share_within(found: Rollouts) -> float:
     """
-    The share of the variance of verdicts, p (1 − p), that lies within prompts, unbiased: 1 where prompts are equally
-    difficult, 0 where the completions of each are all right or all wrong.
+    Return the share of the variance of verdicts, p (1 − p), that lies within prompts, unbiased: 1 where prompts are
+    equally difficult, 0 where the completions of each are all right or all wrong.
     """
-    p, size = rate(found.correct), found.group_size
-    within = [sum(group) * (size - sum(group)) / (size * (size - 1)) for group in found.groups(found.correct)]
-    return sum(within) / len(within) / (p * (1 - p)) if 0 < p < 1 else 1.0
+    p = rate(found.correct)
+    if not 0 < p < 1:
+        return 1.0
+    size = found.group_size
+    within = []
+    for group in found.groups(found.correct):
+        right = sum(group)
+        within.append(right * (size - right) / (size * (size - 1)))
+    return sum(within) / len(within) / (p * (1 - p))
 
 
 def rate(values: list[bool]) -> float:
@@ -153,15 +178,15 @@ def signal_findings(found: Rollouts, max_completion_length: int | None, gold_len
         *pass_findings(found, tells),
         group_finding(found, tells),
         verifier_finding(found),
-        *needed_finding(found),
-        *disagreement(found),
+        *needed_kl_findings(found),
+        *disagreement_findings(found),
         cut_finding(found, max_completion_length, gold_length),
-        *unanswered(found),
+        *unanswered_findings(found),
     ]
 
 
 def pass_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
-    """The pass rate with its interval over prompts, of all prompts and of each task and level."""
+    """Return the pass rate with its interval over prompts, of all prompts and of each task and level."""
     rates = [rate(group) for group in found.groups(found.correct)]
     cut = rate(found.cut)
     by_part: dict[tuple, list[float]] = {}
@@ -170,13 +195,13 @@ def pass_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
     findings = [pass_finding(f"base pass rate ({found.source})", rates, tells, cut)]
     if len(by_part) > 1:
         for (task, level), values in by_part.items():
-            name = f"{task}" + (f", level {level}" if level is not None else "")
+            name = f"{task}" if level is None else f"{task}, level {level}"
             findings.append(pass_finding(f"base pass rate of {name}", values, tells, cut))
     return findings
 
 
 def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) -> Finding:
-    """The pass rate of some prompts, from each one's; `tells` and `cut` say what else keeps it at 0."""
+    """Return the pass rate of some prompts, from each one's; `tells` and `cut` say what else keeps it at 0."""
     p = sum(rates) / len(rates)
     low, high = bootstrap_interval(rates)
     interval = "n/a" if math.isnan(low) else f"{low:.2f}, {high:.2f}"
@@ -195,40 +220,26 @@ def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) 
         doubt = ", unless the reward is wrong" if tells is None else ""
         change = f"{right}the base does not solve it{doubt}: easier task_level, graded reward, or supervised steps"
     values = {"pass_rate": p, "interval": [low, high], "prompts": len(rates)}
-    prompts = f"{len(rates)} prompt{'s' * (len(rates) > 1)}"
+    prompts = "1 prompt" if len(rates) == 1 else f"{len(rates)} prompts"
     return Finding(what, f"{p:.2f} [{interval}], {prompts}", change, LOOK if change else "fine", values)
 
 
 def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Groups whose rewards are all equal: observed, and expected at the pass rate."""
     groups = found.groups(found.rewards)
-    silent, p, size = sum(not varies(group) for group in groups), rate(found.correct), found.group_size
-    observed, expected = silent / len(groups), expected_silent(p, size)
+    silent = sum(not rewards_differ(group) for group in groups)
+    p = rate(found.correct)
+    size = found.group_size
+    observed = silent / len(groups)
+    expected = expected_silent(p, size)
     values = {"observed": observed, "expected": expected, "num_generations": size, "pass_rate": p}
     what = "groups without signal, expected"
     number = f"{percent(observed)} of {len(groups)}, {percent(expected)} at G = {size}"
-    paid = known(found.rewards)
     if observed == 1.0:
-        if tells is False:
-            why = "mend the reward function: it pays right answers no more than wrong ones"
-        elif rate(found.cut) > MASKED:
-            why = "let completions end: most are cut off"
-        elif not paid:
-            why = "mend the reward functions: each returns None for every completion"
-        elif tells is None and not varies(paid):
-            why = f"see whether the reward can tell answers apart: every completion got {paid[0]:g}"
-        elif p >= SOLVED:
-            why = "take a harder task_level: every answer is right already"
-        elif p <= HOPELESS:
-            why = "take an easier task_level or a graded reward: no answer is right"
-        elif share_within(found) < SAME_FATE:
-            why = f"{ALIKE}: completions of a prompt are all right or all wrong"
-        else:
-            why = "mend the reward function: right and wrong completions get one reward"
-        return Finding(what, number, f"{why}; no group taught anything", STOP, values)
+        return Finding(what, number, f"{cure_of_silence(found, tells)}; no group taught anything", STOP, values)
     if observed <= MOST_SILENT:
         return Finding(what, number, values=values)
-    better = enough(p)
+    better = smallest_group(p)
     if share_within(found) < SAME_FATE and HOPELESS < p < SOLVED:
         change = f"{ALIKE}: a prompt is solved always or never, and larger groups would change little"
     elif better is not None and better > size:
@@ -238,9 +249,31 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     return Finding(what, number, change, LOOK, values)
 
 
+def cure_of_silence(found: Rollouts, tells: bool | None) -> str:
+    """What to change where no group has a signal, by the first cause that the samples show."""
+    p = rate(found.correct)
+    paid = without_nan(found.rewards)
+    if tells is False:
+        return "mend the reward function: it pays right answers no more than wrong ones"
+    if rate(found.cut) > MASKED:
+        return "let completions end: most are cut off"
+    if not paid:
+        return "mend the reward functions: each returns None for every completion"
+    if tells is None and not rewards_differ(paid):
+        return f"see whether the reward can tell answers apart: every completion got {paid[0]:g}"
+    if p >= SOLVED:
+        return "take a harder task_level: every answer is right already"
+    if p <= HOPELESS:
+        return "take an easier task_level or a graded reward: no answer is right"
+    if share_within(found) < SAME_FATE:
+        return f"{ALIKE}: completions of a prompt are all right or all wrong"
+    return "mend the reward function: right and wrong completions get one reward"
+
+
 def verifier_finding(found: Rollouts) -> Finding:
-    """Whether anything but the reward says what is right; otherwise nobody sees that the reward is gamed."""
-    what, values = "verifier beside the reward", {"verifier": found.source}
+    """Return whether anything but the reward says what is right; otherwise nobody sees that the reward is gamed."""
+    what = "verifier beside the reward"
+    values = {"verifier": found.source}
     if found.source != FULL_REWARD:
         return Finding(what, found.source, values=values)
     then = GAMED.format("beta: 0.3")
@@ -250,30 +283,34 @@ def verifier_finding(found: Rollouts) -> Finding:
 
 def needed_kl(found: Rollouts) -> float:
     """
-    The KL to the base, in nats a token, that right answers need. Of all policies that answer a prompt rightly every
-    time, the base conditioned on a right answer is nearest to the base, at −log p (the I-projection of Csiszár, 1975);
-    p is the base's chance of a right answer, here (right + ½) / (G + 1); without a right answer log 2(G + 1) counts,
-    which is too little. The mean over prompts, by the mean length of right answers.
+    Return the KL to the base, in nats a token, that right answers need. Of all policies that answer a prompt rightly
+    every time, the base conditioned on a right answer is nearest to the base, at −log p (the I-projection of Csiszár,
+    1975); p is the base's chance of a right answer, here (right + ½) / (G + 1); without a right answer log 2(G + 1)
+    counts, which is too little. The mean over prompts, by the mean length of right answers.
     """
-    nats = [-math.log((sum(group) + 0.5) / (found.group_size + 1)) for group in found.groups(found.correct)]
+    nats = []
+    for group in found.groups(found.correct):
+        chance = (sum(group) + 0.5) / (found.group_size + 1)
+        nats.append(-math.log(chance))
     right = [length for length, verdict in zip(found.lengths, found.correct, strict=True) if verdict]
     return mean(nats) / mean(right or found.lengths)
 
 
-def needed_finding(found: Rollouts) -> list[Finding]:
-    """The KL that right answers need, where a verifier says which are right."""
+def needed_kl_findings(found: Rollouts) -> list[Finding]:
+    """Return the KL that right answers need, where a verifier says which are right."""
     if found.source == FULL_REWARD:
         return []
     needed = needed_kl(found)
     return [Finding("KL to the base that right answers need", f"{needed:.2g} nats a token", values={"kl": needed})]
 
 
-def disagreement(found: Rollouts) -> list[Finding]:
+def disagreement_findings(found: Rollouts) -> list[Finding]:
     """Groups in which a wrong completion got as much reward as a right one."""
-    mixed = wrong = 0
+    mixed = 0
+    wrong = 0
     for verdicts, rewards in zip(found.groups(found.correct), found.groups(found.rewards), strict=True):
-        right = known(reward for reward, verdict in zip(rewards, verdicts, strict=True) if verdict)
-        others = known(reward for reward, verdict in zip(rewards, verdicts, strict=True) if not verdict)
+        right = without_nan(reward for reward, verdict in zip(rewards, verdicts, strict=True) if verdict)
+        others = without_nan(reward for reward, verdict in zip(rewards, verdicts, strict=True) if not verdict)
         if right and others:
             mixed += 1
             wrong += min(right) <= max(others)
@@ -281,7 +318,7 @@ def disagreement(found: Rollouts) -> list[Finding]:
         return []
     cure = f"the reward can be gamed: mend it, or {GAMED.format(f'beta: 0.3, kl_target: {needed_kl(found):.2g}')}"
     what = "groups that pay a wrong answer like a right one"
-    return [judged(what, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
+    return [make_finding(what, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
 
 
 def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:
@@ -297,10 +334,10 @@ def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> F
     level = STOP if cut == 1.0 else LOOK
     values = {"cut": cut, "mean_length": mean(found.lengths), "limit": most}
     number = f"{percent(cut)} (mean length {values['mean_length']:.0f} of {most or 'any'})"
-    return judged("completions cut off", number, cut > MOST_CUT, change, level, **values)
+    return make_finding("completions cut off", number, cut > MOST_CUT, change, level, **values)
 
 
-def unanswered(found: Rollouts) -> list[Finding]:
+def unanswered_findings(found: Rollouts) -> list[Finding]:
     """Completions in which the verifier finds no answer, with two of them to look at."""
     if found.answered is None:
         return []
@@ -309,4 +346,4 @@ def unanswered(found: Rollouts) -> list[Finding]:
     ends = " and ".join(repr(text[-EXAMPLE_LENGTH:]) for text in examples)
     change = f"ask for the form in the prompt, or mend the verifier: {ends}"
     what = "completions without an answer to verify"
-    return [judged(what, percent(share), share > MOST_UNANSWERED, change, share=share, examples=examples)]
+    return [make_finding(what, percent(share), share > MOST_UNANSWERED, change, share=share, examples=examples)]

@@ -19,11 +19,12 @@ from trl_prorl.record.shapes import LARGEST
 if TYPE_CHECKING:
     import pandas as pd
 
-    from trl_prorl.eval.run_folder.run import Run
+    from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 logger = logging.getLogger(__name__)
-PASSK_FILE, DRIFT_FILE = "passk.json", "drift.json"
+PASSK_FILE = "passk.json"
+DRIFT_FILE = "drift.json"
 EVALUATIONS = {PASSK_FILE: run_files.passk, DRIFT_FILE: run_files.DRIFT}
 
 
@@ -45,7 +46,9 @@ def with_nan(value):
     """An end of an interval that was not given is null in JSON and NaN here."""
     if isinstance(value, dict):
         return {key: with_nan(one) for key, one in value.items()}
-    return [math.nan if one is None else with_nan(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [math.nan if one is None else with_nan(one) for one in value]
+    return value
 
 
 def load_config(run_dir) -> dict:
@@ -97,17 +100,17 @@ def read_evaluation(
     return content
 
 
-def load_run(run_dir, name: str | None = None) -> "Run":
+def load_run(run_dir, name: str | None = None) -> "RecordedRun":
     """
-    A run folder, which needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`; its arm has the folder's name
-    by default.
+    Read a run folder, which needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`; its arm has the
+    folder's name by default.
 
     Raises:
         InputError: If a file is missing or unreadable.
     """
     import pandas as pd  # not for a folder that is not there
 
-    from trl_prorl.eval.run_folder.run import Run
+    from trl_prorl.eval.run_folder.run import RecordedRun
 
     run_dir = Path(run_dir)
     config = load_config(run_dir)
@@ -122,10 +125,13 @@ def load_run(run_dir, name: str | None = None) -> "Run":
     metrics = metrics.sort_values("step", ignore_index=True)
     gaps = metrics["step"][metrics["step"].diff() > 1]
     if len(gaps):
-        first, last = metrics["step"][gaps.index[0] - 1], gaps.iloc[0]
+        first = metrics["step"][gaps.index[0] - 1]
+        last = gaps.iloc[0]
         logger.warning("%s: no row between step %d and step %d (gaps: %d).", run_dir, first, last, len(gaps))
-    env, events, evaluations = read_env(run_dir), run_dir / "events.jsonl", run_dir / "evaluations.jsonl"
-    return Run(
+    env = read_env(run_dir)
+    events = run_dir / "events.jsonl"
+    evaluations = run_dir / "evaluations.jsonl"
+    return RecordedRun(
         path=run_dir,
         name=name or run_dir.resolve().name,
         config=config,
@@ -156,16 +162,22 @@ def _plain_rows(path: Path) -> "pd.DataFrame | None":
         rows = json.read_json(BufferReader(content), options).to_pandas()
     except (ArrowException, OSError):
         return None
-    plain = len(rows) == lines and set(map(str, rows.dtypes)) <= {"float64", "int64", "bool"} and "step" in rows
-    plain = plain and rows["step"].dtype == "int64" and rows["step"].is_unique and rows["step"].min() >= 0
-    return rows if plain and np.nanmax(np.abs(rows.to_numpy(float))) < LARGEST else None
+    all_numbers = set(map(str, rows.dtypes)) <= {"float64", "int64", "bool"}
+    if len(rows) != lines or not all_numbers or "step" not in rows:
+        return None
+    steps = rows["step"]
+    if steps.dtype != "int64" or not steps.is_unique or steps.min() < 0:
+        return None
+    largest = np.nanmax(np.abs(rows.to_numpy(float)))
+    return rows if largest < LARGEST else None
 
 
 def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     """Rows of numbers; an infinite one, as fp16 leaves in `grad_norm`, counts as not measured."""
     import pandas as pd
 
-    if (plain := _plain_rows(path)) is not None:
+    plain = _plain_rows(path)
+    if plain is not None:
         return plain
     rows = pd.DataFrame(run_files.read_jsonl(path, run_files.METRICS, unique=unique))
     infinite = rows.select_dtypes("number").abs() == math.inf
@@ -189,7 +201,7 @@ def add_run_option(
 
 def find_run_folders(patterns: list[str | Path], named: bool = False) -> list[Path]:
     """
-    The run folders among paths and glob patterns, each once, in the given order.
+    Find the run folders among paths and glob patterns, each once, in the given order.
 
     A shell's `runs/demo/*` also names files and other folders, an earlier report for one; they are left out, unless
     `named` says that a folder that is named outright has to be a run's.
@@ -217,13 +229,13 @@ def find_run_folders(patterns: list[str | Path], named: bool = False) -> list[Pa
 
 
 def common_parent(folders: list[Path]) -> Path:
-    """The deepest folder that holds all run folders."""
+    """Return the deepest folder that holds all run folders."""
     return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
 
 
 def only_parent(folders: list[Path]) -> Path:
     """
-    The folder in which all run folders lie.
+    Return the folder in which all run folders lie.
 
     Raises:
         InputError: If there are several; what they have in common may be anybody's home, or `/`.
@@ -237,8 +249,8 @@ def only_parent(folders: list[Path]) -> Path:
     return parents[0]
 
 
-def load_runs(folders: list[Path]) -> "list[Run]":
-    """The runs in the order of the report, each named by its path below the common parent."""
+def load_runs(folders: list[Path]) -> "list[RecordedRun]":
+    """Read the runs in the order of the report, each named by its path below the common parent."""
     from trl_prorl.eval.run_folder.run import sort_runs  # pandas
 
     parent = common_parent(folders)

@@ -35,8 +35,8 @@ _EMBEDDED = re.compile(r"embedded(?::(?P<task>[^:/]+)(?::(?P<seed>\d+))?)?")
 
 def base_family(model: Any) -> tuple[Any, int | None]:
     """
-    The base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`. Any other model
-    is its own family and has no seed that is known.
+    Return the base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`. Any
+    other model is its own family and has no seed that is known.
     """
     match = _EMBEDDED.fullmatch(model) if isinstance(model, str) else None
     if match is None:
@@ -45,7 +45,7 @@ def base_family(model: Any) -> tuple[Any, int | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RecordedRun:
     """
     One training run as its folder records it.
 
@@ -108,7 +108,8 @@ class Run:
     def measured(self, key: str) -> pd.Series | None:
         """Values of one metric at the steps where it was measured, indexed by step; `None` if it never was."""
         if key not in self._series:
-            rows, values = self.evaluations if key.startswith("eval_") else self.metrics, None
+            rows = self.evaluations if key.startswith("eval_") else self.metrics
+            values = None
             if rows is not None and key in rows:
                 values = pd.Series(rows[key].to_numpy(), index=rows["step"], name=key, dtype=float).dropna()
             self._series[key] = None if values is None or values.empty else values
@@ -121,7 +122,8 @@ class Run:
 
     def stage_total(self, stage: str) -> float | None:
         """
-        Seconds of one stage (`rollout`, `old`, `ref`, `update`) over the whole run; `None` if it was not timed.
+        Return the seconds of one stage (`rollout`, `old`, `ref`, `update`) over the whole run; `None` if it was not
+        timed.
 
         A stage leaves no time in a step that never entered it, so a run that timed no such stage at all but counted 0
         of its calls spent 0 seconds there.
@@ -162,15 +164,15 @@ class Run:
         return without_reset(self.variant, self.config, None if applied is None else len(applied), steps)
 
 
-def sort_runs(runs: list[Run]) -> list[Run]:
+def sort_runs(runs: list[RecordedRun]) -> list[RecordedRun]:
     """Runs in the order of the variants, those of an unknown one last; within a variant by name."""
     rank = {variant: position for position, variant in enumerate(VARIANTS)}
     return sorted(runs, key=lambda run: (rank.get(run.variant, len(rank)), run.name))
 
 
-def require_passk(run: Run) -> dict:
+def require_passk(run: RecordedRun) -> dict:
     """
-    The run's `passk.json`.
+    Return the run's `passk.json`.
 
     Raises:
         InputError: If the run was not evaluated, naming the command that does it.

@@ -18,7 +18,7 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, checkpoint_points, identity, load_point, load_tokenizer, trained_point
-from trl_prorl.eval.samples.sampling import Drawing, for_sampling, judged, progress, sample
+from trl_prorl.eval.samples.sampling import SamplingSettings, judge_completions, prepare_for_sampling, progress, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.provenance import evaluation_of, plugin_options
@@ -29,8 +29,8 @@ from trl_prorl.text import visible
 
 class HeldOut:
     """
-    A run's models on P held-out prompts of its task, or of another `name`, drawn as the run draws but for the fields
-    of [`~eval.samples.sampling.Drawing`] that are `asked`; a call of `generate` has `batch_size` sequences.
+    A run's models on P held-out prompts of its task, or of another `name`, sampled as the run samples but for a
+    temperature and a length that are given; a call of `generate` has `batch_size` sequences.
 
     Raises:
         InputError: If the run cannot be evaluated so.
@@ -45,23 +45,28 @@ class HeldOut:
         seed: int = 0,
         batch_size: int = 512,
         name: TaskName | None = None,
-        **asked,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
     ):
-        self.run_dir, self.config, self.split = run_dir, check_run(run_dir), split
+        self.run_dir = run_dir
+        self.config = check_run(run_dir)
+        self.split = split
+        self.seed = seed
+        self.batch_size = batch_size
         self.name = name or TaskName.of_run(self.config)
-        self.task, self.seed, self.batch_size = self.name.make(), seed, batch_size
+        self.task = self.name.make()
         try:
             self.rows = list(check_dataset(self.task, self.task.rows(split, prompts, seed=self.name.seed)))
         except ValueError as error:
             raise InputError(f"--split {split} --prompts {prompts}: {error}") from error
         self.prompt_ids = content_ids(self.rows)
-        self.drawing = Drawing.of(self.config, asked)
+        self.sampling = SamplingSettings.of_run(self.config, temperature, max_new_tokens)
         self.grader = grader_version()
         self.trained = trained_point(run_dir, self.config)
         self.tokenizer = load_tokenizer(self.trained.folder)
         self.base = Point("base", 0, None)
 
-    def store(self, point: Point, drawing: Drawing) -> SampleStore:
+    def store(self, point: Point, sampling: SamplingSettings) -> SampleStore:
         """
         Where the samples of a model are; those of a neighbouring run are taken over if they are the same model's.
         """
@@ -69,7 +74,7 @@ class HeldOut:
             "model": self._identity(point),
             "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
             "tokenizer": digest(self.tokenizer.get_vocab(), self.tokenizer.chat_template),
-            **asdict(drawing),
+            **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
             "seed": self.seed,
         }
@@ -83,12 +88,15 @@ class HeldOut:
         by prompt in the order of `rows`; what is not on disk is drawn, at another temperature if one is given, and
         kept.
         """
-        drawing = self.drawing if temperature is None else replace(self.drawing, temperature=temperature)
-        store = self.store(point, drawing)
+        sampling = self.sampling
+        if temperature is not None:
+            sampling = replace(sampling, temperature=temperature)
+        store = self.store(point, sampling)
         missing = self._missing(store, n)
         batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
         if batches:
-            self._draw(point, batches, {p: n - count for p, count in missing.items()}, drawing, store)
+            have = {place: n - count for place, count in missing.items()}
+            self._draw(point, batches, have, sampling, store)
         store.merge()
         frame = self._regraded(store)
         frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
@@ -105,15 +113,17 @@ class HeldOut:
         """
         All samples of a store; samples of these prompts that an older version of the graders judged are judged anew.
         """
-        frame, places = store.frame(), dict(zip(self.prompt_ids, range(len(self.rows)), strict=True))
+        frame = store.frame()
+        places = {name: place for place, name in enumerate(self.prompt_ids)}
         stale = frame["prompt_id"].isin(places) & (frame["grader"] != self.grader)
         if stale.any():
             old = frame[stale]
             rows = [self.rows[places[name]] for name in old["prompt_id"]]
-            verdicts, answers = zip(*judged(self.task, list(old["completion"]), rows), strict=True)
+            verdicts, answers = zip(*judge_completions(self.task, list(old["completion"]), rows), strict=True)
             changed = sum(new != then for new, then in zip(verdicts, old["correct"], strict=True))
             frame = frame.astype({"answer": object})  # a store that is older than this column has none
-            frame.loc[stale, "correct"], frame.loc[stale, "grader"] = verdicts, self.grader
+            frame.loc[stale, "correct"] = verdicts
+            frame.loc[stale, "grader"] = self.grader
             frame.loc[stale, "answer"] = pd.Series(answers, old.index, dtype=object)
             store.replace(frame)
             if changed:
@@ -126,11 +136,15 @@ class HeldOut:
 
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
-        """A model as it is sampled, and whether compactly."""
-        yield for_sampling(load_point(point, self.config))
+        """Yield a model as it is sampled, and whether compactly."""
+        yield prepare_for_sampling(load_point(point, self.config))
 
-    def _draw(self, point: Point, batches, have: dict[int, int], drawing: Drawing, store: SampleStore) -> None:
-        description = f"{self.run_dir.name}: {point.label}" + (", greedy" if drawing.temperature == 0 else "")
+    def _draw(
+        self, point: Point, batches, have: dict[int, int], sampling: SamplingSettings, store: SampleStore
+    ) -> None:
+        description = f"{self.run_dir.name}: {point.label}"
+        if sampling.temperature == 0:
+            description += ", greedy"
         total = sum(len(places) * count for places, count in batches)
         with self._model(point) as (model, compact), progress(total, visible(description)) as bar:
             for places, count in batches:
@@ -139,21 +153,18 @@ class HeldOut:
                 set_seed(int(digest(self.seed, names, have[places[0]])[:8], 16))
                 try:
                     rows = [self.rows[place] for place in places]
-                    drawn = sample(model, self.tokenizer, self.task, rows, count, drawing=drawing, compact=compact)
+                    drawn = sample(model, self.tokenizer, self.task, rows, count, sampling=sampling, compact=compact)
                 except torch.OutOfMemoryError as error:
                     raise RunError(
                         f"--batch-size {self.batch_size}: the GPU has no memory for so many sequences of up to "
-                        f"{drawing.max_new_tokens} tokens. Lower it; samples that were drawn are kept."
+                        f"{sampling.max_new_tokens} tokens. Lower it; samples that were drawn are kept."
                     ) from error
-                store.add(
-                    [
-                        self._record(place, have[place] + number, one)
-                        for place, samples in zip(places, drawn, strict=True)
-                        for number, one in enumerate(samples)
-                    ]
-                )
-                for place in places:
+                records = []
+                for place, samples in zip(places, drawn, strict=True):
+                    for number, one in enumerate(samples, start=have[place]):
+                        records.append(self._record(place, number, one))
                     have[place] += count
+                store.add(records)
                 bar.update(len(places) * count)
 
     def _record(self, place: int, number: int, one) -> dict:
@@ -185,7 +196,8 @@ def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]
     for count, places in by_count.items():
         together = max(1, batch_size // count)
         for start in range(0, len(places), together):
-            group, left = places[start : start + together], count
+            group = places[start : start + together]
+            left = count
             while left:
                 draw = min(left, batch_size)
                 batches.append((group, draw))
@@ -196,7 +208,8 @@ def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]
 @functools.cache
 def grader_version() -> str:
     """
-    A name for the code that judges completions: it changes with any file of `tasks` and with the libraries it asks.
+    Return a name for the code that judges completions: it changes with any file of `tasks` and with the libraries it
+    asks.
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
     files += sorted({file for plugin in tasks.registry.PLUGINS for file in plugin.parent.glob("*.py")})
@@ -209,37 +222,48 @@ def digest(*parts) -> str:
 
 def check_run(run_dir: Path) -> dict:
     """
-    The configuration of a run that can be evaluated, local paths found.
+    Return the configuration of a run that can be evaluated, local paths found.
 
     Raises:
         InputError: If it cannot be, naming what is missing.
     """
     config = load_config(run_dir)
-    if missing := [key for key in EVALUATION_KEYS if not config.get(key)]:
-        noted = read_env(run_dir).get("base_model") or {}
+    missing = [key for key in EVALUATION_KEYS if not config.get(key)]
+    if missing:
+        env = read_env(run_dir)
+        noted = env.get("base_model") or {}
         values = {"model_name_or_path": noted.get("name") or "…", "task": "…"}
-        raise InputError(
+        line = (
             f"'{run_dir / 'config.yaml'}' has no {' and no '.join(missing)}; add what the run was trained with: "
-            + ", ".join(f"{key}: {values[key]}" for key in missing)
-            + (" (a task of `trl-prorl tasks list`, whose data they were)" if "task" in missing else "")
-            + (f"; {evaluation_of(config, read_env(run_dir), run_dir)} measures rewards and data of your own")
-            * ("task" in missing)
+            f"{', '.join(f'{key}: {values[key]}' for key in missing)}"
         )
+        if "task" in missing:
+            line += (
+                " (a task of `trl-prorl tasks list`, whose data they were); "
+                f"{evaluation_of(config, env, run_dir)} measures rewards and data of your own"
+            )
+        raise InputError(line)
     config = with_local_paths(run_dir, config)
     trained_point(run_dir, config)
     return config
 
 
-def held_outs(run_dir: Path, args) -> list[HeldOut]:
-    """The run on its own task, then on the others that were asked for."""
-    settings = {
-        "temperature": 0.0 if args.greedy else args.temperature,
-        "max_new_tokens": args.max_new_tokens,
-        "seed": args.seed,
-        "batch_size": args.batch_size,
-    }
+def held_out_tasks(run_dir: Path, args) -> list[HeldOut]:
+    """Return the run on its own task, then on the other tasks that the command line names."""
     names = [None, *map(TaskName.parse, args.others)]
-    return [HeldOut(run_dir, args.split, args.prompts, name=name, **settings) for name in names]
+    return [
+        HeldOut(
+            run_dir,
+            args.split,
+            args.prompts,
+            seed=args.seed,
+            batch_size=args.batch_size,
+            name=name,
+            temperature=0.0 if args.greedy else args.temperature,
+            max_new_tokens=args.max_new_tokens,
+        )
+        for name in names
+    ]
 
 
 def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] = ()) -> None:
@@ -250,7 +274,8 @@ def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] 
     Raises:
         InputError: Naming what is wrong, and the cure.
     """
-    config, env = check_run(run_dir), read_env(run_dir)
+    config = check_run(run_dir)
+    env = read_env(run_dir)
     how = f"; {evaluation_of(config, env, run_dir)} has the run's own" if plugin_options(env) else ""
     for name in (TaskName.of_run(config), *map(TaskName.parse, others)):
         try:

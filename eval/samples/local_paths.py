@@ -14,7 +14,8 @@ from trl_prorl.record.run_id import RUN_ID, saved_run_id
 
 def with_local_paths(run_dir: Path, config: dict) -> dict:
     """
-    A run's configuration, its relative paths as they lead to their target from here, the base model as it was then.
+    Return a run's configuration, its relative paths as they lead to their target from here, the base model as it was
+    then.
 
     A path is tried as written, then from the run's folder and its parents, the nearest first: the run was started in
     one of them, as a rule. What may be a name on the Hub stays as it is. What the run noted of base model and output
@@ -40,8 +41,8 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
 
 def find_output_dir(run_dir: Path, config: dict, env: dict) -> str | None:
     """
-    The run's `output_dir` from here: the folder of that name whose weights are this run's, else any folder of that
-    name.
+    Return the run's `output_dir` from here: the folder of that name whose weights are this run's, else any folder of
+    that name.
     """
 
     def this_runs(path, name):
@@ -88,12 +89,13 @@ def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
 
 
 def _embedded(run_dir: Path, name: str, env: dict) -> str:
-    """The folder of an embedded model, if its weights are those that the run began from."""
+    """Return the folder of an embedded model, if its weights are those that the run began from."""
     try:
         found = embedded_model(name)
     except ValueError as error:
         raise InputError(f"'{run_dir / 'config.yaml'}': {error}") from error
-    then, now = (env.get("base_model") or {}).get("sha256"), weights_sha256(found)
+    then = (env.get("base_model") or {}).get("sha256")
+    now = weights_sha256(found)
     if then not in (None, now):
         raise InputError(
             f"'{run_dir}' began from another {name}: its weights had SHA-256 {then[:12]}…, those that come with this "
@@ -103,7 +105,7 @@ def _embedded(run_dir: Path, name: str, env: dict) -> str:
 
 
 def _gguf(run_dir: Path, name: str, env: dict) -> str:
-    """The folder of a GGUF file's model, if the file is the one that the run began from."""
+    """Return the folder of a GGUF file's model, if the file is the one that the run began from."""
     then = (env.get("base_model") or {}).get("sha256")
     found = _find(run_dir, name, lambda path, name: path.is_file() and then in (None, gguf_sha256(str(path))))
     if found is None:
@@ -119,7 +121,7 @@ def _gguf(run_dir: Path, name: str, env: dict) -> str:
 
 
 def _was_local(name: str, env: dict) -> bool:
-    """Whether the run noted that its base model was a local folder."""
+    """Return whether the run noted that its base model was a local folder."""
     noted = env.get("base_model") or {}
     return noted.get("name") == name and noted.get("hub_id") is None
 

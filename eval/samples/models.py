@@ -48,15 +48,16 @@ def kind_of_model(folder: Path) -> str | None:
 
 def find_trained_model(run_dir: Path, config: dict) -> Path:
     """
-    The folder of the model that a run left behind: the run folder or, if the record lies elsewhere by `run_dir`, its
-    `output_dir`. There a model counts only if its run's id is that of the record, because another run may have that
-    name now.
+    Return the folder of the model that a run left behind: the run folder or, if the record lies elsewhere by
+    `run_dir`, its `output_dir`. There a model counts only if its run's id is that of the record, because another run
+    may have that name now.
 
     Raises:
         InputError: If there is none, or the one that is there is another run's.
     """
     env = read_env(run_dir)
-    run, saved = env.get(RUN_ID), saved_run_id(run_dir)
+    run = env.get(RUN_ID)
+    saved = saved_run_id(run_dir)
     if kind_of_model(run_dir):
         if None not in (run, saved) and saved != run:
             raise InputError(
@@ -64,7 +65,7 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
                 "the run finish, or copy the files of one of its checkpoints there"
             )
         return run_dir
-    elsewhere = output_dir_apart(run_dir, config, env)
+    elsewhere = separate_output_dir(run_dir, config, env)
     if elsewhere is None or not kind_of_model(elsewhere):
         raise InputError(
             f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
@@ -79,9 +80,12 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
     return elsewhere
 
 
-def output_dir_apart(run_dir: Path, config: dict, env: dict) -> Path | None:
-    """The run's `output_dir` if `run_dir` put the record elsewhere; else `None`: model and record share a folder."""
-    record, output = config.get("run_dir"), config.get("output_dir")
+def separate_output_dir(run_dir: Path, config: dict, env: dict) -> Path | None:
+    """
+    Return the run's `output_dir` if `run_dir` put the record elsewhere; else `None`: model and record share a folder.
+    """
+    record = config.get("run_dir")
+    output = config.get("output_dir")
     if not record or not output or os.path.normpath(record) == os.path.normpath(output):
         return None
     found = find_output_dir(run_dir, config, env)
@@ -89,75 +93,84 @@ def output_dir_apart(run_dir: Path, config: dict, env: dict) -> Path | None:
 
 
 def last_step(run_dir: Path) -> int | None:
-    """The last optimizer step on record, or `None` without a record."""
+    """Return the last optimizer step on record, or `None` without a record."""
     return max((row["step"] for row in read_jsonl(run_dir / METRICS_FILE, METRICS)), default=None)
 
 
 def trained_point(run_dir: Path, config: dict) -> Point:
     """
-    The model that the run left behind. It is of the last step on record, unless its weights are those of a checkpoint:
-    the best one, or one whose files were copied there after a run was killed.
+    Return the model that the run left behind. It is of the last step on record, unless its weights are those of a
+    checkpoint: the best one, or one whose files were copied there after a run was killed.
     """
     folder = find_trained_model(run_dir, config)
     found, _ = checkpoints(folder, run_dir)
-    equal = (step for step, path in sorted(found.items(), reverse=True) if same_weights(path, folder))
-    return Point("trained", next(equal, last_step(run_dir)), folder)
+    step = last_step(run_dir)
+    for checkpoint_step, path in sorted(found.items(), reverse=True):
+        if same_weights(path, folder):
+            step = checkpoint_step
+            break
+    return Point("trained", step, folder)
 
 
 def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
     """
-    The checkpoints in a folder that hold weights, by step: this run's, and those of other runs. One that says of no
-    run counts as this one's in the run folder, and nowhere else.
+    Return the checkpoints in a folder that hold weights, by step: this run's, and those of other runs. One that says
+    of no run counts as this one's in the run folder, and nowhere else.
     """
-    run, here = read_env(run_dir).get(RUN_ID), folder.resolve() == run_dir.resolve()
-    found, others = {}, {}
+    run = read_env(run_dir).get(RUN_ID)
+    here = folder.resolve() == run_dir.resolve()
+    found = {}
+    others = {}
     for path in folder.glob("checkpoint-*"):
         match = re.fullmatch(r"checkpoint-(\d+)", path.name)
         if match and kind_of_model(path) and weight_files(path):
             saved = saved_run_id(path)
-            own = saved == run or (here and None in (saved, run))
-            (found if own else others)[int(match[1])] = path
+            step = int(match[1])
+            if saved == run or (here and None in (saved, run)):
+                found[step] = path
+            else:
+                others[step] = path
     return found, others
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the files of a model that hold weights."""
+    """Return the names of the files of a model that hold weights."""
     return sorted(path.name for glob in WEIGHTS for path in folder.glob(glob))
 
 
 def same_weights(checkpoint: Path, folder: Path) -> bool:
-    """Whether a checkpoint, which holds more than a model, holds the weights of a folder, byte by byte."""
+    """Return whether a checkpoint, which holds more than a model, holds the weights of a folder, byte by byte."""
     names = [name for name in weight_files(folder) if name != TRAINING_ARGS_NAME]
-    return bool(names) and not any(filecmp.cmpfiles(checkpoint, folder, names, shallow=False)[1:])
+    if not names:
+        return False
+    _, different, unreadable = filecmp.cmpfiles(checkpoint, folder, names, shallow=False)
+    return not different and not unreadable
 
 
-def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Point]:
+def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Point]:
     """
-    The checkpoints of a run that were asked for, by their steps or as `all`; the last step's is left out, because it
-    is the trained model.
+    Return the checkpoints that are wanted, by their steps or as `all`; the last step's is left out, because it is the
+    trained model.
 
     Raises:
-        InputError: If one is missing, or all were asked for and there are none.
+        InputError: If one is missing, or all are wanted and there are none.
     """
-    if not asked:
+    if not wanted:
         return []
     trained = trained_point(run_dir, config)
     found, others = checkpoints(trained.folder, run_dir)
     steps = sorted(found)
     if others:
-        print(
-            f"{trained.folder}: {', '.join(path.name for _, path in sorted(others.items()))} of another run, left "
-            "out.",
-            file=sys.stderr,
-        )
-    if asked != ["all"]:
-        for step in asked:
+        names = ", ".join(path.name for _, path in sorted(others.items()))
+        print(f"{trained.folder}: {names} of another run, left out.", file=sys.stderr)
+    if wanted != ["all"]:
+        for step in wanted:
             if not step.isdigit() or int(step) not in found:
                 raise InputError(
                     f"--checkpoints {step}: '{trained.folder}' has no such checkpoint; it has "
                     f"{', '.join(map(str, steps)) or 'none'}. Give some of these, or all"
                 )
-        steps = sorted(set(map(int, asked)))
+        steps = sorted(set(map(int, wanted)))
     elif not steps:
         raise InputError(
             f"--checkpoints all: '{trained.folder}' has no checkpoint; train with save_strategy: steps, save_steps: N "
@@ -182,8 +195,8 @@ def hub_errors(base: str):
 
 def identity(folder: Path | None, config: dict) -> dict:
     """
-    The identity of a model's weights, in JSON values: hashes of the files in its folder, or the Hub's commit; `None`
-    is the base model that the configuration names.
+    Return the identity of a model's weights, in JSON values: hashes of the files in its folder, or the Hub's commit;
+    `None` is the base model that the configuration names.
     """
     base = config["model_name_or_path"]
     if folder is None:
@@ -195,7 +208,9 @@ def identity(folder: Path | None, config: dict) -> dict:
         folder = Path(base)
         return {"weights": weight_hashes(folder)}
     own = {"weights": weight_hashes(folder)}
-    return {**own, "base": identity(None, config)} if kind_of_model(folder) == "adapter" else own
+    if kind_of_model(folder) == "adapter":
+        own["base"] = identity(None, config)
+    return own
 
 
 def weight_hashes(folder: Path) -> dict[str, str]:
@@ -208,7 +223,12 @@ def weight_hashes(folder: Path) -> dict[str, str]:
 def load_model(path, revision: str | None = None):
     """A causal language model, on the GPU in bfloat16 if there is one, else on the CPU in float32."""
     disable_progress_bar()  # of weights: our own bars show what takes long
-    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    if torch.cuda.is_available():
+        device = "cuda"
+        dtype = torch.bfloat16
+    else:
+        device = "cpu"
+        dtype = torch.float32
     return AutoModelForCausalLM.from_pretrained(path, revision=revision or "main", dtype=dtype).to(device)
 
 

@@ -20,7 +20,7 @@ from trl_prorl.rollout.turns import play, prepare_tokenizer
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SamplingSettings:
     """
     How completions are drawn: everything that decides them but model, prompts and seed.
 
@@ -35,19 +35,18 @@ class Drawing:
     chat_template_kwargs: dict | None = None
 
     @classmethod
-    def of(cls, config: Mapping, asked: Mapping) -> "Drawing":
-        """As a run with this configuration draws, but for the fields that are asked for and not `None`."""
-        own = {
-            "temperature": config.get("temperature"),
-            "max_new_tokens": config.get("max_completion_length"),
-            "chat_template_kwargs": config.get("chat_template_kwargs"),
-        }
-        given = {name: value for name, value in asked.items() if value is not None}
-        fields = asdict(cls()) | {name: value for name, value in own.items() if value} | given
-        return cls(**fields | {"temperature": float(fields["temperature"])})
+    def of_run(
+        cls, config: Mapping, temperature: float | None = None, max_new_tokens: int | None = None
+    ) -> "SamplingSettings":
+        """Return the settings of a run with this configuration, but for those that are given."""
+        if temperature is None:
+            temperature = config.get("temperature") or DEFAULT_TEMPERATURE
+        if max_new_tokens is None:
+            max_new_tokens = config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+        return cls(float(temperature), max_new_tokens, config.get("chat_template_kwargs") or None)
 
     def to_json(self) -> dict:
-        """The fields as JSON values, those that are `None` left out."""
+        """Return the fields as JSON values, those that are `None` left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -65,8 +64,8 @@ class Sample:
     answer: str | None
 
 
-def judged(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool, str | None]]:
-    """The verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
+def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool, str | None]]:
+    """Yield the verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
     verdicts = task.verify_many(texts, rows)
     for text, row, verdict in zip(texts, rows, verdicts, strict=True):
         yield bool(verdict), task.answer_of(text, row)
@@ -75,12 +74,16 @@ def judged(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool, 
 def stop_token_ids(model, tokenizer) -> list[int]:
     """Every token that ends a completion: the tokenizer's and those the model declares, as in TRL's rollouts."""
     declared = model.generation_config.eos_token_id
-    declared = declared if isinstance(declared, list) else [declared]
-    return [token for token in dict.fromkeys([tokenizer.eos_token_id, *declared]) if token is not None]
+    if not isinstance(declared, list):
+        declared = [declared]
+    tokens = dict.fromkeys([tokenizer.eos_token_id, *declared])  # each once
+    return [token for token in tokens if token is not None]
 
 
 def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = None) -> list[list[int]]:
-    """The tokens of every row's prompt: of messages by the tokenizer's chat template, of text as TRL makes them."""
+    """
+    Return the tokens of every row's prompt: of messages by the tokenizer's chat template, of text as TRL makes them.
+    """
     if rows and isinstance(rows[0]["prompt"], str):
         return tokenizer([row["prompt"] for row in rows])["input_ids"]
     texts = [
@@ -93,19 +96,21 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
 
 
 def progress(total: int, description: str) -> tqdm:
-    """A bar on stderr, a unit each sample; where nobody watches, after ten seconds and once a minute."""
-    watched = sys.stderr.isatty()
-    seconds = {} if watched else {"delay": 10, "mininterval": 60}
-    return tqdm(total=total, desc=description, unit="sample", **seconds)
+    """Return a bar on stderr, a unit each sample; where nobody watches, after ten seconds and once a minute."""
+    if sys.stderr.isatty():
+        return tqdm(total=total, desc=description, unit="sample")
+    return tqdm(total=total, desc=description, unit="sample", delay=10, mininterval=60)
 
 
 @contextmanager
-def nothing_but_the_softmax(model) -> Iterator[None]:
+def plain_generation_config(model) -> Iterator[None]:
     """
-    Without the wishes of a model's own generation config (min_p, suppressed tokens, beams, ...), which `generate`
-    fills in wherever a call leaves something open.
+    Put the wishes of a model's own generation config (min_p, suppressed tokens, beams, ...) aside. `generate` fills
+    them in wherever a call leaves something open, also where it is given a config.
     """
-    owners = [model, *([model.get_base_model()] if isinstance(model, PeftModel) else [])]
+    owners = [model]
+    if isinstance(model, PeftModel):
+        owners.append(model.get_base_model())
     before = [owner.generation_config for owner in owners]
     for owner in owners:
         owner.generation_config = GenerationConfig()
@@ -116,11 +121,11 @@ def nothing_but_the_softmax(model) -> Iterator[None]:
             owner.generation_config = config
 
 
-def for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bool]:
+def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bool]:
     """
-    A loaded model as it is sampled, and whether compactly, as rollouts are where a recipe asks for it: by the same
-    loop, if it gives what `generate` gives. With `merge`, an adapter is merged in float32, where that only changes
-    rounding, and the model is of no other use.
+    Return a loaded model as it is sampled, and whether compactly, as rollouts are where a recipe asks for it: by the
+    same loop, if it gives what `generate` gives. With `merge`, an adapter is merged in float32, where that only
+    changes rounding, and the model is of no other use.
     """
     compact = probe(model, model.get_input_embeddings().weight.shape[0]) is None
     exact = all(param.dtype == torch.float32 for param in model.parameters())
@@ -136,7 +141,7 @@ def sample(
     task,
     rows: list[dict],
     n: int,
-    drawing: Drawing | None = None,
+    sampling: SamplingSettings | None = None,
     *,
     compact: bool = False,
     **fields,
@@ -145,58 +150,62 @@ def sample(
     Sample `n` completions for each of P rows in one call of `generate`, or in one for each turn, and judge them by
     `task.verify_many`.
 
-    `fields` are those of a [`Drawing`] where none is given. A model's own generation config has no say. Samples depend
-    on torch's global seed and on what is batched together. `compact` computes a prompt once for all its samples, and
-    drops a sample when it ends.
+    `fields` are those of a [`SamplingSettings`] where none is given. A model's own generation config has no say.
+    Samples depend on torch's global seed and on what is batched together. `compact` computes a prompt once for all its
+    samples, and drops a sample when it ends.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).
     """
-    drawing = drawing or Drawing(**fields)
+    sampling = sampling or SamplingSettings(**fields)
     model.eval()
     device = next(model.parameters()).device
-    sampling = {"do_sample": False}
-    if drawing.temperature > 0:
-        sampling = {"do_sample": True, "temperature": drawing.temperature, "top_k": 0, "top_p": 1.0}
+    options = {"do_sample": False}
+    if sampling.temperature > 0:
+        options = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
     stops = stop_token_ids(model, tokenizer)
 
     def complete(prompts: list[list[int]], most: int, n: int = 1) -> list[tuple[list[int], bool]]:
         inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
         if compact:
             copies = torch.arange(len(prompts), device=device).repeat_interleave(n)
-            way = {"custom_generate": compact_sample, "copies": copies}
+            several = {"custom_generate": compact_sample, "copies": copies}
         else:
-            way = {"num_return_sequences": n}
-        with nothing_but_the_softmax(model):
+            several = {"num_return_sequences": n}
+        with plain_generation_config(model):
             sequences = model.generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 max_new_tokens=most,
                 eos_token_id=stops,
                 pad_token_id=tokenizer.pad_token_id,
-                **sampling,
-                **way,
+                **options,
+                **several,
             )
         sequences = sequences.ids if compact else sequences
-        return [until_stop(ids, stops) for ids in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
+        prompt_length = inputs["input_ids"].shape[1]
+        return [until_stop(ids, stops) for ids in sequences[:, prompt_length:].tolist()]
 
-    asked = [row for row in rows for _ in range(n)]
-    most, settings = drawing.max_new_tokens, drawing.chat_template_kwargs
+    row_of_each = [row for row in rows for _ in range(n)]
+    most = sampling.max_new_tokens
+    settings = sampling.chat_template_kwargs
     if task.turns > 1:
-        prompts = prompt_ids(prepare_tokenizer(tokenizer), asked, settings)
-        texts, completions = play(task, tokenizer, asked, prompts, most, complete, **(settings or {}))
+        prompts = prompt_ids(prepare_tokenizer(tokenizer), row_of_each, settings)
+        texts, completions = play(task, tokenizer, row_of_each, prompts, most, complete, **(settings or {}))
     else:
         completions = complete(prompt_ids(tokenizer, rows, settings), most, n)
         texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
-    samples = [
-        Sample(text, ids, not ended, *verdict)
-        for text, (ids, ended), verdict in zip(texts, completions, judged(task, texts, asked), strict=True)
-    ]
+    verdicts = judge_completions(task, texts, row_of_each)
+    samples = []
+    for text, (ids, ended), (correct, answer) in zip(texts, completions, verdicts, strict=True):
+        samples.append(Sample(text, ids, not ended, correct, answer))
     return [samples[start : start + n] for start in range(0, len(samples), n)]
 
 
 def until_stop(ids: list[int], stops: list[int]) -> tuple[list[int], bool]:
-    """Tokens up to and including the first that stops, and whether there is one; what follows is padding."""
+    """
+    Return the tokens up to and including the first that stops, and whether there is one; what follows is padding.
+    """
     for place, token in enumerate(ids):
         if token in stops:
             return ids[: place + 1], True

@@ -37,7 +37,7 @@ COLUMNS = (
 
 def content_ids(rows: list[dict]) -> list[str]:
     """
-    A name for every row, made from its content alone: equal in every run that asks the same.
+    Return a name for every row, made from its content alone: equal in every run that asks the same.
 
     Rows with equal content, should there be any, are numbered.
     """

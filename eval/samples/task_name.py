@@ -19,8 +19,14 @@ class TaskName:
 
     @classmethod
     def of_run(cls, config: dict) -> "TaskName":
-        keys = ("task", "task_level", "task_options", "dataset_name")
-        return cls(*(config.get(key) for key in keys), config.get("task_seed") or 0)
+        """Return the task of a run with this configuration."""
+        return cls(
+            task=config.get("task"),
+            level=config.get("task_level"),
+            options=config.get("task_options"),
+            path=config.get("dataset_name"),
+            seed=config.get("task_seed") or 0,
+        )
 
     @classmethod
     def parse(cls, text: str) -> "TaskName":
@@ -32,7 +38,8 @@ class TaskName:
             tasks.registry.check_name(match[1])
         except ValueError as error:
             raise InputError(f"--others {text}: {error}") from error
-        return cls(match[1], int(match[2]) if match[2] else None, path=match[3])
+        level = int(match[2]) if match[2] else None
+        return cls(match[1], level, path=match[3])
 
     def make(self):
         """

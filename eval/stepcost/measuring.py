@@ -13,7 +13,7 @@ from rich.progress import track
 
 from trl_prorl.eval.stepcost.settings import ARMS, MORE_ARMS, Batches, settings
 from trl_prorl.eval.stepcost.tables import ROUNDS
-from trl_prorl.eval.stepcost.trainers import make_trainer, silent
+from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
 
 
 def measure(
@@ -37,25 +37,37 @@ def measure(
         order = list(trainers)
         for number in range(args.rounds + 1):
             # In turns, and not always in the same order.
-            for name in order[number % len(order) :] + order[: number % len(order)]:
+            first = number % len(order)
+            for name in order[first:] + order[:first]:
                 trainer = trainers[name]
                 generation = trainer.generation_seconds(batches, number) if generate else 0.0
                 trainer.watch.begin()
-                with silent():
+                with silence_training():
                     trainer.train()
                 if number == 0:
                     continue  # the first round warms up
-                scoring, step = trainer.watch.seconds["scoring"], trainer.watch.seconds["step"]
-                stages = {"generated": generation, "scoring": scoring, "update": step - scoring, "phase": step}
-                for stage, seconds in (stages | {"whole": generation + step}).items():
+                scoring = trainer.watch.seconds["scoring"]
+                step = trainer.watch.seconds["step"]
+                stages = {
+                    "generated": generation,
+                    "scoring": scoring,
+                    "update": step - scoring,
+                    "phase": step,
+                    "whole": generation + step,
+                }
+                for stage, seconds in stages.items():
                     rounds[name][stage].append(seconds / iterations)
-                if (peak := trainer.watch.peak()) is not None:
+                peak = trainer.watch.peak()
+                if peak is not None:
                     rounds[name]["peak"].append(peak - trainer.watch.held)  # the models of all arms are there
     result = {}
     for name, values in rounds.items():
-        medians = {"generation": "generated", "scoring": "scoring", "update": "update"}
-        result[name] = {key: statistics.median(values[stage]) for key, stage in medians.items()}
-        result[name] |= {key: values[key] for key in ROUNDS.values()}
+        result[name] = {
+            "generation": statistics.median(values["generated"]),
+            "scoring": statistics.median(values["scoring"]),
+            "update": statistics.median(values["update"]),
+            **{key: values[key] for key in ROUNDS.values()},
+        }
         if "peak" in values:
             result[name]["peak"] = max(values["peak"])
     return result
@@ -75,15 +87,16 @@ def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
         if generate:
             trainer.generation_seconds(batches, 0)
             trainer.watch.peak()  # before a step lets the device count anew
-        with silent():
+        with silence_training():
             trainer.train()
-        if (peak := trainer.watch.peak()) is not None:
+        peak = trainer.watch.peak()
+        if peak is not None:
             return peak - trainer.watch.held
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
 
 
 def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """By setting and arm the peak memory, each arm in a process of its own."""
+    """Measure the peak memory by setting and arm, each arm in a process of its own."""
     results = {}
     for title, *setting in settings(args):
         results[title] = {}

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.eval.command import program
+from trl_prorl.eval.command import program_name
 
 
 SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vocabulary
@@ -19,7 +19,8 @@ SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vo
     "qwen2.5-1.5b": (1536, 28, 12, 2, 8960, 151936),
 }
 FOLDER = Path(__file__).parent.parent  # GSM8K's lengths are of its texts, `instructions`' of SmolLM2's samples
-GRPOTrainer, ProRLTrainer = "trl:GRPOTrainer", "trl_prorl:ProRLTrainer"  # which take seconds to import
+GRPOTrainer = "trl:GRPOTrainer"  # by name: they take seconds to import
+ProRLTrainer = "trl_prorl:ProRLTrainer"
 BASELINE = "TRL β>0"
 ACCELERATED = {"reuse_old_logps": True}
 PACKED = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
@@ -79,15 +80,20 @@ class Batches:
     """Prompts and completions of random tokens, the same for every arm; the lengths are drawn from a histogram."""
 
     def __init__(self, args: argparse.Namespace, scale: float, fixed: int | None = None):
-        self.args, self.scale, self.fixed = args, scale, fixed
+        self.args = args
+        self.scale = scale
+        self.fixed = fixed
         self.histogram = lengths(args.task)
 
     def draw(self, number: int) -> tuple[list[list[int]], list[list[int]]]:
         """Prompt ids and completion ids of the generation batch of this number, a row per completion."""
-        source, args = random.Random(number), self.args
-        prompts, completions = [], []
+        source = random.Random(number)
+        args = self.args
+        prompts = []
+        completions = []
+        template = args.template if args.task == "gsm8k" else 0
         for _ in range(args.prompts):
-            length = (args.template if args.task == "gsm8k" else 0) + self._length(source, "question")
+            length = template + self._length(source, "question")
             prompt = [source.randrange(3, 250) for _ in range(length)]
             for _ in range(args.num_generations):
                 prompts.append(prompt)
@@ -101,52 +107,82 @@ class Batches:
 
 
 def lengths(task: str) -> dict[str, list[int]]:
-    """Of a task's prompts (`question`) and completions (`answer`) how many have so many tokens."""
+    """Read how many of a task's prompts (`question`) and completions (`answer`) have so many tokens."""
     return json.loads((FOLDER / f"{task}_lengths.json").read_text())
 
 
 def mean_answer(task: str) -> float:
-    """Tokens of a completion on average."""
+    """Return the mean number of tokens of a completion."""
     counts = lengths(task)["answer"]
     return sum(number * count for number, count in enumerate(counts)) / sum(counts)
 
 
 def settings(args: argparse.Namespace):
     """
-    Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for.
+    Yield title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting that the
+    command line names. A setting of growth sets the group size of `args` when its turn comes.
     """
     checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
-    asked = args.arms or [*ARMS, FLOOR]
-    arms = {name: arm for name, arm in (ARMS | MORE_ARMS).items() if name == BASELINE or name in asked}
-    if FLOOR in asked and args.mode == "arms":
+    names = args.arms or [*ARMS, FLOOR]
+    arms = {name: arm for name, arm in (ARMS | MORE_ARMS).items() if name == BASELINE or name in names}
+    if FLOOR in names and args.mode == "arms":
         arms[FLOOR] = ("trl_prorl.eval.stepcost.trainers:Floor", {})
     if args.mode == "growth":
-        arms = {name: arm for name, arm in arms.items() if name in GROWTH_ARMS}
-        sizes = [(length, 8) for length in args.lengths] + [(256, group) for group in args.groups if group != 8]
-        for length, group in sizes:
-            args.num_generations = args.micro_batch = group
-            if args.spread:
-                scale = length / mean_answer(args.task)
-                title, batches = f"{length} tokens on average, G={group}", Batches(args, scale)
-            else:
-                title, batches = f"every completion of {length} tokens, G={group}", Batches(args, 1.0, fixed=length)
-            yield title, arms, batches, 2, checkpointing[0], not args.no_generation
+        yield from growth_settings(args, arms, checkpointing[0])
         return
+    texts = {"gsm8k": "gold answers", "instructions": "SmolLM2's texts"}[args.task]
     for iterations, scale, checkpoint in itertools.product(args.iterations, args.scale, checkpointing):
         # With one pass B's penalty could do nothing, and is refused.
         chosen = {name: arm for name, arm in arms.items() if iterations > 1 or not name.startswith("B")}
-        texts = {"gsm8k": "gold answers", "instructions": "SmolLM2's texts"}[args.task]
-        title = f"μ={iterations}, {scale:g}× {texts}" + (", gradient checkpointing" if checkpoint else "")
+        title = f"μ={iterations}, {scale:g}× {texts}"
+        if checkpoint:
+            title += ", gradient checkpointing"
         yield title, chosen, Batches(args, scale), iterations, checkpoint, not args.no_generation
 
 
+def growth_settings(args: argparse.Namespace, arms: dict, checkpointing: bool):
+    """Yield the settings of growth: completions of several lengths at G=8, and several G at 256 tokens."""
+    arms = {name: arm for name, arm in arms.items() if name in GROWTH_ARMS}
+    sizes = [(length, 8) for length in args.lengths]
+    sizes += [(256, group) for group in args.groups if group != 8]
+    for length, group in sizes:
+        args.num_generations = group
+        args.micro_batch = group
+        if args.spread:
+            title = f"{length} tokens on average, G={group}"
+            batches = Batches(args, length / mean_answer(args.task))
+        else:
+            title = f"every completion of {length} tokens, G={group}"
+            batches = Batches(args, 1.0, fixed=length)
+        yield title, arms, batches, 2, checkpointing, not args.no_generation
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line of `trl-prorl step-cost`."""
+    prog = program_name("step_cost")
     parser = argparse.ArgumentParser(
-        prog=(prog := program("step_cost")),
+        prog=prog,
         usage=f"{prog} [--OPTION VALUE ...]",
         description="What a step costs, side by side with TRL.",
         formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
     )
+    _add_options_of_arms(parser)
+    _add_options_of_size(parser)
+    args = parser.parse_args(argv)
+    import torch  # not for help and complaints
+
+    if args.device is None:
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if args.dtype is None:
+        args.dtype = "bfloat16" if args.device == "cuda" else "float32"
+    args.dtype = getattr(torch, args.dtype)
+    if args.micro_batch > args.prompts * args.num_generations:
+        parser.error(f"--micro_batch {args.micro_batch} exceeds --prompts {args.prompts} x --num_generations.")
+    return args
+
+
+def _add_options_of_arms(parser: argparse.ArgumentParser) -> None:
+    """What is compared: the mode, arms, shape and task, and what the settings of `arms` vary."""
     parser.add_argument(
         "--mode", choices=["arms", "growth", "memory"], default="arms", metavar="MODE", help="arms, growth or memory"
     )
@@ -174,6 +210,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="ON",
         help="gradient checkpointing: off, on or both",
     )
+
+
+def _add_options_of_size(parser: argparse.ArgumentParser) -> None:
+    """The sizes of a step, what growth varies, and the machine."""
     parser.add_argument("--num_generations", type=int, metavar="G", default=8, help="completions of a prompt, G")
     parser.add_argument("--prompts", type=int, metavar="N", default=4, help="prompts of an optimizer step")
     parser.add_argument("--micro_batch", type=int, metavar="N", default=8, help="completions of one forward")
@@ -200,11 +240,3 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/step_cost"), metavar="DIR", help="of results.json and the chart"
     )
-    args = parser.parse_args(argv)
-    import torch  # not for help and complaints
-
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    args.dtype = getattr(torch, args.dtype or ("bfloat16" if args.device == "cuda" else "float32"))
-    if args.micro_batch > args.prompts * args.num_generations:
-        parser.error(f"--micro_batch {args.micro_batch} exceeds --prompts {args.prompts} x --num_generations.")
-    return args

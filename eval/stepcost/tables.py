@@ -26,15 +26,15 @@ def ratio(
     result: dict[str, dict], name: str, baseline: str = BASELINE, rounds: str = "phase"
 ) -> tuple[float, float, float]:
     """
-    How many times as fast as the baseline an arm is in what `ROUNDS` names: median, least and greatest over paired
-    rounds.
+    Return how many times as fast as the baseline an arm is in what `ROUNDS` names: median, least and greatest over
+    paired rounds.
     """
     pairs = [theirs / mine for mine, theirs in zip(result[name][rounds], result[baseline][rounds], strict=True)]
     return statistics.median(pairs), min(pairs), max(pairs)
 
 
 def generates(result: dict[str, dict]) -> bool:
-    """Whether generation was timed."""
+    """Return whether generation was timed."""
     return all(values["generation"] > 0 for values in result.values())
 
 
@@ -42,12 +42,15 @@ def show(console: Console, title: str, result: dict[str, dict]) -> None:
     """Seconds of a step; how many times as fast as the baseline an arm is; its multiples of the floor, if that ran."""
     stages = ("generation", "scoring", "update")
     seconds = Table("arm", *(f"{name}, s" for name in (*stages, "whole step")), title=title)
-    if peaks := any("peak" in values for values in result.values()):
+    peaks = any("peak" in values for values in result.values())
+    if peaks:
         seconds.add_column("peak GiB, above what is held")
     for name, values in result.items():
-        cells = [*(values[key] for key in stages), statistics.median(values["whole"])]
-        peak = [f"{values['peak']:.2f}"] if peaks else []
-        seconds.add_row(name, *(f"{cell:.3f}" for cell in cells), *peak)
+        numbers = [*(values[key] for key in stages), statistics.median(values["whole"])]
+        cells = [f"{number:.3f}" for number in numbers]
+        if peaks:
+            cells.append(f"{values['peak']:.2f}")
+        seconds.add_row(name, *cells)
     console.print(seconds)
     timed = {title: rounds for title, rounds in ROUNDS.items() if rounds == "phase" or generates(result)}
     pairs = {f"times as fast as {BASELINE}": lambda name: (name, BASELINE)}
@@ -72,8 +75,10 @@ def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:
 
 def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
     """One panel a setting: bars of generation, scoring and update, and the ratio of the whole to TRL's."""
-    figure = Figure(figsize=(5.2 * min(3, len(results)), 3.4 * ((len(results) + 2) // 3)), layout="constrained")
-    axes = figure.subplots((len(results) + 2) // 3, min(3, len(results)), squeeze=False).flatten()
+    columns = min(3, len(results))
+    rows = (len(results) + 2) // 3
+    figure = Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, (title, result) in zip(axes, results.items(), strict=False):
         names = list(result)[::-1]
         left = [0.0] * len(names)
@@ -99,12 +104,19 @@ def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
     Seconds a step over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes: of generation
     and of the whole step, or of the update phase alone if generation was not timed.
     """
-    sizes = {
-        tuple(map(int, re.findall(r"(\d+) tokens.*G=(\d+)", title)[0])): result for title, result in results.items()
-    }
+    by_length = {}  # at G=8
+    by_group = {}  # at 256 tokens
+    for title, result in results.items():
+        match = re.search(r"(\d+) tokens.*G=(\d+)", title)
+        length = int(match[1])
+        group = int(match[2])
+        if group == 8:
+            by_length[length] = result
+        if length == 256:
+            by_group[group] = result
     columns = (
-        ("tokens of a completion, G=8", {length: size for (length, group), size in sizes.items() if group == 8}),
-        ("completions of a prompt, G, of 256 tokens", {group: size for (n, group), size in sizes.items() if n == 256}),
+        ("tokens of a completion, G=8", by_length),
+        ("completions of a prompt, G, of 256 tokens", by_group),
     )
     timed = ("generation", "whole step") if all(map(generates, results.values())) else ("update phase",)
     figure = Figure(figsize=(9, 0.6 + 3 * len(timed)), layout="constrained")

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import logging
 import math
 import tempfile
@@ -38,9 +39,12 @@ class Stopwatch(TrainerCallback):
     """
 
     def __init__(self, device: torch.device, clock: str):
-        self.device, self.seconds, self.began = device, defaultdict(float), None
+        self.device = device
+        self.seconds = defaultdict(float)
+        self.began = None
         self.clock = time.process_time if clock == "cpu" else time.perf_counter
-        self._peak, self.held = 0, 0.0
+        self.held = 0.0
+        self._peak = 0
 
     def begin(self) -> None:
         """Measure anew; `held` is what the GPU holds already, in GiB."""
@@ -65,7 +69,7 @@ class Stopwatch(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         self.began = self.now()
 
-    def ending_a_step(self, function):
+    def time_end_of_step(self, function):
         """`function`, with whose end a step ends; the call at the end of an epoch belongs to none."""
 
         def timed(*args, **kwargs):
@@ -78,7 +82,7 @@ class Stopwatch(TrainerCallback):
 
         return timed
 
-    def around(self, name: str, function):
+    def time_call(self, name: str, function):
         def timed(*args, **kwargs):
             began = self.now()
             try:
@@ -90,8 +94,8 @@ class Stopwatch(TrainerCallback):
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Without what a run says of itself: a benchmark trains in one folder again and again, too briefly for a reset."""
+def silence_training() -> Iterator[None]:
+    """Hide what a run prints and logs: a benchmark trains in one folder again and again, too briefly for a reset."""
     logger = logging.getLogger("trl_prorl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -106,8 +110,8 @@ def make_trainer(
     name: str, arm, args, batches: Batches, iterations: int, checkpointing: bool, folder: str
 ) -> GRPOTrainer:
     """
-    A trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The arm's
-    keys win over those that all arms share. The floor, which is no trainer, trains and generates in its own way.
+    Return a trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The
+    arm's keys win over those that all arms share. The floor, which is no trainer, trains and generates in its own way.
     """
     place, keys = arm
     cls = resolve_name(place) if isinstance(place, str) else place
@@ -115,11 +119,10 @@ def make_trainer(
         return cls(args, batches, iterations)
     dtype = getattr(torch, keys["dtype"]) if "dtype" in keys else None
     keys = {key: value for key, value in keys.items() if key != "dtype"}
-    count = {"generations": 0}
+    numbers = itertools.count()  # of generation batches
 
     def rollout(prompts, trainer):
-        ids, completions = batches.draw(count["generations"])
-        count["generations"] += 1
+        ids, completions = batches.draw(next(numbers))
         return {"prompt_ids": ids, "completion_ids": completions, "logprobs": [[0.0] * len(c) for c in completions]}
 
     def reward(completion_ids, **columns):
@@ -142,7 +145,8 @@ def make_trainer(
         "report_to": "none",
         "disable_tqdm": True,
     }
-    config = (ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig)(**(shared | keys))
+    config_class = ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig
+    config = config_class(**(shared | keys))
     # A full model is its own reference's source, so it needs a path; LoRA's reference is the base.
     lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear") if args.rank else None
     rows = Dataset.from_dict({"prompt": ["x"] * args.prompts})
@@ -163,10 +167,11 @@ def make_trainer(
         )
     watch = Stopwatch(trainer.accelerator.device, args.clock)
     trainer.add_callback(watch)
-    trainer.watch, trainer.generation_seconds = watch, partial(generation_seconds, trainer)
+    trainer.watch = watch
+    trainer.generation_seconds = partial(generation_seconds, trainer)
     # After on_step_end, and with it the row of the record is written.
-    trainer._maybe_log_save_evaluate = watch.ending_a_step(trainer._maybe_log_save_evaluate)
-    trainer._generate_and_score_completions = watch.around("scoring", trainer._generate_and_score_completions)
+    trainer._maybe_log_save_evaluate = watch.time_end_of_step(trainer._maybe_log_save_evaluate)
+    trainer._generate_and_score_completions = watch.time_call("scoring", trainer._generate_and_score_completions)
     return trainer
 
 
@@ -177,7 +182,9 @@ class ForcedEnds(LogitsProcessor):
     """
 
     def __init__(self, lengths: list[int], width: int, end: int, device: torch.device):
-        self.lengths, self.width, self.end = torch.tensor(lengths, device=device), width, end
+        self.lengths = torch.tensor(lengths, device=device)
+        self.width = width
+        self.end = end
 
     def __call__(self, input_ids, scores):
         done = input_ids.shape[1] - self.width
@@ -196,7 +203,7 @@ class ForcedEnds(LogitsProcessor):
 
 def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> float:
     """
-    One generation of a batch by the trainer's own method, its completions as long as they were drawn.
+    Time one generation of a batch by the trainer's own method, its completions as long as they were drawn.
 
     Raises:
         `RuntimeError`: they are not.
@@ -235,7 +242,10 @@ class Floor:
     """
 
     def __init__(self, args, batches: Batches, iterations: int):
-        self.args, self.batches, self.iterations, self.generations = args, batches, iterations, 0
+        self.args = args
+        self.batches = batches
+        self.iterations = iterations
+        self.generations = 0
         self.model = new_model(args, byte_tokenizer()).requires_grad_(False)
         add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))
         add_frozen_head(self.model, 1.0)
@@ -245,10 +255,11 @@ class Floor:
         self.weights = [layer.weight for layer in self.model.modules() if isinstance(layer, torch.nn.Linear)]
 
     def generation_seconds(self, batches: Batches, number: int) -> float:
-        """Of one generation of a batch."""
+        """Return the seconds that one generation of a batch takes at least."""
         prompts, completions = batches.draw(number)
         size = sum(weight.numel() for weight in self.weights)
-        inputs = {width: self.weights[0].new_ones(PLACES, width) for width in {w.shape[1] for w in self.weights}}
+        widths = {weight.shape[1] for weight in self.weights}
+        inputs = {width: self.weights[0].new_ones(PLACES, width) for width in widths}
         began = self.watch.now()
         for weight in self.weights:
             inputs[weight.shape[1]] @ weight.t()
@@ -258,8 +269,10 @@ class Floor:
         began = self.watch.now()
         copy.copy_(head)
         reading = (self.watch.now() - began) / (2 * head.numel()) * size  # a copy reads and writes
-        once, each = (sum(map(len, part)) for part in (find_distinct(prompts)[0], completions))
-        return max(map(len, completions)) * reading + a_product * (once * (size - head.numel()) + each * size)
+        prompt_tokens = sum(map(len, find_distinct(prompts)[0]))  # each prompt is computed once
+        completion_tokens = sum(map(len, completions))
+        products = prompt_tokens * (size - head.numel()) + completion_tokens * size
+        return max(map(len, completions)) * reading + a_product * products
 
     def train(self) -> None:
         """The updates of one generation."""
@@ -270,8 +283,11 @@ class Floor:
         for _ in range(self.iterations):
             for first in range(0, len(prompts), args.micro_batch):
                 rows = slice(first, first + args.micro_batch)
-                before, mask = pad_left(prompts[rows], 0)
-                after, seen = (part.flip(1) for part in pad_left([ids[::-1] for ids in completions[rows]], 0))
-                ids, mask = (torch.cat(part, dim=1).to(args.device) for part in ((before, after), (mask, seen)))
-                packed_logps(self.model, ids, mask, after.shape[1])[0].sum().backward()
+                prompt_ids, prompt_mask = pad_left(prompts[rows], 0)
+                # Reversed, padded on the left, and reversed again: padded on the right.
+                reversed_ids, reversed_mask = pad_left([ids[::-1] for ids in completions[rows]], 0)
+                ids = torch.cat([prompt_ids, reversed_ids.flip(1)], dim=1).to(args.device)
+                mask = torch.cat([prompt_mask, reversed_mask.flip(1)], dim=1).to(args.device)
+                logps = packed_logps(self.model, ids, mask, reversed_ids.shape[1])[0]
+                logps.sum().backward()
         self.watch.seconds["step"] = self.watch.now() - began

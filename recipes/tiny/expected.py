@@ -26,7 +26,8 @@ from trl_prorl.variants import VARIANTS
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "expected.csv"
 PAGE = HERE / "README.md"
-BEGIN, END = "<!-- Written by recipes/tiny/expected.py. -->\n", "<!-- Until here. -->\n"
+BEGIN = "<!-- Written by recipes/tiny/expected.py. -->\n"
+END = "<!-- Until here. -->\n"
 
 RECIPES = {
     "plain": VARIANTS["plain"].recipe,
@@ -48,12 +49,13 @@ def keys_of(config: dict) -> dict:
 
 def row_of(run: Path) -> dict:
     """
-    The row of a run. Raises `ValueError`: the folder is not a complete run of one of the recipes on the shipped base,
-    or the run was not evaluated at its end.
+    Return the row of a run. Raises `ValueError`: the folder is not a complete run of one of the recipes on the shipped
+    base, or the run was not evaluated at its end.
     """
     try:
         config = yaml.safe_load((run / "config.yaml").read_text())
-        env, passk = (json.loads((run / name).read_text()) for name in ("env.json", "passk.json"))
+        env = json.loads((run / "env.json").read_text())
+        passk = json.loads((run / "passk.json").read_text())
         steps = pd.read_json(run / "metrics.jsonl", lines=True)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{run} is no run that was evaluated: {error}.") from error
@@ -67,10 +69,19 @@ def row_of(run: Path) -> dict:
         raise ValueError(
             f"{run}: {len(steps)} steps done, evaluated at step {passk['step']}, of {config['max_steps']}."
         )
-    trained, greedy = passk["trained"], passk["greedy"]["trained"]["accuracy"]
-    row = (recipe, env["seed"], env["base_model"]["sha256"], passk["prompts"], passk["n"], passk["base"]["pass@1"])
-    row += (trained["pass@1"], trained["pass@8"], greedy, int(steps["ref_forward_calls"].sum()), env["git_commit"])
-    return dict(zip(COLUMNS, row, strict=True))
+    return {
+        "recipe": recipe,
+        "seed": env["seed"],
+        "base_hash": env["base_model"]["sha256"],
+        "prompts": passk["prompts"],
+        "samples": passk["n"],
+        "base_pass@1": passk["base"]["pass@1"],
+        "pass@1": passk["trained"]["pass@1"],
+        "pass@8": passk["trained"]["pass@8"],
+        "greedy": passk["greedy"]["trained"]["accuracy"],
+        "ref_forward_calls": int(steps["ref_forward_calls"].sum()),
+        "commit": env["git_commit"],
+    }
 
 
 def write_rows(runs: list[Path]) -> None:
@@ -92,8 +103,11 @@ def read_rows() -> pd.DataFrame:
 
 
 def outside(runs: list[Path], level: float = 0.999) -> list[str]:
-    """A line for each run whose pass@1 a new run of its recipe has less often than one time in 1 / (1 − level)."""
-    rows, lines = read_rows(), []
+    """
+    Return a line for each run whose pass@1 a new run of its recipe has less often than one time in 1 / (1 − level).
+    """
+    rows = read_rows()
+    lines = []
     for run, row in [(run, row_of(run)) for run in runs]:
         if any(row[name] != rows[name][0] for name in ("prompts", "samples")):
             raise ValueError(f"{run} was evaluated with other prompts or samples than expected.csv.")
@@ -105,14 +119,16 @@ def outside(runs: list[Path], level: float = 0.999) -> list[str]:
 
 
 def text(rows: pd.DataFrame) -> str:
-    """The table of the pages, with an explanation of its intervals."""
+    """Return the table of the pages, with an explanation of its intervals."""
     scores = {recipe: rows[rows["recipe"] == recipe] for recipe in RECIPES}
     table = ""
     for recipe, what in RECIPES.items():
-        (one, of_one), (eight, of_eight) = (_predicted(scores[recipe][name]) for name in ("pass@1", "pass@8"))
-        table += f"| [`{recipe}.yaml`]({recipe}.yaml) | {what} | {one} | **{of_one}** | {eight} {of_eight} |\n"
+        mean_1, new_run_1 = _predicted(scores[recipe]["pass@1"])
+        mean_8, new_run_8 = _predicted(scores[recipe]["pass@8"])
+        table += f"| [`{recipe}.yaml`]({recipe}.yaml) | {what} | {mean_1} | **{new_run_1}** | {mean_8} {new_run_8} |\n"
     plain, control, a, b, c = (list(scores[recipe]["pass@1"]) for recipe in RECIPES)
-    ratio, first = fieller_ratio(b, a, paired=True), rows.iloc[0]
+    ratio = fieller_ratio(b, a, paired=True)
+    first = rows.iloc[0]
     return (
         f"Held-out pass@1 after 240 steps, {first['prompts']} prompts × {first['samples']} samples, on the base "
         f"that comes with the package (pass@1 {rows['base_pass@1'].min():.3f}; SHA-256 of its weights "
@@ -131,7 +147,7 @@ def text(rows: pd.DataFrame) -> str:
 
 
 def _predicted(values: pd.Series) -> tuple[str, str]:
-    """The mean of every training seed's score, and the prediction interval of one new run."""
+    """Return the mean of every training seed's score, and the prediction interval of one new run."""
     mean, low, high = prediction_interval(list(values))
     return f"{mean:.3f}", f"[{max(low, 0):.3f}, {min(high, 1):.3f}]"
 
@@ -142,7 +158,7 @@ def _difference(first: list[float], second: list[float]) -> str:
 
 
 def with_table(page: Path, rows: pd.DataFrame) -> str:
-    """The text of a page with its table written anew."""
+    """Return the text of a page with its table written anew."""
     before, rest = page.read_text().split(BEGIN)
     return before + BEGIN + text(rows) + END + rest.split(END)[1]
 
@@ -157,8 +173,9 @@ def main() -> None:
         if args.check:
             if not runs:
                 raise ValueError("--check: none of the folders is a run.")
-            if found := outside(runs):
-                raise SystemExit("\n".join(found))
+            lines = outside(runs)
+            if lines:
+                raise SystemExit("\n".join(lines))
             return
         if args.runs:
             write_rows(runs)

@@ -72,7 +72,8 @@ def scalars_of(inputs: UpdateInputs) -> dict[str, float]:
 
 def spread(folder: str) -> None:
     """Write every tensor and every number of an export into a file of its own, in `folder/inputs/`."""
-    inputs, place = read(UpdateInputs, folder), Path(folder, "inputs")
+    inputs = read(UpdateInputs, folder)
+    place = Path(folder, "inputs")
     held = {key_of(name, inputs.names): tensor for name, tensor in inputs.tensors().items()}
     held |= {key: torch.tensor([float(number)], dtype=torch.float64) for key, number in scalars_of(inputs).items()}
     shutil.rmtree(place, ignore_errors=True)
@@ -103,21 +104,16 @@ def gather(folder: str) -> str:
 def program_for(folder: str) -> str:
     """The text of the program."""
     inputs = read(UpdateInputs, folder)
-    growth, groups = inputs.growth, inputs.groups
-    lines = [FUNCTIONS, "fn main() {"]
-
-    def load(key):
-        lines.append(f'    load_safetensors {key} = "{folder}/inputs/{key}.safetensors";')
-
-    lines.append("    // Numbers come as tensors of shape [1].")
+    growth = inputs.growth
+    groups = inputs.groups
+    lines = [FUNCTIONS, "fn main() {", "    // Numbers come as tensors of shape [1]."]
     used = {"clip_norm", "reset_m", "reset_v", "reset_t"}
-    used |= {
-        f"{key}_{n}" for n in range(1, len(groups) + 1) for key in ("lr", "beta1", "beta2", "eps", "weight_decay")
-    }
-    for key in (key for key in scalars_of(inputs) if key in used):
-        load(key)
+    for n in range(1, len(groups) + 1):
+        used.update(f"{key}_{n}" for key in ("lr", "beta1", "beta2", "eps", "weight_decay"))
+    lines += [load_line(folder, key) for key in scalars_of(inputs) if key in used]
     if growth is not None:
-        old, new = growth["old_rank"], growth["new_rank"]
+        old = growth["old_rank"]
+        new = growth["new_rank"]
         lines += [
             "",
             "    // Growth: `realloc` keeps a flat prefix, wrong for B's columns; these products are right.",
@@ -130,13 +126,12 @@ def program_for(folder: str) -> str:
     for name in inputs.names:
         n = f"{numbers[name]:04d}"
         lines += ["", f"    // {name}"]
-        for letter in ("p", "m", "v", "t"):
-            load(f"{letter}{n}")
+        lines += [load_line(folder, f"{letter}{n}") for letter in ("p", "m", "v", "t")]
         if name in inputs.gradients:
-            load(f"g{n}")
+            lines.append(load_line(folder, f"g{n}"))
         parts = name.split(".")
         if growth is not None and "lora_A" in parts:
-            load(f"n{n}")
+            lines.append(load_line(folder, f"n{n}"))
             lines.append(f"    p{n} = matmul(keep_rows, p{n}) + matmul(place_rows, n{n});")
             lines += [f"    {letter}{n} = matmul(keep_rows, {letter}{n});" for letter in ("m", "v")]
         elif growth is not None and "lora_B" in parts:
@@ -147,13 +142,32 @@ def program_for(folder: str) -> str:
             f"    t{n} = t{n} * reset_t[0];",
         ]
     with_gradient = [name for name in inputs.names if name in inputs.gradients]
-    squares = [f"sum(g{numbers[name]:04d} * g{numbers[name]:04d})" for name in with_gradient]
-    lines += [
+    lines += clipping_lines([numbers[name] for name in with_gradient])
+    lines.append("    // Adam.")
+    for name in with_gradient:
+        k = group_of[name]
+        lines += adam_lines(f"{numbers[name]:04d}", k, decoupled=groups[k - 1]["decoupled"])
+    lines += ["", "    // Every tensor is saved as F64; the sidecar says what it was."]
+    for name in inputs.names:
+        for letter in ("p", "m", "v", "t"):
+            key = f"{letter}{numbers[name]:04d}"
+            lines.append(f'    save_safetensors {{ {key}: {key} }}, "{folder}/outputs/{key}.safetensors";')
+    return "\n".join([*lines, "    return norm;", "}", ""])
+
+
+def load_line(folder: str, key: str) -> str:
+    """The line that loads a tensor of the inputs."""
+    return f'    load_safetensors {key} = "{folder}/inputs/{key}.safetensors";'
+
+
+def clipping_lines(numbers: list[int]) -> list[str]:
+    """The lines that compute the norm of the gradients of these tensors, and the factor that clips them."""
+    lines = [
         "",
         "    // Clipping. `min` is not evaluated by the interpreter, so that an `if` decides.",
         "    let squares = 0.0;",
     ]
-    lines += [f"    squares = squares + {square};" for square in squares]
+    lines += [f"    squares = squares + sum(g{number:04d} * g{number:04d});" for number in numbers]
     lines += [
         "    let norm = sqrt(squares);",
         "    let factor = 1.0;",
@@ -164,28 +178,25 @@ def program_for(folder: str) -> str:
         "        }",
         "    }",
         "",
-        "    // Adam.",
     ]
-    for name in with_gradient:
-        n, k = f"{numbers[name]:04d}", group_of[name]
-        decay = f"weight_decay_{k}[0]"
-        lines.append(f"    g{n} = g{n} * factor;")
-        if groups[k - 1]["decoupled"]:
-            lines.append(f"    p{n} = p{n} * (1.0 - lr_{k}[0] * {decay});")
-        else:
-            lines.append(f"    g{n} = g{n} + {decay} * p{n};")
-        lines += [
-            f"    t{n} = t{n} + 1.0;",
-            f"    m{n} = first_moment(m{n}, g{n}, beta1_{k}[0]);",
-            f"    v{n} = second_moment(v{n}, g{n}, beta2_{k}[0]);",
-            f"    p{n} = stepped(p{n}, m{n}, v{n}, t{n}[0], lr_{k}[0], beta1_{k}[0], beta2_{k}[0], eps_{k}[0]);",
-        ]
-    lines += ["", "    // Every tensor is saved as F64; the sidecar says what it was."]
-    for name in inputs.names:
-        for letter in ("p", "m", "v", "t"):
-            key = f"{letter}{numbers[name]:04d}"
-            lines.append(f'    save_safetensors {{ {key}: {key} }}, "{folder}/outputs/{key}.safetensors";')
-    return "\n".join([*lines, "    return norm;", "}", ""])
+    return lines
+
+
+def adam_lines(n: str, k: int, decoupled: bool) -> list[str]:
+    """The lines that update tensor `n` by the settings of group `k`."""
+    decay = f"weight_decay_{k}[0]"
+    lines = [f"    g{n} = g{n} * factor;"]
+    if decoupled:
+        lines.append(f"    p{n} = p{n} * (1.0 - lr_{k}[0] * {decay});")
+    else:
+        lines.append(f"    g{n} = g{n} + {decay} * p{n};")
+    lines += [
+        f"    t{n} = t{n} + 1.0;",
+        f"    m{n} = first_moment(m{n}, g{n}, beta1_{k}[0]);",
+        f"    v{n} = second_moment(v{n}, g{n}, beta2_{k}[0]);",
+        f"    p{n} = stepped(p{n}, m{n}, v{n}, t{n}[0], lr_{k}[0], beta1_{k}[0], beta2_{k}[0], eps_{k}[0]);",
+    ]
+    return lines
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ try:
 except ImportError:
     xxh3_128 = None
 
-FORMAT, VERSION = "trl_prorl.interchange", 1
+FORMAT = "trl_prorl.interchange"
+VERSION = 1
 # By the names of safetensors. NumPy has no bfloat16: its numbers are the upper halves of float32.
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
 STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
@@ -73,9 +74,11 @@ def grow(state, new_rows, growth):
         parts = name.split(".")
         if "lora_A" in parts:
             state.parameters[name] = np.concatenate([value, new_rows[name]], axis=0)
-            added, axis = np.zeros((more, value.shape[1])), 0
+            added = np.zeros((more, value.shape[1]))
+            axis = 0
         elif "lora_B" in parts:
-            added, axis = np.zeros((value.shape[0], more)), 1
+            added = np.zeros((value.shape[0], more))
+            axis = 1
             state.parameters[name] = np.concatenate([value, added], axis=axis)
         else:
             continue
@@ -111,7 +114,10 @@ def clip_factor(norm, clip_norm):
 
 def adam(state, name, gradient, group):
     """Adam, or AdamW where the decay is decoupled, on one parameter."""
-    weight, lr, beta1, beta2 = state.parameters[name], group["lr"], group["beta1"], group["beta2"]
+    weight = state.parameters[name]
+    lr = group["lr"]
+    beta1 = group["beta1"]
+    beta2 = group["beta2"]
     if group["decoupled"]:
         weight = weight * (1.0 - lr * group["weight_decay"])
     else:
@@ -120,8 +126,10 @@ def adam(state, name, gradient, group):
     m = beta1 * state.exp_avg[name] + (1.0 - beta1) * gradient
     v = beta2 * state.exp_avg_sq[name] + (1.0 - beta2) * gradient**2
     step = (m / (1.0 - beta1**t)) / (np.sqrt(v / (1.0 - beta2**t)) + group["eps"])
-    state.parameters[name], state.exp_avg[name] = weight - lr * step, m
-    state.exp_avg_sq[name], state.steps[name] = v, t
+    state.parameters[name] = weight - lr * step
+    state.exp_avg[name] = m
+    state.exp_avg_sq[name] = v
+    state.steps[name] = t
 
 
 def update(state, inputs):
@@ -157,7 +165,8 @@ def load_file(path):
     """The tensors of a safetensors file by their keys, and their dtypes; bfloat16 comes as float32."""
     data = Path(path).read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
-    held, dtypes = {}, {}
+    held = {}
+    dtypes = {}
     for key, info in json.loads(data[8 : 8 + size]).items():
         if key == "__metadata__":
             continue
@@ -167,7 +176,8 @@ def load_file(path):
         value = np.frombuffer(data[begin:end], DTYPES[info["dtype"]]).reshape(info["shape"])
         if info["dtype"] == "BF16":
             value = (value.astype("<u4") << 16).view("<f4")
-        held[key], dtypes[key] = value, info["dtype"]
+        held[key] = value
+        dtypes[key] = info["dtype"]
     return held, dtypes
 
 
@@ -207,7 +217,8 @@ def read_tensors(folder, schema):
         raise SystemExit(f"{file} is missing, cut or corrupt ({error}).") from None
     unchecked = 0
     for entry in sidecar["tensors"]:
-        name, said = entry["name"], (entry["dtype"], entry["shape"])
+        name = entry["name"]
+        said = (entry["dtype"], entry["shape"])
         if name not in held or (dtypes[name], list(held[name].shape)) != said:
             raise SystemExit(f"{path}: tensor {name} is missing or is not {said}.")
         key = "sha256" if "sha256" in entry else "xxh3_128"
@@ -227,7 +238,8 @@ def write_tensors(folder, schema, values, tensors, dtypes):
     place = f"{schema}.safetensors"
     begin = 0
     for name, value in tensors.items():
-        raw, shape = stored(value, dtypes[name]), list(np.shape(value))
+        raw = stored(value, dtypes[name])
+        shape = list(np.shape(value))
         entry = {"name": name, "key": name, "file": place, "dtype": dtypes[name], "shape": shape}
         entries.append(entry | {"sha256": hash_of_tensor(name, value, dtypes[name])})
         header[name] = {"dtype": dtypes[name], "shape": shape, "data_offsets": [begin, begin + len(raw)]}

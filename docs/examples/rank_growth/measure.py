@@ -39,10 +39,14 @@ from trl_prorl.train import TaskArguments, build, train
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 RECIPES = ROOT / "recipes" / "tiny" / "growth"
-RUNS, STEPS, PICTURE = HERE / "runs.csv", HERE / "steps.csv", ROOT / "docs" / "rank_growth.png"
+RUNS = HERE / "runs.csv"
+STEPS = HERE / "steps.csv"
+PICTURE = ROOT / "docs" / "rank_growth.png"
 GROWTHS = (60, 120, 180)
-BEFORE, AFTER = 10, 40  # steps of a close-up
-PROMPTS, SAMPLES = "256", "16"
+BEFORE = 10  # steps of a close-up
+AFTER = 40
+PROMPTS = "256"
+SAMPLES = "16"
 
 
 def cleared(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
@@ -193,10 +197,12 @@ def numbers() -> str:
     for arm, (_, _, words, _) in ARMS.items():
         if not scores[arm]:
             continue
-        mine, theirs = scores[arm], scores["migrated"]
+        mine = scores[arm]
+        theirs = scores["migrated"]
         pairs = [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
         difference = shown(t_interval(pairs)) if arm != "migrated" and len(pairs) > 1 else "–"
-        found, norms = responses(arm), closeups(curves(arm, "update_norm"))[:, BEFORE : BEFORE + 20]
+        found = responses(arm)
+        norms = closeups(curves(arm, "update_norm"))[:, BEFORE : BEFORE + 20]
         median = median_reconvergence(found)
         lines.append(
             f"| {words} | {np.mean(list(mine.values())):.3f} | {difference} | {median:g} | "

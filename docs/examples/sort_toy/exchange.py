@@ -6,7 +6,9 @@ import numpy as np
 from numpy_engine import engine
 
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults
+BETA1 = 0.9  # torch's defaults
+BETA2 = 0.999
+EPSILON = 1e-8
 STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
 
 
@@ -28,7 +30,9 @@ class EngineAdam:
     """
 
     def __init__(self, weights: dict[str, np.ndarray], learning_rate: float, folder: Path):
-        self.folder, self.updates, self._reset = folder, 0, None
+        self.folder = folder
+        self.updates = 0
+        self._reset = None
         self._group = {"lr": learning_rate, "beta1": BETA1, "beta2": BETA2, "eps": EPSILON, "weight_decay": 0.0}
         self._group |= {"decoupled": False, "parameters": list(weights)}
         self._state = {"parameters": weights}

@@ -41,7 +41,8 @@ def train_all(train: Callable[[Setting], Curves], settings: dict, seeds: Iterabl
 
 def largest_difference(first: Curves, second: Curves) -> float:
     """The largest difference of two runs' curves, of loss and reward alike; NaN if a curve has one."""
-    one, other = np.array([first.loss, first.reward]), np.array([second.loss, second.reward])
+    one = np.array([first.loss, first.reward])
+    other = np.array([second.loss, second.reward])
     return float(np.abs(one - other).max())
 
 
@@ -80,7 +81,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("epochs", "seeds"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} {getattr(options, name)}: give a whole number from 1")
-    base, seeds = Setting(reward=options.reward, epochs=options.epochs), range(options.seeds)
+    base = Setting(reward=options.reward, epochs=options.epochs)
+    seeds = range(options.seeds)
     if options.compare:
         return compare(base)
     if options.log is not None:
@@ -94,7 +96,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     train = import_module(f"sort_toy.with_{options.engine}").train
     begun = time.process_time()
-    of_grid, of_arms = train_all(train, grid(base), seeds), train_all(train, arms(base), seeds)
+    of_grid = train_all(train, grid(base), seeds)
+    of_arms = train_all(train, arms(base), seeds)
     took = time.process_time() - begun
     runs = (len(of_grid) + len(of_arms)) * options.seeds
     print(f"{runs} runs by {options.engine} in {took:.0f} s of one core; β = {BETA}; reward {options.reward}")

@@ -100,23 +100,27 @@ def objective(logps: np.ndarray, batch: Batch, setting: Setting) -> tuple[float,
     advantages = batch.advantages[..., None]
     ratio = np.exp(chosen - batch.old)
     if setting.loss == "naive":
-        per_token, slope = np.broadcast_to(-advantages, chosen.shape), np.broadcast_to(-advantages, chosen.shape)
+        per_token = np.broadcast_to(-advantages, chosen.shape)
+        slope = np.broadcast_to(-advantages, chosen.shape)
     else:
-        per_token, slope = -advantages * ratio, -advantages * ratio
+        per_token = -advantages * ratio
+        slope = -advantages * ratio
         if setting.loss == "clipped":
             beyond = np.where(advantages > 0.0, ratio > 1.0 + setting.epsilon, ratio < 1.0 - setting.epsilon)
             bounded = ratio.clip(1.0 - setting.epsilon, 1.0 + setting.epsilon)
             per_token, slope = np.where(beyond, -advantages * bounded, per_token), np.where(beyond, 0.0, slope)
     if setting.beta != 0.0:
         log_ratio = chosen - batch.anchor
-        k3, k3_slope = np.exp(-log_ratio) - 1.0 + log_ratio, 1.0 - np.exp(-log_ratio)
+        k3 = np.exp(-log_ratio) - 1.0 + log_ratio
+        k3_slope = 1.0 - np.exp(-log_ratio)
         if setting.bias_correction:
             k3, k3_slope = ratio * k3, ratio * (k3 + k3_slope)
         per_token, slope = per_token + setting.beta * k3, slope + setting.beta * k3_slope
     # Each response counts by its weight, each of its tokens equally.
     share = batch.weights[..., None] / chosen.shape[-1]
     on_logps = np.zeros_like(logps)
-    prompt, position = np.arange(len(logps))[:, None, None], np.arange(chosen.shape[-1])
+    prompt = np.arange(len(logps))[:, None, None]
+    position = np.arange(chosen.shape[-1])
     np.add.at(on_logps, (prompt, position, batch.tokens), share * slope)
     return float((share * per_token).sum()), on_logps
 
@@ -136,7 +140,8 @@ def advantages_of(rewards: np.ndarray, delta: str) -> np.ndarray:
     if delta == "raw":
         return rewards
     centered = rewards - rewards.mean(axis=1, keepdims=True)
-    least, best = rewards.min(axis=1, keepdims=True), rewards.max(axis=1, keepdims=True)
+    least = rewards.min(axis=1, keepdims=True)
+    best = rewards.max(axis=1, keepdims=True)
     if delta == "group_normalized":
         size = np.float32(rewards.shape[1])  # TRL has n / (n - 1) in float32, whatever the rewards are
         variance = np.square(centered).mean(axis=1, keepdims=True) * np.float64(size / (size - 1))

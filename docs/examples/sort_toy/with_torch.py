@@ -51,7 +51,8 @@ class Sorter(torch.nn.Module):
 
 def of_tokens(logps: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The entries, shape `(P, G, T)`, of log-probabilities of shape `(P, T, number)` that belong to tokens."""
-    prompt, position = torch.arange(len(tokens))[:, None, None], torch.arange(tokens.shape[-1])
+    prompt = torch.arange(len(tokens))[:, None, None]
+    position = torch.arange(tokens.shape[-1])
     return logps[prompt, position, tokens]
 
 
@@ -73,7 +74,8 @@ def objective(logps: torch.Tensor, batch: Batch, setting: Setting) -> torch.Tens
         setting (`Setting`):
             The loss, the anchor and its coefficient.
     """
-    chosen, counts = of_tokens(logps, batch.tokens), torch.ones_like(batch.old)
+    chosen = of_tokens(logps, batch.tokens)
+    counts = torch.ones_like(batch.old)
     kept = {logps_key("old"): batch.old}
     if setting.loss == "naive":
         kept = without_ratio(kept)

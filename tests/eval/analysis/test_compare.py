@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from eval import compare as command
-from eval.analysis.compare import GREEDY, MET, NOT_MET, UNDECIDED, all_pairs, compare, compare_arms, pair_notes
+from eval.analysis.compare import GREEDY, MET, NOT_MET, UNDECIDED, compare, compare_all_pairs, compare_arms, pair_notes
 from eval.analysis.frame import Frame
 from eval.analysis.statistics import Estimate
 from eval.pages.comparison import comparison_statements, success_statements
@@ -43,7 +43,7 @@ def test_pairing_sees_what_the_intervals_of_each_do_not(evaluated):
     result = compare(evaluated("a", [count + 1 for count in counts]), evaluated("b", counts), k=1)
     # Of 32 prompts that all agree up to 1 - 0.05^(1/32) = 8.94 % of others are not excluded, from -1 to 1.
     assert result.difference == pytest.approx((1 / 8, 1 / 8 - 0.0894 * 9 / 8, 1 / 8 + 0.0894 * 7 / 8), abs=1e-4)
-    assert result.difference.apart
+    assert result.difference.excludes_zero
     back = compare(evaluated("c", counts), evaluated("d", [count + 1 for count in counts]), k=1)
     assert back.difference.value == pytest.approx(-1 / 8)
 
@@ -73,8 +73,8 @@ def test_every_outcome_has_its_own_test(evaluated):
     assert (decoded.first_value, decoded.second_value, decoded.difference.value) == (0.15, 0.15, 0.0)
     assert decoded.p_value == 1.0
     assert decoded.difference.low < 0 < decoded.difference.high
-    assert sampled.apart
-    assert not decoded.apart
+    assert sampled.differs
+    assert not decoded.differs
 
 
 def test_greedy_decoding_of_one_pair_by_hand(evaluated):
@@ -94,7 +94,7 @@ def test_greedy_decoding_over_seeds_is_a_test_over_seeds(evaluated, read_run):
         for variant, seeds in right.items()
         for seed, correct in enumerate(seeds)
     ]
-    rows, left = all_pairs(runs, [1])
+    rows, left = compare_all_pairs(runs, [1])
     assert [row.outcome for row in rows] == ["pass@1", "greedy"]
     assert not left
     # Both seeds differ by 1/2, so the prompts decide.
@@ -184,7 +184,7 @@ def test_statements(evaluated):
     worse = compare(evaluated("c", [1, 2, 3] * 7), evaluated("d", [3, 4, 5] * 7), k=1)
     assert comparison_statements([worse])[0].endswith("`d` is higher.")
     few = compare(evaluated("e", [1, 2, 3]), evaluated("f", [3, 4, 5]), k=1)
-    assert not few.difference.apart
+    assert not few.difference.excludes_zero
     assert "-0.250 (n/a): n/a: fewer than 20 prompts give no interval" in comparison_statements([few])[0]
 
 
@@ -331,7 +331,7 @@ def mean_of(run):
 
 
 def test_the_difference_is_that_of_the_seeds_both_have(grid):
-    rows, left = all_pairs([*grid.values()], [1])
+    rows, left = compare_all_pairs([*grid.values()], [1])
     named = [(row.first, row.second, row.seeds) for row in rows]
     assert named == [("control", "A", 3), ("control", "B", 2), ("A", "B", 2)]
     assert not left
@@ -355,11 +355,11 @@ def test_the_difference_is_that_of_the_seeds_both_have(grid):
 def test_seeds_that_are_nowhere_shared(of_arm):
     runs = [of_arm(arm, seed, counts(0.5, seed)) for arm, seed in zip("AABB", (1, 2, 3, 4), strict=True)]
     with pytest.raises(InputError, match="no seed in common"):
-        all_pairs(runs, [1])
+        compare_all_pairs(runs, [1])
 
 
 def test_runs_that_answer_alike(of_arm):
-    (row,), _ = all_pairs([of_arm(arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)], [1])
+    (row,), _ = compare_all_pairs([of_arm(arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)], [1])
     assert row.difference.value == 0
     assert row.p_value == row.adjusted == 1.0
 

@@ -35,13 +35,13 @@ NONFINITE = [{"event": "nonfinite", "step_requested": 3, "step_applied": 3, "act
     ],
 )
 def test_collapse_is_an_end_below_half_of_the_best(run, answer, keys):
-    assert stability.collapsed(run(**keys)) is answer
+    assert stability.has_collapsed(run(**keys)) is answer
 
 
 def test_nonfinite_counts_as_collapse(run):
     arm = run(reward=0.5, events=NONFINITE)
     assert stability.nonfinite_events(arm) == 1
-    assert stability.collapsed(arm) is True
+    assert stability.has_collapsed(arm) is True
 
 
 def test_short_runs_have_no_window(run):

@@ -153,7 +153,7 @@ def test_where_all_prompts_agree_the_p_value_is_the_level_of_the_interval(prompt
     least = 0.05 ** (-1 / prompts) - 1
     for factor, apart in ((1.001, True), (0.999, False)):
         values = np.full(prompts, sign * factor * least)
-        assert paired_bootstrap_difference(values, np.zeros(prompts)).apart is apart
+        assert paired_bootstrap_difference(values, np.zeros(prompts)).excludes_zero is apart
         assert (paired_p_value([values]) < 0.05) is apart
         assert paired_p_value([values]) == pytest.approx(0.05, rel=0.01)
 
@@ -169,7 +169,7 @@ def test_the_p_value_and_the_interval_of_a_row_agree():
             moved = np.clip(solved + rng.normal(0, 0.1) + rng.normal(0, 0.1, prompts), 0, 1)
             difference = (rng.binomial(8, solved) - rng.binomial(8, moved)) / 8
             p_value = paired_p_value([difference])
-            found = paired_bootstrap_difference(difference, np.zeros(prompts)).apart
+            found = paired_bootstrap_difference(difference, np.zeros(prompts)).excludes_zero
             apart += found
             if found != (p_value < 0.05):
                 disagreeing.append(p_value)

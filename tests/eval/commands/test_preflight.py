@@ -80,8 +80,8 @@ def test_no_end_token(tmp_path, found):
     folder = tmp_path / "model"
     shutil.copytree(embedded_model("embedded"), folder)
     for name in ("config.json", "generation_config.json"):
-        content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(content | {"eos_token_id": 200}))
+        prompt_text = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(prompt_text | {"eos_token_id": 200}))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(200)
     tokenizer.save_pretrained(folder)
@@ -414,12 +414,12 @@ def test_a_finding_is_one_line_where_no_terminal_sets_the_width(monkeypatch, cap
 
 
 def test_a_disk_that_is_full_is_one_line(folder, capsys, monkeypatch):
-    def full(path, content):
+    def full(path, prompt_text):
         raise OSError(28, "No space left on device")
 
     script = argparse.Namespace(make_task=lambda: None)
     monkeypatch.setattr("eval.preflight.write_json", full)
-    monkeypatch.setattr("eval.preflight.prepared", lambda argv, path: (None, script))
+    monkeypatch.setattr("eval.preflight.build_trainer", lambda argv, path: (None, script))
     monkeypatch.setattr("eval.preflight.preflight", lambda *_: [Finding("a", "1")])
     assert main(["--config", RECIPE, "--json", "found.json"]) == 2
     assert capsys.readouterr().err == (

@@ -155,7 +155,7 @@ def device(monkeypatch):
 def test_the_peak_of_a_training_is_that_of_its_largest_step(device):
     cuda = torch.device("cuda", 0)
     watch = Stopwatch(cuda, "wall")
-    ending = watch.ending_a_step(lambda: measure_gpu(cuda))  # as our trainer ends a step
+    ending = watch.time_end_of_step(lambda: measure_gpu(cuda))  # as our trainer ends a step
     device.hold(20)  # before it begins
     watch.begin()
     for gib in (3, 5, 4):
@@ -171,7 +171,7 @@ def test_the_peak_of_a_training_is_that_of_its_largest_step(device):
 def test_without_a_gpu_no_peak_is_measured():
     watch = Stopwatch(torch.device("cpu"), "cpu")
     watch.begin()
-    watch.ending_a_step(lambda: None)()
+    watch.time_end_of_step(lambda: None)()
     assert watch.peak() is None
 
 
@@ -185,7 +185,7 @@ def arm(device, monkeypatch):
         for gib in (3, 5):
             device.begin_anew()  # as our trainer begins a step
             device.hold(gib)
-            watch.ending_a_step(lambda: measure_gpu(cuda))()
+            watch.time_end_of_step(lambda: measure_gpu(cuda))()
 
     def generate(*args):
         device.hold(7)

@@ -12,7 +12,7 @@ import torch
 
 from eval import gpu_check
 from eval.gpucheck import page, parts
-from eval.gpucheck.parts import COST, PARTS, TESTS, Result, run, run_all
+from eval.gpucheck.parts import COST, PARTS, TESTS, Result, run_command, run_parts
 from eval.stepcost.settings import BASELINE
 from trl_prorl.errors import RunError
 
@@ -54,9 +54,9 @@ def call(tmp_path, monkeypatch):
 
     def call(minutes=5.0, again=False, made_with="x", **codes):
         said = []
-        monkeypatch.setattr(parts, "why_not", lambda name, cpu: None)
+        monkeypatch.setattr(parts, "reason_to_skip", lambda name, cpu: None)
         monkeypatch.setattr(parts, "command", lambda name, cpu, report: python(codes[name]))
-        found = run_all(codes, True, tmp_path, {"code": made_with}, minutes, again, said.append)
+        found = run_parts(codes, True, tmp_path, {"code": made_with}, minutes, again, said.append)
         return *found, said
 
     return call
@@ -99,7 +99,7 @@ def ends(pid: int) -> bool:
 
 def test_a_part_that_hangs_is_stopped_with_all_that_it_began(tmp_path):
     hangs = f"import os, time; child = os.fork(); open('{tmp_path}/child', 'w').write(str(child or os.getpid()))\n"
-    assert run(python(hangs + "time.sleep(600)"), tmp_path / "log", 3) == "was stopped after 3 s"
+    assert run_command(python(hangs + "time.sleep(600)"), tmp_path / "log", 3) == "was stopped after 3 s"
     assert ends(int((tmp_path / "child").read_text()))
 
 
@@ -126,14 +126,14 @@ REPORT = """<testsuites><testsuite>
 
 @pytest.mark.parametrize("report, problem", [(REPORT, "ended"), ("<testsuites />", "ended"), (None, "ended")])
 def test_every_test_on_the_card_is_a_check(monkeypatch, tmp_path, report, problem):
-    def run(command, log, limit):
+    def run_command(command, log, limit):
         assert command[3:6] == ["-q", "-m", "gpu"]
         assert f"--junitxml={tmp_path / 'tests.xml'}" in command
         if report is not None:
             (tmp_path / "tests.xml").write_text(report)
         return problem
 
-    monkeypatch.setattr(parts, "run", run)
+    monkeypatch.setattr(parts, "run_command", run_command)
     found = parts.run_part(TESTS, False, tmp_path, 9, {})
     if report is REPORT:
         assert found.passed == 1
@@ -144,11 +144,11 @@ def test_every_test_on_the_card_is_a_check(monkeypatch, tmp_path, report, proble
 
 
 def test_why_a_part_does_not_run(monkeypatch, tmp_path):
-    assert parts.why_not(TESTS, True).startswith("needs a GPU")
-    assert parts.why_not(TESTS, False) is None
-    assert parts.why_not(COST, True) is parts.why_not(COST, False) is None
+    assert parts.reason_to_skip(TESTS, True).startswith("needs a GPU")
+    assert parts.reason_to_skip(TESTS, False) is None
+    assert parts.reason_to_skip(COST, True) is parts.reason_to_skip(COST, False) is None
     monkeypatch.setattr(parts, "ROOT", tmp_path)
-    assert "a checkout of the project only" in parts.why_not(TESTS, False)
+    assert "a checkout of the project only" in parts.reason_to_skip(TESTS, False)
 
 
 def test_the_files_with_tests_for_a_gpu():
@@ -163,7 +163,7 @@ def test_a_card_without_kernels_is_one_line(monkeypatch):
 
     monkeypatch.setattr(torch, "ones", fails)
     with pytest.raises(RunError, match="no kernel image"):
-        gpu_check.machine(False)
+        gpu_check.describe_machine(False)
 
 
 TRL = {"generation": 1.0, "scoring": 1.0, "update": 2.0, "phase": [3.0] * 3, "whole": [4.0] * 3}

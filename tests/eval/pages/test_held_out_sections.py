@@ -151,7 +151,7 @@ def test_arms_stand_against_plain_control_and_the_best_a(arm):
     scores = {"plain": 3, "control": 2, "A": 4, "B": 5}
     runs = [arm(variant, seed, trained=[score] * 40) for seed in (0, 1) for variant, score in scores.items()]
     runs += [arm("A", seed, trained=[1] * 40, name="worse", beta=0.5) for seed in (0, 1)]
-    rows, left = compare.against_references(Frame(runs))
+    rows, left = compare.compare_with_references(Frame(runs))
     assert not left
     assert all(row.seeds == 2 for row in rows)
     assert [(row.first, row.second) for row in rows] == [

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from eval.analysis.frame import Frame
-from eval.pages import course, curves, matrix, reset_effects
+from eval.pages import curves, matrix, plotting, reset_effects
 from eval.pages import runs as pages
 from eval.pages.document import Picture
 from eval.run_folder.reading import load_run
@@ -31,11 +31,11 @@ def drawn(panel):
     return axes
 
 
-def course_panels(runs):
-    return course.sections(Frame(runs))[0].blocks[0].panels
+def curve_panels(runs):
+    return curves.sections(Frame(runs))[0].blocks[0].panels
 
 
-@pytest.mark.parametrize("page", [course.sections, pages.costs])
+@pytest.mark.parametrize("page", [curves.sections, pages.costs])
 def test_pictures_open(page, runs, read_run, tmp_path):
     bare = read_run("own", steps=1, events=None)
     for name, group in (("all", runs), ("one", runs[:1]), ("bare", [bare])):
@@ -49,13 +49,13 @@ def test_pictures_open(page, runs, read_run, tmp_path):
 
 
 def test_b_shows_kl_to_the_sampling_policy(runs):
-    kl = drawn(course_panels(runs)[1])
+    kl = drawn(curve_panels(runs)[1])
     assert kl.get_legend_handles_labels()[1] == ["A: kl_ref", "B: kl_old", "C: kl_ref"]
     assert kl.get_yscale() == "symlog"
 
 
 def test_only_what_was_measured_is_drawn(runs):
-    stages = drawn(course.stages_panel(Frame(runs)))
+    stages = drawn(curves.stages_panel(Frame(runs)))
     bars = {(round(bar.get_y() + 0.4), round(bar.get_x(), 6), round(bar.get_width(), 6)) for bar in stages.patches}
     assert {(0, 0.0, 0.4), (1, 0.0, 0.2), (1, 0.2, 0.4)} <= bars
 
@@ -69,7 +69,7 @@ def test_forty_lines_are_told_apart(read_run, variants):
     of = [variants[i % len(variants)] for i in range(40)]
     runs = [read_run(v, 0, f"r{i:02}", 12, config={"beta": i / 100}, reward=i / 40) for i, v in enumerate(of)]
     arms = Frame(runs).arms
-    axes = drawn(course.sheet_panels("", arms)[0])
+    axes = drawn(curves.sheet_panels("", arms)[0])
     strong = [line for line in axes.lines if line.get_linewidth() > 1]
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in strong}
     assert len(looks) == len(strong) == len({arm.label for arm in arms}) == 40
@@ -79,7 +79,7 @@ def test_forty_lines_are_told_apart(read_run, variants):
 def test_one_wild_kl_does_not_hide_the_others(read_run):
     # Zero in every first pass, one outlier: the strong line stays at the usual value.
     run = read_run("A", steps=40, kl_ref=lambda step: 5e3 if step == 20 else 0.01 * (step % 2))
-    strong = max(drawn(course_panels([run])[1]).lines, key=lambda line: line.get_linewidth())
+    strong = max(drawn(curve_panels([run])[1]).lines, key=lambda line: line.get_linewidth())
     assert list(strong.get_ydata()) == pytest.approx([0.01] * 21)
 
 
@@ -88,7 +88,7 @@ def test_seeds_become_a_mean_and_a_band(read_run):
     runs = [read_run("A", 0, steps=20, reward=0.2), read_run("A", 1, steps=12, reward=0.6)]
     alone = read_run("B", steps=20, reward=0.5)
     assert [arm.legend for arm in Frame([*runs, alone]).arms] == ["A, 2 seeds", "B"]
-    axes = drawn(course_panels([*runs, alone])[0])
+    axes = drawn(curve_panels([*runs, alone])[0])
     mean = next(line for line in axes.lines if line.get_label() == "A, 2 seeds")
     assert list(mean.get_xdata()) == list(range(1, 13))
     assert list(mean.get_ydata()) == pytest.approx([0.4] * 12)
@@ -100,17 +100,17 @@ def test_seeds_become_a_mean_and_a_band(read_run):
 def test_resets_of_all_seeds_are_marked(read_run):
     events = ([{**RESET, "step_applied": step} for step in steps] for steps in ([5, 10], [5, 15]))
     runs = [read_run("A", seed, steps=20, reward=0.5, events=one) for seed, one in enumerate(events)]
-    axes = drawn(course_panels(runs)[0])
+    axes = drawn(curve_panels(runs)[0])
     (lines,) = [each for each in axes.collections if isinstance(each, LineCollection)]
     assert [float(segment[0, 0]) for segment in lines.get_segments()] == [5, 10, 15]
 
 
 def test_evaluations_during_training_are_drawn_with_the_resets(read_run):
     run = read_run("A", steps=20, events=[RESET])
-    assert len(course_panels([run])) == 3
+    assert len(curve_panels([run])) == 3
     rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
     (run.path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    *_, panel = course_panels([load_run(run.path)])
+    *_, panel = curve_panels([load_run(run.path)])
     axes = drawn(panel)
     curve = next(line for line in axes.lines if line.get_label() == "A")
     assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([0, 8, 16], [0.0, 0.08, 0.16])
@@ -122,7 +122,7 @@ def test_gold_is_drawn_beside_the_reward(read_run):
     event = {"event": "guard_gap", "step_applied": 15, "reason": "the reward rose while gold fell"}
     gamed = read_run("plain", steps=20, reward=0.9, gold=lambda step: 0.5 - step / 100, events=[event])
     other = read_run("A", steps=20, reward=0.8)
-    axes = drawn(course_panels([gamed, other])[0])
+    axes = drawn(curve_panels([gamed, other])[0])
     lines = {line.get_label(): line for line in axes.lines}
     assert axes.get_title() == "Training reward, and gold (dotted)"
     assert list(lines["plain: gold"].get_ydata())[-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
@@ -132,7 +132,7 @@ def test_gold_is_drawn_beside_the_reward(read_run):
     assert "A: gold" not in lines
     assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "X"] == [[15]]
     assert "the reward is gamed" in lines
-    assert drawn(course_panels([other])[0]).get_title() == "Training reward"
+    assert drawn(curve_panels([other])[0]).get_title() == "Training reward"
 
 
 REQUESTED = {"event": "reset", "step_requested": 1}
@@ -158,17 +158,17 @@ def forty(read_run):
 
 def test_no_axes_hold_more_than_ten_arms_and_two_for_comparison(forty):
     frame = Frame(forty)
-    found = curves.sheets(frame)
+    found = plotting.sheets(frame)
     assert max(len(arms) for _, arms in found) <= 12
     assert len({title for title, _ in found}) == len(found) > 1
     for _, arms in found:
         assert len({arm.runs[0].config["task"] for arm in arms}) == 1
     assert {arm.label for _, arms in found for arm in arms} == {arm.label for arm in frame.arms}
-    assert len(course.sections(frame)[0].blocks[0].panels) == 3 * len(found)
+    assert len(curves.sections(frame)[0].blocks[0].panels) == 3 * len(found)
 
 
 def test_few_arms_share_one_sheet(forty):
-    ((title, arms),) = curves.sheets(Frame([run for run in forty if run.config["task"] == "sums"][:10]))
+    ((title, arms),) = plotting.sheets(Frame([run for run in forty if run.config["task"] == "sums"][:10]))
     assert (title, len(arms)) == ("", 10)
 
 
@@ -190,13 +190,13 @@ def test_growths_of_the_rank_are_marked_as_resets_are(read_run):
     assert read_run("plain", name="none", events=None).event_steps("growth") == []
     frame = Frame([run, plain])
     axes = Figure().subplots()
-    course.sections(frame)[0].blocks[0].panels[0].draw(axes)
+    curves.sections(frame)[0].blocks[0].panels[0].draw(axes)
     triangles = [(list(line.get_xdata()), line.get_color()) for line in axes.lines if line.get_marker() == "^"]
-    assert triangles == [([10, 30], curves.colour_of(run))]
+    assert triangles == [([10, 30], plotting.colour_of(run))]
     assert "growth of the rank" in axes.get_legend_handles_labels()[1]
     said = "Triangles at the bottom are growths of the adapter's rank."
-    assert said in curves.caption(frame, "")
-    assert said not in curves.caption(Frame([plain]), "")
+    assert said in plotting.caption(frame, "")
+    assert said not in plotting.caption(Frame([plain]), "")
 
 
 def test_dips_beside_the_control_of_the_same_seeds(read_run):

@@ -6,7 +6,7 @@ import pytest
 
 from eval.readiness.data import (
     GoldAnswers,
-    gold_answers,
+    check_gold_answers,
     gold_findings,
     held_out_prompts,
     length_findings,
@@ -25,7 +25,7 @@ def levels(findings):
 def test_tasks_of_the_project_pass(name):
     task = get_task(name)
     rows = list(task.rows("train", 24))
-    found = gold_answers(task, rows, task.reward_many)
+    found = check_gold_answers(task, rows, task.reward_many)
     assert all(found.verified)
     assert found.reward_tells
     assert all(task.has_answer(task.gold(row), row) for row in rows)
@@ -64,9 +64,9 @@ def test_only_answers_of_the_same_task_that_differ_are_tried():
             return [text == row["answer"] for text, row in zip(texts, rows, strict=True)]
 
     rows = [{"answer": "1", "task": "a"}, {"answer": "1", "task": "a"}, {"answer": "2", "task": "b"}]
-    assert gold_answers(Same(), rows).accepted == []
+    assert check_gold_answers(Same(), rows).accepted == []
     rows.append({"answer": "3", "task": "a"})
-    assert gold_answers(Same(), rows).accepted == [False] * 3
+    assert check_gold_answers(Same(), rows).accepted == [False] * 3
 
 
 def chat(text):
@@ -108,7 +108,7 @@ def test_a_reward_that_needs_a_rollout_is_not_wrong():
         raise RewardError("reward function 'steps' raised KeyError: 'steps'.")
 
     task = get_task("sums")
-    found = gold_answers(task, list(task.rows("train", 4)), reward)
+    found = check_gold_answers(task, list(task.rows("train", 4)), reward)
     assert all(found.verified)
     assert found.reward_tells is None
     assert found.rewards == []

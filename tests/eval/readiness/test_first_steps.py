@@ -20,8 +20,8 @@ from eval.readiness.first_steps import (
     MOST_MOVED,
     FirstSteps,
     first_steps,
-    moved,
-    moved_finding,
+    kl_after_updates,
+    kl_finding,
     rate_findings,
     update_findings,
 )
@@ -126,10 +126,10 @@ def test_the_distance_is_the_kl_of_the_policy_before_from_the_one_after():
     old = torch.tensor([[0.75, 0.75, 1.0], [0.75, 0.25, 1.0]]).log()
     new = torch.tensor([[0.5, 0.5, 1e-9], [0.5, 0.5, 0.0]]).log()
     expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    assert moved(old, new, batch) == pytest.approx(expected, rel=1e-6)
-    assert moved(old, old, batch) == 0.0
+    assert kl_after_updates(old, new, batch) == pytest.approx(expected, rel=1e-6)
+    assert kl_after_updates(old, old, batch) == 0.0
     # Where the ratio of the other direction overflows, this one is the fall of the log-probability, less 1.
-    assert moved(old, old - 1000.0, batch) == pytest.approx(999.0)
+    assert kl_after_updates(old, old - 1000.0, batch) == pytest.approx(999.0)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_distance_is_the_kl_of_the_policy_before_from_the_one_after():
     [(0.0, "fine"), (0.06, "fine"), (MOST_MOVED, "fine"), (0.6, "stop"), (math.inf, "stop"), (math.nan, "stop")],
 )
 def test_a_policy_that_is_gone_is_a_reason_to_stop(kl, level):
-    found = moved_finding(kl, [1.0])
+    found = kl_finding(kl, [1.0])
     assert found.level == level
     assert ("destroy" in found.change) == (level == "stop")
     assert found.values["kl"] == (kl if math.isfinite(kl) else None)  # as JSON can hold it

@@ -5,7 +5,14 @@ import math
 import pytest
 
 from eval.readiness.finding import LOOK, STOP, Finding, exit_code
-from eval.readiness.signal import FULL_REWARD, Rollouts, enough, expected_silent, signal_findings, varies
+from eval.readiness.signal import (
+    FULL_REWARD,
+    Rollouts,
+    expected_silent,
+    rewards_differ,
+    signal_findings,
+    smallest_group,
+)
 
 
 def rollouts(correct, rewards=None, cut=None, answered=None, size=4, parts=None, source="verify", lengths=None):
@@ -117,9 +124,9 @@ def test_expected_shares_by_hand():
 
 def test_the_group_that_is_enough():
     """0.18: 0.453 of 4, 0.204 of 8; 0.01: 0.53 of 64."""
-    assert enough(0.18) == 8
-    assert enough(0.5) == 4
-    assert enough(0.01) is None
+    assert smallest_group(0.18) == 8
+    assert smallest_group(0.5) == 4
+    assert smallest_group(0.01) is None
 
 
 def test_pass_rate_has_its_interval_by_task_and_level():
@@ -147,11 +154,11 @@ def test_without_answers_to_look_for_nothing_is_said_of_them():
 
 
 def test_rewards_vary_beyond_rounding_and_without_nan():
-    assert varies([0.0, 1.0])
-    assert varies([math.nan, 0.0, 0.5])
-    assert not varies([0.3, 0.3 + 1e-8])
-    assert not varies([math.nan, 1.0])
-    assert not varies([math.nan])
+    assert rewards_differ([0.0, 1.0])
+    assert rewards_differ([math.nan, 0.0, 0.5])
+    assert not rewards_differ([0.3, 0.3 + 1e-8])
+    assert not rewards_differ([math.nan, 1.0])
+    assert not rewards_differ([math.nan])
 
 
 def test_exit_codes():

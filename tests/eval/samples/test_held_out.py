@@ -138,7 +138,7 @@ def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     left = len(list(run_dir.glob("samples/base-*/part-*.parquet")))
     assert left >= 5
     resumed = HeldOut(run_dir, "test", 20, batch_size=4)
-    kept = resumed.store(resumed.base, resumed.drawing).frame()
+    kept = resumed.store(resumed.base, resumed.sampling).frame()
     assert 0 < len(kept) < 120
     whole = resumed.samples(resumed.base, 6)
 

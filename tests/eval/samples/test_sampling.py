@@ -4,7 +4,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import set_seed
 
 from eval.samples.models import load_model, load_tokenizer
-from eval.samples.sampling import Drawing, for_sampling, sample, stop_token_ids, until_stop
+from eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample, stop_token_ids, until_stop
 
 
 NEW_TOKENS = 6
@@ -16,8 +16,8 @@ def draw(request, task):
 
     def draw(model, tokenizer, prompts, n, **keys):
         rows = list(task.rows("test", prompts))
-        drawing = Drawing(max_new_tokens=NEW_TOKENS, **keys)
-        return sample(model, tokenizer, task, rows, n, drawing, compact=request.param)
+        sampling = SamplingSettings(max_new_tokens=NEW_TOKENS, **keys)
+        return sample(model, tokenizer, task, rows, n, sampling, compact=request.param)
 
     return draw
 
@@ -96,11 +96,11 @@ def test_an_adapter_is_sampled_compactly_and_merged(base, task):
     rows = list(task.rows("test", 6))
     torch.manual_seed(0)
     model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
-    slow = sample(model, tokenizer, task, rows, 1, Drawing(0, NEW_TOKENS))
-    plain = sample(load_model(base), tokenizer, task, rows, 1, Drawing(0, NEW_TOKENS))
+    slow = sample(model, tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS))
+    plain = sample(load_model(base), tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS))
     assert [one.ids for (one,) in plain] != [one.ids for (one,) in slow]  # the adapter does something
-    merged, compact = for_sampling(model)
+    merged, compact = prepare_for_sampling(model)
     assert compact
     assert not isinstance(merged, PeftModel)
-    fast = sample(merged, tokenizer, task, rows, 1, Drawing(0, NEW_TOKENS), compact=True)
+    fast = sample(merged, tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS), compact=True)
     assert [one.ids for (one,) in fast] == [one.ids for (one,) in slow]

@@ -13,7 +13,7 @@ from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, identity, load_base_model
-from trl_prorl.eval.samples.sampling import Drawing, for_sampling
+from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.tasks.base import Task
@@ -25,16 +25,32 @@ class TrainerHeldOut(HeldOut):
     the model that the run began from.
     """
 
-    def __init__(self, trainer, rows, verifier: Callable, name: str, args):
-        self.run_dir, self.split, self.seed = Path(trainer.run_dir), args.split, args.seed
-        self.batch_size = args.batch_size
-        self.name, self.task, self.rows = TaskName(name), self, list(rows)
-        self.verify, self.prompt_ids = verifier, content_ids(self.rows)
-        asked = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
-        self.drawing = Drawing.of(vars(trainer.args), asked)
+    def __init__(
+        self,
+        trainer,
+        rows,
+        verifier: Callable,
+        name: str,
+        *,
+        seed: int = 0,
+        batch_size: int = 512,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
+    ):
+        self.run_dir = Path(trainer.run_dir)
+        self.split = "test"
+        self.seed = seed
+        self.batch_size = batch_size
+        self.name = TaskName(name)
+        self.task = self  # it judges by the verifier
+        self.verify = verifier
+        self.rows = list(rows)
+        self.prompt_ids = content_ids(self.rows)
+        self.sampling = SamplingSettings.of_run(vars(trainer.args), temperature, max_new_tokens)
         self.grader = uuid4().hex[:12]  # a verifier has no version: what is on disk is judged anew
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        self.trained, self.base = Point("trained", trainer.state.global_step, None), Point("base", 0, None)
+        self.trained = Point("trained", trainer.state.global_step, None)
+        self.base = Point("base", 0, None)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
         self.restart = trainer.resets.restart  # has changed the model below the adapter
@@ -46,7 +62,8 @@ class TrainerHeldOut(HeldOut):
         if not self.base_below:
             self.config = with_local_paths(self.run_dir, self.config)
 
-    answer_of, turns = Task.answer_of, Task.turns
+    answer_of = Task.answer_of
+    turns = Task.turns
 
     def verify_many(self, completions, rows) -> list[bool]:
         return [bool(self.verify(completion, row)) for completion, row in zip(completions, rows, strict=True)]
@@ -59,15 +76,18 @@ class TrainerHeldOut(HeldOut):
             return {"weights": weights_hash(named)}
 
     def _below(self, point: Point):
-        """The weights below the adapter are those with which the run began, if it is the base that is asked for."""
-        return self.restart.undone() if point is self.base and self.restart is not None else nullcontext()
+        """Give the base, inside, the weights below the adapter with which the run began."""
+        if point is self.base and self.restart is not None:
+            return self.restart.undone()
+        return nullcontext()
 
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
         if point is self.base and not self.base_below:
-            yield for_sampling(load_base_model(self.config))
+            yield prepare_for_sampling(load_base_model(self.config))
             return
         trains = self.policy.training
-        with self._below(point), self.policy.disable_adapter() if point is self.base else nullcontext():
-            yield for_sampling(self.policy.eval(), merge=False)
+        without_adapter = self.policy.disable_adapter() if point is self.base else nullcontext()
+        with self._below(point), without_adapter:
+            yield prepare_for_sampling(self.policy.eval(), merge=False)
         self.policy.train(trains)

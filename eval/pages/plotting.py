@@ -1,0 +1,238 @@
+"""How a report draws: the look of an arm, curves over steps with their marks, panels, and the files made of them."""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from trl_prorl.eval.analysis.frame import Frame, ReportArm
+from trl_prorl.eval.analysis.stability import band
+from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.files import replaced
+from trl_prorl.record.run_files import GAMED, GROWTH
+from trl_prorl.variants import VARIANTS
+
+
+OTHER_COLOUR = "#7F7F7F"
+LINE_STYLES = ("-", "--", "-.", ":")
+# From the fifth line of a colour on; not the circle that the points of some curves have anyway.
+MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
+DPI = 100
+PANEL_INCHES = (5.2, 3.4)
+PANEL_DPI = 120
+LETTER = 0.012  # of the panel's width, in the label of a row
+LEGEND_ROW_INCHES = 0.22
+LEGEND_COLUMNS = 2
+MOST_CURVES = 10  # on one set of axes
+MOST_RESETS = 30  # of a curve, that are marked
+LEGEND_NOTE = "Panels without a legend have that of the first beside them."
+RESETS_NOTE = f"Vertical lines are resets, of the arm's colour, but for arms with more than {MOST_RESETS}."
+BAND_NOTE = "Strong line: mean over the seeds of an arm; band: lowest to highest seed, where all of them ran."
+SHEETS_NOTE = (
+    "Arms of one task, base, length and learning rate share axes; where these are more than "
+    f"{MOST_CURVES}, as many at a time do, beside one arm of plain and one of the control."
+)
+# Other events, at the bottom of the axes: marker, label, and what a caption says.
+EVENT_MARKS = {
+    GROWTH: ("^", "growth of the rank", "Triangles at the bottom are growths of the adapter's rank."),
+    GAMED: ("X", "the reward is gamed", "Crosses at the bottom: `guard_gap` fired, the reward rose while gold fell."),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """
+    One set of axes: what the picture shows, for readers who do not see it; a function that draws into axes, and labels
+    what belongs into a legend, but draws none; rows of bars, which make it taller; and whether it has a legend.
+    """
+
+    alt: str
+    draw: Callable
+    rows: int = 0
+    legend: bool = True
+
+    @cached_property
+    def png(self) -> bytes:
+        """The panel, 624 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
+        width, height = PANEL_INCHES
+        figure = Figure((width, max(height, 1.2 + 0.24 * self.rows)), PANEL_DPI)
+        axes = figure.subplots()
+        self.draw(axes)
+        _, labels = axes.get_legend_handles_labels()
+        legend = 0.0  # inches
+        if labels and self.legend:
+            legend = LEGEND_ROW_INCHES * -(-len(labels) // LEGEND_COLUMNS)
+            figure.set_figheight(figure.get_figheight() + legend)
+            figure.legend(loc="lower center", ncols=LEGEND_COLUMNS, fontsize=7, frameon=False, handlelength=2.5)
+        # By hand, because a layout that is computed takes five times as long.
+        longest = max(len(label.get_text()) for label in axes.get_yticklabels()) if self.rows else 0
+        tall = figure.get_figheight()
+        left = min(0.6, 0.16 + LETTER * longest)
+        figure.subplots_adjust(left, (legend + 0.5) / tall, 0.98, 1 - 0.3 / tall)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
+        # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
+        buffer = io.BytesIO()
+        picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, format="png")
+        return buffer.getvalue()
+
+
+def write_sheet(panels: list[Panel], path: Path, columns: int) -> None:
+    """Write panels side by side as one PNG."""
+    pictures = [Image.open(io.BytesIO(panel.png)).convert("RGB") for panel in panels]
+    columns = min(columns, len(pictures))
+    rows = [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
+    width = pictures[0].width
+    heights = [max(picture.height for picture in row) for row in rows]
+    sheet = Image.new("RGB", (columns * width, sum(heights)), "white")
+    for place, row in enumerate(rows):
+        for column, picture in enumerate(row):
+            sheet.paste(picture, (column * width, sum(heights[:place])))
+    with replaced(path) as aside:
+        sheet.save(aside, format="png")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG, whole or not at all."""
+    with replaced(path) as aside:
+        figure.savefig(aside, format="png")
+
+
+def colour_of(run: RecordedRun | ReportArm) -> str:
+    """Return the colour of its variant; grey for one that is not known."""
+    return VARIANTS[run.variant].colour if run.variant in VARIANTS else OTHER_COLOUR
+
+
+def style_of(arm: ReportArm) -> dict:
+    """Line properties: colour by variant, dashes and then markers by place within the colour."""
+    style = {"color": colour_of(arm), "linestyle": LINE_STYLES[arm.place % len(LINE_STYLES)]}
+    marker = MARKERS[arm.place // len(LINE_STYLES) % len(MARKERS)]
+    if marker is not None:
+        style["marker"] = marker
+        style["markersize"] = 5
+    return style
+
+
+def arm_label(run: RecordedRun) -> str:
+    """Return the name of a run, with its variant where the name does not say it."""
+    return run.name if run.name == run.variant else f"{run.name} ({run.variant})"
+
+
+def sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
+    """
+    Return the arms as they share axes, with what begins the titles of these: ground by ground, and of a ground of more
+    than 10 arms as many at a time, with its first plain and control arm in each.
+    """
+    parts_of_all = []
+    for title, arms in frame.grounds.items():
+        first = {arm.variant: arm for arm in reversed(arms)}
+        references = [first[variant] for variant in ("plain", "control") if variant in first]
+        parts = [arms[start : start + MOST_CURVES] for start in range(0, len(arms), MOST_CURVES)]
+        for number, part in enumerate(parts, start=1):
+            others = [arm for arm in references if arm not in part]
+            words = [title] if title else []
+            if len(parts) > 1:
+                words.append(f"{number} of {len(parts)}")
+            beginning = f"{', '.join(words)}: " if words else ""
+            parts_of_all.append((beginning, [*others, *part]))
+    return parts_of_all
+
+
+def caption(frame: Frame, text: str) -> str:
+    """
+    Return the caption of curves over steps: after a text the marks, and the bands where there are seeds to put
+    together.
+    """
+    notes = [text, LEGEND_NOTE, RESETS_NOTE]
+    for event, (_, _, note) in EVENT_MARKS.items():
+        if any(run.event_steps(event) for run in frame.runs):
+            notes.append(note)
+    if any(len(arm.rows) > 1 for arm in frame.arms):
+        notes.append(BAND_NOTE)
+    return " ".join(notes)
+
+
+def draw_lines(
+    axes, arms: list[ReportArm], key_of: Callable, smooth=lambda values: values, suffix="", **style
+) -> None:
+    """
+    Draw a metric of some arms, whose key may depend on the variant. One run: faint as recorded, strong smoothed.
+    Several: mean and band of what was smoothed run by run.
+    """
+    for arm in arms:
+        series = arm.series(key_of(arm.variant))
+        smoothed = [line for line in map(smooth, series) if len(line)]
+        if not smoothed:
+            continue
+        colour = colour_of(arm)
+        strong = smoothed[0]
+        if len(arm.rows) == 1:
+            axes.plot(series[0].index, series[0], color=colour, linewidth=0.6, alpha=0.25)
+        else:
+            spread = band(smoothed)
+            axes.fill_between(spread.index, spread["low"], spread["high"], color=colour, alpha=0.18, linewidth=0)
+            strong = spread["mean"]
+        line = {"linewidth": 1.8, "markevery": 0.1, **style_of(arm), **style}
+        axes.plot(strong.index, strong, label=f"{arm.legend}{suffix}", **line)
+
+
+def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> None:
+    """
+    Points, of one run its `mean` with the interval `low` to `high`, of several mean and band over the runs.
+    """
+    frame = frames[0] if len(frames) == 1 else band([each["mean"] for each in frames])
+    axes.fill_between(frame.index, frame["low"], frame["high"], color=style["color"], alpha=0.15, linewidth=0)
+    line = {"marker": "o", "markersize": 4, **style}
+    axes.plot(frame.index, frame["mean"], linewidth=1.8, label=label, **line)
+
+
+def steps_panel(title: str, arms: list[ReportArm], draw: Callable, unit: str, legend: bool = True) -> Panel:
+    """
+    Return a panel over optimizer steps, into which `draw(axes, arms)` draws, with the marks of resets and other
+    events.
+    """
+
+    def whole(axes):
+        draw(axes, arms)
+        if not axes.lines:
+            axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
+        mark_events(axes, arms)
+        axes.grid(alpha=0.2)
+        axes.set_title(title, y=1.0)  # a place of its own, which is not searched for
+        axes.set(xlabel="optimizer step", ylabel=unit)
+
+    return Panel(f"{title} over optimizer steps", whole, legend=legend)
+
+
+def mark_events(axes, arms: list[ReportArm]) -> None:
+    """
+    Resets as thin vertical lines, and other events as marks at the bottom. More than 30 resets of an arm would hide
+    those of the others.
+    """
+    across = axes.get_xaxis_transform()
+    for arm in arms:
+        steps = sorted({step for run in arm.runs for step in run.reset_steps() or []})
+        if 0 < len(steps) <= MOST_RESETS:
+            axes.vlines(steps, 0, 1, colour_of(arm), linewidth=0.8, alpha=0.6, transform=across, zorder=0)
+    for event, (marker, label, _) in EVENT_MARKS.items():
+        for arm in arms:
+            steps = sorted({step for run in arm.runs for step in run.event_steps(event)})
+            if steps:
+                place = {"color": colour_of(arm), "markersize": 5, "transform": across, "clip_on": False}
+                axes.plot(steps, [0.0] * len(steps), marker, label=label, **place)
+                label = None  # once
+
+
+def symlog_threshold(series: list[pd.Series]) -> float:
+    """Where a KL axis turns linear: the smallest positive values, because the KL is exactly 0 after a reset."""
+    positive = [values[values > 0] for values in series]
+    smallest = [values.quantile(0.05) for values in positive if len(values)]
+    return max(min(smallest, default=1e-6), 1e-12)
