@@ -1,5 +1,6 @@
 """
-The study: `python -m study run`, `status`, `figures`, `drop`; `make study`, `make study-status`, `make study-figures`.
+The study: `python -m study run`, `status`, `figures`, `drop`, `take-over`; `make study`, `make study-status`, `make
+study-figures`.
 """
 
 from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
@@ -16,20 +17,22 @@ from eval.command import command
 from study.matrix import read_matrix
 from study.runner import PLACE, Runner, alone, progress, status
 from study.tables import FOLDER, read_tables, write_tables
+from study.take_over import merge, new_runs, read_source
 from study.tuned import with_choices
 from trl_prorl.errors import InputError
 
 
 KEPT = (
-    "finished runs are in docs/study. A run that was cut short goes on from its checkpoint, or begins anew. The same "
-    "command goes on."
+    "finished runs are in study/tables. A run that was cut short goes on from its checkpoint, or begins anew. The "
+    "same command goes on."
 )
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__.strip().split("\n")[0])
-    parser.add_argument("what", choices=("run", "status", "figures", "drop"))
+    parser.add_argument("what", choices=("run", "status", "figures", "drop", "take-over"))
+    parser.add_argument("source", nargs="?", help="take-over: a branch, a commit, or the folder of another checkout")
     for name in ("blocks", "families", "arms"):
         parser.add_argument(f"--{name}", nargs="*", default=[], help=f"only these {name} of the matrix")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each (default 2)")
@@ -37,9 +40,19 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--no-commit", action="store_true", help="write rows, and leave it to you to commit them")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: the working directory)")
     args = parser.parse_args(argv)
+    if (args.what == "take-over") != (args.source is not None):
+        raise InputError("take-over needs a branch, a commit, or the folder of a checkout, and nothing else takes one")
     if args.jobs < 1:
         raise InputError(f"JOBS={args.jobs} must be at least 1")
     root = args.root.resolve()
+    if args.what == "take-over":
+        with alone(root / PLACE):
+            here, there = read_tables(root), read_source(root, args.source)
+            write_tables(root, merge(here, there))
+        new = new_runs(here, there)
+        print(*(f"taken over: {key}" for key in new), sep="\n", end="\n" if new else "")
+        print(f"{len(new)} of {len(there.runs)} runs of {args.source} were missing in {FOLDER}; commit it.")
+        return None
     whole = read_matrix(root)
     drawn = [block.name for block in whole.blocks] if args.what == "figures" else []  # whatever is in the tables
     matrix = whole.selected(args.blocks or drawn, args.families, args.arms)
@@ -49,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.what == "status":
         print(status(matrix, tables), progress(matrix, tables, args.jobs), sep="\n\n")
     elif args.what == "figures":
-        from study.pages import write_pages  # matplotlib takes a second
+        from study.findings import write_pages  # matplotlib takes a second
 
         for path in write_pages(root, with_choices(matrix, whole, tables), tables):
             print(path.relative_to(root))

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from scipy.optimize import curve_fit
 
 from study.matrix import Block, RunKey
-from study.pictures import draw, noted, styles
+from study.plots import draw, noted, styles
 from study.registered import SPAN
 from study.scores import finished
 from study.tables import Tables

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.matrix import Block
-from study.pictures import draw, noted, styles
+from study.plots import draw, noted, styles
 from study.registered import SPAN, beside, way
 from study.scores import finished
 from study.tables import Tables

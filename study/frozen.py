@@ -6,13 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from study.tables import COLUMNS, FOLDER
-from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.files import replaced
 
 
 FROZEN = "frozen_at"  # in the folder of the tables: the commit whose code makes the runs
-MODELS = Path("trl_prorl", "embedded", "models")
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -52,12 +50,6 @@ def worktree(root: Path, commit: str, place: Path) -> Path:
     git(root, "worktree", "prune")
     git(root, "worktree", "add", "--detach", "--force", str(place), commit)
     return place
-
-
-def base_hash(code: Path, model: str) -> str | None:
-    """SHA-256 of the weights of a base: of the frozen code's own, or of `smollm2`; `None` if it is not there."""
-    kind, _, name = model.partition(":")
-    return weights_sha256(str(code / MODELS / name.replace(":", "-")) if kind == "embedded" else model)
 
 
 def commit_tables(root: Path, message: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which runs the study consists of: from `recipes/study/matrix.yaml` to a list of runs, in the order of training."""
+"""Which runs the study consists of: from `study/recipes/matrix.yaml` to a list of runs, in the order of training."""
 
 import hashlib
 import json
@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from study.bases import is_base
 from trl_prorl.errors import InputError
 from trl_prorl.launch.recipe_check import UniqueKeys, nearest, read_recipe
 from trl_prorl.record.shapes import Shape, ShapeError, array, flag, integer, optional, refuse, table, text
 
 
-MATRIX = Path("recipes", "study", "matrix.yaml")  # below the checkout
+MATRIX = Path("study", "recipes", "matrix.yaml")  # below the checkout
 TUNED, OWN = "tuned", "tuned_own"  # values that a block with the split `validation` chooses
 MODEL = "model_name_or_path"
 # What a run is told by its place in the matrix, so that no arm may say it.
@@ -261,9 +262,8 @@ def _block(name: str, asked: dict, evaluation: dict, families: dict, arms: dict)
         key = RunKey(family, arm + block.suffix, *pair, block.steps)
         keys = families[family] | asked.get("keys", {}) | arms[arm]
         recipe = {name: value for name, value in keys.items() if value is not None}  # null unsets
-        kind, _, taught = recipe[MODEL].partition(":")
-        if kind == "embedded":  # `embedded` and `embedded:TAUGHT` have bases by seed
-            recipe[MODEL] = f"embedded:{taught or recipe['task']}:{key.base_seed}"
+        if is_base(recipe[MODEL]):  # `study/bases/TASK`, without the seed, which the pair has
+            recipe[MODEL] = f"{recipe[MODEL]}-{key.base_seed}"
         runs.append(Run(key, recipe | {"seed": key.seed, "max_steps": key.steps}, name, own))
     return replace(block, runs=tuple(runs), references=tuple(arm + block.suffix for arm in references))
 

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.matrix import Block
-from study.pictures import GREY, noted
+from study.plots import GREY, noted
 from study.tables import Tables
 from trl_prorl.variants import VARIANTS
 

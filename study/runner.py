@@ -23,7 +23,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from study.frozen import base_hash, commit_tables, frozen_commit, git, worktree
+from study.bases import base_hash, model_of
+from study.frozen import commit_tables, frozen_commit, git, worktree
 from study.matrix import MATRIX, MODEL, TRAINED_BY, Matrix, Run, RunKey
 from study.tables import BASES, FOLDER, Tables, check_base, read_tables, write_tables
 from study.tuned import with_choices
@@ -181,7 +182,8 @@ def make(run: Run, place: Path, code: Path) -> Iterator[None]:
     """
     files = Files(place, run.key)
     began = time.time()
-    keys = {**run.product_recipe, **SETTINGS, **checkpoint_keys(run), "output_dir": str(files.folder)}
+    own = {MODEL: model_of(code, run.recipe[MODEL]), "output_dir": str(files.folder)}
+    keys = {**run.product_recipe, **SETTINGS, **checkpoint_keys(run), **own}
     recipe = yaml.safe_dump(keys)
     if not files.recipe.is_file() or files.recipe.read_text() != recipe:  # of another matrix
         shutil.rmtree(files.folder, ignore_errors=True)

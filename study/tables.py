@@ -19,7 +19,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 
 
-FOLDER = Path("docs", "study")  # below the checkout
+FOLDER = Path("study", "tables")  # below the checkout
 NUMBER = "%.6g"  # of what is not whole
 CURE = "restore it with git checkout"
 
@@ -131,7 +131,7 @@ def check_base(bases: pd.DataFrame, base: RunKey, base_hash: str, prompts_hash: 
         raise InputError(
             f"{name}: the weights here have SHA-256 {base_hash[:12]}…, in {FOLDER / BASES} {there['base_hash'][:12]}…"
             ", and runs on different bases do not compare. Restore the base (git checkout its folder below "
-            f"trl_prorl/embedded/models), or {anew}"
+            f"study/bases), or {anew}"
         )
     if prompts_hash not in (None, there["prompts_hash"]):
         raise InputError(
@@ -141,11 +141,15 @@ def check_base(bases: pd.DataFrame, base: RunKey, base_hash: str, prompts_hash: 
 
 
 def read_tables(root: Path) -> Tables:
+    """Read the tables of a checkout, see [`read_folder`]."""
+    return read_folder(root / FOLDER)
+
+
+def read_folder(folder: Path) -> Tables:
     """
-    The tables of a checkout; those that are missing are empty. Raises `InputError`: a file cannot be read, is not of
+    The tables of a folder; those that are missing are empty. Raises `InputError`: a file cannot be read, is not of
     its shape, or has not the rows of its runs.
     """
-    folder = root / FOLDER
     tables = Tables(*(_read(folder / file) for file in (RUNS, BASES, CURVES, PROMPTS, POINTS, STOPS)))
     for file, one in ((RUNS, tables.runs), (BASES, tables.bases)):
         for key in one.index[one.index.duplicated()]:

@@ -1,4 +1,4 @@
-"""`make study-figures`: pictures, and the numbers of `docs/study/findings.md`, from the tables alone."""
+"""`make study-figures`: pictures, and the numbers of `study/pages/findings.md`, from the tables alone."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from study.differences import ELSE, MANY, MATTERS, SHARES, compared, differences
 from study.frontier import frontier
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
-from study.pictures import forest, learning_curves, span
+from study.plots import forest, learning_curves, span
 from study.registered import gold_differences, paid_and_right, registered
 from study.reuse import reuse
 from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, points, scores, training
@@ -26,6 +26,7 @@ from trl_prorl.files import replaced
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
+PAGES, PICTURES = Path("study", "pages"), Path("study", "pictures")  # below the checkout
 PAGE, TEMPLATE = "findings.md", "findings.md.jinja"
 BESIDE = (OUTCOMES["greedy"], OUTCOMES["pass@8"])  # beside pass@1
 TRAINING = {"family": "", "arm": "", "kl_ref": ".4f", "kl_old": ".4f", "clipped": ".2%", "size of updates": "+.0%"}
@@ -35,7 +36,6 @@ TRAINING |= {"tokens/s": ".0f"}
 
 def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     """Write the pictures and the page. Raises `InputError`: no run of the selection is in the tables."""
-    folder = root / FOLDER
     reported = [(block, scores(block, tables)) for block in matrix.blocks if not block.tunes]
     found = [(block, of_arms, differences(block, tables)) for block, of_arms in reported if len(of_arms)]
     if not found:
@@ -54,8 +54,12 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     if often := [block for block, *_ in found if block.name.startswith("reuse")]:
         figures[f"{often[0].name}_uses.png"] = reuse(often, tables)
     figures = {name: figure for name, figure in figures.items() if figure is not None}
+    for folder in (PAGES, PICTURES):
+        (root / folder).mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=DPI, metadata={"Software": None})  # bytes depend on the picture alone
+        figure.savefig(
+            root / PICTURES / name, dpi=DPI, metadata={"Software": None}
+        )  # bytes depend on the picture alone
     content = {
         "drawn": list(figures),
         "blocks": [_numbers(block, tables, of_arms, held) for block, of_arms, held in found],
@@ -67,9 +71,10 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
         "rounds": len(seconds),
         "cost": relatives(seconds),
     }
-    with replaced(folder / PAGE) as aside:
+    page = root / PAGES / PAGE
+    with replaced(page) as aside:
         aside.write_text(_environment().get_template(TEMPLATE).render(content))
-    return [folder / name for name in (*figures, PAGE)]
+    return [*(root / PICTURES / name for name in figures), page]
 
 
 def _numbers(block: Block, tables: Tables, of_arms: pd.DataFrame, held: pd.DataFrame) -> dict[str, Any]:

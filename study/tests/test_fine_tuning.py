@@ -1,6 +1,7 @@
 """Rejection-sampling fine-tuning: its demonstrations, the loss that is trained, and a folder that is read like any."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +11,16 @@ from transformers import AutoTokenizer, set_seed
 from eval.run_folder.reading import load_run
 from eval.samples.held_out import HeldOut
 from eval.samples.models import load_model, load_point
+from study.bases import model_of
 from study.fine_tuning import demonstrations, draw, fine_tune, make_trainer, metric_rows, paid_texts, read_recipe
-from study.matrix import read_matrix
+from study.matrix import MODEL, read_matrix
 from study.runner import SETTINGS
 from tasks.registry import get_task
 from trl_prorl.errors import RunError
 from trl_prorl.train import find_model
 
 
+ROOT = Path(__file__).parent.parent.parent
 MATRIX = """
 evaluation: {prompts: 24, samples: 8, drift_samples: 2}
 blocks:
@@ -35,7 +38,8 @@ blocks:
 def recipe(study, tmp_path):
     (run,) = read_matrix(study(MATRIX)).runs
     path = tmp_path / "rejection_sampling.yaml"
-    path.write_text(yaml.safe_dump({**run.product_recipe, **SETTINGS, "output_dir": str(tmp_path / "run")}))
+    own = {MODEL: model_of(ROOT, run.recipe[MODEL]), "output_dir": str(tmp_path / "run")}
+    path.write_text(yaml.safe_dump({**run.product_recipe, **SETTINGS, **own}))
     return read_recipe(path)
 
 
@@ -97,7 +101,8 @@ def test_the_folder_is_read_like_any_other(recipe, tmp_path):
     run = load_run(folder)
     assert run.metrics["step"].tolist() == [1, 2, 3] and run.measured("reward") is None
     assert run.variant == "fine-tuning" and run.seed == 41
-    assert run.env["base_model"]["name"] == "embedded:reverse_digits:1" and len(run.env["base_model"]["sha256"]) == 64
+    base = str(ROOT / "study" / "bases" / "reverse_digits-1")
+    assert run.env["base_model"]["name"] == base and len(run.env["base_model"]["sha256"]) == 64
     assert run.config["task_options"] == {"reward": "ends"} and "trained_by" not in run.config
     held_out = HeldOut(folder, "test", 2)
     assert (held_out.trained.step, held_out.trained.folder) == (3, folder)

@@ -131,7 +131,7 @@ def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story, run_study):
     fresh, seen = story
     code, written = seen["second"]
     assert code == 0, written
-    assert "1 of 2 runs are in docs/study" in written and "plain" not in written
+    assert "1 of 2 runs are in study/tables" in written and "plain" not in written
     before, after = seen["first"][RUNS].decode().splitlines(), (fresh / FOLDER / RUNS).read_text().splitlines()
     assert before[1] in after and [row["arm"] for row in rows(fresh)] == ["A", "plain"]
     assert (fresh / FOLDER / BASES).read_bytes() == seen["first"][BASES]  # measured once
@@ -145,7 +145,7 @@ def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story, run_study):
     assert (tables.curves["gold"] == tables.curves["reward"]).all()
     assert (a["ref_forward_calls"], plain["ref_forward_calls"], a["resets"]) == ("2", "0", "1")
     code, written = run_study("run", *RUNNING)
-    assert code == 0 and "2 of 2 runs are in docs/study" in written and "left: nothing" in written
+    assert code == 0 and "2 of 2 runs are in study/tables" in written and "left: nothing" in written
 
 
 def test_the_code_stays_frozen(story):
@@ -169,7 +169,7 @@ def test_ctrl_c_is_one_line(story):
     code, written = seen["interrupted"]
     assert code == 130 and not seen["after interrupt"]
     assert [line for line in written.splitlines() if "interrupted" in line] == [
-        "interrupted: finished runs are in docs/study. A run that was cut short goes on from its checkpoint, or "
+        "interrupted: finished runs are in study/tables. A run that was cut short goes on from its checkpoint, or "
         "begins anew. The same command goes on."
     ]
     assert "Traceback" not in written
@@ -178,12 +178,12 @@ def test_ctrl_c_is_one_line(story):
 def test_status_and_figures_need_the_tables_alone(story, run_study):
     fresh, _ = story
     code, written = run_study("status")
-    assert code == 0 and "2 of 2 runs are in docs/study" in written
+    assert code == 0 and "2 of 2 runs are in study/tables" in written
     code, written = run_study("figures")
     assert code == 0, written
     for name in ("core_curves.png", "core_forest.png"):
-        assert (fresh / FOLDER / name).read_bytes().startswith(b"\x89PNG")
-    page = (fresh / FOLDER / "findings.md").read_text()
+        assert (fresh / "study" / "pictures" / name).read_bytes().startswith(b"\x89PNG")
+    page = (fresh / "study" / "pages" / "findings.md").read_text()
     assert "| reverse_digits | A | 1 | " in page and "different objective" in page
 
 
@@ -192,12 +192,12 @@ def test_status_and_figures_need_the_tables_alone(story, run_study):
     [
         ("beta: 1.0", "beta: 2.0", "reverse_digits, A: its keys are not those of the runs in the tables (hash"),
         ("prompts: 24", "prompts: 25", "evaluation asks for 25 prompts and 8 samples, and reverse_digits, plain,"),
-        ("[[0, 1]]", "[[0, 1], [7, 1]]", "embedded:reverse_digits:7 does not come with commit"),
+        ("[[0, 1]]", "[[0, 1], [7, 1]]", "study/bases/reverse_digits-7 does not come with commit"),
     ],
 )
 def test_what_is_refused(story, run_study, old, new, message):
     fresh, _ = story
-    path = fresh / "recipes" / "study" / "matrix.yaml"
+    path = fresh / "study" / "recipes" / "matrix.yaml"
     before = path.read_text()
     path.write_text(before.replace(old, new))
     try:
@@ -214,7 +214,7 @@ def test_another_base_is_refused(story, run_study):
     try:
         for name, content in saved.items():
             (fresh / FOLDER / name).write_bytes(content.replace(sha256.encode(), b"0" * 64))
-        path = fresh / "recipes" / "study" / "matrix.yaml"
+        path = fresh / "study" / "recipes" / "matrix.yaml"
         before = path.read_text()
         path.write_text(before.replace("[[0, 1]]", "[[0, 1], [0, 2]]"))
         code, written = run_study("run", *RUNNING)

@@ -84,9 +84,10 @@ def test_what_is_trained_is_evaluated(job, how):
 def failing(study, git, monkeypatch):
     """A checkout of three arms, whose training is a process that fails with a line."""
     root = study()
-    path = root / "recipes" / "study" / "matrix.yaml"
+    path = root / "study" / "recipes" / "matrix.yaml"
     path.write_text(path.read_text().replace("[[0, 1]]", "[[0, 1], [0, 2]]"))
     script = root / "recipes" / "grpo_variantA.py"
+    script.parent.mkdir()
     script.write_text("import sys\nprint('warning')\nprint('error: beta=1.0 is one too many')\nsys.exit(2)\n")
     (root / ".gitignore").write_text("runs/\n")
     git(root, "init", "--quiet")
@@ -125,6 +126,6 @@ def test_the_commit_is_noted_and_moves_only_when_asked(failing, git):
     second = git(failing, "rev-parse", "HEAD")
     assert second != first and frozen_commit(failing) == first
     assert frozen_commit(failing, "HEAD") == second and frozen_commit(failing) == second
-    (failing / "docs" / "study" / "frozen_at").write_text("0" * 40)
+    (failing / "study" / "tables" / "frozen_at").write_text("0" * 40)
     with pytest.raises(InputError, match="frozen_at: 0000.*this repository has no such commit; fetch it"):
         frozen_commit(failing)

@@ -1,16 +1,21 @@
 """A checkout of its own for every test of the study, with a small matrix and a base recipe for its family."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
+import tests.conftest  # noqa: F401  one thread, no Hub, and the folder of `run_record.py`
 from trl_prorl.launch.recipe_check import read_recipe
 
 
 ROOT = Path(__file__).parent.parent.parent
+sys.path.append(str(ROOT / "tests" / "docs"))  # for `doc_pages.py`
+# What a small study does not take from the real one.
+OF_THE_STUDY = tuple(f"study/{name}/" for name in ("recipes", "protocols", "tables", "pages", "pictures", "tests"))
 MATRIX = """
 evaluation: {prompts: 24, samples: 8, drift_samples: 2}
 blocks:
@@ -27,10 +32,11 @@ blocks:
 
 def write_study(root, matrix=MATRIX, families=("reverse_digits",)):
     """Matrix and base recipes below a root."""
-    folder = root / "recipes" / "study"
+    folder = root / "study" / "recipes"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "matrix.yaml").write_text(matrix)
     base = read_recipe(ROOT / "recipes" / "tiny" / "base.yaml")
+    base["model_name_or_path"] = "study/bases/reverse_digits"
     for family in families:
         (folder / f"{family}.yaml").write_text(yaml.safe_dump(base))
 
@@ -65,7 +71,7 @@ def checkout(tmp_path_factory):
     root = tmp_path_factory.mktemp("study") / "checkout"
     files = run_git(ROOT, "ls-files", "-co", "--exclude-standard", "trl_prorl", "tasks", "eval", "study", "recipes")
     for name in files.splitlines():
-        if (ROOT / name).is_file() and not name.startswith("recipes/study/"):
+        if (ROOT / name).is_file() and not name.startswith(OF_THE_STUDY):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes((ROOT / name).read_bytes())
     (root / ".gitignore").write_text("runs/\n__pycache__/\n")

@@ -182,7 +182,7 @@ def test_what_is_wrong_is_one_line(study, old, new, message):
 @pytest.fixture
 def train(checkout, monkeypatch, add):
     """A function: the runs that a runner trains with a matrix, in its order; its jobs end at once."""
-    path, trained = checkout / "recipes" / "study" / "matrix.yaml", []
+    path, trained = checkout / "study" / "recipes" / "matrix.yaml", []
     before = path.read_text()
 
     def end_at_once(runner, runs, place, code):
@@ -219,9 +219,9 @@ def test_runs_that_wait_go_on_once_the_choice_is_made(train, monkeypatch, capsys
 
 def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, train, capsys):
     """All others are trained, and which base is missing is said. Where none is there, the study is refused."""
-    text = (checkout / "recipes" / "study" / "matrix.yaml").read_text()
+    text = (checkout / "study" / "recipes" / "matrix.yaml").read_text()
     trained = train(text.replace("[[0, 1]]", "[[99, 1], [0, 1]]"))
-    said = "wait for bases that this code does not have: embedded:reverse_digits:99"
+    said = "wait for bases that this code does not have: study/bases/reverse_digits-99"
     assert [run.key.base_seed for run in trained] == [0, 0] and said in capsys.readouterr().out
-    with pytest.raises(InputError, match="embedded:reverse_digits:99 does not come with commit"):
+    with pytest.raises(InputError, match="study/bases/reverse_digits-99 does not come with commit"):
         train(text.replace("[[0, 1]]", "[[99, 1]]"))

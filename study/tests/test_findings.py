@@ -9,10 +9,10 @@ import pytest
 
 from eval.analysis.statistics import Estimate
 from study.differences import ELSE, H0, H2, compared, differences, keeps, over_families, shares, verdict
+from study.findings import write_pages
 from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
-from study.pages import write_pages
-from study.pictures import forest, learning_curves, mean_with_band, rewards, steps_of_a_mean, styles
+from study.plots import forest, learning_curves, mean_with_band, rewards, steps_of_a_mean, styles
 from study.runner import clock, seconds_left
 from study.scores import reset_steps, reward_kept, scores
 from study.tables import Tables, frame, read_tables
@@ -239,16 +239,15 @@ def test_exploratory_and_registered(block, tables):
 def test_pictures_are_the_same_bytes_from_the_same_tables(study, tables):
     root = study(MATRIX)
     matrix = read_matrix(root)
-    (root / "docs" / "study").mkdir(parents=True)
     first = {path.name: path.read_bytes() for path in write_pages(root, matrix, tables)}
     assert first == {path.name: path.read_bytes() for path in write_pages(root, matrix, tables)}
     assert set(first) == {"core_curves.png", "core_forest.png", "findings.md"}
     page = first["findings.md"].decode()
     assert "+0.125 [+0.125, +0.125]" in page and "B_x" in page
     assert "Co-primary, by the [protocol]" in page and "Exploratory" not in page
-    (root / "recipes/study/matrix.yaml").write_text(MATRIX.replace("core:", "mild:"))
+    (root / "study/recipes/matrix.yaml").write_text(MATRIX.replace("core:", "mild:"))
     write_pages(root, read_matrix(root), tables)
-    assert "Exploratory, whatever the hypothesis" in (root / "docs/study/findings.md").read_text()
+    assert "Exploratory, whatever the hypothesis" in (root / "study/pages/findings.md").read_text()
     with pytest.raises(InputError, match="none of these runs is finished"):
         write_pages(root, matrix, Tables())
 

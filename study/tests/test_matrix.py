@@ -1,4 +1,4 @@
-"""`recipes/study/matrix.yaml`: from blocks to runs, in their order, and what is wrong in one line."""
+"""`study/recipes/matrix.yaml`: from blocks to runs, in their order, and what is wrong in one line."""
 
 import subprocess
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 import yaml
 from trl import ModelConfig
 
+from study import bases as bases_module
 from study.matrix import OWN, TUNED, RunKey, read_matrix
 from trl_prorl import ProRLConfig
 from trl_prorl.errors import InputError
@@ -58,7 +59,7 @@ def test_the_runs_and_their_order(study):
     recipe = by_key[RunKey("digits", "A_lr10", 1, 7, 9)]
     wanted = {"beta": 1.0, "learning_rate": 1.0, "max_steps": 9, "seed": 7, "lora_r": 32}
     assert {key: recipe[key] for key in wanted} == wanted
-    assert recipe["model_name_or_path"] == "embedded:reverse_digits:1"
+    assert recipe["model_name_or_path"] == "study/bases/reverse_digits-1"
     assert "kl_estimator" not in recipe and "kl_estimator" in by_key[RunKey("digits", "plain", 1, 7, 9)]
     assert "output_dir" not in recipe
 
@@ -172,7 +173,7 @@ def test_the_study_s_blocks():
 
 def test_the_frozen_commit_has_every_key_and_base_of_the_matrix():
     """What `make study` trains in a fresh clone is trained by the code of that commit."""
-    commit = (ROOT / "docs" / "study" / "frozen_at").read_text().strip()
+    commit = (ROOT / "study" / "tables" / "frozen_at").read_text().strip()
 
     def printed(*arguments):
         asked = ["git", "-C", str(ROOT), *arguments]
@@ -181,11 +182,13 @@ def test_the_frozen_commit_has_every_key_and_base_of_the_matrix():
     if not printed("cat-file", "-t", commit):
         pytest.skip("the checkout has no such commit")
     declared = printed("show", f"{commit}:trl_prorl/keys.py")
-    bases = printed("ls-tree", "--name-only", f"{commit}:trl_prorl/embedded/models").split()
+    bases = []
+    for folder in (bases_module.FOLDER, bases_module.OF_THE_PACKAGE):
+        bases += printed("ls-tree", "--name-only", f"{commit}:{folder.as_posix()}").split()
     for run in read_matrix(ROOT).runs:
         assert [key for key in run.recipe if key in KEYS and f"    {key}: " not in declared] == [], run.key
-        kind, _, name = run.recipe["model_name_or_path"].partition(":")
-        assert kind != "embedded" or name.replace(":", "-") in bases
+        model = run.recipe["model_name_or_path"]
+        assert model == "smollm2" or Path(model).name in bases
 
 
 def test_every_arm_is_a_recipe_that_the_launcher_takes(tmp_path):

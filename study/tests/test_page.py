@@ -1,4 +1,4 @@
-"""docs/study.md says what the tables say: its headline numbers, computed here from the CSV files."""
+"""study/README.md says what the tables say: its headline numbers, computed here from the CSV files."""
 
 import re
 
@@ -13,9 +13,11 @@ from study.matrix import read_matrix
 from study.tables import read_tables
 
 
-FOLDER = ROOT / "docs" / "study"
-PAGES = ("study.md", "study/findings.md", "study/details.md")
-PAGE, FINDINGS, DETAILS = ((ROOT / "docs" / name).read_text() for name in PAGES)
+STUDY = ROOT / "study"
+FOLDER = STUDY / "tables"
+PAGE = (STUDY / "README.md").read_text()
+FINDINGS = (STUDY / "pages" / "findings.md").read_text()
+DETAILS = (STUDY / "pages" / "details.md").read_text()
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
 CURVES = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
@@ -55,10 +57,11 @@ def test_the_page_is_short_and_every_question_has_a_picture():
     assert len(PAGE.split()) <= 2500
     first, *sections = PAGE.split("\n## ")
     asked = [section for section in sections if section.partition("\n")[0].endswith("?")]
-    without = [part.partition("\n")[0] for part in asked if not re.search(r"!\[[^\]]*\]\(study/", part)]
+    without = [part.partition("\n")[0] for part in asked if not re.search(r"!\[[^\]]*\]\(pictures/", part)]
     assert "![" in first and without == ["How sure is this?"] and len(asked) == 7
     assert PAGE.index("## Answers and advice") < PAGE.index("## Is an anchor needed?")
-    pages = {f"study/{name}.md" for name in ("details", "findings", "protocol", "protocol2", "smollm2")}
+    pages = {f"pages/{name}.md" for name in ("details", "findings", "smollm2")}
+    pages |= {f"protocols/{name}.md" for name in ("protocol", "protocol2")}
     assert pages <= {link.partition("#")[0] for link in LINK.findall(PAGE)}
 
 
@@ -175,7 +178,7 @@ def test_b_against_the_clip():
 
 def test_the_pretrained_model():
     """Reward and score of all samples, the rest of those that measure drift; means over training seeds."""
-    page = (FOLDER / "smollm2.md").read_text()
+    page = (STUDY / "pages" / "smollm2.md").read_text()
     points = pd.read_csv(FOLDER / "points.csv.gz").query("family == 'smollm2'")
     points = points[points.seed.isin(SMOLLM2.seed)]
     runs = SMOLLM2.groupby("arm").mean(numeric_only=True)
@@ -222,7 +225,7 @@ def test_gold_of_the_pretrained_model_is_gamed():
     texts["bare"] = [bool(bare(one.asked, one.completion)) and one.right == 1 for one in texts.itertuples()]
     texts["sense"] = texts.right * ~texts.bare
     of = texts.groupby("arm")[["bare", "right"]].sum()
-    page = " ".join((FOLDER / "smollm2.md").read_text().split())
+    page = " ".join((STUDY / "pages" / "smollm2.md").read_text().split())
     names = {"A": "A's", "control": "the control's", "base": "the base's", "plain": "plain's", "B": "B's"}
     told = ", ".join(f"{of.bare[arm]} of {name} {of.right[arm]}" for arm, name in names.items())
     assert told in page.replace(f"{of.right['A']} right texts", f"{of.right['A']}")
