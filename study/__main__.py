@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from eval.command import command
-from study.matrix import read_matrix
-from study.runner import PLACE, Runner, alone, progress, status
+from study.matrix import Matrix, read_matrix
+from study.runner import PLACE, Runner, lock_study, progress, status
 from study.tables import FOLDER, read_tables, write_tables
 from study.take_over import merge, new_runs, read_source
 from study.tuned import with_choices
@@ -28,8 +28,8 @@ KEPT = (
 )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point."""
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__.strip().split("\n")[0])
     parser.add_argument("what", choices=("run", "status", "figures", "drop", "take-over"))
     parser.add_argument("source", nargs="?", help="take-over: a branch, a commit, or the folder of another checkout")
@@ -40,39 +40,68 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--no-commit", action="store_true", help="write rows, and leave it to you to commit them")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: the working directory)")
     args = parser.parse_args(argv)
+    args.root = args.root.resolve()
     if (args.what == "take-over") != (args.source is not None):
         raise InputError("take-over needs a branch, a commit, or the folder of a checkout, and nothing else takes one")
+    if args.what == "drop" and not (args.blocks or args.families or args.arms):
+        raise InputError("drop: nothing is selected; give --blocks, --families or --arms")
     if args.jobs < 1:
         raise InputError(f"JOBS={args.jobs} must be at least 1")
-    root = args.root.resolve()
-    if args.what == "take-over":
-        with alone(root / PLACE):
-            here, there = read_tables(root), read_source(root, args.source)
-            write_tables(root, merge(here, there))
-        new = new_runs(here, there)
-        print(*(f"taken over: {key}" for key in new), sep="\n", end="\n" if new else "")
-        print(f"{len(new)} of {len(there.runs)} runs of {args.source} were missing in {FOLDER}; commit it.")
-        return None
-    whole = read_matrix(root)
-    drawn = [block.name for block in whole.blocks] if args.what == "figures" else []  # whatever is in the tables
-    matrix = whole.selected(args.blocks or drawn, args.families, args.arms)
-    if args.what == "run":
-        return Runner(root, whole, matrix, args.jobs, args.commit, not args.no_commit).run()
-    tables = read_tables(root)
-    if args.what == "status":
-        print(status(matrix, tables), progress(matrix, tables, args.jobs), sep="\n\n")
-    elif args.what == "figures":
-        from study.findings import write_pages  # matplotlib takes a second
+    return args
 
-        for path in write_pages(root, with_choices(matrix, whole, tables), tables):
-            print(path.relative_to(root))
-    elif args.families or args.arms or args.blocks:
-        with alone(root / PLACE):
-            kept = tables.without(run.key for run in matrix.runs)
-            write_tables(root, kept)
-        print(f"{len(tables.runs) - len(kept.runs)} of {len(tables.runs)} runs taken out of {FOLDER}; commit it.")
+
+def take_over(root: Path, source: str) -> None:
+    """Add the runs of a source that are missing to the tables, and print them."""
+    with lock_study(root / PLACE):
+        here = read_tables(root)
+        there = read_source(root, source)
+        write_tables(root, merge(here, there))
+    new = new_runs(here, there)
+    for key in new:
+        print(f"taken over: {key}")
+    print(f"{len(new)} of {len(there.runs)} runs of {source} were missing in {FOLDER}; commit it.")
+
+
+def draw_figures(root: Path, whole: Matrix, matrix: Matrix) -> None:
+    """Write pictures and findings from the tables, and print their files."""
+    from study.findings import write_pages  # matplotlib takes a second
+
+    tables = read_tables(root)
+    for path in write_pages(root, with_choices(matrix, whole, tables), tables):
+        print(path.relative_to(root))
+
+
+def drop_runs(root: Path, matrix: Matrix) -> None:
+    """Take the runs of a selection out of the tables."""
+    with lock_study(root / PLACE):
+        tables = read_tables(root)
+        kept = tables.without(run.key for run in matrix.runs)
+        write_tables(root, kept)
+    print(f"{len(tables.runs) - len(kept.runs)} of {len(tables.runs)} runs taken out of {FOLDER}; commit it.")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
+    args = parse_arguments(argv)
+    if args.what == "take-over":
+        take_over(args.root, args.source)
+        return
+    whole = read_matrix(args.root)
+    blocks = args.blocks
+    if args.what == "figures" and not blocks:
+        blocks = [block.name for block in whole.blocks]  # whatever is in the tables
+    matrix = whole.selected(blocks, args.families, args.arms)
+    if args.what == "run":
+        Runner(args.root, whole, matrix, args.jobs, args.commit, not args.no_commit).run()
+    elif args.what == "status":
+        tables = read_tables(args.root)
+        print(status(matrix, tables))
+        print()
+        print(progress(matrix, tables, args.jobs))
+    elif args.what == "figures":
+        draw_figures(args.root, whole, matrix)
     else:
-        raise InputError("drop: nothing is selected; give --blocks, --families or --arms")
+        drop_runs(args.root, matrix)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,81 +25,105 @@ INTERVALS = "Bars: 95 % intervals. Filled: registered; hollow: exploratory."
 
 
 def span(numbers: Sequence[float]) -> str:
-    """`5`, or `11–12` where they differ; nothing without any."""
-    return "–".join(f"{end:g}" for end in sorted({min(numbers), max(numbers)})) if len(numbers) else ""
+    """Write `5`, or `11–12` where they differ; nothing without any."""
+    if not len(numbers):
+        return ""
+    ends = sorted({min(numbers), max(numbers)})
+    return "–".join(f"{end:g}" for end in ends)
 
 
-def styles(block: Block, tables: Tables) -> dict[str, dict]:
-    """Colour by variant, dashes by place within the colour; of every arm that has a run."""
-    variants, found = tables.runs["variant"].groupby(level="arm").first(), {}
+def arm_styles(block: Block, tables: Tables) -> dict[str, dict]:
+    """Return the style of every arm that has a run: colour by variant, dashes by place within the colour."""
+    variants = tables.runs["variant"].groupby(level="arm").first()
     with_runs = set(finished(block, tables).dropna(axis=1, how="all").columns.get_level_values(1))
-    for arm in (arm for arm in block.arms if arm in with_runs):
-        colour = VARIANTS[variants[arm]].colour if variants[arm] in VARIANTS else OTHER_COLOUR
-        place = sum(style["color"] == colour for style in found.values())
+    styles: dict[str, dict] = {}
+    for arm in block.arms:
+        if arm not in with_runs:
+            continue
+        colour = OTHER_COLOUR
+        if variants[arm] in VARIANTS:
+            colour = VARIANTS[variants[arm]].colour
+        place = sum(style["color"] == colour for style in styles.values())
         width = 1.6 - 0.5 * (place // len(LINE_STYLES))
-        found[arm] = {"color": colour, "linestyle": LINE_STYLES[place % len(LINE_STYLES)], "linewidth": width}
-    return found
+        styles[arm] = {"color": colour, "linestyle": LINE_STYLES[place % len(LINE_STYLES)], "linewidth": width}
+    return styles
 
 
 def steps_of_a_mean(steps: int) -> int:
-    """Steps that a running mean takes together: ten for runs of 240, more for longer ones in a picture as wide."""
+    """
+    Return the steps that a running mean takes together: ten for runs of 240, more for longer ones in a picture as
+    wide.
+    """
     return max(SMOOTHING_STEPS, round(steps * SMOOTHING_STEPS / 240))
 
 
-def rewards(tables: Tables, keys: pd.Series, together: int) -> pd.DataFrame:
+def rewards(tables: Tables, keys: pd.Series, window: int) -> pd.DataFrame:
     """
-    The training reward of runs over steps, a running mean, a column for each pair of seeds; 0 after a stop at numbers
-    that are not finite.
+    Return the training reward of runs over steps, a running mean, a column for each pair of seeds; 0 after a stop at
+    numbers that are not finite.
     """
     found = {}
     for pair, key in keys.dropna().items():
-        values = tables.curves.loc[key].set_index("step")["reward"].rolling(together, min_periods=1).mean()
+        values = tables.curves.loc[key].set_index("step")["reward"].rolling(window, min_periods=1).mean()
         found[pair] = values.reindex(range(1, key.steps + 1), fill_value=0.0)
     return pd.DataFrame(found)
 
 
 def mean_with_band(series: pd.DataFrame) -> pd.DataFrame:
-    """Mean over runs, the columns, at each step, with its 95 % t-interval; the ends are NaN with one run."""
-    count, mean = series.shape[1], series.mean(axis=1)
-    half = series.std(axis=1) / np.sqrt(count) * stats.t.ppf(0.975, count - 1) if count > 1 else np.nan
+    """
+    Return the mean over runs, the columns, at each step, with its 95 % t-interval, whose ends are NaN with one run.
+    """
+    count = series.shape[1]
+    mean = series.mean(axis=1)
+    half = np.nan
+    if count > 1:
+        half = series.std(axis=1) / np.sqrt(count) * stats.t.ppf(0.975, count - 1)
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
 
 
 def learning_curves(block: Block, tables: Tables) -> Figure | None:
     """
-    The reward of every arm, and below it the reward less that of the block's first reference in the same pair; a
+    Draw the reward of every arm, and below it the reward less that of the block's first reference in the same pair; a
     column for each family. `None` without runs.
     """
-    look, runs = styles(block, tables), finished(block, tables)
-    counts = runs.notna().sum()[lambda count: count > 0]  # pairs by family and arm
-    if counts.empty:
+    runs = finished(block, tables)
+    pairs = runs.notna().sum()  # by family and arm
+    pairs = pairs[pairs > 0]
+    if pairs.empty:
         return None
-    families, reference = counts.index.unique(0), next(iter(block.references), None)
-    bands, less = len(look) <= BANDS, reference in look and len(look) > 1
-    figure = Figure(figsize=(max(7, 5 * len(families)), 3.6 * (1 + less)), layout="constrained")
-    axes = figure.subplots(1 + less, len(families), squeeze=False, sharex="col", sharey="row")
-    together = steps_of_a_mean(block.steps)
+    styles = arm_styles(block, tables)
+    families = pairs.index.unique(0)
+    reference = next(iter(block.references), None)
+    bands = len(styles) <= BANDS
+    with_differences = reference in styles and len(styles) > 1
+    rows = 2 if with_differences else 1
+    window = steps_of_a_mean(block.steps)
+    figure = Figure(figsize=(max(7, 5 * len(families)), 3.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, len(families), squeeze=False, sharex="col", sharey="row")
     for family, column in zip(families, axes.T, strict=True):
-        found = {arm: rewards(tables, runs[family, arm], together) for arm in look}
-        for arm, style in look.items():
+        found = {arm: rewards(tables, runs[family, arm], window) for arm in styles}
+        for arm, style in styles.items():
             draw(column[0], found[arm], bands, label=arm, **style)
-            if less and arm != reference:
-                paired = (found[arm] - found[reference]).dropna(axis=1, how="all")
-                draw(column[1], paired, bands, label=arm, **style)
-        pairs = counts[family]
-        column[0].set_title(f"{family} ({span(pairs)} pair{'s' if max(pairs) > 1 else ''})")
-        column[-1].set_xlabel("optimizer step")
-        if less:
+        if with_differences:
+            for arm, style in styles.items():
+                if arm != reference:
+                    paired = (found[arm] - found[reference]).dropna(axis=1, how="all")
+                    draw(column[1], paired, bands, label=arm, **style)
             column[1].axhline(0, **GREY)
-    axes[0, 0].set_ylabel(f"training reward, mean of {together} steps")
-    if less:
+        counts = pairs[family]
+        plural = "s" if max(counts) > 1 else ""
+        column[0].set_title(f"{family} ({span(counts)} pair{plural})")
+        column[-1].set_xlabel("optimizer step")
+    axes[0, 0].set_ylabel(f"training reward, mean of {window} steps")
+    if with_differences:
         axes[1, 0].set_ylabel(f"less {reference} in the same pair")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    several = bands and max(counts) > 1
-    return noted(figure, "Bands: 95 % t-intervals over pairs." if several else "Means over pairs.")
+    has_bands = bands and max(pairs) > 1
+    return add_note(figure, "Bands: 95 % t-intervals over pairs." if has_bands else "Means over pairs.")
 
 
 def draw(axes: Axes, series: pd.DataFrame, bands: bool, **style) -> None:
+    """Draw the mean over runs, the columns, and its band."""
     curve = mean_with_band(series)
     axes.plot(curve.index, curve["mean"], **style)
     if bands and series.shape[1] > 1:
@@ -107,37 +132,58 @@ def draw(axes: Axes, series: pd.DataFrame, bands: bool, **style) -> None:
 
 def forest(block: Block, tables: Tables, found: pd.DataFrame) -> Figure | None:
     """
-    pass@1 less a reference's with its 95 % interval, where it has one, hollow where the comparison or its block is
-    exploratory: a row for each arm, a panel for each family and reference. `None` without differences.
+    Draw pass@1 less a reference's with its 95 % interval, where it has one, hollow where the comparison or its block
+    is exploratory: a row for each arm, a panel for each family and reference. `None` without differences.
     """
     found = found[found["reference"].isin(block.references)]
     if found.empty:
         return None
-    arms, families = (
-        [name for name in names if name in set(found[of])]
-        for of, names in (("arm", block.arms), ("family", block.families))
-    )
-    references, look = found["reference"].unique(), styles(block, tables)
+    arms = [arm for arm in block.arms if arm in set(found["arm"])]
+    families = [family for family in block.families if family in set(found["family"])]
+    references = found["reference"].unique()
+    styles = arm_styles(block, tables)
     size = (2.5 + 3.2 * len(families), len(references) * (1.0 + 0.26 * len(arms)))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(references), len(families), squeeze=False, sharex=True, sharey=True)
     for panel, (reference, family) in zip(axes.flat, product(references, families), strict=True):
         panel.axvline(0, **GREY)
         for one in found[(found["reference"] == reference) & (found["family"] == family)].itertuples():
-            (value, *ends), colour = one.contrast.estimate, look[one.arm]["color"]
-            face, place = "white" if one.exploratory else colour, len(arms) - arms.index(one.arm)
+            value, low, high = one.contrast.estimate
+            colour = styles[one.arm]["color"]
+            face = "white" if one.exploratory else colour
+            place = len(arms) - arms.index(one.arm)
             panel.plot(value, place, "o", color=colour, markerfacecolor=face, markersize=5, zorder=3)
-            panel.plot(ends, (place, place), color=colour, linewidth=1.4)
+            panel.plot([low, high], (place, place), color=colour, linewidth=1.4)
         panel.set_title(f"{family}: pass@1 less {reference}", fontsize=9)
         panel.set_yticks([len(arms) - place for place in range(len(arms))], arms)
         panel.tick_params(labelsize=8)
     axes[0, 0].set_ylim(0.3, len(arms) + 0.7)
     for panel in axes[-1]:
         panel.set_xlabel("difference of pass@1, paired", fontsize=8)
-    return noted(figure, INTERVALS)
+    return add_note(figure, INTERVALS)
 
 
-def noted(figure: Figure, said: str) -> Figure:
-    """With a note below all panels, in two lines, so that narrow pictures hold all of it."""
-    figure.supxlabel(f"{said}\n{OBJECTIVE}", fontsize=8, style="italic")
+def add_note(figure: Figure, text: str) -> Figure:
+    """Write a note below all panels, in two lines, so that narrow pictures hold all of it."""
+    figure.supxlabel(f"{text}\n{OBJECTIVE}", fontsize=8, style="italic")
     return figure
+
+
+class ThreePanels(NamedTuple):
+    """A figure of two panels over steps, and a third one beside them."""
+
+    figure: Figure
+    over_steps: list[Axes]
+    third: Axes
+
+    def finish(self, note: str) -> Figure:
+        """Add the legend, which the first panel has, and the note."""
+        self.figure.legend(*self.over_steps[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+        return add_note(self.figure, note)
+
+
+def three_panels() -> ThreePanels:
+    """Make an empty figure of three panels."""
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    first, second, third = figure.subplots(1, 3)
+    return ThreePanels(figure, [first, second], third)

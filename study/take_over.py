@@ -13,12 +13,13 @@ import pandas as pd
 
 from study.frozen import git
 from study.matrix import RunKey
-from study.tables import COLUMNS, FOLDER, RUNS, Tables, read_folder
+from study.tables import COLUMNS, FOLDER, RUNS, Tables, join_rows, read_folder
 from trl_prorl.errors import InputError, RunError
 
 
 EARLIER_FOLDER = Path("docs", "study")
 PLACES = (FOLDER, EARLIER_FOLDER)
+WANTED = f"{RUNS} in {FOLDER} or {EARLIER_FOLDER}"
 
 
 def read_source(root: Path, source: str) -> Tables:
@@ -32,16 +33,22 @@ def read_source(root: Path, source: str) -> Tables:
     Raises:
         InputError: There is no such source, it has no tables, or they are not of this version.
     """
-    if Path(source).is_dir():
-        return _read_checkout(Path(source), source)
+    folder = _folder_of_tables(Path(source))
+    if folder is not None:
+        return _read(folder, source)
     try:
         commit = git(root, "rev-parse", "--verify", "--quiet", f"{source}^{{commit}}")
     except RunError:
-        raise InputError(f"take-over {source}: neither a folder nor a commit of this repository") from None
+        raise InputError(
+            f"take-over {source}: neither a commit of this repository nor a checkout that has {WANTED}"
+        ) from None
     with TemporaryDirectory() as aside:
         for place in PLACES:
             _export(root, commit, place, Path(aside))
-        return _read_checkout(Path(aside), source)
+        folder = _folder_of_tables(Path(aside))
+        if folder is None:
+            raise InputError(f"take-over {source}: the commit has no {WANTED}")
+        return _read(folder, source)
 
 
 def _export(root: Path, commit: str, place: Path, target: Path) -> None:
@@ -54,14 +61,19 @@ def _export(root: Path, commit: str, place: Path, target: Path) -> None:
             (target / place / name).write_bytes(shown.stdout)
 
 
-def _read_checkout(checkout: Path, source: str) -> Tables:
+def _folder_of_tables(checkout: Path) -> Path | None:
+    """Find the tables of a checkout; a folder without any, such as `runs`, may still be the name of a branch."""
     for place in PLACES:
         if (checkout / place / RUNS).is_file():
-            try:
-                return read_folder(checkout / place)
-            except InputError as error:
-                raise InputError(f"take-over {source}: {error}") from error
-    raise InputError(f"take-over {source}: it has no {RUNS} in {' or '.join(map(str, PLACES))}")
+            return checkout / place
+    return None
+
+
+def _read(folder: Path, source: str) -> Tables:
+    try:
+        return read_folder(folder)
+    except InputError as error:
+        raise InputError(f"take-over {source}: {error}") from error
 
 
 def new_runs(here: Tables, there: Tables) -> list[RunKey]:
@@ -83,16 +95,8 @@ def merge(here: Tables, there: Tables) -> Tables:
         theirs = getattr(there, name)
         _check_shared_rows(name, ours, theirs)
         more = theirs[theirs.index.isin(list(wanted)) & ~theirs.index.isin(ours.index)]
-        merged[name] = _joined(ours, more)
+        merged[name] = join_rows(ours, more)
     return Tables(**merged)
-
-
-def _joined(ours: pd.DataFrame, more: pd.DataFrame) -> pd.DataFrame:
-    if more.empty:
-        return ours
-    if ours.empty:  # the types of an empty table would win
-        return more
-    return pd.concat([ours, more]).sort_index(kind="stable")
 
 
 def _check_shared_rows(name: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> None:

@@ -51,7 +51,9 @@ def test_paired_ratios_and_the_sign_test_s_interval():
     assert relative(seconds, "arm", "other") == (5.0, 2.0, 8.0)
     assert relative(seconds[:6], "arm", "other") == (4.0, 1.0, 9.0)  # 1 - 2 / 2⁶ = 96.9 %: nothing can be left out
     value, low, high = relative(seconds[:5], "arm", "other")
-    assert value == 3.0 and low != low and high != high  # 1 - 2 / 2⁵ = 93.75 %: too few
+    assert value == 3.0
+    assert low != low
+    assert high != high  # 1 - 2 / 2⁵ = 93.75 %: too few
 
 
 def test_the_table_is_relative_to_a_where_a_was_measured():

@@ -8,14 +8,14 @@ import pandas as pd
 import pytest
 
 from eval.analysis.statistics import Estimate
-from study.differences import ELSE, H0, H2, compared, differences, keeps, over_families, shares, verdict
+from study.differences import ELSE, H0, H2, compared, differences, is_share_kept, over_families, shares, verdict
 from study.findings import write_pages
 from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
-from study.plots import forest, learning_curves, mean_with_band, rewards, steps_of_a_mean, styles
-from study.runner import clock, seconds_left
+from study.plots import arm_styles, forest, learning_curves, mean_with_band, rewards, steps_of_a_mean
+from study.runner import format_duration, seconds_left
 from study.scores import reset_steps, reward_kept, scores
-from study.tables import Tables, frame, read_tables
+from study.tables import Tables, make_frame, read_tables
 from trl_prorl.errors import InputError
 
 
@@ -73,13 +73,18 @@ def test_scores(block, tables):
     assert list(found.index) == ["plain_x", "A_x", "B_x", "B_beta_old3_x", "C_hard_x"]  # in the matrix's order
     plain = found.loc["plain_x"]
     # 0.5, 0.625, 0.75: mean 0.625, s = 0.125, t(2) = 4.302653
-    assert plain["pass@1"].value == 0.625 and plain["pairs"] == 3 and plain["base pass@1"].value == 0.25
+    assert plain["pass@1"].value == 0.625
+    assert plain["pairs"] == 3
+    assert plain["base pass@1"].value == 0.25
     gain = plain["pass@1 less base"]
-    assert gain.value == 0.375 and gain.low < 0.375  # less 2 of 8 of each base
+    assert gain.value == 0.375
+    assert gain.low < 0.375  # less 2 of 8 of each base
     assert plain["pass@1"].high - 0.625 == pytest.approx(4.302653 * 0.125 / 3**0.5, rel=0.05)
-    assert plain["pass@8"].value == 1 and plain["greedy"].value == 1
+    assert plain["pass@8"].value == 1
+    assert plain["greedy"].value == 1
     none = found.loc["B_beta_old3_x"]
-    assert none["pass@8"].value == 0 and none["pass@8 less base"].value == -none["base pass@8"].value < -0.8
+    assert none["pass@8"].value == 0
+    assert none["pass@8 less base"].value == -none["base pass@8"].value < -0.8
     assert none["greedy less base"].value == 0
 
 
@@ -97,20 +102,27 @@ def test_differences(block, tables):
     rows = differences(block, tables)
     found = by_arms(rows)
     a = found["A_x", "plain_x"]
-    assert a.contrast.estimate == pytest.approx((0.125,) * 3) and a.verdict == "higher" and a.pairs == 3
-    assert found["B_x", "plain_x"].verdict == "equivalent" and found["B_x", "plain_x"].p == 1
+    assert a.contrast.estimate == pytest.approx((0.125,) * 3)
+    assert a.verdict == "higher"
+    assert a.pairs == 3
+    assert found["B_x", "plain_x"].verdict == "equivalent"
+    assert found["B_x", "plain_x"].p == 1
     # 0, 0, 0.125 above A: a mean of 0.0417 with an error of 0.0417
     hard = found["C_hard_x", "A_x"]
-    assert hard.contrast.value == pytest.approx(0.125 / 3) and hard.verdict == "not told apart"
+    assert hard.contrast.value == pytest.approx(0.125 / 3)
+    assert hard.verdict == "not told apart"
     assert ("C_hard_K2_x", "A_x") not in found  # without runs
     # Holm, of the registered test and of that of the bases alone: the least of four, four times.
     exploratory = rows[rows["hypothesis"] == ELSE]
-    assert len(exploratory) == 4 and set(exploratory["tests"]) == {4} and hard.tests == 1
+    assert len(exploratory) == 4
+    assert set(exploratory["tests"]) == {4}
+    assert hard.tests == 1
     for p_value, after in (("p", "adjusted"), ("p_alone", "adjusted_alone")):
         least = exploratory.sort_values(p_value).iloc[0]
         assert least[after] == pytest.approx(min(1, 4 * least[p_value]))
         assert (exploratory[after] >= exploratory[p_value]).all()
-    assert hard.adjusted == hard.p == hard.contrast.p_value and hard.p_alone == hard.alone.p_value
+    assert hard.adjusted == hard.p == hard.contrast.p_value
+    assert hard.p_alone == hard.alone.p_value
 
 
 def test_one_base_is_no_test_for_holm(block, tables, add):
@@ -118,8 +130,11 @@ def test_one_base_is_no_test_for_holm(block, tables, add):
     for seed in (2, 3):
         tables = tables.without([RunKey("reverse_digits", "B_x", seed, seed, 12)])
     found = by_arms(differences(block, tables))
-    single, hard = found["B_x", "A_x"], found["C_hard_x", "plain_x"]
-    assert single.verdict == "one base: no interval" and single.adjusted != single.adjusted and single.tests == 1
+    single = found["B_x", "A_x"]
+    hard = found["C_hard_x", "plain_x"]
+    assert single.verdict == "one base: no interval"
+    assert single.adjusted != single.adjusted
+    assert single.tests == 1
     assert hard.tests == 3
 
 
@@ -128,7 +143,8 @@ def test_differences_of_pass_at_8_are_exploratory(block, tables):
     for share in (1.0, 0.75):
         right = {"A_x": share, "B_beta_old3_x": 0.0}
         found = differences(block, tables, k=8)
-        assert set(found["hypothesis"]) == {ELSE} and found["exploratory"].all()
+        assert set(found["hypothesis"]) == {ELSE}
+        assert found["exploratory"].all()
         for one in found.itertuples():
             expected = right.get(one.arm, 1.0) - right.get(one.reference, 1.0)
             assert one.contrast.value == pytest.approx(expected, abs=1e-12)
@@ -162,8 +178,8 @@ def test_shares(block, tables):
 
 def test_a_share_that_is_met_or_not():
     ratio = Contrast(0.85, 0.01, 4).estimate
-    assert [keeps(ratio, share) for share in (0.8, 0.85, 0.9)] == ["met", "undecided", "not met"]
-    assert keeps(Estimate(*[float("nan")] * 3), 0.8) == "undecided"
+    assert [is_share_kept(ratio, share) for share in (0.8, 0.85, 0.9)] == ["met", "undecided", "not met"]
+    assert is_share_kept(Estimate(*[float("nan")] * 3), 0.8) == "undecided"
 
 
 def test_means_over_families(study, tables, add):
@@ -180,13 +196,15 @@ def test_means_over_families(study, tables, add):
     (one,) = over_families(block, tables).itertuples()
     assert (one.arm, one.reference, one.family, one.pairs) == ("C_hard_x", "A_x", "mean of 2", 3)
     assert (one.contrast.value, one.contrast.error, one.contrast.freedom) == (0, pytest.approx(0), 2)
-    assert one.exploratory and one.alone.error == pytest.approx(0)
+    assert one.exploratory
+    assert one.alone.error == pytest.approx(0)
 
 
 def test_families_draw_their_questions_apart(study, add):
     """Questions alone vary, alike in both families: the mean's error is smaller by √2."""
     matrix = read_matrix(study(MATRIX.replace("[reverse_digits]", "[reverse_digits, sorting]"), FAMILIES))
-    (block,), tables = matrix.blocks, Tables()
+    (block,) = matrix.blocks
+    tables = Tables()
     for family in block.families:
         for arm, correct in (("plain", [0] * 40), ("A", [8] * 10 + [0] * 30)):
             for seed in (1, 2, 3):
@@ -204,8 +222,10 @@ def test_the_end_by_the_best(tables, add):
 
     # Windows of 10 steps have means of 0.8, 0.7 and 0.6; the last 10 steps have 0.6.
     assert with_rewards([1.0] * 8 + [0.0, 0.0, 0.0, 0.0]) == pytest.approx(0.6 / 0.8)
-    assert with_rewards([0.5] * 12) == pytest.approx(1) and with_rewards([0.0] * 12) == 0
-    assert with_rewards([0.5] * 11 + [float("nan")]) == 0 and with_rewards([0.5] * 11) == 0  # stopped at step 11
+    assert with_rewards([0.5] * 12) == pytest.approx(1)
+    assert with_rewards([0.0] * 12) == 0
+    assert with_rewards([0.5] * 11 + [float("nan")]) == 0
+    assert with_rewards([0.5] * 11) == 0  # stopped at step 11
 
 
 def test_resets_and_the_steps_between_them(block, tables, add):
@@ -230,8 +250,10 @@ def test_the_study_s_resets_and_collapses_are_those_of_its_curves():
 
 def test_exploratory_and_registered(block, tables):
     found = by_arms(differences(block, tables))
-    assert not found["A_x", "plain_x"].exploratory and not found["C_hard_x", "A_x"].exploratory
-    assert found["C_hard_x", "plain_x"].exploratory and found["B_x", "A_x"].exploratory
+    assert not found["A_x", "plain_x"].exploratory
+    assert not found["C_hard_x", "A_x"].exploratory
+    assert found["C_hard_x", "plain_x"].exploratory
+    assert found["B_x", "A_x"].exploratory
     assert differences(replace(block, name="mild"), tables)["exploratory"].all()
 
 
@@ -243,8 +265,10 @@ def test_pictures_are_the_same_bytes_from_the_same_tables(study, tables):
     assert first == {path.name: path.read_bytes() for path in write_pages(root, matrix, tables)}
     assert set(first) == {"core_curves.png", "core_forest.png", "findings.md"}
     page = first["findings.md"].decode()
-    assert "+0.125 [+0.125, +0.125]" in page and "B_x" in page
-    assert "Co-primary, by the [protocol]" in page and "Exploratory" not in page
+    assert "+0.125 [+0.125, +0.125]" in page
+    assert "B_x" in page
+    assert "Co-primary, by the [protocol]" in page
+    assert "Exploratory" not in page
     (root / "study/recipes/matrix.yaml").write_text(MATRIX.replace("core:", "mild:"))
     write_pages(root, read_matrix(root), tables)
     assert "Exploratory, whatever the hypothesis" in (root / "study/pages/findings.md").read_text()
@@ -253,20 +277,25 @@ def test_pictures_are_the_same_bytes_from_the_same_tables(study, tables):
 
 
 def test_curves_and_forest(block, tables):
-    look = styles(block, tables)
+    look = arm_styles(block, tables)
     assert len({(style["color"], style["linestyle"]) for style in look.values()}) == len(look) == 5
     figure = learning_curves(block, tables)
-    assert len(figure.axes) == 2 and len(figure.axes[0].lines) == 5 and len(figure.axes[1].lines) == 4 + 1
+    assert len(figure.axes) == 2
+    assert len(figure.axes[0].lines) == 5
+    assert len(figure.axes[1].lines) == 4 + 1
     found = differences(block, tables)
     picture = forest(block, tables, found)
-    assert len(picture.axes) == 2 and len({panel.get_xlim() for panel in picture.axes}) == 1
+    assert len(picture.axes) == 2
+    assert len({panel.get_xlim() for panel in picture.axes}) == 1
     marks = [line for panel in picture.axes for line in panel.lines if line.get_marker() == "o"]
     drawn = sorted((float(mark.get_xdata()[0]), mark.get_markerfacecolor() != "white") for mark in marks)
     assert drawn == sorted((one.contrast.value, not one.exploratory) for one in found.itertuples())
     assert {filled for _, filled in drawn} == {True, False}
     assert all("B optimises a different objective" in one.get_supxlabel() for one in (figure, picture))
-    assert "95 % t-intervals" in figure.get_supxlabel() and len(figure.axes[0].collections) == 5  # bands of five arms
-    assert learning_curves(block, Tables()) is None and forest(block, tables, found[:0]) is None
+    assert "95 % t-intervals" in figure.get_supxlabel()
+    assert len(figure.axes[0].collections) == 5  # bands of five arms
+    assert learning_curves(block, Tables()) is None
+    assert forest(block, tables, found[:0]) is None
 
 
 def test_a_run_that_stopped_has_no_reward_afterwards(tables, add):
@@ -275,7 +304,9 @@ def test_a_run_that_stopped_has_no_reward_afterwards(tables, add):
     of_pairs = pd.Series({(1, 1): key, (2, 2): float("nan")})
     curve = rewards(tables, of_pairs, 10)[1, 1]
     # Rewards are 0, 0.1, 0.2 …: the running mean at step 5 is 0.2.
-    assert list(curve.index) == list(range(1, 13)) and curve[5] == pytest.approx(0.2) and (curve[6:] == 0).all()
+    assert list(curve.index) == list(range(1, 13))
+    assert curve[5] == pytest.approx(0.2)
+    assert (curve[6:] == 0).all()
     assert rewards(tables, of_pairs, 2).loc[5].tolist() == pytest.approx([0.35])
     assert [steps_of_a_mean(steps) for steps in (24, 240, 480, 1000)] == [10, 10, 20, 42]
 
@@ -283,16 +314,19 @@ def test_a_run_that_stopped_has_no_reward_afterwards(tables, add):
 def test_a_band_is_the_t_interval():
     band = mean_with_band(pd.DataFrame([[0.0, 1.0], [1.0, 1.0]]))
     assert list(band["mean"]) == [0.5, 1.0]
-    assert band["high"][0] - 0.5 == pytest.approx(12.7062 * 0.5, rel=1e-4) and band["low"][1] == 1.0
+    assert band["high"][0] - 0.5 == pytest.approx(12.7062 * 0.5, rel=1e-4)
+    assert band["low"][1] == 1.0
 
 
 def test_the_estimate_goes_by_family_and_steps():
     seconds = {("sums", "A", 1, 1, 100): 100.0, ("sums", "B", 1, 1, 100): 200.0, ("digits", "A", 1, 1, 100): 30.0}
-    finished = frame().reindex(list(seconds)).assign(seconds=list(seconds.values()))
+    finished = make_frame().reindex(list(seconds)).assign(seconds=list(seconds.values()))
     assert seconds_left([RunKey("sums", "A", 2, 2, 100)], finished, jobs=1) == 150
     assert seconds_left([RunKey("sums", "A", 2, 2, 100)] * 4, finished, jobs=2) == 300
     assert seconds_left([RunKey("digits", "A", 2, 2, 1000)], finished, jobs=1) == 300  # by the step
     assert seconds_left([RunKey("other", "A", 2, 2, 10)], finished, jobs=1) == pytest.approx(11)
-    assert clock(seconds_left([RunKey("sums", "A", 2, 2, 100)], frame(), 1)).startswith("unknown before the first")
-    said = [clock(seconds) for seconds in (10, 90, 3600, 7530)]
-    assert said == ["under a minute", "2 min", "1 h 00 min", "2 h 06 min"] and seconds_left([], frame(), 2) == 0
+    unknown = seconds_left([RunKey("sums", "A", 2, 2, 100)], make_frame(), 1)
+    assert format_duration(unknown).startswith("unknown before the first")
+    said = [format_duration(seconds) for seconds in (10, 90, 3600, 7530)]
+    assert said == ["under a minute", "2 min", "1 h 00 min", "2 h 06 min"]
+    assert seconds_left([], make_frame(), 2) == 0

@@ -63,7 +63,8 @@ def test_graded_rewards_pay_in_full_at_one_alone():
 def test_the_tokens_of_the_drawing_stand_at_the_first_update():
     history = [{"step": 1, "loss": 2.0, "grad_norm": 1.0}, {"step": 2, "loss": 1.0, "grad_norm": 0.5}]
     rows = metric_rows([*history, {"step": 2, "train_runtime": 9.0}], 77)
-    assert [row["tokens_generated"] for row in rows] == [77, 0] and [row["loss"] for row in rows] == [2.0, 1.0]
+    assert [row["tokens_generated"] for row in rows] == [77, 0]
+    assert [row["loss"] for row in rows] == [2.0, 1.0]
 
 
 def test_too_few_demonstrations_are_one_line(recipe, tmp_path):
@@ -99,11 +100,15 @@ def test_the_folder_is_read_like_any_other(recipe, tmp_path):
     fine_tune(recipe)
     folder = tmp_path / "run"
     run = load_run(folder)
-    assert run.metrics["step"].tolist() == [1, 2, 3] and run.measured("reward") is None
-    assert run.variant == "fine-tuning" and run.seed == 41
+    assert run.metrics["step"].tolist() == [1, 2, 3]
+    assert run.measured("reward") is None
+    assert run.variant == "fine-tuning"
+    assert run.seed == 41
     base = str(ROOT / "study" / "bases" / "reverse_digits-1")
-    assert run.env["base_model"]["name"] == base and len(run.env["base_model"]["sha256"]) == 64
-    assert run.config["task_options"] == {"reward": "ends"} and "trained_by" not in run.config
+    assert run.env["base_model"]["name"] == base
+    assert len(run.env["base_model"]["sha256"]) == 64
+    assert run.config["task_options"] == {"reward": "ends"}
+    assert "trained_by" not in run.config
     held_out = HeldOut(folder, "test", 2)
     assert (held_out.trained.step, held_out.trained.folder) == (3, folder)
     tuned = load_point(held_out.trained, held_out.config)
@@ -111,7 +116,8 @@ def test_the_folder_is_read_like_any_other(recipe, tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
     # What it drew, once more.
     base = find_model(recipe.model.model_name_or_path)
-    tokenizer, task = AutoTokenizer.from_pretrained(base), recipe.task.make_task()
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    task = recipe.task.make_task()
     set_seed(41)
     drawn = draw(base, tokenizer, task, list(task.rows("train", 6)), recipe.training.max_completion_length)
     assert [len(texts) for texts in drawn.texts] == [16] * 6

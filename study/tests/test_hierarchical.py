@@ -17,7 +17,8 @@ def same_on_every_prompt(by_pair, prompts=32):
 def test_without_variance_there_is_none():
     arm = same_on_every_prompt({(1, 1): 0.5, (2, 2): 0.5, (3, 3): 0.5})
     contrast = resample({"A": arm}).contrast({"A": 1})
-    assert contrast.estimate == (0.5, 0.5, 0.5) and contrast.smallest() == 0
+    assert contrast.estimate == (0.5, 0.5, 0.5)
+    assert contrast.smallest() == 0
     assert resample({"A": arm, "B": arm}).contrast({"A": 1, "B": -1}).p_value == 1
     assert contrast.p_value == 0  # 0.5, told from 0
 
@@ -45,7 +46,8 @@ def test_seeds_alone():
     arm = same_on_every_prompt({(1, 1): 0.0, (1, 2): 1.0, (2, 1): 0.0, (2, 2): 1.0})
     contrast = resample({"A": arm}, resamples=100_000).contrast({"A": 1})
     # Each base that is drawn has a mean of two draws, of variance 1/8; two bases halve it, n/(n-1) doubles it again.
-    assert contrast.value == 0.5 and contrast.error == pytest.approx(math.sqrt(1 / 8), rel=0.01)
+    assert contrast.value == 0.5
+    assert contrast.error == pytest.approx(math.sqrt(1 / 8), rel=0.01)
 
 
 def test_a_base_counts_once_however_many_seeds_it_has():
@@ -118,7 +120,8 @@ def test_how_often_the_two_intervals_cover(spread, registered):
     values = np.random.default_rng(1).normal(0, 0.15, (5, 200))
     values -= values.mean(axis=1, keepdims=True) - spread * np.array([[-1.0], [0.5], [0.2], [1.2], [-0.9]])
     by_protocol, alone = coverage(values)
-    assert 0.935 <= alone <= 0.965 and registered <= by_protocol <= 1
+    assert 0.935 <= alone <= 0.965
+    assert registered <= by_protocol <= 1
     assert spread or by_protocol > alone + 0.02
 
 
@@ -162,7 +165,9 @@ def test_noise_of_a_base_on_a_prompt_counts_three_times():
     The registered error errs to the wide side. Noise of every cell alone, of variance 1: the mean over n bases and P
     prompts has a variance of 1/(nP); in a resample each of the three terms 1/n, 1/P and 1/(nP) brings it anew.
     """
-    generator, bases, prompts = np.random.default_rng(0), 5, 200
+    generator = np.random.default_rng(0)
+    bases = 5
+    prompts = 200
     squares = []
     for study in range(300):
         arm = {(base, base): generator.normal(0, 1, prompts) for base in range(bases)}
@@ -170,7 +175,9 @@ def test_noise_of_a_base_on_a_prompt_counts_three_times():
         squares.append([one({"A": 1}).error ** 2 for one in (resampled.contrast, resampled.over_bases)])
     registered, alone = np.mean(squares, axis=0) * bases * prompts
     kept = ((1 - 1 / bases) + (1 - 1 / prompts) + 1) * (1 - 1 / (bases * prompts)) * bases / (bases - 1)
-    assert alone == pytest.approx(1, rel=0.1) and registered == pytest.approx(kept, rel=0.1) and kept > 3
+    assert alone == pytest.approx(1, rel=0.1)
+    assert registered == pytest.approx(kept, rel=0.1)
+    assert kept > 3
 
 
 def families(together, pairs=5, prompts=400):
@@ -190,8 +197,10 @@ def test_the_mean_over_families_has_pairs_for_units():
         arms = families(together)
         found = mean_over([resample({"A": arm}, 40_000, family=number) for number, arm in enumerate(arms)])
         by_pair = np.mean([[values.mean() for values in arm.values()] for arm in arms], axis=0)
-        contrast, alone = found.contrast({"A": 1}), found.over_bases({"A": 1})
-        assert contrast.value == pytest.approx(by_pair.mean()) and contrast.freedom == 4
+        contrast = found.contrast({"A": 1})
+        alone = found.over_bases({"A": 1})
+        assert contrast.value == pytest.approx(by_pair.mean())
+        assert contrast.freedom == 4
         assert contrast.error == pytest.approx(stats.sem(by_pair), rel=0.02, abs=1e-9)
         assert alone.error == pytest.approx(stats.sem(by_pair), abs=1e-9)
     with pytest.raises(ValueError, match="different numbers"):
@@ -202,6 +211,7 @@ def test_a_negative_share_has_an_interval_around_it():
     # Independent means -1 ± 0.1 and 2 ± 0.1 at t = 2: the roots of (4 - 0.04) r² + 4 r + (1 - 0.04) = 0.
     low, high = fieller_interval(-1.0, 2.0, 0.01, 0.01, 0.0, 4.0)
     root = (16 - 4 * 3.96 * 0.96) ** 0.5
-    assert (low, high) == pytest.approx(((-4 - root) / 7.92, (-4 + root) / 7.92)) and low < -0.5 < high
+    assert (low, high) == pytest.approx(((-4 - root) / 7.92, (-4 + root) / 7.92))
+    assert low < -0.5 < high
     assert fieller_interval(-1.0, 0.1, 0.01, 0.01, 0.0, 4.0) == (float("-inf"), float("inf"))
     assert fieller_interval(0.05, 2.0, 0.01, 0.01, 0.0, 4.0)[0] == 0.0  # a share that cannot be negative

@@ -58,7 +58,9 @@ def test_the_page_is_short_and_every_question_has_a_picture():
     first, *sections = PAGE.split("\n## ")
     asked = [section for section in sections if section.partition("\n")[0].endswith("?")]
     without = [part.partition("\n")[0] for part in asked if not re.search(r"!\[[^\]]*\]\(pictures/", part)]
-    assert "![" in first and without == ["How sure is this?"] and len(asked) == 7
+    assert "![" in first
+    assert without == ["How sure is this?"]
+    assert len(asked) == 7
     assert PAGE.index("## Answers and advice") < PAGE.index("## Is an anchor needed?")
     pages = {f"pages/{name}.md" for name in ("details", "findings", "smollm2")}
     pages |= {f"protocols/{name}.md" for name in ("protocol", "protocol2")}
@@ -116,13 +118,15 @@ def test_what_a_kl_to_the_base_can_give():
     assert paid.to_numpy() == pytest.approx(paid.round().to_numpy(), abs=1e-3)  # each of 128 answers by 0 or 1
     ends = RUNS[(RUNS.block == "gamed2") & (RUNS.arm == "control")]["pass@1"]
     told = f"{(first.gold / first.reward).mean():.3f} are right; the control ends at {ends.mean():.3f}"
-    assert told in ONE_LINE and "gamed_sorting that the bases are paid for" not in FINDINGS
+    assert told in ONE_LINE
+    assert "gamed_sorting that the bases are paid for" not in FINDINGS
 
 
 def test_the_lenient_rules_of_the_second_protocol():
     """K = 300, one reset in 600 steps, lies above the control, where P3 and P4 put it below."""
     runs = RUNS[RUNS.block == "gamed"].groupby("arm")[["pass@1", "resets"]].mean()
-    assert runs["resets"]["A_K300"] == 1 and "K = 300 (one reset in 600 steps)" in ONE_LINE
+    assert runs["resets"]["A_K300"] == 1
+    assert "K = 300 (one reset in 600 steps)" in ONE_LINE
     assert runs["pass@1"]["A_K300"] > runs["pass@1"]["control"] > runs["pass@1"]["A"]
     assert "K = 300 lies above the control, against the order of both" in ONE_LINE
 
@@ -130,7 +134,8 @@ def test_the_lenient_rules_of_the_second_protocol():
 def test_a_third_of_the_rate_and_pass8_where_sorting_is_gamed():
     """At equal reward: gold where the mean of 20 steps first reaches the lower of the pair's two highest values."""
     runs = RUNS[RUNS.block == "gamed"].set_index(["arm", "base_seed", "seed"])[["pass@1", "pass@8"]]
-    gain, broad = runs.loc["plain_lr_third"] - runs.loc["plain"], runs.loc["A_K100"] - runs.loc["control"]
+    gain = runs.loc["plain_lr_third"] - runs.loc["plain"]
+    broad = runs.loc["A_K100"] - runs.loc["control"]
     curves = CURVES[(CURVES.family == "gamed_sorting") & CURVES.base_seed.between(1, 5)]
     curves = curves[curves.arm.isin(["plain", "plain_lr_third"])]
     means = (
@@ -148,7 +153,8 @@ def test_a_third_of_the_rate_and_pass8_where_sorting_is_gamed():
 
 def test_the_kl_that_right_answers_need():
     """−log of a prompt's pass rate by the mean length, on the bases of the screen; the coefficients in the end."""
-    tables, needed = read_tables(ROOT), []
+    tables = read_tables(ROOT)
+    needed = []
     for of_screen in ("gamed_sorting", "reverse_digits"):
         runs = tables.runs.xs(of_screen, drop_level=False)
         lengths = runs["drift_tokens"].groupby("base_seed").mean()
@@ -182,7 +188,8 @@ def test_the_pretrained_model():
     points = pd.read_csv(FOLDER / "points.csv.gz").query("family == 'smollm2'")
     points = points[points.seed.isin(SMOLLM2.seed)]
     runs = SMOLLM2.groupby("arm").mean(numeric_only=True)
-    assert set(runs.index) == {"plain", "control", "A", "B"} and not SMOLLM2.collapsed.any()
+    assert set(runs.index) == {"plain", "control", "A", "B"}
+    assert not SMOLLM2.collapsed.any()
 
     def row(reward, scores, measured):
         (_, own), (_, other) = measured.groupby("task").mean(numeric_only=True).iterrows()  # the run's own comes first
@@ -191,7 +198,8 @@ def test_the_pretrained_model():
         scores = ", ".join(f"{score:.3f}" for score in scores)
         return f"| {reward:.2f} | {scores} | {' | '.join(cells)} | {own.text_perplexity:.1f} |"
 
-    at_base, own = points[points.step == 0], points[points.task == "instructions"].set_index(["step", "arm"])
+    at_base = points[points.step == 0]
+    own = points[points.task == "instructions"].set_index(["step", "arm"])
     scores = BASES[BASES.family == "smollm2"].iloc[0][[f"base_{name}" for name in OUTCOMES]]
     assert f"| **base** {row(own.reward[0].mean(), scores, at_base)}" in page
     rights = pd.read_csv(FOLDER / "prompts.csv.gz").query("family == 'smollm2'")
@@ -240,7 +248,8 @@ def test_gold_of_the_pretrained_model_is_gamed():
         assert alone(sense.A - sense.control) in where
     readme = " ".join((ROOT / "README.md").read_text().split())
     for where in (page, ONE_LINE, readme):  # the registered outcome beside the later one
-        assert alone(rights.control - rights.plain) in where and alone(sense.control - sense.plain) in where
+        assert alone(rights.control - rights.plain) in where
+        assert alone(sense.control - sense.plain) in where
     assert f"{of.bare['plain']} of its {of.right['plain']} right texts" in ONE_LINE
 
 
@@ -255,7 +264,8 @@ def test_adams_state_where_training_breaks():
     names = {"C hard": modes[0], "C soft, α = 0.1": modes[1], "C asym": modes[2], "C step": modes[3]}
     names |= {"A": "A_lr10", "*A, rate falls to 0*": "A_linear_lr10", "*plain, rate falls to 0*": "plain_linear_lr10"}
     for name, arm in names.items():
-        of, less = runs.loc[arm], "" if arm == "A_lr10" else alone(held[arm] - held["A_lr10"])
+        of = runs.loc[arm]
+        less = "" if arm == "A_lr10" else alone(held[arm] - held["A_lr10"])
         size = "" if arm == "A_lr10" else f"{(sizes[arm] / sizes['A_lr10'] - 1) * 100:+.0f} %".replace("-", "−")
         p = f", {adjusted[arm]:.3f}" if arm in adjusted else ""
         cells = [name, size, f"{of['pass@1'].mean():.3f}", less + p, f"{of.greedy.mean():.3f}"]
@@ -288,9 +298,11 @@ def test_what_frees_a_clamped_policy():
     screen = RUNS[RUNS.block == "clamp_screen"].groupby("arm")[["pass@1", "base_pass@1"]].mean()
     gained = screen["pass@1"] - screen["base_pass@1"]
     assert f"β = 1 less β = 10 {signed(gained['control_beta1'] - gained['control_beta10'])} in 600" in ONE_LINE
-    assert f"β = 3 missed by {gained['control_beta3'] - 0.02:.4f}" in ONE_LINE and gained["control_beta10"] < 0.02
+    assert f"β = 3 missed by {gained['control_beta3'] - 0.02:.4f}" in ONE_LINE
+    assert gained["control_beta10"] < 0.02
     gains = held.mean() - base["base_pass@1"].mean()
-    assert round(gains["plain"] / gains["A_K200"]) == 5 and (held["A_K200"] > held["control"]).all()
+    assert round(gains["plain"] / gains["A_K200"]) == 5
+    assert (held["A_K200"] > held["control"]).all()
 
 
 def test_what_is_kept_beside_the_task():
@@ -299,7 +311,8 @@ def test_what_is_kept_beside_the_task():
     keys = ["arm", "base_seed", "seed", "step"]
     own = points[points.task == "reverse_digits"].set_index(keys).gold
     kept = points[points.task != "reverse_digits"].groupby(keys).gold.mean()
-    ends, at_base = kept.xs(600, level="step"), kept.xs(0, level="step")
+    ends = kept.xs(600, level="step")
+    at_base = kept.xs(0, level="step")
     lowest = own.xs(600, level="step").groupby(level=[1, 2]).min()
     away = (own[own.index.get_level_values("step") > 0] - lowest).abs()
     at_equal = kept[away.groupby(level=[0, 1, 2]).idxmin()].droplevel("step")
@@ -317,7 +330,8 @@ def test_what_is_kept_beside_the_task():
 def test_differences_from_plain(arm):
     by_family = less(arm, "plain")
     for family in FAMILIES:
-        assert alone(by_family[family]) in DETAILS and alone(by_family[family]) in FINDINGS
+        assert alone(by_family[family]) in DETAILS
+        assert alone(by_family[family]) in FINDINGS
     assert alone(by_family.mean(axis=1)) in DETAILS
     for column in ("greedy", "pass@8"):
         other = less(arm, "plain", column)
@@ -362,6 +376,8 @@ def test_equivalence_and_power_are_those_of_the_code():
     (one,) = differences(block, read_tables(ROOT)).itertuples()
     value, low, high = one.contrast.estimate
     row = f"{signed(value)} [{signed(low)}, {signed(high)}] | {alone(less('A', 'plain')['sums'])}"
-    assert one.verdict == "equivalent" and f"{signed(value)} [{signed(low)}, {signed(high)}]" in ONE_LINE
+    assert one.verdict == "equivalent"
+    assert f"{signed(value)} [{signed(low)}, {signed(high)}]" in ONE_LINE
     assert f"| {row} | {one.contrast.equivalence(0.02):.3f}: **equivalent** |" in DETAILS
-    assert "0.047 to 0.079" in PAGE and f"{one.contrast.smallest(6):.3f}" == "0.047"
+    assert "0.047 to 0.079" in PAGE
+    assert f"{one.contrast.smallest(6):.3f}" == "0.047"

@@ -64,6 +64,8 @@ def test_a_family_starts_above_0(forks, tmp_path, family):  # noqa: F811
     status, written = forks.run(script, "--config", str(RECIPES / f"{family}.yaml"), *options.split())
     assert status == 0, written[-3000:]
     rows = read_rows(tmp_path / "run")
-    assert len(rows) == 4 and all(0.02 < row[f"pass_rate/{family}"] < 0.6 for row in rows[::2])
+    assert len(rows) == 4
+    assert all(0.02 < row[f"pass_rate/{family}"] < 0.6 for row in rows[::2])
     base = json.loads((tmp_path / "run" / "env.json").read_text())["base_model"]
-    assert base["name"] == model and len(base["sha256"]) == 64
+    assert base["name"] == model
+    assert len(base["sha256"]) == 64

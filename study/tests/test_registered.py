@@ -9,20 +9,20 @@ from scipy import stats
 
 from study.frontier import frontier
 from study.matrix import RunKey, read_matrix
-from study.pictures import forest
+from study.plots import forest
 from study.registered import (
     BESIDE,
     OUTCOMES,
-    at_equal,
-    beside,
+    gold_at_equal,
     gold_differences,
+    other_tasks,
     over_bases,
     paid_and_right,
     registered,
 )
 from study.reuse import reuse
 from study.scores import points
-from study.tables import POINTS, Tables, frame
+from study.tables import POINTS, Tables, make_frame
 from trl_prorl.errors import InputError
 
 
@@ -89,15 +89,15 @@ def test_an_outcome_by_hand(tables, name, difference):
 def test_rounding_does_not_tell_when_a_level_is_reached(monkeypatch):
     ways = {"one": [0.3, 0.1 + 0.2], "other": [0.0, 0.1 + 0.2]}
     frames = {name: pd.DataFrame({"reward": rewards, "gold": [0.5, 0.25]}) for name, rewards in ways.items()}
-    monkeypatch.setattr("study.registered.way", lambda tables, key: frames[key])
-    assert at_equal("reward")(None, "one", "other") == 0.25
+    monkeypatch.setattr("study.registered.smoothed_curve", lambda tables, key: frames[key])
+    assert gold_at_equal("reward")(None, "one", "other") == 0.25
 
 
 def test_what_is_kept_of_other_tasks(study, tables):
     keys = [key_of(arm, (1, 1)) for arm in ("control", "plain")]
     golds = {"control": (0.9, 0.4, 0.2), "plain": (0.9, 0.1, 0.1)}
     rows = [
-        frame([{"step": step, "task": task, "gold": gold / (1 if step else 100)}], POINTS, key)
+        make_frame([{"step": step, "task": task, "gold": gold / (1 if step else 100)}], POINTS, key)
         for key, arm in zip(keys, golds, strict=True)
         for step in (0, 60)
         for task, gold in zip(("reverse_digits", "sorting", "sums"), golds[arm], strict=True)
@@ -106,7 +106,7 @@ def test_what_is_kept_of_other_tasks(study, tables):
     assert OUTCOMES["kept"](with_points, *keys) == pytest.approx(0.3 - 0.1)
     # The lowest end is plain's 0.9, to which B's 0.95 of step 30 is nearer than its 1.0 of step 60; its base is none.
     rows += [
-        frame([{"step": step, "task": task, "gold": gold}], POINTS, key_of("B", (1, 1)))
+        make_frame([{"step": step, "task": task, "gold": gold}], POINTS, key_of("B", (1, 1)))
         for step, golds in ((0, (0.9, 0.9, 0.9)), (30, (0.95, 0.5, 0.3)), (60, (1.0, 0.1, 0.1)))
         for task, gold in zip(("reverse_digits", "sorting", "sums"), golds, strict=True)
     ]
@@ -115,7 +115,8 @@ def test_what_is_kept_of_other_tasks(study, tables):
     assert at_equal_gold == pytest.approx(0.4 - 0.1)
     asked = MATRIX.replace("[[1, 1], [2, 2], [3, 3], [1, 21]]", "[[1, 1]]\n    others: [sorting@3, sums@3]")
     axes = frontier(read_matrix(study(asked)).blocks[0], with_points).axes[2]
-    assert axes.get_xlabel() == "gold" and axes.get_title() == "gold of other tasks"
+    assert axes.get_xlabel() == "gold"
+    assert axes.get_title() == "gold of other tasks"
     paths = [np.array(line.get_data()) for line in axes.lines]
     assert paths[0] == pytest.approx(np.array([[0.009, 0.9], [0.001, 0.1]]))
     assert paths[3] == pytest.approx(np.array([[0.9], [0.3]]))
@@ -128,8 +129,8 @@ def test_a_base_that_can_do_no_other_task_is_judged_by_real_text(study, tables):
         for step, gold, text in ((0, 0.2, 9.0), (60, 0.5, 11.0))
         for task, gold, text in (("instructions", gold, text), ("sums", 0.0, None))
     ]
-    tables = Tables(tables.runs, tables.bases, tables.curves, tables.prompts, frame(rows, POINTS, key))
-    found = beside(tables, key)
+    tables = Tables(tables.runs, tables.bases, tables.curves, tables.prompts, make_frame(rows, POINTS, key))
+    found = other_tasks(tables, key)
     assert found.to_dict("list") == {"gold": [0.2, 0.5], "perplexity of real text": [9.0, 11.0]}
     table = points(read_matrix(study(MATRIX)).blocks[0], tables).set_index(["task", "arm"])
     assert table["gold"].to_dict() == {
@@ -156,11 +157,14 @@ def test_registered_differences_are_adjusted_and_others_are_not(study, tables):
     assert list(row["contrasts"]) == ["gold", "fall", *BESIDE]
     # The falls differ by the same on every base: p is 0. Of two tests the other one is the last, and stays.
     p_value = row["contrasts"]["gold"].p_value
-    assert row["adjusted"] == {"gold": pytest.approx(p_value), "fall": pytest.approx(0, abs=1e-9)} and p_value > 0.01
+    assert row["adjusted"] == {"gold": pytest.approx(p_value), "fall": pytest.approx(0, abs=1e-9)}
+    assert p_value > 0.01
     figure = frontier(block, tables)
     gold = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
-    assert gold["plain_x, n = 4"][-1] == pytest.approx(0.095) and gold["control_x, n = 4"][-1] == pytest.approx(0.505)
-    assert "different objective" in figure.get_supxlabel() and frontier(block, Tables()) is None
+    assert gold["plain_x, n = 4"][-1] == pytest.approx(0.095)
+    assert gold["control_x, n = 4"][-1] == pytest.approx(0.505)
+    assert "different objective" in figure.get_supxlabel()
+    assert frontier(block, Tables()) is None
 
 
 def test_the_share_of_right_answers_among_paid_ones(study, add):
@@ -199,12 +203,14 @@ def test_the_forest_shows_the_interval_that_decides(study, tables):
     (panel,) = forest(block, tables, gold_differences(block, tables)).axes
     point, interval = panel.lines[1:]
     half = stats.t.ppf(0.975, 2) * stats.sem([0.35, 0.2, 0.3])
-    assert point.get_xdata() == pytest.approx([0.85 / 3]) and point.get_markerfacecolor() == point.get_color()
+    assert point.get_xdata() == pytest.approx([0.85 / 3])
+    assert point.get_markerfacecolor() == point.get_color()
     assert list(interval.get_xdata()) == pytest.approx([0.85 / 3 - half, 0.85 / 3 + half])
 
 
 def test_the_picture_of_reuse_has_a_line_for_each_arm_and_a_mark_for_each_pair(study, add):
-    blocks, made = read_matrix(study(REUSE)).blocks, Tables()
+    blocks = read_matrix(study(REUSE)).blocks
+    made = Tables()
     assert reuse(blocks, made) is None
     golds = {("plain", 2): (0.2, 0.4), ("plain", 8): (0.6, 0.7)}
     golds |= {("plain_noclip", 2): (0.3, 0.3), ("plain_noclip", 8): (0.1, 0.0)}
@@ -219,7 +225,8 @@ def test_the_picture_of_reuse_has_a_line_for_each_arm_and_a_mark_for_each_pair(s
     means = {"-": [0.3, 0.65], "--": [0.3, 0.05]}
     assert [line[0] for line in lines] == ["-", "None", "--", "None"]
     for style, uses, gold in lines[::2]:
-        assert uses == [2, 8] and gold == pytest.approx(means[style])
+        assert uses == [2, 8]
+        assert gold == pytest.approx(means[style])
     assert sorted(lines[1][2]) == [0.2, 0.4, 0.6, 0.7]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["base", "plain", "plain_noclip"]
 

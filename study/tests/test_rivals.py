@@ -22,7 +22,7 @@ from study.rivals import (
     stop_by_kl,
     stop_steps,
 )
-from study.tables import STOPS, Tables, frame
+from study.tables import STOPS, Tables, make_frame
 
 
 MATRIX = """
@@ -76,9 +76,9 @@ def made(study, add):
     parts = []
     for pair, fired in zip(PAIRS, FIRED, strict=True):
         plain = key_of("plain_watched", pair)
-        parts.append(frame(stop_frame(fired), STOPS, plain))
+        parts.append(make_frame(stop_frame(fired), STOPS, plain))
         base = {"step": 0, "gold": 0.3, "greedy": 0.35, "reward": 0.6, "kl_to_base": 0.0, "best_of_8": 0.45}
-        parts.append(frame([base], STOPS, plain.base))
+        parts.append(make_frame([base], STOPS, plain.base))
     tables.stops = pd.concat(parts)
     return block, tables
 
@@ -95,7 +95,8 @@ def test_where_each_rule_stops():
 def test_what_a_stop_gives(made):
     block, tables = made
     plain = key_of("plain_watched", (1, 41))
-    assert score_at(tables, plain, 40, "gold") == 0.25 and score_at(tables, plain, 40, "greedy") == 0.625
+    assert score_at(tables, plain, 40, "gold") == 0.25
+    assert score_at(tables, plain, 40, "greedy") == 0.625
     assert score_at(tables, plain, 60, "gold") == 0.125  # the end's own sixteen samples
     assert score_at(tables, plain, 0, "gold") == 0.3  # the base
     control = key_of("control_target0.1", (1, 41))
@@ -104,7 +105,8 @@ def test_what_a_stop_gives(made):
 
 def test_the_scores(made):
     gold = scores(*made, "reverse_digits", "gold")
-    assert gold["control"].tolist() == [0.75, 0.5, 0.625] and gold["plain"].tolist() == [0.125, 0.125, 0.25]
+    assert gold["control"].tolist() == [0.75, 0.5, 0.625]
+    assert gold["plain"].tolist() == [0.125, 0.125, 0.25]
     assert gold[BY_GOLD].tolist() == gold[BY_KL].tolist() == [0.25] * 3
     # It fires after two checkpoints, before the first, and never.
     assert gold[BY_GUARD].tolist() == [0.25, 0.3, 0.25]
@@ -122,9 +124,11 @@ def test_the_registered_differences(made):
         (BEST_OF_8, "greedy")
     }
     stopped = found[BEST_STOPPED, "gold"]
-    assert stopped.rule == BY_GUARD and stopped.pairs == 3
+    assert stopped.rule == BY_GUARD
+    assert stopped.pairs == 3
     less = [0.75 - 0.25, 0.5 - 0.3, 0.625 - 0.25]
-    mean, half = sum(less) / 3, stats.t.ppf(0.975, 2) * stats.sem(less)
+    mean = sum(less) / 3
+    half = stats.t.ppf(0.975, 2) * stats.sem(less)
     assert stopped.contrast.estimate == pytest.approx((mean, mean - half, mean + half))
     tuned = found["rejection sampling", "gold"]
     assert tuned.contrast.value == pytest.approx(0.125 / 3)
@@ -146,8 +150,10 @@ def test_runs_that_are_missing_leave_their_differences_out(made):
     assert {one.rival for one in differences(block, kept)} == set(TESTED) - {BEST_STOPPED}
     two = tables.without([key_of("plain_rank4", PAIRS[0])])
     found = {(one.rival, one.outcome): one for one in differences(block, two)}
-    assert found["rank 4", "gold"].pairs == 2 and found["a tenth of the rate", "gold"].pairs == 3
-    assert differences(block, Tables()) == [] and firings(block, Tables()) == []
+    assert found["rank 4", "gold"].pairs == 2
+    assert found["a tenth of the rate", "gold"].pairs == 3
+    assert differences(block, Tables()) == []
+    assert firings(block, Tables()) == []
 
 
 def test_when_the_guard_fired(made):
@@ -157,5 +163,6 @@ def test_when_the_guard_fired(made):
     tables.stops.loc[[key_of("plain_watched", (2, 42))], "guard_gap"] = 20.0
     one, two, never = firings(block, tables)
     assert (two.step, two.fall) == (20, 0.0)
-    assert (one.key.base_seed, one.step) == (1, 30) and one.fall == pytest.approx(0.1)
+    assert (one.key.base_seed, one.step) == (1, 30)
+    assert one.fall == pytest.approx(0.1)
     assert (never.step, never.fall) == (None, None)

@@ -9,7 +9,7 @@ import pytest
 from eval.run_folder.reading import load_run
 from study.evaluate import curve_rows, is_collapsed, rows_of
 from study.matrix import RunKey
-from study.tables import CURVES, frame
+from study.tables import CURVES, make_frame
 from trl_prorl.errors import RunError
 
 
@@ -61,12 +61,16 @@ def test_a_run_s_rows(folder, monkeypatch):
     expected |= {"tokens_generated": 200, "seconds": 61, "recipe": "hash", "commit": "c", "variant": "A"}
     assert expected.items() <= rows["run"].items()
     assert [row["correct"] for row in rows["prompts"]] == [2, 4]
-    assert [row["correct"] for row in rows["base_prompts"]] == [1, 1] and rows["base"]["base_pass@1"] == 0.125
-    curve = frame(rows["curve"], CURVES, KEY).set_index("step")
-    assert curve.loc[7, "reward"] == 0.175 and curve.loc[7, "kl_ref"] == pytest.approx(0.1 / 3)
-    assert curve["kl_base"].isna().all() and curve.loc[40, "drift"] == 0.3
+    assert [row["correct"] for row in rows["base_prompts"]] == [1, 1]
+    assert rows["base"]["base_pass@1"] == 0.125
+    curve = make_frame(rows["curve"], CURVES, KEY).set_index("step")
+    assert curve.loc[7, "reward"] == 0.175
+    assert curve.loc[7, "kl_ref"] == pytest.approx(0.1 / 3)
+    assert curve["kl_base"].isna().all()
+    assert curve.loc[40, "drift"] == 0.3
     # The policy of step 20 becomes the reference: step 21 is the first that it acts on.
-    assert curve["event"][curve["event"] != ""].to_dict() == {21: "periodic"} and rows["points"] == []
+    assert curve["event"][curve["event"] != ""].to_dict() == {21: "periodic"}
+    assert rows["points"] == []
 
 
 def test_other_tasks_along_the_way(folder):
@@ -74,7 +78,8 @@ def test_other_tasks_along_the_way(folder):
     assert [(row["step"], row["task"], row["gold"]) for row in rows] == [
         *((0, "sums", 0.25), (0, "parity@2", 0.5), (40, "sums", 0.25), (40, "parity@2", 0.2))
     ]
-    assert rows[0]["text_perplexity"] == 7.5 and "text_perplexity" not in rows[1]
+    assert rows[0]["text_perplexity"] == 7.5
+    assert "text_perplexity" not in rows[1]
 
 
 def test_events_that_are_no_resets_are_left_out(folder):
@@ -109,7 +114,8 @@ def test_a_run_that_stopped_at_nan_scores_nothing(folder):
     assert expected.items() <= rows["run"].items()
     assert [(row["correct"], row["n"], row["greedy"]) for row in rows["prompts"]] == [(0, 8, 0)] * 2
     assert not {"base", "drift"} & {*rows, *rows["run"]}
-    assert len(rows["curve"]) == 12 and not math.isnan(rows["curve"][-1]["reward"])
+    assert len(rows["curve"]) == 12
+    assert not math.isnan(rows["curve"][-1]["reward"])
 
 
 def test_a_run_that_is_not_at_its_end_is_refused(folder):

@@ -117,13 +117,15 @@ def run_study(story, capfd):
 def test_a_second_runner_is_refused(story):
     _, seen = story
     code, written = seen["refused"]
-    assert code == 2 and written.startswith("error: the study runs already: process ")
+    assert code == 2
+    assert written.startswith("error: the study runs already: process ")
     assert len(written.strip().splitlines()) == 1
 
 
 def test_a_kill_leaves_nothing_running_and_the_finished_run_in_the_tables(story):
     _, seen = story
-    assert seen["killed"] == -signal.SIGKILL and seen["models"] == ["plain-seed1-3"]
+    assert seen["killed"] == -signal.SIGKILL
+    assert seen["models"] == ["plain-seed1-3"]
     assert [line.split(",")[1] for line in seen["first"][RUNS].decode().splitlines()[1:]] == ["plain"]
 
 
@@ -131,21 +133,27 @@ def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story, run_study):
     fresh, seen = story
     code, written = seen["second"]
     assert code == 0, written
-    assert "1 of 2 runs are in study/tables" in written and "plain" not in written
-    before, after = seen["first"][RUNS].decode().splitlines(), (fresh / FOLDER / RUNS).read_text().splitlines()
-    assert before[1] in after and [row["arm"] for row in rows(fresh)] == ["A", "plain"]
+    assert "1 of 2 runs are in study/tables" in written
+    assert "plain" not in written
+    before = seen["first"][RUNS].decode().splitlines()
+    after = (fresh / FOLDER / RUNS).read_text().splitlines()
+    assert before[1] in after
+    assert [row["arm"] for row in rows(fresh)] == ["A", "plain"]
     assert (fresh / FOLDER / BASES).read_bytes() == seen["first"][BASES]  # measured once
     tables = read_tables(fresh)
     assert tables.curves.groupby(level="arm").size().to_dict() == {"A": 3, "plain": 3}
     assert tables.prompts.groupby(level="arm").size().to_dict() == {"A": 24, "base": 24, "plain": 24}
     a, plain = rows(fresh)
-    assert a["base_pass@1"] == plain["base_pass@1"] and a["base_hash"] == plain["base_hash"]
+    assert a["base_pass@1"] == plain["base_pass@1"]
+    assert a["base_hash"] == plain["base_hash"]
     # The reward is the verdict here, so gold, proxy and pass@1 are one number.
     assert all(row["block"] == "core" and row["gold"] == row["proxy"] == row["pass@1"] for row in (a, plain))
     assert (tables.curves["gold"] == tables.curves["reward"]).all()
     assert (a["ref_forward_calls"], plain["ref_forward_calls"], a["resets"]) == ("2", "0", "1")
     code, written = run_study("run", *RUNNING)
-    assert code == 0 and "2 of 2 runs are in study/tables" in written and "left: nothing" in written
+    assert code == 0
+    assert "2 of 2 runs are in study/tables" in written
+    assert "left: nothing" in written
 
 
 def test_the_code_stays_frozen(story):
@@ -167,7 +175,8 @@ def test_each_run_is_committed_and_nothing_else_is(story, git):
 def test_ctrl_c_is_one_line(story):
     _, seen = story
     code, written = seen["interrupted"]
-    assert code == 130 and not seen["after interrupt"]
+    assert code == 130
+    assert not seen["after interrupt"]
     assert [line for line in written.splitlines() if "interrupted" in line] == [
         "interrupted: finished runs are in study/tables. A run that was cut short goes on from its checkpoint, or "
         "begins anew. The same command goes on."
@@ -178,13 +187,15 @@ def test_ctrl_c_is_one_line(story):
 def test_status_and_figures_need_the_tables_alone(story, run_study):
     fresh, _ = story
     code, written = run_study("status")
-    assert code == 0 and "2 of 2 runs are in study/tables" in written
+    assert code == 0
+    assert "2 of 2 runs are in study/tables" in written
     code, written = run_study("figures")
     assert code == 0, written
     for name in ("core_curves.png", "core_forest.png"):
         assert (fresh / "study" / "pictures" / name).read_bytes().startswith(b"\x89PNG")
     page = (fresh / "study" / "pages" / "findings.md").read_text()
-    assert "| reverse_digits | A | 1 | " in page and "different objective" in page
+    assert "| reverse_digits | A | 1 | " in page
+    assert "different objective" in page
 
 
 @pytest.mark.parametrize(
@@ -204,7 +215,9 @@ def test_what_is_refused(story, run_study, old, new, message):
         code, written = run_study("run", *RUNNING)
     finally:
         path.write_text(before)
-    assert code == 2 and message in written and len(written.strip().splitlines()) == 1
+    assert code == 2
+    assert message in written
+    assert len(written.strip().splitlines()) == 1
 
 
 def test_another_base_is_refused(story, run_study):
@@ -222,7 +235,9 @@ def test_another_base_is_refused(story, run_study):
         path.write_text(before)
         for name, content in saved.items():
             (fresh / FOLDER / name).write_bytes(content)
-    assert code == 2 and f"SHA-256 {sha256[:12]}…" in written and "runs on different bases do not compare" in written
+    assert code == 2
+    assert f"SHA-256 {sha256[:12]}…" in written
+    assert "runs on different bases do not compare" in written
 
 
 def test_other_options_are_one_line(run_study):
@@ -233,4 +248,6 @@ def test_other_options_are_one_line(run_study):
         (("drop",), "drop: nothing is selected"),
     ):
         code, written = run_study(*arguments)
-        assert code == 2 and message in written and len(written.strip().splitlines()) == 1
+        assert code == 2
+        assert message in written
+        assert len(written.strip().splitlines()) == 1

@@ -9,7 +9,8 @@ from study.stops import base_row, checkpoint_row
 from tasks.registry import get_task
 
 
-BASE, HALF = SimpleNamespace(step=0), SimpleNamespace(step=50)
+BASE = SimpleNamespace(step=0)
+HALF = SimpleNamespace(step=50)
 
 
 def held_out(texts, greedy):
@@ -32,9 +33,11 @@ def test_the_base():
     test = held_out({0: [first, ["1"] * 9]}, {0: [["321"], ["1"]]})
     row = base_row(test, 9)
     assert (row["step"], row["greedy"], row["kl_to_base"]) == (0, 0.5, 0.0)
-    assert row["gold"] == pytest.approx(4 / 18) and row["reward"] == pytest.approx(8 / 18)
+    assert row["gold"] == pytest.approx(4 / 18)
+    assert row["reward"] == pytest.approx(8 / 18)
     # Any 8 of the first nine have a paid text, right half of the time; of the second, none is right.
-    assert row["best_of_8"] == pytest.approx(0.25) and "validation_gold" not in row
+    assert row["best_of_8"] == pytest.approx(0.25)
+    assert "validation_gold" not in row
 
 
 def test_a_checkpoint():

@@ -34,7 +34,8 @@ KEYS = [RunKey("sums", arm, base, seed, 3) for arm in ("plain", "A") for base, s
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, add):
-    root, tables = tmp_path_factory.mktemp("made"), Tables()
+    root = tmp_path_factory.mktemp("made")
+    tables = Tables()
     for key in KEYS:
         add(tables, key)
     write_tables(root, tables)
@@ -60,9 +61,12 @@ def bytes_of(root):
 def test_what_is_read_is_what_was_written(written, tmp_path):
     root, tables = written
     read = read_tables(root)
-    row, made = read.runs.loc[KEYS[0]], tables.runs.loc[KEYS[0]]
-    assert row["drift"] == 0.333333 and row["base_pass@1"] == 0.25  # from the base's row
-    assert row.drop(["drift", "proxy"]).equals(made.drop(["drift", "proxy"])) and pd.isna(row["proxy"])
+    row = read.runs.loc[KEYS[0]]
+    made = tables.runs.loc[KEYS[0]]
+    assert row["drift"] == 0.333333
+    assert row["base_pass@1"] == 0.25  # from the base's row
+    assert row.drop(["drift", "proxy"]).equals(made.drop(["drift", "proxy"]))
+    assert pd.isna(row["proxy"])
     write_tables(tmp_path / "again", read)
     assert bytes_of(tmp_path / "again") == bytes_of(root)
     same(read_tables(tmp_path / "again"), read)
@@ -101,7 +105,8 @@ def test_stops_are_a_table_of_their_own_and_the_base_s_row_is_kept(written):
     scored = {"gold": 0.5, "greedy": 0.25, "reward": 0.75, "kl_to_base": 0.125}
     rows = {"run": tables.runs.loc[KEYS[0]].to_dict(), "curve": [], "prompts": []}
     rows["stops"] = [{"step": step, **scored, "validation_gold": 0.5, "guard_gap": 2} for step in (1, 3)]
-    key, other = KEYS[0]._replace(arm="B"), KEYS[0]._replace(arm="C")
+    key = KEYS[0]._replace(arm="B")
+    other = KEYS[0]._replace(arm="C")
     for one, best in ((key, 0.5), (other, 0.625)):  # the first measurement of a base stays
         base_stops = [{"step": 0, **scored, "best_of_8": best}]
         assert tables.add(one, {**rows, "base_stops": base_stops})
@@ -115,7 +120,8 @@ def test_stops_are_a_table_of_their_own_and_the_base_s_row_is_kept(written):
         == "family,arm,base_seed,seed,steps,step,gold,greedy,reward,kl_to_base,validation_gold,guard_gap,best_of_8"
     )
     assert lines[1:3] == ["sums,B,1,1,3,1,0.5,0.25,0.75,0.125,0.5,2,", "sums,B,1,1,3,3,0.5,0.25,0.75,0.125,0.5,2,"]
-    assert lines[3] == "sums,base,1,0,0,0,0.5,0.25,0.75,0.125,,,0.5" and len(lines) == 4
+    assert lines[3] == "sums,base,1,0,0,0,0.5,0.25,0.75,0.125,,,0.5"
+    assert len(lines) == 4
     pd.testing.assert_frame_equal(read_tables(root).stops, tables.stops)
     every = {one for one in KEYS if one.base_seed == 1} | {key}
     assert tables.without(every).stops.empty
@@ -135,11 +141,13 @@ def test_bytes_depend_on_the_rows_and_not_on_their_order(written, tmp_path, add)
 def test_others_read_the_tables_too(written):
     root, tables = written
     curves = pd.read_csv(root / FOLDER / CURVES)
-    assert list(curves.columns) == list(CURVE_COLUMNS) and len(curves) == 3 * len(KEYS)
+    assert list(curves.columns) == list(CURVE_COLUMNS)
+    assert len(curves) == 3 * len(KEYS)
     text = subprocess.run(["gzip", "-dc", str(root / FOLDER / PROMPTS)], capture_output=True, text=True, check=True)
     assert len(text.stdout.splitlines()) == 1 + 4 * (len(KEYS) + 3)  # three bases
     runs = pd.read_csv(root / FOLDER / RUNS)
-    assert list(runs["base_seed"]) == [1, 2, 10, 1, 2, 10] and list(runs["arm"]) == ["A"] * 3 + ["plain"] * 3
+    assert list(runs["base_seed"]) == [1, 2, 10, 1, 2, 10]
+    assert list(runs["arm"]) == ["A"] * 3 + ["plain"] * 3
 
 
 def test_a_new_run_leaves_the_bytes_of_the_others(written, add):
@@ -153,7 +161,8 @@ def test_a_new_run_leaves_the_bytes_of_the_others(written, add):
     place = next(place for place in range(len(before)) if before[place] != after[place])
     # What differs is one stretch: without it, from the first difference or a little before, the rest is as before.
     cuts = range(max(0, place - grown), place + 1)
-    assert grown > 0 and any(after[:cut] + after[cut + grown :] == before for cut in cuts)
+    assert grown > 0
+    assert any(after[:cut] + after[cut + grown :] == before for cut in cuts)
 
 
 def test_dropping_takes_the_base_with_its_last_run(written):
@@ -162,7 +171,8 @@ def test_dropping_takes_the_base_with_its_last_run(written):
     left = {key for key in KEYS if key.base_seed != 10}
     assert set(kept.runs.index) == set(kept.curves.index) == left
     bases = {key.base for key in left}
-    assert set(kept.bases.index) == bases and set(kept.prompts.index) == left | bases
+    assert set(kept.bases.index) == bases
+    assert set(kept.prompts.index) == left | bases
     assert set(tables.without(key for key in KEYS if key.arm == "A").bases.index) == set(tables.bases.index)
     same(tables.without([]), tables)
 
@@ -178,7 +188,8 @@ def test_a_run_without_a_policy_waits_for_its_base(written):
     _, tables = written
     row = tables.runs.loc[KEYS[0]].to_dict()
     stopped = {"run": row, "curve": [], "prompts": []}
-    assert not tables.add(RunKey("sums", "A", 3, 3, 3), stopped) and len(tables.runs) == len(KEYS)
+    assert not tables.add(RunKey("sums", "A", 3, 3, 3), stopped)
+    assert len(tables.runs) == len(KEYS)
     assert tables.add(KEYS[0]._replace(arm="B"), stopped)
 
 

@@ -66,7 +66,8 @@ def test_runs_of_a_checkout_are_taken_over_once(here, there, capsys):
     before = bytes_of(here)
     assert run(here, str(there)) == 0
     written = capsys.readouterr().out
-    assert f"taken over: {SECOND}\n" in written and "2 of 3 runs of" in written
+    assert f"taken over: {SECOND}\n" in written
+    assert "2 of 3 runs of" in written
     tables = read_tables(here)
     assert set(tables.runs.index) == {FIRST, SECOND, ON_ANOTHER_BASE}
     assert set(tables.bases.index) == {FIRST.base, ON_ANOTHER_BASE.base}
@@ -75,13 +76,17 @@ def test_runs_of_a_checkout_are_taken_over_once(here, there, capsys):
     for name, table in vars(tables).items():
         pd.testing.assert_frame_equal(table, getattr(wanted, name))
     after = bytes_of(here)
-    assert after.keys() == before.keys() | {STOPS} and all(after[name] != before[name] for name in before)
-    assert run(here, str(there)) == 0 and "0 of 3 runs of" in capsys.readouterr().out
+    assert after.keys() == before.keys() | {STOPS}
+    assert all(after[name] != before[name] for name in before)
+    assert run(here, str(there)) == 0
+    assert "0 of 3 runs of" in capsys.readouterr().out
     assert bytes_of(here) == after
 
 
-def test_a_branch_is_read_as_its_checkout(there, git):
-    """Whatever the working tree has by now."""
+def test_a_branch_is_read_as_its_checkout(there, git, monkeypatch):
+    """Whatever the working tree has by now, and though a folder has the branch's name."""
+    monkeypatch.chdir(there)
+    (there / "runs").mkdir()
     wanted = read_source(there, str(there))
     shutil.rmtree(there / EARLIER_FOLDER)
     found = read_source(there, "runs")
@@ -89,9 +94,9 @@ def test_a_branch_is_read_as_its_checkout(there, git):
         pd.testing.assert_frame_equal(getattr(found, name), table)
     git(there, "rm", "-r", "--quiet", "--cached", ".")
     git(there, "commit", "--quiet", "--allow-empty", "-m", "None")
-    with pytest.raises(InputError, match="take-over HEAD: it has no runs.csv in study/tables or docs/study"):
+    with pytest.raises(InputError, match="take-over HEAD: the commit has no runs.csv in study/tables or docs/study"):
         read_source(there, "HEAD")
-    with pytest.raises(InputError, match="take-over nowhere: neither a folder nor a commit of this repository"):
+    with pytest.raises(InputError, match="take-over nowhere: neither a commit of this repository nor a checkout"):
         read_source(there, "nowhere")
 
 
@@ -114,7 +119,8 @@ def test_rows_that_contradict_are_refused(here, tmp_path, add, row, message, cap
     write_tables(tmp_path / "other", other)
     before = bytes_of(here)
     assert run(here, str(tmp_path / "other")) == 2
-    assert message in capsys.readouterr().err and bytes_of(here) == before
+    assert message in capsys.readouterr().err
+    assert bytes_of(here) == before
 
 
 def test_another_base_is_refused_though_no_run_is_shared(add):

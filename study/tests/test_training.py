@@ -30,7 +30,8 @@ ARMS = {"plain": 1.0, "control": 1.0, "A": 2.0, "C_step": 1.2}  # norm of update
 @pytest.fixture
 def made(study, add):
     (block,) = read_matrix(study(MATRIX, ("reverse_digits", "sorting"))).blocks
-    tables, steps = Tables(), np.arange(1, 101)
+    tables = Tables()
+    steps = np.arange(1, 101)
     for arm, norm in ARMS.items():
         for seed in (1, 2):
             even = steps % 2 == 0  # the second pass over a batch
@@ -52,15 +53,18 @@ def test_what_an_arm_did_to_its_training(made):
     found = training(*made).set_index("arm")
     assert list(found.index) == ["plain_x", "control_x", "A_x", "C_step_x"]
     # Of the later passes alone; a median, which one value of 1000 does not move. Means over two runs.
-    assert found["kl_old"].tolist() == [0.001] * 4 and found["clipped"].tolist() == pytest.approx([0.015] * 4)
+    assert found["kl_old"].tolist() == [0.001] * 4
+    assert found["clipped"].tolist() == pytest.approx([0.015] * 4)
     assert found["of"].tolist() == ["plain_x", "plain_x", "plain_x", "A_x"]  # C is held against the arm that keeps
     assert found["size of updates"].tolist() == pytest.approx([0, 0, 1.0, -0.4])
     # The control stalls at once, at step 20: its last 20 steps less steps 1 to 20 are 80 steps, of 0.004 each.
     assert found["gain after clamp"].tolist() == pytest.approx([0.32, 0.0, 0.32, 0.32])
-    assert found["KL spikes"].tolist() == [0, 0, 0.5, 0] and found["entropy spikes"].tolist() == [0] * 4
+    assert found["KL spikes"].tolist() == [0, 0, 0.5, 0]
+    assert found["entropy spikes"].tolist() == [0] * 4
     assert found["tokens/s"].tolist() == pytest.approx([300 / 50] * 4)  # tokens of both runs by seconds of both
     # A reward that rises all the time is back at once; `event` stands at the step after the reset.
-    assert np.isnan(found["reconvergence"]["plain_x"]) and found["reconvergence"]["A_x"] == 0
+    assert np.isnan(found["reconvergence"]["plain_x"])
+    assert found["reconvergence"]["A_x"] == 0
 
 
 def test_resets_are_counted_from_the_steps_done_before_them(made, add):
@@ -84,6 +88,8 @@ def test_all_families_in_one_row(made, add):
             add(tables, RunKey("sorting", f"{arm}_x", seed, seed, 100), **{"pass@1": score})
     found = aggregates(block, tables)
     # reverse_digits has 0.1 and 0.2 in every arm: ties. Four cells: plain 0.1, 0.1, 0.2, 0.3.
-    assert list(found.index) == ["plain_x", "control_x", "A_x", "C_step_x"] and set(found["cells"]) == {4}
+    assert list(found.index) == ["plain_x", "control_x", "A_x", "C_step_x"]
+    assert set(found["cells"]) == {4}
     assert found["IQM"].tolist() == pytest.approx([0.15, 0.15, 0.15, 0.16])
-    assert found["above"].tolist() == [2, 1, 2.5, 3] and found["mean"]["A_x"] == pytest.approx(0.2)
+    assert found["above"].tolist() == [2, 1, 2.5, 3]
+    assert found["mean"]["A_x"] == pytest.approx(0.2)

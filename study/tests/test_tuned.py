@@ -5,8 +5,8 @@ from copy import deepcopy
 import pytest
 import yaml
 
+from study.findings import write_pages
 from study.matrix import OWN, TUNED, RunKey, read_matrix
-from study.pages import write_pages
 from study.runner import Runner
 from study.tables import Tables
 from study.tuned import choices, with_choices
@@ -81,13 +81,15 @@ def recipes(matrix):
 
 def test_the_largest_value_within_a_hundredth_of_the_best(study, tuned):
     """Means 0.55, 0.5425 and 0.535: the second is near enough to the best, the third is not."""
-    whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned()
+    whole = read_matrix(study(MATRIX, FAMILIES))
+    tables = tuned()
     found = {(choice.family, choice.key): choice.value for choice in choices(whole, tables)}
     assert found == {("digits", "beta"): 3.0, ("digits", "beta_old"): 2.0}
     matrix = with_choices(whole.selected(["core"]), whole, tables)
-    assert recipes(matrix)["digits", "A"]["beta"] == 3.0 and recipes(matrix)["digits", "B"]["beta_old"] == 2.0
+    assert recipes(matrix)["digits", "A"]["beta"] == 3.0
+    assert recipes(matrix)["digits", "B"]["beta_old"] == 2.0
     assert recipes(matrix)["letters", "A"]["beta"] == TUNED  # its own runs decide
-    assert [run.key.arm for run in matrix.runs if run.waits] == ["A", "B"]
+    assert [run.key.arm for run in matrix.runs if run.open_keys] == ["A", "B"]
 
 
 def test_a_block_may_choose_by_the_reward_that_training_paid(study, tuned):
@@ -140,11 +142,13 @@ def test_an_arm_s_own_choice_counts_its_own_tuning_runs(study, tuned, k1, own):
     assert found["digits", "K"]["beta"] == found["digits", "A"]["beta"] == (9.0 if own else 1.0)
     assert [found[key]["beta"] for key in [("digits", "K_own")] if key in found] == own
     (core,) = (block for block in matrix.blocks if block.name == "core")
-    assert ("K_own" in core.arms) and found["letters", "K_own"]["beta"] == OWN  # letters has not chosen yet
+    assert "K_own" in core.arms
+    assert found["letters", "K_own"]["beta"] == OWN  # letters has not chosen yet
 
 
 def test_nothing_is_chosen_before_the_last_run(study, tuned):
-    whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned(without=[("A_beta9", 6)])
+    whole = read_matrix(study(MATRIX, FAMILIES))
+    tables = tuned(without=[("A_beta9", 6)])
     assert [choice.key for choice in choices(whole, tables)] == ["beta_old"]
 
 
@@ -182,7 +186,8 @@ def test_what_is_wrong_is_one_line(study, old, new, message):
 @pytest.fixture
 def train(checkout, monkeypatch, add):
     """A function: the runs that a runner trains with a matrix, in its order; its jobs end at once."""
-    path, trained = checkout / "study" / "recipes" / "matrix.yaml", []
+    path = checkout / "study" / "recipes" / "matrix.yaml"
+    trained = []
     before = path.read_text()
 
     def end_at_once(runner, runs, place, code):
@@ -208,10 +213,12 @@ def train(checkout, monkeypatch, add):
 def test_runs_that_wait_go_on_once_the_choice_is_made(train, monkeypatch, capsys):
     monkeypatch.setattr("study.runner.check_bases", lambda *arguments: set())
     matrix = yaml.safe_load(MATRIX.replace("digits, letters", "reverse_digits"))
-    matrix["blocks"]["tuning"]["pairs"], matrix["blocks"]["core"]["pairs"] = [[6, 1]], [[0, 1]]
+    matrix["blocks"]["tuning"]["pairs"] = [[6, 1]]
+    matrix["blocks"]["core"]["pairs"] = [[0, 1]]
     text = yaml.safe_dump(matrix, sort_keys=False)
     (first,) = train(text, "core")
-    assert first.key.arm == "plain" and "2 runs (reverse_digits) wait for values" in capsys.readouterr().out
+    assert first.key.arm == "plain"
+    assert "2 runs (reverse_digits) wait for values" in capsys.readouterr().out
     trained = train(text)
     assert [run.key.arm for run in trained] == [*PASSED, "B_beta_old2", "plain", "A", "B"]
     assert (trained[-2].recipe["beta"], trained[-1].recipe["beta_old"]) == (9.0, 2.0)
@@ -222,6 +229,7 @@ def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, train, capsys
     text = (checkout / "study" / "recipes" / "matrix.yaml").read_text()
     trained = train(text.replace("[[0, 1]]", "[[99, 1], [0, 1]]"))
     said = "wait for bases that this code does not have: study/bases/reverse_digits-99"
-    assert [run.key.base_seed for run in trained] == [0, 0] and said in capsys.readouterr().out
+    assert [run.key.base_seed for run in trained] == [0, 0]
+    assert said in capsys.readouterr().out
     with pytest.raises(InputError, match="study/bases/reverse_digits-99 does not come with commit"):
         train(text.replace("[[0, 1]]", "[[99, 1]]"))
