@@ -17,7 +17,7 @@ PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocess
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
-# What `make study` is told: BLOCKS, FAMILIES and ARMS of recipes/study/matrix.yaml; JOBS at a time; a COMMIT to freeze.
+# What `make study` is told: BLOCKS, FAMILIES and ARMS of study/recipes/matrix.yaml; JOBS at a time; a COMMIT to freeze.
 SELECTED := $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(FAMILIES),--families $(FAMILIES)) $(if $(ARMS),--arms $(ARMS))
 JOBS ?= 2
 
@@ -35,7 +35,7 @@ help:
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
 	@echo "make study      train what is missing of the study, two runs at a time; goes on where it was stopped"
 	@echo "                (JOBS=1 BLOCKS=core FAMILIES=\"sorting sums\" ARMS=\"plain A\")"
-	@echo "make study-status   what is finished         make study-figures  pictures and findings from docs/study"
+	@echo "make study-status   what is finished         make study-figures  pictures and findings from study/tables"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
 # A module is compiled once, and not by every process that imports it, whatever the shell says.

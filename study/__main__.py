@@ -1,5 +1,6 @@
 """
-The study: `python -m study run`, `status`, `figures`, `drop`; `make study`, `make study-status`, `make study-figures`.
+The study: `python -m study run`, `status`, `figures`, `drop`, `take-over`; `make study`, `make study-status`, `make
+study-figures`.
 """
 
 from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
@@ -13,23 +14,25 @@ import sys
 from pathlib import Path
 
 from eval.command import command
-from study.matrix import read_matrix
-from study.runner import PLACE, Runner, alone, progress, status
+from study.matrix import Matrix, read_matrix
+from study.runner import PLACE, Runner, lock_study, progress, status
 from study.tables import FOLDER, read_tables, write_tables
+from study.take_over import merge, new_runs, read_source
 from study.tuned import with_choices
 from trl_prorl.errors import InputError
 
 
 KEPT = (
-    "finished runs are in docs/study. A run that was cut short goes on from its checkpoint, or begins anew. The same "
-    "command goes on."
+    "finished runs are in study/tables. A run that was cut short goes on from its checkpoint, or begins anew. The "
+    "same command goes on."
 )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point."""
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__.strip().split("\n")[0])
-    parser.add_argument("what", choices=("run", "status", "figures", "drop"))
+    parser.add_argument("what", choices=("run", "status", "figures", "drop", "take-over"))
+    parser.add_argument("source", nargs="?", help="take-over: a branch, a commit, or the folder of another checkout")
     for name in ("blocks", "families", "arms"):
         parser.add_argument(f"--{name}", nargs="*", default=[], help=f"only these {name} of the matrix")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each (default 2)")
@@ -37,29 +40,68 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--no-commit", action="store_true", help="write rows, and leave it to you to commit them")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: the working directory)")
     args = parser.parse_args(argv)
+    args.root = args.root.resolve()
+    if (args.what == "take-over") != (args.source is not None):
+        raise InputError("take-over needs a branch, a commit, or the folder of a checkout, and nothing else takes one")
+    if args.what == "drop" and not (args.blocks or args.families or args.arms):
+        raise InputError("drop: nothing is selected; give --blocks, --families or --arms")
     if args.jobs < 1:
         raise InputError(f"JOBS={args.jobs} must be at least 1")
-    root = args.root.resolve()
-    whole = read_matrix(root)
-    drawn = [block.name for block in whole.blocks] if args.what == "figures" else []  # whatever is in the tables
-    matrix = whole.selected(args.blocks or drawn, args.families, args.arms)
-    if args.what == "run":
-        return Runner(root, whole, matrix, args.jobs, args.commit, not args.no_commit).run()
-    tables = read_tables(root)
-    if args.what == "status":
-        print(status(matrix, tables), progress(matrix, tables, args.jobs), sep="\n\n")
-    elif args.what == "figures":
-        from study.pages import write_pages  # matplotlib takes a second
+    return args
 
-        for path in write_pages(root, with_choices(matrix, whole, tables), tables):
-            print(path.relative_to(root))
-    elif args.families or args.arms or args.blocks:
-        with alone(root / PLACE):
-            kept = tables.without(run.key for run in matrix.runs)
-            write_tables(root, kept)
-        print(f"{len(tables.runs) - len(kept.runs)} of {len(tables.runs)} runs taken out of {FOLDER}; commit it.")
+
+def take_over(root: Path, source: str) -> None:
+    """Add the runs of a source that are missing to the tables, and print them."""
+    with lock_study(root / PLACE):
+        here = read_tables(root)
+        there = read_source(root, source)
+        write_tables(root, merge(here, there))
+    new = new_runs(here, there)
+    for key in new:
+        print(f"taken over: {key}")
+    print(f"{len(new)} of {len(there.runs)} runs of {source} were missing in {FOLDER}; commit it.")
+
+
+def draw_figures(root: Path, whole: Matrix, matrix: Matrix) -> None:
+    """Write pictures and findings from the tables, and print their files."""
+    from study.findings import write_pages  # matplotlib takes a second
+
+    tables = read_tables(root)
+    for path in write_pages(root, with_choices(matrix, whole, tables), tables):
+        print(path.relative_to(root))
+
+
+def drop_runs(root: Path, matrix: Matrix) -> None:
+    """Take the runs of a selection out of the tables."""
+    with lock_study(root / PLACE):
+        tables = read_tables(root)
+        kept = tables.without(run.key for run in matrix.runs)
+        write_tables(root, kept)
+    print(f"{len(tables.runs) - len(kept.runs)} of {len(tables.runs)} runs taken out of {FOLDER}; commit it.")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
+    args = parse_arguments(argv)
+    if args.what == "take-over":
+        take_over(args.root, args.source)
+        return
+    whole = read_matrix(args.root)
+    blocks = args.blocks
+    if args.what == "figures" and not blocks:
+        blocks = [block.name for block in whole.blocks]  # whatever is in the tables
+    matrix = whole.selected(blocks, args.families, args.arms)
+    if args.what == "run":
+        Runner(args.root, whole, matrix, args.jobs, args.commit, not args.no_commit).run()
+    elif args.what == "status":
+        tables = read_tables(args.root)
+        print(status(matrix, tables))
+        print()
+        print(progress(matrix, tables, args.jobs))
+    elif args.what == "figures":
+        draw_figures(args.root, whole, matrix)
     else:
-        raise InputError("drop: nothing is selected; give --blocks, --families or --arms")
+        drop_runs(args.root, matrix)
 
 
 if __name__ == "__main__":

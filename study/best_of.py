@@ -6,18 +6,20 @@ from math import comb
 
 def best_of(rewards: Sequence[float], correct: Sequence[bool], k: int) -> float:
     """
-    The chance that the text is right which best of k takes, exact over all choices of k of a question's n samples.
+    Return the chance that the text is right which best of k takes, exact over all choices of k of a question's n
+    samples.
 
     The best reward of a choice is r where all k have at most r, and not all have less: that is so in C(at most r, k) -
     C(less than r, k) of C(n, k) choices. A random one of the best is then any sample with reward r, each as likely.
     There is no greedy counterpart, because greedy decoding gives one text.
 
     Args:
-        rewards (`Sequence[float]`): Of each sample, shape (n,).
-        correct (`Sequence[bool]`): Whether each is right, shape (n,).
+        rewards (`Sequence[float]`): The reward of each sample, shape (n,).
+        correct (`Sequence[bool]`): Whether each sample is right, shape (n,).
         k (`int`): From 1 to n.
 
-    Raises `ValueError`: k is not.
+    Raises:
+        ValueError: k is not.
     """
     n = len(rewards)
     if not 1 <= k <= n:

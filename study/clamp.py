@@ -1,6 +1,7 @@
 """What frees a clamped policy: how far a run would go, its asymptote, apart from its speed."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from scipy.optimize import curve_fit
 
 from study.matrix import Block, RunKey
-from study.pictures import draw, noted, styles
+from study.plots import arm_styles, draw, three_panels
 from study.registered import SPAN
 from study.scores import finished
 from study.tables import Tables
@@ -20,76 +21,116 @@ NEARLY = 0.999  # of the run's steps: a half that least squares left at its boun
 PANELS = {"gold": "right: gold", "entropy": "entropy, nats a token"}
 
 
+class Fit(NamedTuple):
+    """
+    Where gold of a run would end, from 0 to 1, and the steps to half of the gain; NaN where the run does not tell.
+    """
+
+    asymptote: float
+    half: float
+
+
 def sigmoid(start: float) -> Callable[..., np.ndarray]:
     """
-    start + (asymptote - start) / (1 + (half / step)^steepness), of the steps, the asymptote, `half`, the step at which
-    half of the gain is reached, and the steepness (ScaleRL, arXiv 2510.13786, equation 1, over steps in place of
-    compute).
+    Make the function start + (asymptote - start) / (1 + (half / step)^steepness), of the steps, the asymptote, `half`,
+    the step at which half of the gain is reached, and the steepness (ScaleRL, arXiv 2510.13786, equation 1, over steps
+    in place of compute).
     """
-    return lambda step, asymptote, half, steepness: start + (asymptote - start) / (1 + (half / step) ** steepness)
+
+    def curve(step: np.ndarray, asymptote: float, half: float, steepness: float) -> np.ndarray:
+        return start + (asymptote - start) / (1 + (half / step) ** steepness)
+
+    return curve
 
 
-def asymptote(gold: pd.Series, start: float) -> tuple[float, float]:
+def fit_asymptote(gold: pd.Series, start: float) -> Fit:
     """
-    Asymptote, from 0 to 1, and the steps to half of the gain, at most those of the run, by least squares, of gold by
-    step in a run whose base has `start`. Both are NaN where the run does not tell the asymptote: it lies beyond twice
-    the mean of the last 20 steps, or half of the gain at the run's end or later. Where a run has not moved, `half` is.
+    Fit a sigmoid, by least squares, through gold by step in a run whose base has `start`.
+
+    `half` is at most the steps of the run. Both are NaN where the run does not tell the asymptote: it lies beyond
+    twice the mean of the last 20 steps, or half of the gain at the run's end or later. Where a run has not moved,
+    `half` is.
     """
-    gold, scale = gold.dropna(), (0.1, len(gold) / 4, 1.0)
-    last, end, steps = gold.iloc[-SPAN:].mean(), gold.index[-1], gold.index.to_numpy(float)
-    bounds, first = ([0.0, 1.0, 0.1], [1.0, end, 20.0]), (last, len(gold) / 4, 1.0)
-    (high, half, _), _ = curve_fit(sigmoid(start), steps, gold, first, bounds=bounds, x_scale=scale, max_nfev=10_000)
+    gold = gold.dropna()
+    steps = gold.index.to_numpy(float)
+    end = gold.index[-1]
+    last = gold.iloc[-SPAN:].mean()
+    lowest = [0.0, 1.0, 0.1]
+    highest = [1.0, end, 20.0]
+    first_guess = (last, len(gold) / 4, 1.0)
+    scale = (0.1, len(gold) / 4, 1.0)
+    (high, half, _), _ = curve_fit(
+        sigmoid(start), steps, gold, first_guess, bounds=(lowest, highest), x_scale=scale, max_nfev=10_000
+    )
     if abs(high - start) <= STILL:
-        return float(high), np.nan
-    return (float(high), float(half)) if high <= FAR * last and half < NEARLY * end else (np.nan, np.nan)
+        return Fit(float(high), np.nan)
+    if high <= FAR * last and half < NEARLY * end:
+        return Fit(float(high), float(half))
+    return Fit(np.nan, np.nan)
 
 
 def released(block: Block, tables: Tables) -> pd.DataFrame:
     """
-    A row for each run: `family`, `arm`; its `asymptote` and `half`; `entropy`, nats a token, mean of the last 20
-    steps; `since`, gold of the last 20 steps less that of the 20 up to the step of the block's first reset.
+    Return a row for each run: `family`, `arm`; its `asymptote` and `half`; `entropy`, nats a token, mean of the last
+    20 steps; `since`, gold of the last 20 steps less that of the 20 up to the step of the block's first reset.
     """
-    reset = min((run.recipe["ref_reset_every"] for run in block.runs if run.recipe.get("ref_reset_every")), default=0)
-    return pd.DataFrame([_released(tables, run.key, reset) for run in block.runs if run.key in tables.runs.index])
+    intervals = [run.recipe["ref_reset_every"] for run in block.runs if run.recipe.get("ref_reset_every")]
+    first_reset = min(intervals, default=0)
+    keys = [run.key for run in block.runs if run.key in tables.runs.index]
+    return pd.DataFrame([_released_row(tables, key, first_reset) for key in keys])
 
 
-def _released(tables: Tables, key: RunKey, reset: int) -> dict:
+def _released_row(tables: Tables, key: RunKey, first_reset: int) -> dict:
     curve = tables.curves.loc[key].set_index("step")
-    high, half = asymptote(curve["gold"], tables.runs.loc[key, "base_pass@1"])
-    last, before = curve.iloc[-SPAN:], curve["gold"].loc[reset - SPAN + 1 : reset]
-    since = last["gold"].mean() - before.mean()
-    found = {"asymptote": high, "half": half, "entropy": last["entropy"].mean(), "since": since}
-    return {"family": key.family, "arm": key.arm, **found}
+    fit = fit_asymptote(curve["gold"], tables.runs.loc[key, "base_pass@1"])
+    last = curve.iloc[-SPAN:]
+    before = curve["gold"].loc[first_reset - SPAN + 1 : first_reset]
+    return {
+        "family": key.family,
+        "arm": key.arm,
+        "asymptote": fit.asymptote,
+        "half": fit.half,
+        "entropy": last["entropy"].mean(),
+        "since": last["gold"].mean() - before.mean(),
+    }
 
 
 def summary(block: Block, tables: Tables) -> pd.DataFrame:
     """
-    `released` by family and arm: the number of `runs`, and of those that have `told` an asymptote; the median of
-    `half`, the mean of all else.
+    Return `released` by family and arm: the number of `runs`, and of those that have `told` an asymptote; the median
+    of `half`, the mean of all else.
     """
     arms = released(block, tables).groupby(["family", "arm"], sort=False)
-    of = {"runs": ("asymptote", "size"), "told": ("asymptote", "count"), "asymptote": ("asymptote", "mean")}
-    of |= {"half": ("half", "median"), "entropy": ("entropy", "mean"), "since": ("since", "mean")}
-    return arms.agg(**of).reset_index()
+    columns = {
+        "runs": ("asymptote", "size"),
+        "told": ("asymptote", "count"),
+        "asymptote": ("asymptote", "mean"),
+        "half": ("half", "median"),
+        "entropy": ("entropy", "mean"),
+        "since": ("since", "mean"),
+    }
+    return arms.agg(**columns).reset_index()
 
 
 def clamp(block: Block, tables: Tables) -> Figure | None:
     """
-    Gold and entropy over steps, the mean of an arm's pairs, and each run's asymptote against its steps to half of the
-    gain. `None` without runs.
+    Draw gold and entropy over steps, the mean of an arm's pairs, and each run's asymptote against its steps to half of
+    the gain. `None` without runs.
     """
-    look, runs, found = styles(block, tables), finished(block, tables), released(block, tables)
-    if not look:
+    styles = arm_styles(block, tables)
+    if not styles:
         return None
-    figure = Figure(figsize=(12, 4), layout="constrained")
-    *over_steps, far = figure.subplots(1, 3)
-    for arm, style in look.items():
+    runs = finished(block, tables)
+    fits = released(block, tables)
+    panels = three_panels()
+    for arm, style in styles.items():
         keys = runs.xs(arm, axis=1, level=1).stack().dropna()
-        for axes, (name, title) in zip(over_steps, PANELS.items(), strict=True):
-            curves = {place: tables.curves.loc[key].set_index("step")[name] for place, key in keys.items()}
-            draw(axes, pd.DataFrame(curves).rolling(SPAN).mean(), False, label=f"{arm}, n = {len(keys)}", **style)
+        for axes, (name, title) in zip(panels.over_steps, PANELS.items(), strict=True):
+            curves = {pair: tables.curves.loc[key].set_index("step")[name] for pair, key in keys.items()}
+            means = pd.DataFrame(curves).rolling(SPAN).mean()
+            draw(axes, means, False, label=f"{arm}, n = {len(keys)}", **style)
             axes.set(title=title, xlabel="optimizer step")
-        far.plot(*found.loc[found["arm"] == arm, ["half", "asymptote"]].to_numpy().T, "o", color=style["color"])
-    far.set(title="how far, and how fast", xlabel="steps to half of the gain", ylabel="asymptote of gold")
-    figure.legend(*over_steps[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    return noted(figure, f"Training batches: means of {SPAN} steps over the pairs of an arm; at the right each run.")
+        of_arm = fits[fits["arm"] == arm]
+        panels.third.plot(of_arm["half"].to_numpy(), of_arm["asymptote"].to_numpy(), "o", color=style["color"])
+    panels.third.set(title="how far, and how fast", xlabel="steps to half of the gain", ylabel="asymptote of gold")
+    return panels.finish(f"Training batches: means of {SPAN} steps over the pairs of an arm; at the right each run.")

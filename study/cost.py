@@ -19,8 +19,9 @@ ROUNDS = "whole"  # every round's seconds of a whole step, generation included
 
 def rounds(root: Path) -> pd.DataFrame:
     """
-    Seconds of a whole step, a column for each of the `ARMS` that was measured, a row for each round; the rounds of
-    all arms belong together. Empty without the file; an `InputError` if it is not what `eval.step_cost` writes.
+    Return the seconds of a whole step, a column for each of the `ARMS` that was measured, a row for each round; the
+    rounds of all arms belong together. Empty without the file; an `InputError` if it is not what `eval.step_cost`
+    writes.
     """
     path = root / FOLDER / COST_FILE
     if not path.is_file():
@@ -37,8 +38,8 @@ def rounds(root: Path) -> pd.DataFrame:
 
 def relative(seconds: pd.DataFrame, arm: str, other: str) -> Estimate:
     """
-    The time that one arm's step takes of another's: the median over paired rounds, with the interval of the median by
-    the sign test (at least 95 %; no interval with fewer than 6 rounds).
+    Return the time that one arm's step takes of another's: the median over paired rounds, with the interval of the
+    median by the sign test (at least 95 %; no interval with fewer than 6 rounds).
     """
     ratios = seconds[arm] / seconds[other]
     low, high = stats.quantile_test(ratios, p=0.5).confidence_interval(0.95)
@@ -46,6 +47,8 @@ def relative(seconds: pd.DataFrame, arm: str, other: str) -> Estimate:
 
 
 def relatives(seconds: pd.DataFrame) -> dict[str, dict[str, Estimate]]:
-    """The time of a whole step by arm, relative to some arms; nothing where A's was not measured."""
-    against = [arm for arm in AGAINST if arm in seconds] if AGAINST[0] in seconds else []
-    return {arm: {f"of {other}'s": relative(seconds, arm, other) for other in against} for arm in seconds if against}
+    """Return the time of a whole step by arm, relative to some arms; nothing where A's was not measured."""
+    if AGAINST[0] not in seconds:
+        return {}
+    against = [arm for arm in AGAINST if arm in seconds]
+    return {arm: {f"of {other}'s": relative(seconds, arm, other) for other in against} for arm in seconds}

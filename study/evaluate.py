@@ -22,7 +22,7 @@ from eval.run_folder.reading import load_run, write_json
 from eval.run_folder.run import RecordedRun
 from eval.samples.held_out import HeldOut
 from study.matrix import RunKey
-from study.runner import stopped
+from study.runner import ended_at_nonfinite
 from study.stops import stop_rows
 from study.tables import CURVE_VALUES
 from trl_prorl.errors import RunError
@@ -38,110 +38,177 @@ def is_collapsed(run: RecordedRun) -> bool:
     steps, at least 10, is below half of the best 10-step mean that it ever had; or that best is 0. A run of fewer than
     10 steps collapses at numbers that are not finite alone.
     """
-    verdict, smooth = stability.has_collapsed(run), stability.smoothed_reward(run)
-    return bool(verdict) if verdict is not None else smooth is not None and float(smooth.max()) <= 0
+    verdict = stability.has_collapsed(run)
+    if verdict is not None:
+        return bool(verdict)
+    smooth = stability.smoothed_reward(run)
+    return smooth is not None and float(smooth.max()) <= 0
 
 
 def mean_reward(folder: Path, split: str, prompts: int, samples: int) -> float:
-    """Mean reward of the trained policy's held-out samples, which are on disk."""
+    """Return the mean reward of the trained policy's held-out samples, which are on disk."""
     held_out = HeldOut(folder, split, prompts)
     completions = held_out.samples(held_out.trained, samples)["completion"]
-    return mean(held_out.task.reward_many(list(completions), [row for row in held_out.rows for _ in range(samples)]))
+    rows = [row for row in held_out.rows for _ in range(samples)]
+    return mean(held_out.task.reward_many(list(completions), rows))
 
 
-def curve_rows(run: RecordedRun) -> list[dict]:
-    """A row for each step. A reset stands at the first step that it acts on, the one after `step_applied`."""
-    values = {name: run.measured(name) for name in CURVE_VALUES} | {"drift": drift_series(run, "kl_to_base")}
-    steps = run.metrics["step"].astype(int)
-    rows = pd.DataFrame({name: each for name, each in values.items() if each is not None}).reindex(steps)
+def events_by_step(run: RecordedRun) -> dict[int, str]:
+    """Return the reasons of a run's resets by the first step that a reset acts on, the one after `step_applied`."""
     words: dict[int, list[str]] = {}
     for step, reason in run.reset_reasons():
         words.setdefault(step + 1, []).append(reason or RESET)
-    words |= {step + 1: [ELASTIC] for step in run.event_steps(ELASTIC)}
-    rows["event"] = [" ".join(words.get(step, ())) for step in steps]
+    for step in run.event_steps(ELASTIC):
+        words[step + 1] = [ELASTIC]
+    return {step: " ".join(reasons) for step, reasons in words.items()}
+
+
+def curve_rows(run: RecordedRun) -> list[dict]:
+    """Return a row for each step."""
+    values = {name: run.measured(name) for name in CURVE_VALUES}
+    values["drift"] = drift_series(run, "kl_to_base")
+    steps = run.metrics["step"].astype(int)
+    rows = pd.DataFrame({name: series for name, series in values.items() if series is not None}).reindex(steps)
+    events = events_by_step(run)
+    rows["event"] = [events.get(step, "") for step in steps]
     return rows.rename_axis("step").reset_index().to_dict("records")
 
 
 def prompt_rows(n: int, correct: list[int], greedy: list[int]) -> list[dict]:
-    """A row for each held-out prompt, by place in the split."""
+    """Return a row for each held-out prompt, by place in the split."""
     rows = pd.DataFrame({"n": n, "correct": correct, "greedy": greedy}).rename_axis("prompt")
     return rows.reset_index().to_dict("records")
 
 
-def outcomes(passk: dict, of: str) -> tuple[dict[str, float], list[dict]]:
-    """Of the trained policy or of the base: its scores, and its rows by prompt."""
-    scores = {f"pass@{k}": passk[of][f"pass@{k}"] for k in KS} | {"greedy": passk["greedy"][of]["accuracy"]}
-    return scores, prompt_rows(passk["n"], passk[of]["correct"], passk["greedy"][of]["correct"])
+def scores_of(passk: dict, model: str) -> dict[str, float]:
+    """Return the scores of a model, `trained` or `base`."""
+    scores = {f"pass@{k}": passk[model][f"pass@{k}"] for k in KS}
+    scores["greedy"] = passk["greedy"][model]["accuracy"]
+    return scores
+
+
+def prompt_rows_of(passk: dict, model: str) -> list[dict]:
+    """Return the rows by prompt of a model, `trained` or `base`."""
+    return prompt_rows(passk["n"], passk[model]["correct"], passk["greedy"][model]["correct"])
 
 
 def point_rows(run: RecordedRun, steps: int) -> list[dict]:
-    """Every task at every checkpoint, at the base (step 0) and at the end."""
-    return [
-        {**measured, "task": task, "step": steps if point["step"] is None else point["step"]}
-        for point in run.drift["points"]
-        for task, measured in {run.drift["task"]: point, **point.get("others", {})}.items()
-    ]
+    """Return a row for every task at every checkpoint, at the base (step 0) and at the end."""
+    rows = []
+    for point in run.drift["points"]:
+        step = steps if point["step"] is None else point["step"]
+        tasks = {run.drift["task"]: point, **point.get("others", {})}
+        for task, measured in tasks.items():
+            rows.append({**measured, "task": task, "step": step})
+    return rows
+
+
+def check_finished(run: RecordedRun, folder: Path, steps: int) -> None:
+    """Refuse, as a `RunError`, a run that has not come to its end, or is not evaluated."""
+    done = int(run.metrics["step"].max())
+    if done != steps or run.passk is None or run.drift is None:
+        raise RunError(f"{folder}: {done} of {steps} steps, or not evaluated; run the study again")
 
 
 def rows_of(folder: Path, plan: dict, proxy: float | None = None) -> dict:
     """
-    What a finished run adds to the tables, without the columns of its key: `run`, `curve`, `prompts`, and, where it
-    was evaluated, `base`, `base_prompts` and `points`. One that stopped at numbers that are not finite scores 0 on
-    every prompt. `plan` is what the runner wrote, `began` in seconds since the epoch; `proxy` the mean reward of the
-    samples that `pass@1` counts. Raises `RunError`: the run is not at its end.
+    Collect what a finished run adds to the tables, without the columns of its key.
+
+    Args:
+        folder (`Path`): The run's folder.
+        plan (`dict`): What the runner wrote; `began` is in seconds since the epoch.
+        proxy (`float`, *optional*): The mean reward of the samples that `pass@1` counts.
+
+    Returns:
+        `dict`: `run`, `curve`, `prompts`, and, where the run was evaluated, `base`, `base_prompts` and `points`. A run
+        that stopped at numbers that are not finite scores 0 on every prompt.
+
+    Raises:
+        RunError: The run is not at its end.
     """
-    run, steps = load_run(folder), RunKey(*plan["key"]).steps
-    ended, done = stopped(folder), int(run.metrics["step"].max())
-    if not ended and (done != steps or run.passk is None or run.drift is None):
-        raise RunError(f"{folder}: {done} of {steps} steps, or not evaluated; run the study again")
+    run = load_run(folder)
+    steps = RunKey(*plan["key"]).steps
+    has_policy = not ended_at_nonfinite(folder)
+    if has_policy:
+        check_finished(run, folder, steps)
     base_hash = (run.env.get("base_model") or {}).get("sha256")
     if base_hash is None:
         raise RunError(f"{folder}: env.json has no hash of the base; the study needs an embedded base")
-    both = {name: plan[name] for name in ("split", "prompts", "samples")}
-    both |= {"base_hash": base_hash, "commit": run.env["git_commit"]}
-    row = {"block": plan["block"], "variant": run.variant, "recipe": plan["recipe_hash"], **both}
-    row |= {
+    of_run_and_base = {
+        "split": plan["split"],
+        "prompts": plan["prompts"],
+        "samples": plan["samples"],
+        "base_hash": base_hash,
+        "commit": run.env["git_commit"],
+    }
+    row = {
+        "block": plan["block"],
+        "variant": run.variant,
+        "recipe": plan["recipe_hash"],
+        **of_run_and_base,
         "collapsed": int(is_collapsed(run)),
         "steps_done": len(run.metrics),
         "resets": len(run.reset_steps() or []),
+        "ref_forward_calls": int(run.total("ref_forward_calls") or 0),
+        "tokens_generated": int(run.total("tokens_generated") or 0),
+        "seconds": float(round(time.time() - plan["began"])),
     }
-    row |= {name: int(run.total(name) or 0) for name in ("ref_forward_calls", "tokens_generated")}
-    row |= {"seconds": float(round(time.time() - plan["began"]))}
-    rows = {"run": row, "curve": curve_rows(run)}
-    if ended:
+    curve = curve_rows(run)
+    if not has_policy:
         none = [0] * plan["prompts"]
         row |= dict.fromkeys(("pass@1", "pass@8", "greedy", "gold", "proxy"), 0.0)
-        return rows | {"prompts": prompt_rows(plan["samples"], none, none)}
-    trained, rows["prompts"] = outcomes(run.passk, "trained")
-    base, rows["base_prompts"] = outcomes(run.passk, "base")
-    end, ids = run.drift["points"][-1], json.dumps(run.passk["prompt_ids"])
-    row |= {**trained, "gold": trained["pass@1"], "proxy": proxy}
-    row |= {"drift": end["kl_to_base"], "drift_tokens": end["mean_tokens"]}
-    rows["base"] = {f"base_{name}": value for name, value in base.items()} | both
-    rows["base"]["prompts_hash"] = hashlib.sha256(ids.encode()).hexdigest()[:12]
-    rows["points"] = point_rows(run, steps) if plan["others"] else []
-    return rows
+        return {"run": row, "curve": curve, "prompts": prompt_rows(plan["samples"], none, none)}
+    trained = scores_of(run.passk, "trained")
+    end = run.drift["points"][-1]
+    row |= {
+        **trained,
+        "gold": trained["pass@1"],
+        "proxy": proxy,
+        "drift": end["kl_to_base"],
+        "drift_tokens": end["mean_tokens"],
+    }
+    base = {f"base_{name}": value for name, value in scores_of(run.passk, "base").items()}
+    ids = json.dumps(run.passk["prompt_ids"])
+    base["prompts_hash"] = hashlib.sha256(ids.encode()).hexdigest()[:12]
+    return {
+        "run": row,
+        "curve": curve,
+        "prompts": prompt_rows_of(run.passk, "trained"),
+        "base": {**base, **of_run_and_base},
+        "base_prompts": prompt_rows_of(run.passk, "base"),
+        "points": point_rows(run, steps) if plan["others"] else [],
+    }
+
+
+def measure(folder: Path, plan: dict) -> int:
+    """Draw the held-out samples of a run and measure its drift, as the product's commands do; return an exit code."""
+    common = ["--run", str(folder), "--split", plan["split"], "--prompts", str(plan["prompts"])]
+    failed = passk.main([*common, "--n", str(plan["samples"]), "--k", *KS])
+    if failed:
+        return failed
+    options = ["--samples", str(plan["drift_samples"])]
+    if any(folder.glob("checkpoint-*")):
+        options += ["--checkpoints", "all"]
+    if plan["others"]:
+        options += ["--others", *plan["others"]]
+    return drift.main([*common, *options])
 
 
 def main() -> int:
+    """Evaluate the run of a plan, write its rows, and remove its checkpoints."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    folder, split, prompts, samples = Path(plan["folder"]), plan["split"], plan["prompts"], plan["samples"]
-    checkpoints = list(folder.glob("checkpoint-*"))
+    folder = Path(plan["folder"])
     proxy = None
     stops = {}
-    if not stopped(folder):
-        common = ["--run", str(folder), "--split", split, "--prompts", str(prompts)]
-        along = ["--checkpoints", "all"] if checkpoints else []
-        along += ["--others", *plan["others"]] if plan["others"] else []
-        failed = passk.main([*common, "--n", str(samples), "--k", *KS])
-        failed = failed or drift.main([*common, "--samples", str(plan["drift_samples"]), *along])
+    if not ended_at_nonfinite(folder):
+        failed = measure(folder, plan)
         if failed:
             return failed
-        proxy = mean_reward(folder, split, prompts, samples)
+        proxy = mean_reward(folder, plan["split"], plan["prompts"], plan["samples"])
         if "checkpoints" in plan:
             stops = stop_rows(folder, plan)
-    write_json(Path(plan["rows"]), rows_of(folder, plan, proxy) | stops)
-    for checkpoint in checkpoints:
+    write_json(Path(plan["rows"]), {**rows_of(folder, plan, proxy), **stops})
+    for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     return 0
 

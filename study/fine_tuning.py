@@ -55,14 +55,14 @@ class Drawn:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe of a file, with the product's checks."""
+    """Read the recipe of a file, with the product's checks."""
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
     task, training, model = parser.parse_args_and_config(["--config", str(path)])
     return Recipe(task, training, model)
 
 
 def draw(base: str, tokenizer, task: Task, rows: list[dict], longest: int) -> Drawn:
-    """16 texts of the base for each question, at T = 1, of at most `longest` tokens."""
+    """Draw 16 texts of the base for each question, at T = 1, of at most `longest` tokens."""
     model, compact = prepare_for_sampling(load_model(base))
     sampling = SamplingSettings(temperature=TEMPERATURE, max_new_tokens=longest)
     texts = []
@@ -76,14 +76,14 @@ def draw(base: str, tokenizer, task: Task, rows: list[dict], longest: int) -> Dr
 
 
 def paid_texts(task: Task, row: dict, texts: list[str]) -> list[str]:
-    """The different ones among the texts of a question that get the full reward, in the order of drawing."""
+    """Return the different texts of a question that get the full reward, in the order of drawing."""
     rewards = task.reward_many(texts, [row] * len(texts))
     paid = [text for text, reward in zip(texts, rewards, strict=True) if reward >= FULL]
     return list(dict.fromkeys(paid))
 
 
 def demonstrations(task: Task, rows: list[dict], texts: list[list[str]]) -> list[dict]:
-    """Prompt and completion, as messages, of every paid text."""
+    """Return prompt and completion, as messages, of every paid text."""
     found = []
     for row, of_question in zip(rows, texts, strict=True):
         for text in paid_texts(task, row, of_question):
@@ -93,7 +93,9 @@ def demonstrations(task: Task, rows: list[dict], texts: list[list[str]]) -> list
 
 
 def settings(recipe: Recipe, folder: Path) -> SFTConfig:
-    """TRL's settings of the fine-tuning: every update has as many texts, and the loss is that of the completion."""
+    """
+    Return TRL's settings of the fine-tuning: every update has as many texts, and the loss is that of the completion.
+    """
     training = recipe.training
     return SFTConfig(
         output_dir=str(folder),
@@ -118,7 +120,7 @@ def settings(recipe: Recipe, folder: Path) -> SFTConfig:
 
 
 def make_trainer(recipe: Recipe, base: str, tokenizer, rows: list[dict], folder: Path) -> SFTTrainer:
-    """TRL's trainer of the demonstrations. Raises `RunError`: there are too few for one update."""
+    """Make TRL's trainer of the demonstrations. Raises `RunError`: there are too few for one update."""
     args = settings(recipe, folder)
     texts = args.per_device_train_batch_size * args.gradient_accumulation_steps
     if len(rows) < texts:
@@ -133,7 +135,7 @@ def make_trainer(recipe: Recipe, base: str, tokenizer, rows: list[dict], folder:
 
 
 def metric_rows(log_history: list[dict], tokens: int) -> list[dict]:
-    """A row of the record for each update; the first has the tokens that were drawn before it."""
+    """Return a row of the record for each update; the first has the tokens that were drawn before it."""
     rows = []
     for entry in log_history:
         if "loss" not in entry:  # the trainer's summary

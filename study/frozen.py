@@ -6,35 +6,40 @@ from contextlib import suppress
 from pathlib import Path
 
 from study.tables import COLUMNS, FOLDER
-from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.files import replaced
 
 
 FROZEN = "frozen_at"  # in the folder of the tables: the commit whose code makes the runs
-MODELS = Path("trl_prorl", "embedded", "models")
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What a git command prints; a `RunError` if it fails."""
+    """Return what a git command prints; a `RunError` if it fails."""
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunError(f"git {arguments[0]} in {root}: {' '.join((done.stderr or done.stdout).split())}")
     return done.stdout.strip()
 
 
-def frozen_commit(root: Path, asked: str | None = None) -> str:
+def frozen_commit(root: Path, wanted: str | None = None) -> str:
     """
-    The commit whose code makes the runs: what is asked for, else what the tables' folder says, else `HEAD`. It is
-    written down beside the tables, so that a fresh clone goes on with the same code. It has to be here.
+    Return the commit whose code makes the runs, and write it down beside the tables, so that a fresh clone goes on
+    with the same code.
+
+    Args:
+        root (`Path`): The checkout.
+        wanted (`str`, *optional*): A commit to freeze; else it is the one that is written down, else `HEAD`.
+
+    Raises:
+        InputError: The repository has no such commit.
     """
     note = root / FOLDER / FROZEN
     noted = note.read_text().strip() if note.is_file() else None
-    name = asked or noted or "HEAD"
+    name = wanted or noted or "HEAD"
     try:
         commit = git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     except RunError:
-        source = f"COMMIT={name}" if asked else f"{note}: {name}"
+        source = f"COMMIT={name}" if wanted else f"{note}: {name}"
         raise InputError(f"{source}: this repository has no such commit; fetch it (git fetch --unshallow)") from None
     if commit != noted:
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +49,7 @@ def frozen_commit(root: Path, asked: str | None = None) -> str:
 
 
 def worktree(root: Path, commit: str, place: Path) -> Path:
-    """A worktree of a commit, unchanged; one that is there, whole and unchanged, is used again."""
+    """Make a worktree of a commit; one that is there, whole and unchanged, is used again."""
     with suppress(RunError):  # there is none, or it was cut short
         if git(place, "rev-parse", "HEAD") == commit and not git(place, "status", "--porcelain"):
             return place
@@ -54,14 +59,8 @@ def worktree(root: Path, commit: str, place: Path) -> Path:
     return place
 
 
-def base_hash(code: Path, model: str) -> str | None:
-    """SHA-256 of the weights of a base: of the frozen code's own, or of `smollm2`; `None` if it is not there."""
-    kind, _, name = model.partition(":")
-    return weights_sha256(str(code / MODELS / name.replace(":", "-")) if kind == "embedded" else model)
-
-
 def commit_tables(root: Path, message: str) -> bool:
-    """Commit the tables, and nothing else that may be changed or staged in the checkout: whether there was any."""
+    """Commit the tables, and nothing else that may be changed or staged; return whether there was a change."""
     paths = [str(FOLDER / name) for name in (*COLUMNS, FROZEN) if (root / FOLDER / name).exists()]
     git(root, "add", "--", *paths)
     if not git(root, "status", "--porcelain", "--", *paths):

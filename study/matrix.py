@@ -1,4 +1,4 @@
-"""Which runs the study consists of: from `recipes/study/matrix.yaml` to a list of runs, in the order of training."""
+"""Which runs the study consists of: from `study/recipes/matrix.yaml` to a list of runs, in the order of training."""
 
 import hashlib
 import json
@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from study.bases import is_base
 from trl_prorl.errors import InputError
 from trl_prorl.launch.recipe_check import UniqueKeys, nearest, read_recipe
 from trl_prorl.record.shapes import Shape, ShapeError, array, flag, integer, optional, refuse, table, text
 
 
-MATRIX = Path("recipes", "study", "matrix.yaml")  # below the checkout
-TUNED, OWN = "tuned", "tuned_own"  # values that a block with the split `validation` chooses
+MATRIX = Path("study", "recipes", "matrix.yaml")  # below the checkout
+# Values that a block with the split `validation` chooses.
+TUNED = "tuned"
+OWN = "tuned_own"
 MODEL = "model_name_or_path"
-# What a run is told by its place in the matrix, so that no arm may say it.
-OF_THE_RUN = (MODEL, "seed", "max_steps", "output_dir", "run_dir")
+# What a run gets from its place in the matrix, so that no arm may set it.
+KEYS_OF_THE_RUN = (MODEL, "seed", "max_steps", "output_dir", "run_dir")
 OPTIMIZER_KEYS = ("optimizer_reset", "optimizer_reset_alpha")
 # The key of an arm that the study alone knows: the module that trains it, from its recipe, in place of the product.
 TRAINED_BY = "trained_by"
@@ -28,7 +31,7 @@ TRAINERS = ("study.fine_tuning",)
 BASE_ARM = "base"
 
 
-def _spelt(pattern: str, needed: str) -> Shape:
+def _matching(pattern: str, needed: str) -> Shape:
     def check(value: Any, at: str) -> None:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
             refuse(value, at, needed)
@@ -36,32 +39,53 @@ def _spelt(pattern: str, needed: str) -> Shape:
     return check
 
 
-def _keys(value: Any, at: str) -> None:
-    if not isinstance(value, dict) or set(OF_THE_RUN) & value.keys():
-        refuse(value, at, f"a mapping of recipe keys, without {', '.join(OF_THE_RUN)},")
+def _check_keys(value: Any, at: str) -> None:
+    if not isinstance(value, dict) or set(KEYS_OF_THE_RUN) & value.keys():
+        refuse(value, at, f"a mapping of recipe keys, without {', '.join(KEYS_OF_THE_RUN)},")
     trained_by = value.get(TRAINED_BY)
     if trained_by is not None and trained_by not in TRAINERS:
         refuse(trained_by, f"{at}.{TRAINED_BY}", f"one of {', '.join(TRAINERS)}")
 
 
-def _unknown(value: Any, at: str) -> None:
+def _refuse_unknown(value: Any, at: str) -> None:
     place, _, key = at.rpartition(".")
     raise ShapeError(f"{place or 'the matrix'} has no key {key!r}{nearest(key, BLOCK)}")
 
 
-NAMES = array(_spelt(r"[A-Za-z][\w.\-]*", "a name of letters, digits, '_', '.' and '-'"), least=1)
-NEEDED = {"families": NAMES, "pairs": array(array(integer(0), length=2), least=1), "steps": integer(1)}
-NEEDED |= {"arms": table(rest=optional(_keys))}
-OPTIONS = {"default": flag, **dict.fromkeys(("suffix", "tuned_on", "tuned_family"), text)}  # fields of a `Block`
-OPTIONS |= {"split": _spelt("test|validation", "test or validation")}
-OPTIONS |= {"tuned_by": _spelt("pass@1|proxy|gain", "pass@1, proxy or gain")}  # study/tuned.py has the rules
-OUTCOME = _spelt("gold|fall|kept|kept at equal gold", "gold, fall, kept or kept at equal gold")
-TESTS = {"outcomes": array(OUTCOME, least=1)}  # study/registered.py has them
-TESTS |= {"differences": array(array(text, length=2))}  # an arm, and the one that it is held against
-OPTIONS |= {"registered": table(TESTS, rest=_unknown)}
-BLOCK = NEEDED | OPTIONS | {"references": array(text), "others": array(text), "evaluation": table(), "keys": _keys}
-BLOCK |= {"checkpoints": integer(1)}
-CONTENT = table({"evaluation": table(), "blocks": table(rest=table(NEEDED, BLOCK, _unknown))}, rest=_unknown)
+NAMES = array(_matching(r"[A-Za-z][\w.\-]*", "a name of letters, digits, '_', '.' and '-'"), least=1)
+NEEDED = {
+    "families": NAMES,
+    "pairs": array(array(integer(0), length=2), least=1),
+    "steps": integer(1),
+    "arms": table(rest=optional(_check_keys)),
+}
+OUTCOME = _matching("gold|fall|kept|kept at equal gold", "gold, fall, kept or kept at equal gold")
+REGISTERED = {
+    "outcomes": array(OUTCOME, least=1),  # study/registered.py has them
+    "differences": array(array(text, length=2)),  # an arm, and the one that it is compared with
+}
+# Those that are fields of a `Block`.
+BLOCK_FIELDS = {
+    "default": flag,
+    "suffix": text,
+    "tuned_on": text,
+    "tuned_family": text,
+    "split": _matching("test|validation", "test or validation"),
+    "tuned_by": _matching("pass@1|proxy|gain", "pass@1, proxy or gain"),  # study/tuned.py has the rules
+    "registered": table(REGISTERED, rest=_refuse_unknown),
+}
+BLOCK = {
+    **NEEDED,
+    **BLOCK_FIELDS,
+    "references": array(text),
+    "others": array(text),
+    "evaluation": table(),
+    "keys": _check_keys,
+    "checkpoints": integer(1),
+}
+CONTENT = table(
+    {"evaluation": table(), "blocks": table(rest=table(NEEDED, BLOCK, _refuse_unknown))}, rest=_refuse_unknown
+)
 EVALUATION = {"prompts": integer(2), "samples": integer(8), "drift_samples": integer(1)}  # pass@8 needs 8 samples
 
 
@@ -84,11 +108,16 @@ class RunKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """
-    A run of the study: its recipe, whole but for `output_dir`, the block that asks for it, and its evaluation:
-    `split`, `prompts`, `samples`, `drift_samples`, and `others`, tasks that are measured beside its own; where the
-    block asks for it, `checkpoints`, how many of them are scored.
+    A run of the study, finished or not.
+
+    Attributes:
+        key (`RunKey`): Its place in the tables.
+        recipe (`dict`): Its keys, all but `output_dir`.
+        block (`str`): The block that asks for it.
+        evaluation (`dict`): `split`, `prompts`, `samples`, `drift_samples`, and `others`, tasks that are measured
+            beside its own; where the block asks for it, `checkpoints`, how many of them are scored.
     """
 
     key: RunKey
@@ -97,8 +126,8 @@ class Run:
     evaluation: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
-    def waits(self) -> list[str]:
-        """Keys of its recipe whose values have not been chosen yet."""
+    def open_keys(self) -> list[str]:
+        """Keys of its recipe whose values have not been chosen yet; until then it cannot be trained."""
         return [key for key, value in self.recipe.items() if value in (TUNED, OWN)]
 
     @property
@@ -108,24 +137,34 @@ class Run:
 
     @property
     def recipe_hash(self) -> str:
-        """Of the keys that make the arm in its family; without seeds, steps and places."""
-        keys = {name: value for name, value in self.recipe.items() if name not in OF_THE_RUN}
+        """A hash of the keys that make the arm in its family; without seeds, steps and places."""
+        keys = {name: value for name, value in self.recipe.items() if name not in KEYS_OF_THE_RUN}
         return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class Block:
     """
-    A block of the matrix. Its arms have the block's suffix; all others are held against its references. Its runs are
-    in the order of training: pair by pair, each through all families and arms. Values that are `tuned` come from the
-    block `tuned_on`, and there from `tuned_family`, or from each family's own choice if that is empty. A block that is
-    no default is selected by name alone. `registered` has the `outcomes` and `differences` of the second protocol.
+    A block of the matrix: arms that are compared with each other.
+
+    Attributes:
+        name (`str`): As the matrix calls it.
+        runs (`tuple[PlannedRun, ...]`): In the order of training: pair by pair, each through all families and arms.
+        references (`tuple[str, ...]`): The arms with which all others are compared.
+        steps (`int`): Steps of the optimizer, in each of its runs.
+        suffix (`str`): What the names of its arms end with.
+        split (`str`): `test`, or `validation` if the block chooses values.
+        tuned_on (`str`): The block that chooses the values that are `tuned`.
+        tuned_by (`str`): The score by which this block chooses.
+        tuned_family (`str`): The family of that block whose choice is taken; each family's own if it is empty.
+        default (`bool`): A block that is no default is selected by name alone.
+        registered (`dict`): `outcomes` and `differences` of the second protocol.
     """
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     references: tuple[str, ...]
-    steps: int  # of the optimizer, in each of its runs
+    steps: int
     suffix: str = ""
     split: str = "test"
     tuned_on: str = ""
@@ -149,15 +188,27 @@ class Block:
         """Whether it chooses values for other blocks, and is no part of the results."""
         return self.split == "validation"
 
+    @property
+    def outcomes(self) -> list[str]:
+        """The outcomes of its registered tests; none in a block of the first protocol."""
+        return self.registered.get("outcomes", [])
+
     def kept_partner(self, arm: str) -> str | None:
         """The arm that differs only in that its resets keep the optimizer; `None` if there is none."""
-        recipes = {run.key.arm: run.recipe for run in reversed(self.runs)}  # in the first family, on the first base
-        kept = [name for name in self.arms if recipes[name].get("optimizer_reset", "keep") == "keep"]
+        recipes: dict[str, dict] = {}  # in the first family, on the first base
+        for run in self.runs:
+            recipes.setdefault(run.key.arm, run.recipe)
 
-        def others(name: str) -> dict:
+        def other_keys(name: str) -> dict:
             return {key: value for key, value in recipes[name].items() if key not in OPTIMIZER_KEYS}
 
-        return None if arm in kept else next((name for name in kept if others(name) == others(arm)), None)
+        keeping = [name for name in self.arms if recipes[name].get("optimizer_reset", "keep") == "keep"]
+        if arm in keeping:
+            return None
+        for name in keeping:
+            if other_keys(name) == other_keys(arm):
+                return name
+        return None
 
 
 @dataclass(frozen=True)
@@ -167,21 +218,22 @@ class Matrix:
     blocks: tuple[Block, ...]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[PlannedRun]:
         """Every run once, in the order of training."""
-        found: dict[RunKey, Run] = {}
-        for run in (run for block in self.blocks for run in block.runs):
-            found.setdefault(run.key, run)
+        found: dict[RunKey, PlannedRun] = {}
+        for block in self.blocks:
+            for run in block.runs:
+                found.setdefault(run.key, run)
         return list(found.values())
 
     def selected(self, blocks: Iterable[str] = (), families: Iterable[str] = (), arms: Iterable[str] = ()) -> "Matrix":
         """
-        The part with these blocks, families and arms; of what is not given, all, but for blocks that are no default.
-        Raises `InputError`: there is none of such a name.
+        Return the part with these blocks, families and arms; of what is not given, all, but for blocks that are no
+        default. Raises `InputError`: there is none of such a name.
         """
-        names = _chosen("BLOCKS", blocks, [block.name for block in self.blocks])
-        families = _chosen("FAMILIES", families, [name for block in self.blocks for name in block.families])
-        arms = _chosen("ARMS", arms, [name for block in self.blocks for name in block.arms])
+        names = _check_selection("BLOCKS", blocks, [block.name for block in self.blocks])
+        families = _check_selection("FAMILIES", families, [name for block in self.blocks for name in block.families])
+        arms = _check_selection("ARMS", arms, [name for block in self.blocks for name in block.arms])
         found = []
         for block in self.blocks:
             if block.name in names and (blocks or block.default):
@@ -191,43 +243,49 @@ class Matrix:
         return Matrix(tuple(found))
 
 
-def _chosen(option: str, asked: Iterable[str], there: list[str]) -> list[str]:
-    for name in asked:
+def _check_selection(option: str, selected: Iterable[str], there: list[str]) -> list[str]:
+    """Return the selected names, or all without any; refuse one that is not there."""
+    for name in selected:
         if name not in there:
             known = ", ".join(dict.fromkeys(there))
             raise InputError(f"{option}={name}: there is none{nearest(name, there)}; there is {known}")
-    return list(asked) or there
+    return list(selected) or there
 
 
 def read_matrix(root: Path) -> Matrix:
     """
-    The matrix of a checkout, beside which the families' base recipes lie. Raises `InputError`: a file is missing, or
-    says what cannot be: named with the key, the value and the cure.
+    Read the matrix of a checkout, beside which the families' base recipes lie. Raises `InputError`: a file is missing,
+    or says what cannot be: named with the key, the value and the cure.
     """
     path = root / MATRIX
     try:
         content = yaml.load(path.read_text(), UniqueKeys)
         CONTENT(content, "")
-        asked = content["blocks"]
-        arms, families = _arms(asked), {}
-        for name in sorted({name for block in asked.values() for name in block["families"]}):
-            recipe = read_recipe(path.with_name(f"{name}.yaml"))
-            table(dict.fromkeys(("task", MODEL), text))(recipe, f"{name}.yaml")
-            families[name] = {key: value for key, value in recipe.items() if key not in OF_THE_RUN[1:]}
-        blocks = [_block(name, block, content["evaluation"], families, arms) for name, block in asked.items()]
+        families = _read_families(path.parent, content["blocks"])
+        arms = _keys_of_arms(content["blocks"])
+        blocks = []
+        for name, given in content["blocks"].items():
+            blocks.append(_make_block(name, given, content["evaluation"], families, arms))
         matrix = Matrix(tuple(blocks))
         _check_tuning(matrix)
-        first = {run.key: run for run in matrix.runs}
-        for run in (run for block in blocks for run in block.runs):
-            if (first[run.key].recipe, first[run.key].evaluation) != (run.recipe, run.evaluation):
-                raise InputError(f"{run.key}: two blocks give this run different keys; give one of them a suffix")
+        _check_shared_runs(matrix)
         return matrix
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: {' '.join(str(error).split()).replace('--config ', '', 1)}") from error
 
 
-def _arms(blocks: dict[str, dict]) -> dict[str, dict]:
-    """The keys of every arm, which stand in the first block that has it."""
+def _read_families(folder: Path, blocks: dict[str, dict]) -> dict[str, dict]:
+    """Read the base recipes of all families, without the keys of a run."""
+    families = {}
+    for name in sorted({name for block in blocks.values() for name in block["families"]}):
+        recipe = read_recipe(folder / f"{name}.yaml")
+        table(dict.fromkeys(("task", MODEL), text))(recipe, f"{name}.yaml")
+        families[name] = {key: value for key, value in recipe.items() if key == MODEL or key not in KEYS_OF_THE_RUN}
+    return families
+
+
+def _keys_of_arms(blocks: dict[str, dict]) -> dict[str, dict]:
+    """Collect the keys of every arm, which stand in the first block that has it."""
     arms: dict[str, dict] = {}
     for name, block in blocks.items():
         NAMES(list(block["arms"]), f"blocks.{name}.arms")
@@ -239,54 +297,79 @@ def _arms(blocks: dict[str, dict]) -> dict[str, dict]:
     return arms
 
 
-def _block(name: str, asked: dict, evaluation: dict, families: dict, arms: dict) -> Block:
-    """A block of the file; `families` and `arms` are keys of recipes by name."""
-    own = evaluation | asked.get("evaluation", {})
-    table(EVALUATION, rest=_unknown)(own, "evaluation")
-    if own["drift_samples"] > own["samples"]:
-        raise InputError(f"evaluation.drift_samples={own['drift_samples']} exceeds samples")
-    references = asked.get("references") or [arm for arm in ("plain", "A") if arm in asked["arms"]]
-    named = {"references": references, "registered": sum(asked.get("registered", {}).get("differences", []), [])}
-    for key, arms_named in named.items():
-        if any(arm not in asked["arms"] for arm in arms_named):
-            raise InputError(f"blocks.{name}.{key}={arms_named!r} has to be a list of arms of the block")
-    block = Block(name, (), (), asked["steps"], **{key: asked[key] for key in OPTIONS if key in asked})
-    own, runs = own | {"split": block.split, "others": asked.get("others", [])}, []
-    checkpoints = asked.get("checkpoints")
-    if checkpoints is not None and block.steps % checkpoints:
-        raise InputError(f"blocks.{name}.checkpoints={checkpoints} has to divide steps={block.steps}")
-    if checkpoints is not None:
-        own["checkpoints"] = checkpoints
-    for pair, family, arm in product(asked["pairs"], asked["families"], asked["arms"]):
+def _make_block(name: str, given: dict, evaluation: dict, families: dict, arms: dict) -> Block:
+    """Make a block of the file; `families` and `arms` are keys of recipes by name."""
+    references = given.get("references")
+    if not references:
+        references = [arm for arm in ("plain", "A") if arm in given["arms"]]
+    registered = [arm for pair in given.get("registered", {}).get("differences", []) for arm in pair]
+    for key, named in (("references", references), ("registered", registered)):
+        if any(arm not in given["arms"] for arm in named):
+            raise InputError(f"blocks.{name}.{key}={named!r} has to be a list of arms of the block")
+    fields = {key: given[key] for key in BLOCK_FIELDS if key in given}
+    block = Block(name, (), (), given["steps"], **fields)
+    measured = _evaluation_of(block, given, evaluation)
+    runs = []
+    for pair, family, arm in product(given["pairs"], given["families"], given["arms"]):
         key = RunKey(family, arm + block.suffix, *pair, block.steps)
-        keys = families[family] | asked.get("keys", {}) | arms[arm]
+        keys = {**families[family], **given.get("keys", {}), **arms[arm]}
         recipe = {name: value for name, value in keys.items() if value is not None}  # null unsets
-        kind, _, taught = recipe[MODEL].partition(":")
-        if kind == "embedded":  # `embedded` and `embedded:TAUGHT` have bases by seed
-            recipe[MODEL] = f"embedded:{taught or recipe['task']}:{key.base_seed}"
-        runs.append(Run(key, recipe | {"seed": key.seed, "max_steps": key.steps}, name, own))
+        if is_base(recipe[MODEL]):  # `study/bases/TASK`, to which the pair adds the seed
+            recipe[MODEL] = f"{recipe[MODEL]}-{key.base_seed}"
+        recipe["seed"] = key.seed
+        recipe["max_steps"] = key.steps
+        runs.append(PlannedRun(key, recipe, name, measured))
     return replace(block, runs=tuple(runs), references=tuple(arm + block.suffix for arm in references))
 
 
+def _evaluation_of(block: Block, given: dict, evaluation: dict) -> dict[str, Any]:
+    """Return the evaluation of a block's runs: that of the file, but for what the block says itself."""
+    own = {**evaluation, **given.get("evaluation", {})}
+    table(EVALUATION, rest=_refuse_unknown)(own, "evaluation")
+    if own["drift_samples"] > own["samples"]:
+        raise InputError(f"evaluation.drift_samples={own['drift_samples']} exceeds samples")
+    own["split"] = block.split
+    own["others"] = given.get("others", [])
+    checkpoints = given.get("checkpoints")
+    if checkpoints is not None:
+        if block.steps % checkpoints:
+            raise InputError(f"blocks.{block.name}.checkpoints={checkpoints} has to divide steps={block.steps}")
+        own["checkpoints"] = checkpoints
+    return own
+
+
 def _check_tuning(matrix: Matrix) -> None:
-    """Values that are chosen have a block that chooses them, for their families and on bases of its own."""
+    """Refuse values that no block chooses, for their families and on bases of its own."""
     tuning = {block.name: block for block in matrix.blocks if block.tunes}
     for block in matrix.blocks:
-        keys = sorted({key for run in block.runs for key in run.waits})
-        if not block.tuned_on and keys:
-            raise InputError(f"blocks.{block.name}: {keys[0]}: {TUNED} needs tuned_on, the block that chooses it")
+        keys = sorted({key for run in block.runs for key in run.open_keys})
         if not block.tuned_on:
+            if keys:
+                raise InputError(f"blocks.{block.name}: {keys[0]}: {TUNED} needs tuned_on, the block that chooses it")
             continue
         at = f"blocks.{block.name}.tuned_on={block.tuned_on!r}"
         if block.tuned_on not in tuning:
             raise InputError(f"{at} has to name a block with split: validation")
         families = {block.tuned_family} if block.tuned_family else set(block.families)
-        if missing := sorted(families - set(tuning[block.tuned_on].families)):
+        missing = sorted(families - set(tuning[block.tuned_on].families))
+        if missing:
             raise InputError(f"{at} does not choose for {', '.join(missing)}")
         for key in keys:
             if not any(run.recipe.get(key) for run in tuning[block.tuned_on].runs):
                 raise InputError(f"{at}: {key}: {TUNED}: {block.tuned_on} tries no value of {key}")
     reported = {run.key.base for block in matrix.blocks if not block.tunes for run in block.runs}
-    for base in sorted(reported & {run.key.base for block in tuning.values() for run in block.runs}):
-        said = f"base {base.base_seed} of {base.family} chooses values and is reported"
-        raise InputError(f"{said}; give the tuning block other bases")
+    tuned = {run.key.base for block in tuning.values() for run in block.runs}
+    for base in sorted(reported & tuned):
+        raise InputError(
+            f"base {base.base_seed} of {base.family} chooses values and is reported; give the tuning block other bases"
+        )
+
+
+def _check_shared_runs(matrix: Matrix) -> None:
+    """Refuse a run to which two blocks give different keys."""
+    first = {run.key: run for run in matrix.runs}
+    for block in matrix.blocks:
+        for run in block.runs:
+            other = first[run.key]
+            if (other.recipe, other.evaluation) != (run.recipe, run.evaluation):
+                raise InputError(f"{run.key}: two blocks give this run different keys; give one of them a suffix")

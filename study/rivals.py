@@ -10,8 +10,8 @@ import pandas as pd
 
 from eval.analysis.statistics import holm
 from study.hierarchical import Contrast
-from study.matrix import Block, Run, RunKey, read_matrix
-from study.registered import over_bases, way
+from study.matrix import Block, PlannedRun, RunKey, read_matrix
+from study.registered import over_bases, smoothed_curve
 from study.scores import finished
 from study.tables import Tables, read_tables
 
@@ -27,9 +27,12 @@ ARMS = {
     "a tenth of the rate": "plain_lr_tenth",
     "rejection sampling": "rejection_sampling",
 }
-BY_GOLD, BY_KL, BY_GUARD = "plain, stopped by gold", "plain, stopped by KL", "plain, stopped by guard_gap"
+BY_GOLD = "plain, stopped by gold"
+BY_KL = "plain, stopped by KL"
+BY_GUARD = "plain, stopped by guard_gap"
 STOPPED = (BY_GOLD, BY_KL, BY_GUARD)
-BEST_STOPPED, BEST_OF_8 = "best stopped plain", "best of 8"
+BEST_STOPPED = "best stopped plain"
+BEST_OF_8 = "best of 8"
 TESTED = (BEST_STOPPED, "rejection sampling", "rank 4", "a tenth of the rate", BEST_OF_8)
 
 
@@ -62,21 +65,23 @@ class Firing:
 
 
 def stop_by_gold(stops: pd.DataFrame) -> int:
-    """The step of the checkpoint with the highest validation gold; of equal ones the first."""
+    """Return the step of the checkpoint with the highest validation gold; of equal ones the first."""
     by_step = stops.set_index("step")["validation_gold"]
     return int(by_step.idxmax())
 
 
 def stop_by_kl(stops: pd.DataFrame, kl_target: float) -> int:
-    """The step of the first checkpoint whose KL to the base is at least the target; the last one's if none is."""
+    """
+    Return the step of the first checkpoint whose KL to the base is at least the target; the last one's if none is.
+    """
     far = stops.loc[stops["kl_to_base"] >= kl_target, "step"]
     return int(far.min() if len(far) else stops["step"].max())
 
 
 def stop_by_guard(stops: pd.DataFrame) -> int:
     """
-    The step of the last checkpoint before `guard_gap` first fired; 0, the base, if none comes before; the last one's
-    if it never fired.
+    Return the step of the last checkpoint before `guard_gap` first fired; 0, the base, if none comes before; the last
+    one's if it never fired.
     """
     fired = stops["guard_gap"].iloc[0]
     if pd.isna(fired):
@@ -86,7 +91,9 @@ def stop_by_guard(stops: pd.DataFrame) -> int:
 
 
 def stop_steps(tables: Tables, key: RunKey, kl_target: float) -> dict[str, int]:
-    """The step at which each rule stops a run; one that left no policy has no checkpoint, and is not stopped."""
+    """
+    Return the step at which each rule stops a run; one that left no policy has no checkpoint, and is not stopped.
+    """
     if key not in tables.stops.index:
         return dict.fromkeys(STOPPED, key.steps)
     stops = tables.stops.loc[[key]]
@@ -94,22 +101,22 @@ def stop_steps(tables: Tables, key: RunKey, kl_target: float) -> dict[str, int]:
 
 
 def score_at(tables: Tables, key: RunKey, step: int, outcome: str) -> float:
-    """An outcome of a run stopped at a step: at its end the run's own, at step 0 the base's."""
+    """Return an outcome of a run stopped at a step: at its end the run's own, at step 0 the base's."""
     if step == key.steps:
         return float(tables.runs.loc[key, outcome])
     stops = tables.stops.loc[[key.base if step == 0 else key]].set_index("step")
     return float(stops.loc[step, outcome])
 
 
-def control_of(block: Block) -> Run:
-    """A run of the block's control, the arm with a `kl_target`."""
+def control_of(block: Block) -> PlannedRun:
+    """Return a run of the block's control, the arm with a `kl_target`."""
     return next(run for run in block.runs if "kl_target" in run.recipe)
 
 
 def scores(block: Block, tables: Tables, family: str, outcome: str) -> pd.DataFrame:
     """
-    An outcome of the control and of every rival that has it: a row for each pair of base seed and seed, a column for
-    each rival. Best of 8 has no greedy counterpart.
+    Return an outcome of the control and of every rival that has it: a row for each pair of base seed and seed, a
+    column for each rival. Best of 8 has no greedy counterpart.
     """
     control = control_of(block)
     arms = {CONTROL: control.key.arm, **ARMS}
@@ -132,13 +139,13 @@ def scores(block: Block, tables: Tables, family: str, outcome: str) -> pd.DataFr
 
 
 def best_rule(found: pd.DataFrame) -> str:
-    """The rule of stopping with the highest mean over bases; of equal ones the first."""
+    """Return the rule of stopping with the highest mean over bases; of equal ones the first."""
     by_base = found[list(STOPPED)].groupby(level=0).mean()
     return str(by_base.mean().idxmax())
 
 
 def control_less(found: pd.DataFrame, family: str, rival: str, outcome: str) -> Difference | None:
-    """The control less a rival, over the pairs that have both; `None` without any."""
+    """Return the control less a rival, over the pairs that have both; `None` without any."""
     rule = ""
     column = rival
     if rival == BEST_STOPPED:
@@ -153,15 +160,15 @@ def control_less(found: pd.DataFrame, family: str, rival: str, outcome: str) -> 
 
 
 def with_holm(found: list[Difference]) -> list[Difference]:
-    """The differences of a family with their p-values after Holm."""
+    """Return the differences of a family with their p-values after Holm."""
     adjusted = holm([one.contrast.p_value for one in found])
     return [replace(one, adjusted=float(p)) for one, p in zip(found, adjusted, strict=True)]
 
 
 def differences(block: Block, tables: Tables) -> list[Difference]:
     """
-    The registered differences, of sampled gold, with Holm within each family; and the same of greedy gold, beside
-    them, for which the best rule of stopping is sought anew.
+    Return the registered differences, of sampled gold, with Holm within each family; and the same of greedy gold,
+    beside them, for which the best rule of stopping is sought anew.
     """
     every = []
     for family in block.families:
@@ -174,30 +181,35 @@ def differences(block: Block, tables: Tables) -> list[Difference]:
 
 
 def firing(tables: Tables, key: RunKey) -> Firing:
-    """When `guard_gap` first fired in a run."""
+    """Return when `guard_gap` first fired in a run."""
     step = tables.stops.loc[[key], "guard_gap"].iloc[0]
     if pd.isna(step):
         return Firing(key, None, None)
-    gold = way(tables, key)["gold"].loc[: int(step)]
+    gold = smoothed_curve(tables, key)["gold"].loc[: int(step)]
     return Firing(key, int(step), float(gold.max() - gold.iloc[-1]))
 
 
 def firings(block: Block, tables: Tables) -> list[Firing]:
-    """When `guard_gap` first fired in each run that it watched."""
+    """List when `guard_gap` first fired in each run that it watched."""
     watched = [run.key for run in block.runs if run.key.arm == PLAIN_ARM and run.key in tables.stops.index]
     return [firing(tables, key) for key in watched]
 
 
-def spelt(difference: Difference) -> str:
-    """A line of the printed result."""
+def format_difference(difference: Difference) -> str:
+    """Write a line of the printed result."""
+    rival = difference.rival
+    if difference.rule:
+        rival += f" ({difference.rule})"
     value, low, high = difference.contrast.estimate
-    holm_part = "" if difference.adjusted is None else f", p {difference.adjusted:.3f} after Holm"
-    rule = f" ({difference.rule})" if difference.rule else ""
-    ends = f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
-    return f"{difference.outcome}, control less {difference.rival}{rule}: {ends}, n = {difference.pairs}{holm_part}"
+    interval = f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
+    line = f"{difference.outcome}, control less {rival}: {interval}, n = {difference.pairs}"
+    if difference.adjusted is not None:
+        line += f", p {difference.adjusted:.3f} after Holm"
+    return line
 
 
 def main() -> None:
+    """Print the means of all rivals, and the differences."""
     root = Path.cwd()
     tables = read_tables(root)
     for block in read_matrix(root).selected(BLOCKS).blocks:
@@ -207,7 +219,7 @@ def main() -> None:
                 print(f"\n{family}, {outcome}, means over bases\n{means.to_string()}")
         print()
         for difference in differences(block, tables):
-            print(f"{difference.family}: {spelt(difference)}")
+            print(f"{difference.family}: {format_difference(difference)}")
         for one in firings(block, tables):
             print(f"{one.key}: guard_gap fired at {one.step}, gold had fallen by {one.fall}")
 

@@ -17,17 +17,17 @@ BEST_OF = 8
 
 
 def greedy_gold(held_out: HeldOut, point: Point) -> float:
-    """The share of questions that a model answers rightly by greedy decoding."""
+    """Return the share of questions that a model answers rightly by greedy decoding."""
     return float(held_out.samples(point, 1, temperature=0.0)["correct"].mean())
 
 
 def sampled_gold(held_out: HeldOut, point: Point, samples: int) -> float:
-    """The share of a model's samples that are right."""
+    """Return the share of a model's samples that are right."""
     return float(held_out.samples(point, samples)["correct"].mean())
 
 
 def checkpoint_row(point: Point, measured: dict, test: HeldOut, validation: HeldOut, samples: int) -> dict:
-    """The row of a checkpoint, or of the end; `measured` is its entry in `drift.json`, from as many samples."""
+    """Return the row of a checkpoint, or of the end; `measured` is its entry in `drift.json`, from as many samples."""
     return {
         "step": point.step,
         "gold": measured["gold"],
@@ -39,7 +39,9 @@ def checkpoint_row(point: Point, measured: dict, test: HeldOut, validation: Held
 
 
 def base_row(test: HeldOut, samples: int) -> dict:
-    """The row of a run's base: its gold, its reward, and best of 8 by that reward, means over all its samples."""
+    """
+    Return the row of a run's base: its gold, its reward, and best of 8 by that reward, means over all its samples.
+    """
     drawn = test.samples(test.base, samples)
     texts = list(drawn["completion"])
     correct = list(drawn["correct"])
@@ -62,8 +64,8 @@ def base_row(test: HeldOut, samples: int) -> dict:
 
 def stop_rows(folder: Path, plan: dict) -> dict[str, list[dict]]:
     """
-    The rows `stops` and `base_stops` of a run whose drift has been measured at its checkpoints. `plan` is what the
-    runner wrote.
+    Return the rows `stops` and `base_stops` of a run whose drift has been measured at its checkpoints. `plan` is what
+    the runner wrote.
     """
     run = load_run(folder)
     test = HeldOut(folder, plan["split"], plan["prompts"])

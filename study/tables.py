@@ -19,20 +19,57 @@ from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 
 
-FOLDER = Path("docs", "study")  # below the checkout
+FOLDER = Path("study", "tables")  # below the checkout
 NUMBER = "%.6g"  # of what is not whole
 CURE = "restore it with git checkout"
 
-KEY = dict(zip(RunKey._fields, (str, str, int, int, int), strict=True))
-# May be missing where a run stopped at numbers that are not finite, or was not asked to measure it.
-OPTIONAL = {"drift", "drift_tokens", "proxy"}
+RUNS = "runs.csv"
+BASES = "bases.csv"
+CURVES = "curves.csv.gz"
+PROMPTS = "prompts.csv.gz"
+POINTS = "points.csv.gz"
+STOPS = "stops.csv"
+
+KEY = {"family": str, "arm": str, "base_seed": int, "seed": int, "steps": int}
 # `gold` is pass@1 by the verifier, `proxy` the mean reward of the same samples: what training paid for.
-RUN_COLUMNS = {**KEY, "block": str, "variant": str, "base_hash": str}
-RUN_COLUMNS |= dict.fromkeys("base_pass@1 pass@1 pass@8 greedy gold proxy drift drift_tokens".split(), float)
-RUN_COLUMNS |= dict.fromkeys("collapsed steps_done resets ref_forward_calls tokens_generated".split(), int)
-RUN_COLUMNS |= {"recipe": str, "split": str, "prompts": int, "samples": int, "seconds": float, "commit": str}
-BASE_COLUMNS = {"family": str, "base_seed": int, "base_hash": str, "prompts_hash": str, "split": str, "prompts": int}
-BASE_COLUMNS |= {"samples": int, "base_pass@1": float, "base_pass@8": float, "base_greedy": float, "commit": str}
+RUN_COLUMNS = {
+    **KEY,
+    "block": str,
+    "variant": str,
+    "base_hash": str,
+    "base_pass@1": float,
+    "pass@1": float,
+    "pass@8": float,
+    "greedy": float,
+    "gold": float,
+    "proxy": float,
+    "drift": float,
+    "drift_tokens": float,
+    "collapsed": int,
+    "steps_done": int,
+    "resets": int,
+    "ref_forward_calls": int,
+    "tokens_generated": int,
+    "recipe": str,
+    "split": str,
+    "prompts": int,
+    "samples": int,
+    "seconds": float,
+    "commit": str,
+}
+BASE_COLUMNS = {
+    "family": str,
+    "base_seed": int,
+    "base_hash": str,
+    "prompts_hash": str,
+    "split": str,
+    "prompts": int,
+    "samples": int,
+    "base_pass@1": float,
+    "base_pass@8": float,
+    "base_greedy": float,
+    "commit": str,
+}
 # Per step; empty where it was not measured (`drift`: at checkpoints and the end). `event` holds the reasons of a reset
 # that came before the step's batch.
 CURVE_VALUES = (
@@ -53,47 +90,72 @@ POINT_COLUMNS = {**KEY, "step": int, "task": str, **dict.fromkeys(POINT_VALUES, 
 # guard of that name first fired in the run; `best_of_8` is the base's alone.
 STOP_VALUES = "gold greedy reward kl_to_base validation_gold guard_gap best_of_8".split()
 STOP_COLUMNS = {**KEY, "step": int, **dict.fromkeys(STOP_VALUES, float)}
-OPTIONAL |= {*CURVE_VALUES, *POINT_VALUES, "event", "block", "validation_gold", "guard_gap", "best_of_8"}
+# May be missing where a run stopped at numbers that are not finite, or was not asked to measure it.
+OPTIONAL = {
+    *("drift", "drift_tokens", "proxy", "event", "block", "validation_gold", "guard_gap", "best_of_8"),
+    *CURVE_VALUES,
+    *POINT_VALUES,
+}
+# In the order of writing: `runs.csv` is last, because a run is finished once it is there.
+COLUMNS = {
+    CURVES: CURVE_COLUMNS,
+    PROMPTS: PROMPT_COLUMNS,
+    POINTS: POINT_COLUMNS,
+    STOPS: STOP_COLUMNS,
+    BASES: BASE_COLUMNS,
+    RUNS: RUN_COLUMNS,
+}
 
-RUNS, BASES, CURVES, PROMPTS, POINTS = "runs.csv", "bases.csv", "curves.csv.gz", "prompts.csv.gz", "points.csv.gz"
-STOPS = "stops.csv"
-COLUMNS = {CURVES: CURVE_COLUMNS, PROMPTS: PROMPT_COLUMNS, POINTS: POINT_COLUMNS, STOPS: STOP_COLUMNS}
-COLUMNS |= {BASES: BASE_COLUMNS, RUNS: RUN_COLUMNS}  # last: a run is finished once it is there
 
-
-def frame(rows: pd.DataFrame | Iterable[dict] = (), file: str = RUNS, key: RunKey | None = None) -> pd.DataFrame:
+def make_frame(rows: pd.DataFrame | Iterable[dict] = (), file: str = RUNS, key: RunKey | None = None) -> pd.DataFrame:
     """
-    Rows of a table, by run; they need not say which run where `key` does. A base's row goes by
+    Make a table, indexed by run, of rows; they need not say which run where `key` does. A base's row is indexed by
     [`~study.matrix.RunKey.base`].
     """
-    made = pd.DataFrame(rows if isinstance(rows, pd.DataFrame) else list(rows)).assign(**key._asdict() if key else {})
-    made = made.reindex(columns=list(COLUMNS[file])).astype(COLUMNS[file])
-    return (made.assign(arm=BASE_ARM, seed=0, steps=0) if file == BASES else made).set_index(list(KEY))
+    table = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
+    if key is not None:
+        table = table.assign(**key._asdict())
+    table = table.reindex(columns=list(COLUMNS[file])).astype(COLUMNS[file])
+    if file == BASES:
+        table = table.assign(arm=BASE_ARM, seed=0, steps=0)
+    return table.set_index(list(KEY))
 
 
 @dataclass
 class Tables:
     """
-    All rows, as frames whose index is a run's key: a row of `runs` and `bases` each, of `curves` for each step, of
-    `prompts` for each prompt, of the bases, too, of `points` for each task at each checkpoint, and of `stops` for each
-    checkpoint, and for the base.
+    All rows, as frames whose index is a run's key.
+
+    Attributes:
+        runs, bases (`pd.DataFrame`): A row for each.
+        curves (`pd.DataFrame`): A row for each step of a run.
+        prompts (`pd.DataFrame`): A row for each held-out prompt, of the bases, too.
+        points (`pd.DataFrame`): A row for each task at each checkpoint.
+        stops (`pd.DataFrame`): A row for each checkpoint, and for the base.
     """
 
-    runs: pd.DataFrame = field(default_factory=frame)
-    bases: pd.DataFrame = field(default_factory=partial(frame, file=BASES))
-    curves: pd.DataFrame = field(default_factory=partial(frame, file=CURVES))
-    prompts: pd.DataFrame = field(default_factory=partial(frame, file=PROMPTS))
-    points: pd.DataFrame = field(default_factory=partial(frame, file=POINTS))
-    stops: pd.DataFrame = field(default_factory=partial(frame, file=STOPS))
+    runs: pd.DataFrame = field(default_factory=make_frame)
+    bases: pd.DataFrame = field(default_factory=partial(make_frame, file=BASES))
+    curves: pd.DataFrame = field(default_factory=partial(make_frame, file=CURVES))
+    prompts: pd.DataFrame = field(default_factory=partial(make_frame, file=PROMPTS))
+    points: pd.DataFrame = field(default_factory=partial(make_frame, file=POINTS))
+    stops: pd.DataFrame = field(default_factory=partial(make_frame, file=STOPS))
 
     def add(self, key: RunKey, rows: dict[str, list[dict]]) -> bool:
         """
-        Add a run and, if it is the first on its base, the base, from the rows that `python -m study.evaluate` writes:
-        `run`, `curve`, `prompts`, and, where there are any, `base`, `base_prompts`, `points`, `stops` and
-        `base_stops`. Returns whether it was added: one that stopped at numbers that are not finite has not measured
-        its base, and waits for one that has.
+        Add a run and, if it is the first on its base, the base.
+
+        Args:
+            key (`RunKey`): The run.
+            rows (`dict`): What `python -m study.evaluate` writes: `run`, `curve`, `prompts`, and, where there are any,
+                `base`, `base_prompts`, `points`, `stops` and `base_stops`.
+
+        Returns:
+            `bool`: Whether it was added. A run that stopped at numbers that are not finite has not measured its base,
+            and waits for one that has.
         """
-        base, run = key.base, rows["run"]
+        base = key.base
+        run = rows["run"]
         measured = rows.get("base", {}).get("prompts_hash")
         check_base(self.bases, base, run["base_hash"], measured)
         if base not in self.bases.index:
@@ -101,103 +163,157 @@ class Tables:
                 return False
             self._put(BASES, base, [rows["base"]])
             self._put(PROMPTS, base, rows["base_prompts"])
-        self._put(RUNS, key, [run | {"base_pass@1": self.bases.loc[base, "base_pass@1"]}])
+        self._put(RUNS, key, [{**run, "base_pass@1": self.bases.loc[base, "base_pass@1"]}])
         if "base_stops" in rows and base not in self.stops.index:
             self._put(STOPS, base, rows["base_stops"])
-        for file, name in ((CURVES, "curve"), (PROMPTS, "prompts"), (POINTS, "points"), (STOPS, "stops")):
-            self._put(file, key, rows.get(name, []))
+        self._put(CURVES, key, rows["curve"])
+        self._put(PROMPTS, key, rows["prompts"])
+        self._put(POINTS, key, rows.get("points", []))
+        self._put(STOPS, key, rows.get("stops", []))
         return True
 
     def _put(self, file: str, key: RunKey, rows: list[dict]) -> None:
-        name, more = file.partition(".")[0], frame(rows, file, key)
-        before = getattr(self, name)[lambda rows: ~rows.index.isin([key])]
-        parts = [one for one in (before, more) if len(one)] or [more]  # the types of an empty one would win
-        setattr(self, name, pd.concat(parts).sort_index(kind="stable"))
+        """Put rows in the place of those that a run has in a table."""
+        name = table_name(file)
+        table = getattr(self, name)
+        others = table[~table.index.isin([key])]
+        setattr(self, name, join_rows(others, make_frame(rows, file, key)))
 
     def without(self, keys: Iterable[RunKey]) -> "Tables":
-        """The tables without some runs, and without the bases that then have no run."""
+        """Return the tables without some runs, and without the bases that then have no run."""
         runs = {RunKey(*key) for key in self.runs.index} - set(keys)
         kept = list(runs | {key.base for key in runs})
-        return Tables(*(one[one.index.isin(kept)] for one in vars(self).values()))
+        return Tables(**{name: table[table.index.isin(kept)] for name, table in vars(self).items()})
+
+
+def table_name(file: str) -> str:
+    """Return the attribute of [`Tables`] that a file holds: `curves` of `curves.csv.gz`."""
+    return file.partition(".")[0]
+
+
+def join_rows(table: pd.DataFrame, more: pd.DataFrame) -> pd.DataFrame:
+    """Join two tables of the same columns, sorted by run."""
+    if more.empty and not table.empty:  # the types of an empty one would win
+        joined = table
+    elif table.empty:
+        joined = more
+    else:
+        joined = pd.concat([table, more])
+    return joined.sort_index(kind="stable")
 
 
 def check_base(bases: pd.DataFrame, base: RunKey, base_hash: str, prompts_hash: str | None = None) -> None:
     """Refuse, as an `InputError`, a base other than the table's of that name, if it has one."""
     if base not in bases.index:
         return
-    there, name = bases.loc[base], f"{base.family}, base seed {base.base_seed}"
-    anew = f"`python -m study drop --families {base.family}` to begin anew"
+    there = bases.loc[base]
+    name = f"{base.family}, base seed {base.base_seed}"
+    drop = f"`python -m study drop --families {base.family}` to begin anew"
     if there["base_hash"] != base_hash:
         raise InputError(
             f"{name}: the weights here have SHA-256 {base_hash[:12]}…, in {FOLDER / BASES} {there['base_hash'][:12]}…"
             ", and runs on different bases do not compare. Restore the base (git checkout its folder below "
-            f"trl_prorl/embedded/models), or {anew}"
+            f"study/bases), or {drop}"
         )
-    if prompts_hash not in (None, there["prompts_hash"]):
+    if prompts_hash is not None and prompts_hash != there["prompts_hash"]:
         raise InputError(
             f"{name}: the held-out prompts are others than in {FOLDER / BASES} (evaluation in matrix.yaml, or the "
-            f"task, has changed). Restore them, or {anew}"
+            f"task, has changed). Restore them, or {drop}"
         )
 
 
 def read_tables(root: Path) -> Tables:
+    """Read the tables of a checkout, see [`read_folder`]."""
+    return read_folder(root / FOLDER)
+
+
+def read_folder(folder: Path) -> Tables:
     """
-    The tables of a checkout; those that are missing are empty. Raises `InputError`: a file cannot be read, is not of
-    its shape, or has not the rows of its runs.
+    Read the tables of a folder; those that are missing are empty. Raises `InputError`: a file cannot be read, is not
+    of its shape, or has not the rows of its runs.
     """
-    folder = root / FOLDER
-    tables = Tables(*(_read(folder / file) for file in (RUNS, BASES, CURVES, PROMPTS, POINTS, STOPS)))
-    for file, one in ((RUNS, tables.runs), (BASES, tables.bases)):
-        for key in one.index[one.index.duplicated()]:
-            raise InputError(f"{folder / file}: {RunKey(*key)} is there twice; remove one")
-    bases = tables.bases["base_hash"].reindex([RunKey(*key).base for key in tables.runs.index])
-    for key in tables.runs.index[bases.to_numpy() != tables.runs["base_hash"].to_numpy()]:
-        raise InputError(f"{folder / RUNS}: {RunKey(*key)} has no base of its hash in {BASES}; {CURE}")
+    tables = Tables(**{table_name(file): _read_table(folder / file) for file in COLUMNS})
+    _check_unique(folder / RUNS, tables.runs)
+    _check_unique(folder / BASES, tables.bases)
+    _check_bases_of_runs(folder / RUNS, tables)
+    _check_row_counts(folder / CURVES, tables.curves, tables.runs["steps_done"])
     prompts = pd.concat([tables.runs["prompts"], tables.bases["prompts"]])
-    for file, one, rows in ((CURVES, tables.curves, tables.runs["steps_done"]), (PROMPTS, tables.prompts, prompts)):
-        count = pd.DataFrame({"there": one.groupby(level=list(KEY)).size(), "rows": rows}).fillna(0).astype(int)
-        for key, (there, wanted) in count[count["there"] != count["rows"]].iterrows():
-            raise InputError(f"{folder / file}: {RunKey(*key)} has {there} of {wanted} rows; {CURE}")
+    _check_row_counts(folder / PROMPTS, tables.prompts, prompts)
     return tables
 
 
-def _read(path: Path) -> pd.DataFrame:
+def _check_unique(path: Path, table: pd.DataFrame) -> None:
+    for key in table.index[table.index.duplicated()]:
+        raise InputError(f"{path}: {RunKey(*key)} is there twice; remove one")
+
+
+def _check_bases_of_runs(path: Path, tables: Tables) -> None:
+    hashes = tables.bases["base_hash"]
+    for key, base_hash in tables.runs["base_hash"].items():
+        if hashes.get(RunKey(*key).base) != base_hash:
+            raise InputError(f"{path}: {RunKey(*key)} has no base of its hash in {BASES}; {CURE}")
+
+
+def _check_row_counts(path: Path, table: pd.DataFrame, wanted: pd.Series) -> None:
+    """Refuse a table that has not, of every run, as many rows as its run says."""
+    counts = pd.DataFrame({"there": table.groupby(level=list(KEY)).size(), "wanted": wanted}).fillna(0).astype(int)
+    for key, there, needed in counts[counts["there"] != counts["wanted"]].itertuples():
+        raise InputError(f"{path}: {RunKey(*key)} has {there} of {needed} rows; {CURE}")
+
+
+def _read_table(path: Path) -> pd.DataFrame:
     if not path.exists():
-        return frame(file=path.name)
+        return make_frame(file=path.name)
     columns = COLUMNS[path.name]
     try:
         content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        text = content.decode()
         header = text.partition("\n")[0].split(",")
         if header != list(columns):
             raise ValueError(f"its columns are not those of this version: {', '.join(set(header) ^ set(columns))}")
-        cells = {"dtype": columns, "float_precision": "round_trip", "keep_default_na": False, "na_values": [""]}
-        made = pd.read_csv(io.StringIO(text), index_col=False, **cells)
+        table = pd.read_csv(
+            io.StringIO(text),
+            index_col=False,
+            dtype=columns,
+            float_precision="round_trip",
+            keep_default_na=False,
+            na_values=[""],
+        )
     except (OSError, EOFError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}); {CURE}") from error
-    for name in made.columns[made.isna().any()]:
+    for name in table.columns[table.isna().any()]:
         if name not in OPTIONAL:
-            raise InputError(f"{path}: {name} is empty in line {made[name].isna().argmax() + 2}; {CURE}")
+            raise InputError(f"{path}: {name} is empty in line {table[name].isna().argmax() + 2}; {CURE}")
     words = [name for name, kind in columns.items() if kind is str]
-    return frame(made.fillna(dict.fromkeys(words, "")), path.name)
+    return make_frame(table.fillna(dict.fromkeys(words, "")), path.name)
 
 
 def write_tables(root: Path, tables: Tables) -> None:
     """Write the tables of a checkout that have rows, `runs.csv` last: a run is finished once it is there."""
     folder = root / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for file, columns in COLUMNS.items():
-        one = getattr(tables, file.partition(".")[0]).sort_index(kind="stable")
-        if file in (POINTS, STOPS) and one.empty and not (folder / file).exists():
+    for file in COLUMNS:
+        path = folder / file
+        table = getattr(tables, table_name(file)).sort_index(kind="stable")
+        if file in (POINTS, STOPS) and table.empty and not path.exists():
             continue
-        text = one.reset_index()[list(columns)].to_csv(index=False, float_format=NUMBER, lineterminator="\n")
-        if file.endswith(".gz"):
-            header, *lines = text.splitlines(keepends=True)
-            ends = one.groupby(level=list(KEY)).size().cumsum().tolist()
-            parts = [header, *("".join(lines[start:end]) for start, end in zip([0, *ends], ends, strict=False))]
-            content = b"".join(gzip.compress(part.encode(), compresslevel=9, mtime=0) for part in parts)
-        else:
-            content = text.encode()
-        if not (folder / file).is_file() or (folder / file).read_bytes() != content:
-            with replaced(folder / file) as aside:
+        content = _table_bytes(table, file)
+        if not path.is_file() or path.read_bytes() != content:
+            with replaced(path) as aside:
                 aside.write_bytes(content)
+
+
+def _table_bytes(table: pd.DataFrame, file: str) -> bytes:
+    columns = list(COLUMNS[file])
+    text = table.reset_index()[columns].to_csv(index=False, float_format=NUMBER, lineterminator="\n")
+    if not file.endswith(".gz"):
+        return text.encode()
+    header, *lines = text.splitlines(keepends=True)
+    members = [header]
+    start = 0
+    for rows in table.groupby(level=list(KEY)).size():
+        members.append("".join(lines[start : start + rows]))
+        start += rows
+    return b"".join(gzip.compress(member.encode(), compresslevel=9, mtime=0) for member in members)

@@ -12,11 +12,10 @@ The mean is over all arms that try the value. `tuned_own` is the choice of those
 itself, but for the value; an arm whose own choice is that of all is left out, because another arm is the same.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from study.matrix import OF_THE_RUN, OWN, Block, Matrix, Run
+from study.matrix import KEYS_OF_THE_RUN, OWN, Block, Matrix, PlannedRun
 from study.tables import Tables
 
 
@@ -38,46 +37,79 @@ class Choice(NamedTuple):
 
 def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None = None) -> Choice | None:
     """
-    The choice of a tuning block; `None` until every run that tries a value has ended, or where none does. With the
-    recipe of an arm as `own`: of the runs that have its keys.
+    Choose the value of a key for a family.
+
+    Args:
+        block (`Block`): The tuning block.
+        family (`str`), key (`str`): What the value is for.
+        tables (`Tables`): The rows of its runs.
+        own (`dict`, *optional*): The recipe of an arm: then of the runs that have its keys alone.
+
+    Returns:
+        `Choice` or `None`: `None` until every run that tries a value has ended, or where none does.
     """
 
-    def others(recipe: dict) -> dict:
-        return {name: value for name, value in recipe.items() if name not in (key, *OF_THE_RUN)}
+    def other_keys(recipe: dict) -> dict:
+        return {name: value for name, value in recipe.items() if name != key and name not in KEYS_OF_THE_RUN}
 
     runs = [run for run in block.runs if run.key.family == family and run.recipe.get(key)]
-    runs = [run for run in runs if own is None or others(run.recipe) == others(own)]
+    if own is not None:
+        runs = [run for run in runs if other_keys(run.recipe) == other_keys(own)]
     if not runs or any(run.key not in tables.runs.index for run in runs):
         return None
-    rows = tables.runs.loc[[run.key for run in runs]].assign(gain=lambda rows: rows["pass@1"] - rows["base_pass@1"])
-    scores = rows[block.tuned_by].groupby([run.recipe[key] for run in runs]).mean().round(12)
+    rows = tables.runs.loc[[run.key for run in runs]]
+    rows = rows.assign(gain=rows["pass@1"] - rows["base_pass@1"])
+    values = [run.recipe[key] for run in runs]
+    scores = rows[block.tuned_by].groupby(values).mean().round(12)
     if block.tuned_by == "gain":
-        chosen = min(scores.index[scores <= STILL], default=scores.index.max())
+        value = min(scores.index[scores <= STILL], default=scores.index.max())
     else:
-        chosen = scores.index[scores >= scores.max() - TIE].max()
-    return Choice(block.name, family, key, block.tuned_by, scores.to_dict(), float(chosen))
+        value = scores.index[scores >= scores.max() - TIE].max()
+    return Choice(block.name, family, key, block.tuned_by, scores.to_dict(), float(value))
 
 
 def choices(matrix: Matrix, tables: Tables) -> list[Choice]:
-    """All that have been made."""
-    blocks = [block for block in matrix.blocks if block.tunes]
-    found = (choose(block, family, key, tables) for block in blocks for family in block.families for key in KEYS)
-    return [choice for choice in found if choice is not None]
+    """List all choices that have been made."""
+    found = []
+    for block in matrix.blocks:
+        if not block.tunes:
+            continue
+        for family in block.families:
+            for key in KEYS:
+                choice = choose(block, family, key, tables)
+                if choice is not None:
+                    found.append(choice)
+    return found
 
 
 def with_choices(matrix: Matrix, whole: Matrix, tables: Tables) -> Matrix:
-    """A matrix, or a selection, with the values that the whole one's tuning blocks have chosen; other runs wait."""
+    """
+    Fill in the values that have been chosen; other runs keep their open keys.
+
+    Args:
+        matrix (`Matrix`): The matrix, or a selection.
+        whole (`Matrix`): The whole one, which has the tuning blocks.
+        tables (`Tables`): The rows of their runs.
+    """
     tuning = {block.name: block for block in whole.blocks}
+    blocks = []
+    for block in matrix.blocks:
+        runs = [_with_choice(run, block, tuning, tables) for run in block.runs]
+        blocks.append(replace(block, runs=tuple(run for run in runs if run is not None)))
+    return Matrix(tuple(blocks))
 
-    def known(block: Block, run: Run) -> Iterator[Run]:
-        recipe, family = dict(run.recipe), block.tuned_family or run.key.family
-        for key in run.waits:
-            common, own = (choose(tuning[block.tuned_on], family, key, tables, of) for of in (None, run.recipe))
-            if recipe[key] == OWN and own and common and own.value == common.value:
-                return
-            if choice := own if recipe[key] == OWN else common:
-                recipe[key] = choice.value
-        yield replace(run, recipe=recipe)
 
-    runs = {block: tuple(new for run in block.runs for new in known(block, run)) for block in matrix.blocks}
-    return Matrix(tuple(replace(block, runs=known_now) for block, known_now in runs.items()))
+def _with_choice(run: PlannedRun, block: Block, tuning: dict[str, Block], tables: Tables) -> PlannedRun | None:
+    """Fill in the chosen values of a run; `None` for an arm whose own choice is that of all."""
+    recipe = dict(run.recipe)
+    family = block.tuned_family or run.key.family
+    for key in run.open_keys:
+        choice = choose(tuning[block.tuned_on], family, key, tables)
+        if recipe[key] == OWN:
+            of_all = choice
+            choice = choose(tuning[block.tuned_on], family, key, tables, own=run.recipe)
+            if choice is not None and of_all is not None and choice.value == of_all.value:
+                return None
+        if choice is not None:
+            recipe[key] = choice.value
+    return replace(run, recipe=recipe)

@@ -199,9 +199,8 @@ def test_the_demos_base_is_what_its_command_makes(tmp_path):
 
 
 ROOT = Path(__file__).parent.parent
-TASKS = ("reverse_digits", "sorting", "sums")
-NAMES = [f"embedded:{task}:{seed}" for task in TASKS for seed in range(7)]
-NAMES += [f"embedded:three_tasks:{seed}" for seed in (1, 2, 3)]
+TASKS = ("reverse_digits", "sorting")
+NAMES = [f"embedded:{task}:0" for task in TASKS]
 
 
 @pytest.fixture
@@ -258,14 +257,14 @@ NOT_SHIPPED = "reverse_digits:7|sorting:7|sums:00|parity||:|sorting:|../x:0|sort
 
 @pytest.mark.parametrize("rest", NOT_SHIPPED)
 def test_a_model_that_is_not_shipped_is_one_line(rest):
-    cure = "`python -m trl_prorl.embedded` lists what is. A checkout (`pip install -e .`) has all of the study's; "
+    cure = "`python -m trl_prorl.embedded` lists what is. In a checkout, study/bases has more: give the folder. "
     cure += "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
     with pytest.raises(ValueError) as refused:
         find_model(f"embedded:{rest}")
     assert str(refused.value) == f"model_name_or_path='embedded:{rest}' is not here; {cure}"
 
 
-def test_the_study_s_bases_are_there():
+def test_the_bases_of_the_demo_and_the_tiny_recipes_are_there():
     assert shipped() == NAMES
     hashes = {name: weights_sha256(name) for name in shipped()}
     assert len(set(hashes.values())) == len(NAMES)
@@ -296,7 +295,7 @@ def test_without_a_seed_it_is_seed_0(task):
 def test_another_model_that_is_shipped_later_is_found_by_its_name(copied):
     for seed in (12, 14):
         shutil.copytree(copied / "reverse_digits-0", copied / f"sorting-{seed}")
-    names = [f"embedded:sorting:{seed}" for seed in (*range(7), 12, 14)]
+    names = [f"embedded:sorting:{seed}" for seed in (0, 12, 14)]
     assert [name for name in shipped() if "sorting" in name] == names
     assert find_model("embedded:sorting:12") == str(copied / "sorting-12")
     assert identify(str(copied / "sorting-12")).name == "embedded:sorting:12"

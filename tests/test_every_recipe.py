@@ -1,6 +1,5 @@
 """A few steps of every recipe: small batches and short completions on a CPU, its other keys as they stand."""
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from trl_prorl.launch.recipe_check import read_recipe
 
 ROOT = Path(__file__).parent.parent
 RECIPES = ROOT / "recipes"
-STUDY = RECIPES / "study"  # bases, and the file of the study's arms
-FILES = sorted(set(RECIPES.rglob("*.yaml")) - set(RECIPES.rglob("base.yaml")) - set(STUDY.glob("*.yaml")))
+FILES = sorted(set(RECIPES.rglob("*.yaml")) - set(RECIPES.rglob("base.yaml")))
 # Of every folder the arm that most others share their code with; `make test-slow` runs all.
 FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml", "kimi_k1.5.yaml", "dapo.yaml", "mixture.yaml", "grown.yaml")
 # Of `trl-prorl smollm2`: the list of words is needed, a small model stands in for the large one.
@@ -80,18 +78,3 @@ def test_it_runs(forks, tmp_path, file):
     for kind in (kind for key, kind in OTHER_CLOCKS.items() if recipe.get(key)):
         assert [event["step_applied"] for event in events if event["event"] == kind] == [2]
     assert (run / "adapter_model.safetensors").is_file() == recipe.get("use_peft", False)
-
-
-@pytest.mark.parametrize("family", ["reverse_digits", "sorting", pytest.param("sums", marks=pytest.mark.slow)])
-def test_a_family_of_the_study_starts_above_0(forks, tmp_path, family):
-    """Its base answers some questions; the base without an arm's keys is the arm without a KL."""
-    options = small({}) + ["--output_dir", str(tmp_path / "run"), "--train_rows", "64", "--num_generations", "8"]
-    options += ["--per_device_train_batch_size", "64", "--max_completion_length", "48", "--max_steps", "4"]
-    status, written = forks.run(RECIPES / "grpo_variantA.py", "--config", str(STUDY / f"{family}.yaml"), *options)
-    assert status == 0, written[-3000:]
-    rows = read_rows(tmp_path / "run")
-    assert len(rows) == 4
-    assert all(0.02 < row[f"pass_rate/{family}"] < 0.6 for row in rows[::2])
-    base = json.loads((tmp_path / "run" / "env.json").read_text())["base_model"]
-    assert base["name"] == f"embedded:{family}:0"
-    assert len(base["sha256"]) == 64

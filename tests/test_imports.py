@@ -75,7 +75,8 @@ def module_of(file: Path) -> str:
 
 
 def modules_of(folder: str) -> dict[str, set[str]]:
-    return {module_of(file): imports_of(file) for file in (ROOT / folder).rglob("*.py")}
+    files = [file for file in (ROOT / folder).rglob("*.py") if "tests" not in file.relative_to(ROOT).parts]
+    return {module_of(file): imports_of(file) for file in files}
 
 
 EVAL = modules_of("eval")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trl_prorl.embedded.shipped import DEFAULT, shipped, weights_sha256
+from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
 from trl_prorl.launch.recipe_check import read_recipe
 from trl_prorl.launch.shipped_recipes import shipped_recipes
 
@@ -27,7 +27,6 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("trl_prorl", "tasks", "eval")  # of a checkout
 MOST_BYTES = 6_000_000  # of the wheel
 SHIPPED = ["embedded:reverse_digits:0", "embedded:sorting:0"]  # which recipes/tiny name
-LEFT_OUT = {name.removeprefix("embedded:") for name in {*shipped()} - {*SHIPPED}}
 OF_THE_BUILD = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 DEPENDENCIES = sorted({str(Path(find_spec(name).origin).parent.parent) for name in ("torch", "trl", "numpy", "yaml")})
@@ -104,14 +103,12 @@ def files(folder, name):
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-def test_every_file_is_there_but_the_bases_of_the_study(installed):
+def test_every_file_is_there(installed):
     there = files(installed[0], "trl_prorl")
     wanted = {}
     for name in PACKAGES:
         within = "" if name == "trl_prorl" else "trl_prorl/"
         wanted |= {f"{within}{path}": content for path, content in files(ROOT, name).items()}
-    left_out = {f"trl_prorl/embedded/models/{name.replace(':', '-')}" for name in LEFT_OUT}
-    wanted = {path: content for path, content in wanted.items() if str(Path(path).parent) not in left_out}
     wanted |= {f"trl_prorl/{path}": content for path, content in files(ROOT, "accelerate_configs").items()}
     there = {path: content for path, content in there.items() if not path.startswith("trl_prorl/recipes/")}
     assert there.keys() == wanted.keys()
@@ -123,7 +120,7 @@ def test_the_wheel_is_small_and_holds_one_package_and_the_recipes(wheel):
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"trl_prorl"}
     assert wheel.stat().st_size <= MOST_BYTES
     there = {name for name in names if name.startswith("trl_prorl/recipes/") and not name.endswith(".py")}
-    wanted = {path for path in (ROOT / "recipes").rglob("*.yaml") if "study" not in path.parts}
+    wanted = (ROOT / "recipes").rglob("*.yaml")
     assert there == {f"trl_prorl/{path.relative_to(ROOT).as_posix()}" for path in wanted}
 
 

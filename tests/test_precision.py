@@ -110,11 +110,6 @@ def test_the_command_line_wins(machine):
     assert parsed(SMOLLM2[0], "--bf16", "true", "--dtype", "bfloat16") == (True, "bfloat16")
 
 
-def test_the_runs_of_the_study_keep_their_precision(machine):
-    machine("AVX512")
-    assert parsed(ROOT / "recipes" / "study" / "smollm2.yaml", "--output_dir", "run") == (True, "bfloat16")
-
-
 def test_a_resume_on_a_machine_that_chooses_otherwise_is_refused(machine):
     keys = {}
     for name in ("AMX", "AVX512"):

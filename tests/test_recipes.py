@@ -11,7 +11,6 @@ import yaml
 from trl import GRPOConfig, ModelConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
-from trl_prorl.embedded.shipped import full_name
 from trl_prorl.launch.command_line import first_look
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.launch.recipe_check import read_recipe
@@ -20,8 +19,7 @@ from trl_prorl.train import TaskArguments
 
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-STUDY = RECIPES / "study"  # bases, and the file of the study's arms
-FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base" and path.parent != STUDY)
+FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base")
 # They compare no variants.
 QWEN_ON_A_CPU = RECIPES / "gsm8k" / "qwen2.5-coder-1.5b-cpu"
 ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys", "tiny/growth", "tiny/gamed", "tiny/guess")]
@@ -129,23 +127,6 @@ def test_the_guessing_recipes_are_the_tiny_ones_with_a_task_of_several_turns():
 
 def test_every_variant_has_its_script():
     assert all(f"variant{name}.yaml" in (RECIPES / f"grpo_variant{name}.py").read_text() for name in "ABC")
-
-
-FAMILIES = ("reverse_digits", "sorting", "sums")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_of_the_study_is_the_tiny_base_with_another_task(family):
-    """All its arms have the same keys as the tiny ones; only the task and its length differ."""
-    tiny, own = (read_recipe(file) for file in (RECIPES / "tiny" / "base.yaml", STUDY / f"{family}.yaml"))
-    assert tiny.pop("fast") is True  # the study says the same key by key, and refuses what falls back
-    tiny |= {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
-    assert own.pop("report_to") == "none"  # the default, which the shipped recipes leave to the user
-    other = {key for key in tiny.keys() | own.keys() if tiny.get(key) != own.get(key)}
-    of_the_task = {"model_name_or_path", "task", "task_level", "task_options", "max_completion_length"}
-    assert other <= (set() if family == "reverse_digits" else of_the_task)
-    assert full_name(own["model_name_or_path"]) == f"embedded:{own['task']}:0" == f"embedded:{family}:0"
-    assert parse(STUDY / f"{family}.yaml").variant == "plain"
 
 
 def fields(*classes):

@@ -76,7 +76,7 @@ OF_GSM8K = f"--config {GSM8K} {CPU} --dataset_name"
 BAD = [
     ("--kl_estimator k1 --use_bias_correction_kl false", ["kl_estimator='k1'"]),
     ("--task reverse_digit", ["reverse_digit", "reverse_digits"]),
-    ("--model_name_or_path embedded --task sums", ["task='sums'", ": embedded:sums, or embedded:reverse_digits if"]),
+    ("--model_name_or_path embedded --task sorting", ["task='sorting'", ": embedded:sorting, or embedded:reverse_d"]),
     ("--task gsm8k", ["level=3", "gsm8k", "path"]),
     (f"{OF_GSM8K} /nowhere", ["/nowhere"]),
     ("--optimizer_reset hard --optim sgd", ["optimizer_reset", "SGD", "keep"]),

@@ -42,7 +42,8 @@ def test_every_page_is_in_the_index():
     listed = {
         (index.parent / link.partition("#")[0]).resolve() for index in indices for link in links(index.read_text())
     }
-    pages = {page for page in PAGES if docs in page.parents and page != docs / "README.md"}
+    folders = {docs, ROOT / "study"}
+    pages = {page for page in PAGES if folders & {*page.parents} and page != docs / "README.md"}
     assert pages - listed == set()
     assert docs / "quickstart.ipynb" in listed
 
@@ -101,7 +102,11 @@ def test_the_front_page_has_its_commands():
 
 
 def test_every_recipe_that_is_named_exists():
-    named = {(name(page), path) for page in PAGES for path in re.findall(r"recipes/[\w./-]+[\w]", page.read_text())}
+    named = {
+        (name(page), path)
+        for page in PAGES
+        for path in re.findall(r"(?:study/)?recipes/[\w./-]+[\w]", page.read_text())
+    }
     assert [place for place in named if not (ROOT / place[1]).exists()] == []
 
 

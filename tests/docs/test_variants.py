@@ -15,7 +15,7 @@ from trl_prorl.resets.treatments import ALPHA, TREATMENTS
 
 
 VARIANTS = ROOT / "docs" / "variants"
-LOG = (ROOT / "docs" / "log.md").read_text()
+LOG = (ROOT / "docs" / "log.md").read_text() + (ROOT / "study" / "log.md").read_text()
 CALLS = {"0": 0, "m": 1, "2 m": 2}
 KEYS = {
     "plain": {},
@@ -97,12 +97,12 @@ def figures(page):
     return re.findall(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]", as_one_line(page.read_text()))
 
 
-WITH_FIGURES = [ROOT / name for name in ("README.md", "docs/study.md", "docs/study/details.md")]
+WITH_FIGURES = [ROOT / name for name in ("README.md", "study/README.md", "study/pages/details.md")]
 
 
 @pytest.mark.parametrize("page", [*WITH_FIGURES, *sorted(VARIANTS.glob("*.md"))], ids=lambda page: page.stem)
 def test_figures_are_in_the_log_or_in_the_study_s_findings(page):
-    known = as_one_line(LOG + (ROOT / "docs/study/findings.md").read_text())
+    known = as_one_line(LOG + (ROOT / "study/pages/findings.md").read_text())
     assert figures(page)
     assert [figure for figure in figures(page) if figure not in known] == []
 
@@ -116,7 +116,7 @@ def test_pages_that_compare_a_and_b_say_that_the_objectives_differ(page):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/study.md", "docs/study/details.md", "docs/variants/A.md", "docs/variants/B.md"]
+    "page", ["README.md", "study/README.md", "study/pages/details.md", "docs/variants/A.md", "docs/variants/B.md"]
 )
 def test_every_share_that_b_keeps_of_a_says_so_beside_it(page):
     """A reader of one paragraph, item or row has to see it."""

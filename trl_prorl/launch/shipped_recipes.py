@@ -12,7 +12,6 @@ from .recipe_check import nearest
 
 PACKAGE = Path(__file__).parent.parent
 SUFFIXES = (".yaml", ".yml")
-NOT_ARMS = ("study",)  # bases, and the list of the study's arms
 
 
 def recipes_folder() -> Path:
@@ -25,11 +24,7 @@ def shipped_recipes() -> dict[str, Path]:
     """The recipes that can be trained, by name and sorted: all but the bases of others."""
     folder = recipes_folder()
     files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in folder.rglob("*.yaml")}
-    return {
-        name: files[name]
-        for name in sorted(files)
-        if files[name].stem != "base" and name.partition("/")[0] not in NOT_ARMS
-    }
+    return {name: files[name] for name in sorted(files) if files[name].stem != "base"}
 
 
 def recipe_file(asked: str) -> Path:
