@@ -123,7 +123,8 @@ def gradient(trainer, **others):
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     scored = lambda model, **others: (logps, torch.zeros_like(logps), None)  # noqa: E731
-    trainer.scorer._packed, trainer.scorer.packs = lambda model, *args, **kwargs: scored(model), True
+    trainer.scorer._score_packed = lambda model, *args, **kwargs: scored(model)
+    trainer.scorer.packs = True
     inputs = {"prompt_ids": torch.ones(2, 2, dtype=torch.long), "prompt_mask": torch.ones(2, 2, dtype=torch.long)}
     inputs |= {"completion_ids": torch.ones(2, 3, dtype=torch.long), "completion_mask": MASK, "advantages": ADVANTAGES}
     inputs |= {"old_per_token_logps": OLD, "num_items_in_batch": torch.tensor(5), **others}

@@ -185,7 +185,7 @@ def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean():
     old, logps, entropies = -torch.rand(3, 3), -torch.rand(2, 3), torch.rand(2, 3)
     current = SimpleNamespace(rows=kept, mask=mask, fill=old)
     score = lambda model, ids, of, keep: (logps, entropies, None)  # noqa: E731
-    found, filled, _ = Scorer._some_rows(score, current, None, mask, mask, 3)
+    found, filled, _ = Scorer._score_some_rows(score, current, None, mask, mask, 3)
     assert torch.equal(found[1], old[1]) and torch.equal(found[kept], logps) and torch.equal(filled[kept], entropies)
     mean = (entropies[0, 0] + entropies[0, 1] + entropies[1, 0]).item() / 3
     assert filled[mask.bool()].mean().item() == pytest.approx(mean)

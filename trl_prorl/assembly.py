@@ -1,4 +1,4 @@
-"""What a trainer has beside TRL: a model made ready, the models of its anchors, the parts that keys ask for."""
+"""What a trainer has beside TRL: a model made ready, the parts that keys ask for."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,6 @@ from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.head import add_frozen_head, cast_head_to_fp32
 from .scoring.lean_lora import lean
-from .scoring.references import Reference, base_of, reference_of
 
 
 def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Acceleration:
@@ -64,17 +63,6 @@ def identity_of(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, objec
         "rows of the training set": dataset_hash(trainer.train_dataset),
         "reward functions": list(trainer.reward_func_names),
     }
-
-
-def models_of_anchors(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Reference | None]:
-    """The models that score as the reference and as the base; `None` without that anchor."""
-    args, accelerator = trainer.args, trainer.accelerator
-    full = accelerator.unwrap_model(trainer.ref_model) if trainer.ref_model is not None else None
-    fills = plan.moves and not trainer.is_fsdp_enabled
-    reference, base = reference_of(policy, full, fills) if args.beta != 0.0 else None, None
-    if args.beta_base:
-        base = base_of(policy, plan.fresh_adapter, trainer.temperature, accelerator, args.cast_lm_head_to_fp32)
-    return {"ref": reference, "base": base}
 
 
 def asked_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:

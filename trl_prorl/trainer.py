@@ -16,7 +16,7 @@ from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 from trl.trainer.utils import split_tensor_dict
 
-from .assembly import asked_parts, identity_of, made_ready, models_of_anchors
+from .assembly import asked_parts, identity_of, made_ready
 from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
@@ -25,7 +25,9 @@ from .launch.acceleration import shards_weights
 from .launch.interrupt import tell_interrupted, what_a_script_keeps
 from .launch.plan import Plan
 from .objective.aggregation import Aggregation, without_ratio
-from .objective.anchors import Anchors, Penalty, completion_mask, counted, logps_key
+from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
+from .objective.masks import completion_mask, counted
+from .objective.penalties import Anchors, Penalty
 from .parts import MicroBatch, Parts
 from .record.meter import Meter, StageTimer
 from .record.recorder import LOGGED, OF_TRL, Recorder
@@ -38,6 +40,7 @@ from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome, Rows, Sampled, groups_together, set_advantages, written_by_others
 from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts, watched
+from .scoring.references import AnchorModels
 from .scoring.scorer import PolicyPass, Scorer
 
 
@@ -67,6 +70,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     _tag_names = ["trl", "grpo", "prorl"]
     has_begun = False  # whether a step was begun
     resets: Resets | None = None  # None until TRL's trainer is made
+    _policy_pass: PolicyPass | None = None  # of the micro-batch whose loss TRL computes, while it does
 
     # ------------------------------------------------------------------------------------------------ assembly
 
@@ -96,9 +100,12 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self._generations = 0
 
         self.meter = Meter(accelerator.device)
-        models = models_of_anchors(self, plan, policy)
-        self.reference, self.base = models["ref"], models["base"]
-        self.scorer = Scorer(args, self.meter, self.acceleration.packs, not self._is_vlm, accelerator.autocast, models)
+        self.anchors.make_models(AnchorModels(self, policy, plan.moves, plan.fresh_adapter))
+        self.reference = self.anchors["ref"].model
+        self.base = self.anchors["base"].model
+        self.scorer = Scorer(
+            args, self.meter, self.anchors, self.acceleration.packs, not self._is_vlm, accelerator.autocast
+        )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.aggregation = Aggregation(args, accelerator.num_processes)
@@ -134,11 +141,17 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     @property
     def beta(self) -> float:
-        """The coefficient of the KL to the reference."""
+        """
+        What TRL adds of the KL to the reference: nothing in a loss whose KL terms are ours, else its coefficient, by
+        which TRL also knows that it has to build a reference and to score it.
+        """
+        if self._policy_pass is not None:
+            return self._policy_pass.beta
         return self.anchors["ref"].coefficient
 
     @beta.setter
     def beta(self, value: float) -> None:
+        """TRL sets it once, to the configuration's; a user may set another one."""
         self.anchors["ref"].coefficient = value
 
     # ---------------------------------------------------------------------------------- before the first step
@@ -212,9 +225,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 batch, outcome = self.dynamic_sampling.sample(inputs, self._sample)
             else:
                 batch, outcome = self._sample(inputs)
-            base_acts = self.base is not None and self._generations % self.args.base_anchor_every == 0
-            for name in self.scorer.missing(batch, base_acts):
-                batch[logps_key(name)] = self._score(name, batch, self.args.per_device_train_batch_size)
+            for anchor in self.anchors.to_score(batch, self._generations):
+                batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
         process, logged = self.accelerator.process_index, self._logs["advantages"]
         taken_off = self.anchors.in_reward(batch)
         taken_off = self.accelerator.gather(taken_off) if taken_off is not None else None
@@ -283,54 +295,117 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------ a step: its scoring
 
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
-        plain = super()._get_per_token_logps_and_entropies
-        return self.scorer.asked_by_trl(plain, model, self.model.training, *args, **kwargs)
+        trl_score = super()._get_per_token_logps_and_entropies
+        if self.scorer.makes_batch:
+            return self.scorer.answer_request(trl_score, model, *args, **kwargs)
+        policy_pass = self._policy_pass or PolicyPass()
+        return self.scorer.score_policy(policy_pass, self.model.training, trl_score, model, *args, **kwargs)
 
-    def _score(self, name: str, batch, batch_size: int | None = None) -> torch.Tensor:
-        """Log-probabilities of a batch under an anchor, shape `(B, T)`, in chunks of `batch_size` rows."""
-        plain = super()._get_per_token_logps_and_entropies
+    def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
+        """Score a batch under an anchor, in chunks of `batch_size` rows. Returns log-probabilities `(B, T)`."""
+        trl_score = super()._get_per_token_logps_and_entropies
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            return self.scorer.score(name, plain, self.model, batch, batch_size)
+            return self.scorer.score_anchor(anchor, trl_score, self.model, batch, batch_size)
 
     # -------------------------------------------------------------------------------------- a step: its loss
 
     def _compute_loss(self, model, inputs):
-        args, training = self.args, self.model.training
-        if training and args.ref_compute == "naive_epoch":
-            inputs[logps_key("ref")] = self._score("ref", inputs)
-        mask = completion_mask(inputs)
-        for anchor in self.anchors:
-            if anchor.logps in inputs:
-                inputs[anchor.logps] = counted(inputs[anchor.logps], mask)
-        sampler_logps = self.compact.take_logps(inputs) if self.compact is not None else None
-        if self.use_vllm and args.samples_whole:
-            sampler_logps = inputs.get("sampling_per_token_logps")
-        # An adaptive entropy bonus and a load-balancing loss need all rows, whatever their coefficients are just now.
-        needs_all = self._entropy_bonus_enabled or self.aux_loss_enabled
-        needs_all = needs_all or (self.anchors.acting(inputs) and not args.drop_zero_rows)
-        chosen = self.scorer.pass_over(inputs, needs_all) if training else PolicyPass(mask=mask)
-        with self.scorer.policy_pass(chosen) as scored, self.anchors.apart("ref", args.adds_penalty):
-            loss = super()._compute_loss(model, without_ratio(inputs) if args.loss_mode == "no_ratio" else inputs)
+        """
+        Compute TRL's loss of a micro-batch, and the KL terms that it cannot express.
+
+            inputs          tokens, masks, advantages, the anchors' log-probabilities
+              ↓
+            policy_pass     what the policy computes, and what TRL adds of the KL to the reference
+              ↓
+            trl_loss        TRL's method; it asks for the policy's log-probabilities, which `policy_pass` keeps
+              ↓
+            penalty         Σ coefficient · KL(policy ‖ anchor), over anchors and tokens
+              ↓
+            loss            trl_loss + penalty; a `MicroBatch` of all this goes to the parts
+        """
+        args = self.args
+        adds_penalty = args.adds_penalty
+        training = self.model.training
         accumulation = self.current_gradient_accumulation_steps if training else None
+
+        self._complete_anchors(inputs)
+        sampler_logps = self._take_sampler_logps(inputs)
+        policy_pass = self._plan_policy_pass(inputs, adds_penalty)
+        trl_loss = self._compute_trl_loss(model, inputs, policy_pass)
+
         penalty = None
-        if args.anchored and (training or args.adds_penalty):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and args.adds_penalty):
+        if args.anchored and (training or adds_penalty):
+            # A penalty that TRL's loss contains is computed for the record alone.
+            with torch.set_grad_enabled(torch.is_grad_enabled() and adds_penalty):
                 weights = self.aggregation.weights(inputs, accumulation)
-                penalty = self.anchors.penalty(inputs, scored.logps, self.importance_sampling_level, weights)
-        if args.adds_penalty and penalty is not None:
-            loss = loss + penalty.loss
+                penalty = self.anchors.penalty(inputs, policy_pass.logps, self.importance_sampling_level, weights)
+        loss = trl_loss
+        if adds_penalty and penalty is not None:
+            loss = trl_loss + penalty.loss
             self._log_penalty(inputs, penalty, accumulation)
+
         if training:
-            logps = scored.logps.detach()
+            logps = policy_pass.logps.detach()
             if args.old_logps_source == "first_pass":
-                inputs.setdefault(logps_key("old"), logps)  # the buffer hands out the same dict in the next inner pass
-            of_trl = {name: values[-1] for name, values in self._metrics["train"].items() if values}
-            entered = penalty.loss if penalty is not None else None
-            found = MicroBatch(inputs, loss, logps, scored.entropies, scored.rows, entered, of_trl, sampler_logps)
+                # The buffer hands out the same dict in the next inner pass.
+                inputs.setdefault(OldPolicyAnchor.column, logps)
+            micro_batch = MicroBatch(
+                batch=inputs,
+                loss=loss,
+                logps=logps,
+                entropies=policy_pass.entropies,
+                rows=policy_pass.rows,
+                penalty=None if penalty is None else penalty.loss,
+                of_trl={name: values[-1] for name, values in self._metrics["train"].items() if values},
+                sampler_logps=sampler_logps,
+            )
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
-                    part.micro_batch(found)
+                    part.micro_batch(micro_batch)
         return loss
+
+    def _complete_anchors(self, inputs) -> None:
+        """Score the reference where every pass does so, and set the anchors to 0 at tokens that do not count."""
+        if self.model.training and self.args.ref_compute == "naive_epoch":
+            inputs[ReferenceAnchor.column] = self._score(self.anchors["ref"], inputs)
+        mask = completion_mask(inputs)
+        for anchor in self.anchors:
+            if anchor.column in inputs:
+                inputs[anchor.column] = counted(inputs[anchor.column], mask)
+
+    def _take_sampler_logps(self, inputs) -> torch.Tensor | None:
+        """Take the log-probabilities `(B, T)` of the model that was sampled, where it is not quite the policy."""
+        if self.use_vllm and self.args.samples_whole:
+            return inputs.get("sampling_per_token_logps")
+        if self.compact is not None:
+            return self.compact.take_logps(inputs)
+        return None
+
+    def _plan_policy_pass(self, inputs, adds_penalty: bool) -> PolicyPass:
+        """Say what the policy computes of a micro-batch, and what TRL's loss adds of the KL to the reference."""
+        rows = None
+        fill = None
+        if self.model.training:
+            # An adaptive entropy bonus and a load-balancing loss need all rows, whatever their coefficients are now.
+            needs_all = self._entropy_bonus_enabled or self.aux_loss_enabled
+            has_penalty = self.anchors.acting(inputs) != []
+            if has_penalty and not self.args.drop_zero_rows:
+                needs_all = True
+            rows = self.scorer.rows_to_score(inputs, needs_all)
+        if rows is not None:
+            fill = inputs.get(OldPolicyAnchor.column)
+        beta = 0.0 if adds_penalty else self.anchors["ref"].coefficient
+        return PolicyPass(beta, completion_mask(inputs), rows, fill)
+
+    def _compute_trl_loss(self, model, inputs, policy_pass: PolicyPass) -> torch.Tensor:
+        """Call TRL's loss, in which the policy makes one pass."""
+        if self.args.loss_mode == "no_ratio":
+            inputs = without_ratio(inputs)
+        self._policy_pass = policy_pass
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._policy_pass = None
 
     def _log_penalty(self, inputs, penalty: Penalty, accumulation: float | None) -> None:
         """
@@ -338,7 +413,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         share of the KL in `policy_loss`, which TRL logs beside an entropy bonus.
         """
         logged = self._metrics["train" if self.model.training else "eval"]
-        for metric, mean in self.anchors.means(penalty.of, completion_mask(inputs), self.recorder.total).items():
+        means = self.anchors.means(penalty.by_anchor, completion_mask(inputs), self.recorder.total)
+        for metric, mean in means.items():
             logged[metric].append(mean)
         if self._entropy_bonus_enabled:
             share = self.aggregation.logged(penalty.loss.detach(), accumulation)
@@ -481,7 +557,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def policy_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Log-probabilities of a batch of [`sample_rows`] under the policy as it now is, shape `(N, T)`."""
-        return self._score("old", batch, self.args.per_device_train_batch_size)
+        return self._score(self.anchors["old"], batch, self.args.per_device_train_batch_size)
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """

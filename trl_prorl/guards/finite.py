@@ -11,15 +11,14 @@ import torch
 from accelerate.utils import gather_object
 
 from ..errors import NonFiniteError
-from ..objective.anchors import completion_mask, logps_key
+from ..objective.anchors import ANCHORS
+from ..objective.masks import completion_mask, counted
 from ..parts import MicroBatch, Part
 from ..text import quoted
 
 
 # In torch's messages for NaN while it samples. A GPU reports the assertion alone, and computes no more afterwards.
 NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
-# Whose log-probabilities, in the order in which one is computed from another.
-WHOSE = {"old": "the old policy", "ref": "the reference", "base": "the base"}
 
 
 @torch.no_grad()
@@ -83,15 +82,15 @@ class FiniteGuard(Part):
         if self._found is not None or all_finite([micro_batch.loss, *(total for _, total in sums)]):
             return
         batch = micro_batch.batch
-        mask = completion_mask(batch).bool()
-        scored = {whose: batch.get(logps_key(name)) for name, whose in WHOSE.items()} | {
-            "the policy": micro_batch.logps
-        }
-        named = {"advantages (a reward is not finite)": batch["advantages"]}
-        for whose, values in scored.items():
-            if values is not None:
-                named[f"log-probabilities of {whose}"] = values.masked_fill(~mask, 0.0)
-        self._note(first_nonfinite(named | dict(sums)) or "loss", batch)
+        mask = completion_mask(batch)
+        # In the order in which one is computed from another.
+        tensors = {"advantages (a reward is not finite)": batch["advantages"]}
+        for anchor in ANCHORS:
+            if anchor.column in batch:
+                tensors[f"log-probabilities of {anchor.words}"] = counted(batch[anchor.column], mask)
+        tensors["log-probabilities of the policy"] = counted(micro_batch.logps, mask)
+        tensors.update(sums)
+        self._note(first_nonfinite(tensors) or "loss", batch)
 
     def gradients(self, model) -> None:
         """Look at the gradients before they are clipped, which spreads NaN from one to all."""

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from .anchors import completion_mask, logps_key
+from .anchors import OldPolicyAnchor
+from .masks import completion_mask
 
 
 WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a whole accumulation window
@@ -21,18 +22,20 @@ class Aggregation:
     """
 
     def __init__(self, args, processes: int):
-        self.args, self.processes = args, processes
+        self.args = args
+        self.processes = processes
 
     def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
         """
         [`token_weights`] of a micro-batch, which holds the number of tokens in its window, with so many micro-batches
         in this optimizer step; `None` in an evaluation.
         """
-        args, window = self.args, batch["num_items_in_batch"].clamp(min=1.0) / self.processes
+        args = self.args
+        window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
         if accumulation is not None:
             window = window * accumulation / args.steps_per_generation
-        length = args.max_completion_length
-        return token_weights(completion_mask(batch), args.loss_type, accumulation or 1.0, length, window)
+        mask = completion_mask(batch)
+        return token_weights(mask, args.loss_type, accumulation or 1.0, args.max_completion_length, window)
 
     def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
         """
@@ -78,7 +81,7 @@ def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     sampled.
     """
     changed = dict(batch)
-    old = changed.pop(logps_key("old"), None)
+    old = changed.pop(OldPolicyAnchor.column, None)
     if old is not None:
         changed.setdefault("sampling_per_token_logps", old)
     return changed

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from ..files import free_name, replaced
-from ..objective.anchors import counted
+from ..objective.anchors import ANCHORS
+from ..objective.masks import counted
 from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, OBJECT, read_jsonl
 from .shapes import Shape
 
@@ -125,7 +126,8 @@ class Meter:
     runs.
     """
 
-    KINDS = ("policy", "ref", "old", "base")
+    KINDS = ("policy", *(anchor.name for anchor in ANCHORS))
+    STAGES = ("rollout", *(anchor.name for anchor in ANCHORS), "update", "reset")
 
     def __init__(self, device: torch.device):
         self.timer = StageTimer(device)
@@ -227,7 +229,7 @@ class Meter:
         for kind, (calls, tokens) in zip(self.KINDS, counts, strict=True):
             row |= {f"{kind}_forward_calls": calls, f"tokens_processed_{kind}": tokens}
         spent = self.timer.seconds
-        row |= {f"time_{stage}": spent[stage] for stage in ("rollout", "old", "ref", "base", "update", "reset")}
+        row |= {f"time_{stage}": spent[stage] for stage in self.STAGES}
         row |= {"time_step": seconds, "time_meter": self.timer.overhead + spent["meter"]}
         row["time_ended"] = time.time()
         row["ref_time_fraction"] = spent["ref"] / seconds

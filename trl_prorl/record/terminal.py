@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
+from ..objective.anchors import ANCHORS
 from ..resets.triggers import KEYS
 from ..variants import RESET_APART, VARIANTS
 from .run_files import GROWTH, RESET
@@ -17,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 # The metrics of TRL in a line; all of them are in the log history and go to the trackers.
 IN_A_LINE = (
-    "reward reward_std loss prorl/kl_ref prorl/kl_old prorl/kl_base entropy grad_norm learning_rate "
-    "completions/mean_length frac_reward_zero_std"
-).split()
+    *("reward", "reward_std", "loss"),
+    *(f"prorl/{anchor.kl_key}" for anchor in ANCHORS),
+    *("entropy", "grad_norm", "learning_rate", "completions/mean_length", "frac_reward_zero_std"),
+)
 
 
 def log_line(logs: Mapping[str, Any], step: int) -> str:
