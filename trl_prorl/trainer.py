@@ -16,7 +16,7 @@ from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 from trl.trainer.utils import split_tensor_dict
 
-from .assembly import asked_parts, identity_of, made_ready
+from .assembly import make_dynamic_sampling, optional_parts, prepare_policy, run_identity
 from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
@@ -34,7 +34,6 @@ from .record.recorder import LOGGED, OF_TRL, Recorder
 from .record.terminal import Terminal, event_line
 from .resets.callbacks import ReferenceResetCallback, configured_callback
 from .resets.controller import Reason, Resets
-from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome, Rows, Sampled, groups_together, set_advantages, written_by_others
@@ -85,10 +84,11 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def _assemble(self, plan: Plan) -> None:
         """Make the parts; each owns what it remembers, and none knows the trainer."""
-        args, accelerator = self.args, self.accelerator
+        args = self.args
+        accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
-        self.acceleration = made_ready(self, plan, policy, self._padded_logps)
-        self._identity = identity_of(self, plan, policy)
+        self.acceleration = prepare_policy(self, plan, policy, self._padded_logps)
+        self._identity = run_identity(self, plan, policy)
         self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
@@ -96,7 +96,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         ]
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
         if args.loss_mode == "unclipped":
-            self.epsilon_low = self.epsilon_high = math.inf
+            self.epsilon_low = math.inf
+            self.epsilon_high = math.inf
         self._generations = 0
 
         self.meter = Meter(accelerator.device)
@@ -110,18 +111,24 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
-        self.resets.reference = self.reference
-        self.dynamic_sampling = self.compact = None
-        if args.dynamic_sampling_rounds:
-            size, padding = self.num_generations, self._tokenizer.pad_token_id
-            named = self.reward_func_names, self.reward_weights
-            self.dynamic_sampling = DynamicSampling(args, accelerator, self.train_dataset, size, padding, *named)
+        self.dynamic_sampling = make_dynamic_sampling(self)
+        self.compact = None
         if self.acceleration.generation == "on":
             self.compact = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
+        optional = optional_parts(self, policy)
+        self.rollback = optional.get("rollback")
+        self.resets.reference = self.reference
+        self.resets.restart = optional.get("restart")
         # Called in this order: growth comes before a reset, which then moves the reference to its result.
-        parts = {"anchors": self.anchors, "recorder": self.recorder, "guard": self.guard}
-        parts |= asked_parts(self, policy)
-        parts |= {"resets": self.resets, "dynamic_sampling": self.dynamic_sampling, "generation": self.compact}
+        parts = {
+            "anchors": self.anchors,
+            "recorder": self.recorder,
+            "guard": self.guard,
+            **optional,
+            "resets": self.resets,
+            "dynamic_sampling": self.dynamic_sampling,
+            "generation": self.compact,
+        }
         self.parts = Parts({name: part for name, part in parts.items() if part is not None})
         for callback in self.resets.callbacks:
             self.resets.accept(callback, self.eval_dataset)
@@ -130,7 +137,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.terminal = Terminal(self)
 
     def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
-        """Log-probabilities as TRL computes them."""
+        """Compute log-probabilities as TRL does."""
         return super()._get_per_token_logps_and_entropies(policy, input_ids, attention_mask, logits_to_keep)[0]
 
     def add_callback(self, callback):
@@ -158,13 +165,13 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
-        As [`~transformers.Trainer.train`], with exact resumes, see [`CheckpointMixin.train`]. Ctrl-C prints one line
-        that says what is kept, and raises `KeyboardInterrupt`.
+        Train as [`~transformers.Trainer.train`] does, with exact resumes, see [`CheckpointMixin.train`]. Ctrl-C prints
+        one line that says what is kept, and raises `KeyboardInterrupt`.
         """
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
-            if not self.recipe:  # of a recipe, its command line tells
+            if not self.recipe:  # a recipe's command line says it itself
                 kept = what_a_script_keeps(self.args.output_dir, self.has_begun)
                 tell_interrupted(error, kept, tell=self.is_world_process_zero())
             raise error.with_traceback(None)  # noqa: B904  the frames of a loop that was interrupted say nothing
@@ -217,7 +224,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
         for part in self.parts.values():
-            if (event := part.boundary(step)) is not None:
+            event = part.boundary(step)
+            if event is not None:
                 self._event(event)
                 self._last_loaded_step = -1  # an evaluation of this step may have given vLLM the weights before it
         with self.meter.timer.stage("rollout"):
@@ -227,13 +235,17 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 batch, outcome = self._sample(inputs)
             for anchor in self.anchors.to_score(batch, self._generations):
                 batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
-        process, logged = self.accelerator.process_index, self._logs["advantages"]
-        taken_off = self.anchors.in_reward(batch)
-        taken_off = self.accelerator.gather(taken_off) if taken_off is not None else None
-        set_advantages(batch["advantages"], outcome, self.reward_weights, process, self.args, logged, taken_off)
-        batch |= outcome.rows(process, len(batch["advantages"]))
+        process = self.accelerator.process_index
+        kl_in_reward = self.anchors.in_reward(batch)
+        if kl_in_reward is not None:
+            kl_in_reward = self.accelerator.gather(kl_in_reward)
+        logged = self._logs["advantages"]
+        set_advantages(batch["advantages"], outcome, self.reward_weights, process, self.args, logged, kl_in_reward)
+        batch.update(outcome.rows(process, len(batch["advantages"])))
         self._generations += 1
-        measured = {name: self._metrics["train"][theirs][-1] for name, theirs in OF_TRL.items()} | outcome.measured
+        trl_metrics = self._metrics["train"]
+        measured = {name: trl_metrics[trl_name][-1] for name, trl_name in OF_TRL.items()}
+        measured.update(outcome.measured)
         tokens = int(self.accelerator.gather(outcome.tokens).sum())
         for part in self.parts.values():
             part.batch(batch, measured, tokens)
@@ -242,8 +254,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         if self.compact is None:
             # TRL casts the weights for continuous batching, and leaves them so.
-            casts = self.use_transformers_continuous_batching and not shards_weights(self)
-            with kept_weights(self.model) if casts else nullcontext():
+            casts_weights = self.use_transformers_continuous_batching and not shards_weights(self)
+            with kept_weights(self.model) if casts_weights else nullcontext():
                 return super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
                 )
@@ -267,16 +279,17 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
-        The batch of TRL's method, and the outcome of its sampling. TRL's metrics leave out what is sampled again: the
-        groups of further rounds of dynamic sampling are chosen.
+        Sample by TRL's method. Returns its batch, and the outcome of the sampling. TRL's metrics leave out what is
+        sampled `again`: the groups of further rounds of dynamic sampling are selected.
         """
-        counted = {name: len(values) for name, values in self._metrics["train"].items()}
+        lengths = {name: len(values) for name, values in self._metrics["train"].items()}
         rows = Rows(inputs)
         with self.guard.sampling(rows, self.state.global_step + 1), self.scorer.sampling():
             batch = super()._generate_and_score_completions(rows)
         rows.outcome.tokens -= written_by_others(batch)
-        for name, values in self._metrics["train"].items() if again else ():
-            del values[counted.get(name, 0) :]
+        if again:
+            for name, values in self._metrics["train"].items():
+                del values[lengths.get(name, 0) :]
         return batch, rows.outcome
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
@@ -356,7 +369,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 entropies=policy_pass.entropies,
                 rows=policy_pass.rows,
                 penalty=None if penalty is None else penalty.loss,
-                of_trl={name: values[-1] for name, values in self._metrics["train"].items() if values},
+                trl_metrics={name: values[-1] for name, values in self._metrics["train"].items() if values},
                 sampler_logps=sampler_logps,
             )
             with self.meter.timer.stage("meter"), torch.no_grad():
@@ -428,8 +441,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model, grad_norm=None):
-        for part in self.parts.values() if grad_norm is None else ():  # nothing was clipped
-            part.gradients(model)
+        if grad_norm is None:  # nothing was clipped
+            for part in self.parts.values():
+                part.gradients(model)
         norm = super()._get_grad_norm(model, grad_norm)
         rate = self.optimizer.param_groups[0]["lr"] * self.resets.rate_factor
         for part in self.parts.values():
@@ -460,7 +474,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             part.update(step, self.model)
         row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():
-            if (event := part.row(step, row)) is not None:
+            event = part.row(step, row)
+            if event is not None:
                 self._event(event)
                 if event.get("action") == "stop":
                     self._stop(event)
@@ -478,13 +493,13 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     # ---------------------------------------------------------------------------------- beside the steps
 
     def log(self, logs, start_time=None):
-        asked = self.num_completions_to_print
+        number = self.num_completions_to_print
         if self.state.log_history and self.state.log_history[-1]["step"] == self.state.global_step:
             self.num_completions_to_print = 0  # the last log, of the whole training: that table was printed
         try:
             super().log(logs, start_time)
         finally:
-            self.num_completions_to_print = asked
+            self.num_completions_to_print = number
 
     def evaluate(self, *args, **kwargs):
         # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
@@ -511,11 +526,16 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         with timer.stage("eval"):
             metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
         self.recorder.charge_evaluation(self.state.global_step, timer.seconds["eval"])
-        for name in (name for callback in self.resets.callbacks for name in callback.metrics()):
-            if name not in metrics:
-                known = ", ".join(sorted(metrics))
-                raise EvaluationError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
-        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        for callback in self.resets.callbacks:
+            for name in callback.metrics():
+                if name not in metrics:
+                    known = ", ".join(sorted(metrics))
+                    raise EvaluationError(
+                        f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}."
+                    )
+        sets = ()
+        if isinstance(self.eval_dataset, dict):
+            sets = self.eval_dataset
         self.recorder.evaluation(self.state.global_step, metrics, sets)
         return metrics
 
@@ -523,7 +543,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     @property
     def run_dir(self) -> Path:
-        """The folder of the record."""
+        """Return the folder of the record."""
         return Path(self.args.run_dir or self.args.output_dir)
 
     def request_reset(self, reason: Reason) -> None:
@@ -534,7 +554,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.resets.request(reason)
 
     def tokenize_prompts(self, prompts: list) -> list[list[int]]:
-        """Token ids of prompts, with the chat template."""
+        """Turn prompts into token ids, with the chat template."""
         if self.environment_factories is not None and not self._multi_environment:
             self._batch_environments = [None] * len(prompts)  # TRL looks there for each prompt's tools
         return self._tokenize_prompts(prompts)[0]
@@ -551,12 +571,13 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         Returns [`~trl_prorl.rollout.outcome.Sampled`]
         """
         self.model.train()  # rollouts of a step are drawn so
-        batch, outcome = self._sample([dict(row) for row in rows for _ in range(self.num_generations)])
+        inputs = [dict(row) for row in rows for _ in range(self.num_generations)]
+        batch, outcome = self._sample(inputs)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         return Sampled.of(outcome, batch, self.reward_weights, ends)
 
     def policy_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Log-probabilities of a batch of [`sample_rows`] under the policy as it now is, shape `(N, T)`."""
+        """Score a batch of [`sample_rows`] by the policy as it now is. Returns log-probabilities `(N, T)`."""
         return self._score(self.anchors["old"], batch, self.args.per_device_train_batch_size)
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
@@ -564,7 +585,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         Sample one continuation of each prompt, of at most `max_new_tokens` tokens, with this run's settings. Token ids
         in and out, the end of sequence included where it was reached.
         """
-        usual, self.generation_config.max_new_tokens = self.generation_config.max_new_tokens, max_new_tokens
+        usual = self.generation_config.max_new_tokens
+        self.generation_config.max_new_tokens = max_new_tokens
         try:
             return self._generate_single_turn(prompt_ids, None, {}, self.num_generations)[0]
         finally:

@@ -32,20 +32,33 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
-    """The name of the first tensor that holds NaN or infinity, in the mapping's order."""
-    return next((name for name, tensor in named.items() if tensor is not None and not all_finite([tensor])), None)
+    """Return the name of the first tensor that holds NaN or infinity, in the mapping's order."""
+    for name, tensor in named.items():
+        if tensor is not None and not all_finite([tensor]):
+            return name
+    return None
 
 
 class FiniteGuard(Part):
     """
     Looks at loss, gradients and weights. `nonfinite` says what to do; processes settle together, and an AMP scaler
-    looks at the gradients itself. The meter has the sums over tokens of the KLs, the recorder writes its events, and
-    the decoder (tokenizer or processor) makes texts of token ids.
+    looks at the gradients itself.
+
+    Args:
+        args ([`ProRLConfig`]), accelerator ([`~accelerate.Accelerator`]): Those of the run.
+        meter ([`~trl_prorl.record.meter.Meter`]): Has the sums over tokens of the KLs.
+        recorder ([`~trl_prorl.record.recorder.Recorder`]): Writes the events.
+        decoder (`PreTrainedTokenizerBase` or `ProcessorMixin`): Makes texts of token ids.
     """
 
     def __init__(self, args, accelerator, meter, recorder, decoder):
-        self.action, self.bounded, self.accelerator = args.nonfinite, args.kl_clamp is not None, accelerator
-        self.meter, self.recorder, self.decoder, self.optimizer = meter, recorder, decoder, None
+        self.action = args.nonfinite
+        self.bounds_kl = args.kl_clamp is not None
+        self.accelerator = accelerator
+        self.meter = meter
+        self.recorder = recorder
+        self.decoder = decoder
+        self.optimizer = None
         self.begin()
 
     def optimizer_made(self, optimizer) -> None:
@@ -63,7 +76,7 @@ class FiniteGuard(Part):
 
     @contextmanager
     def sampling(self, examples: list[dict], step: int) -> Iterator[None]:
-        """The generation for optimizer step `step`, in which torch refuses to sample from NaN."""
+        """Explain the error with which torch refuses to sample from NaN, while optimizer step `step` generates."""
         try:
             yield
         except RuntimeError as error:
@@ -78,8 +91,8 @@ class FiniteGuard(Part):
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Note the first tensor that is not finite; all processes settle the matter together before the update."""
         # A KL that overflows is bounded in the loss, which a log-probability that is not finite would show.
-        sums = [] if self.bounded else self.meter.named_sums("kl_")
-        if self._found is not None or all_finite([micro_batch.loss, *(total for _, total in sums)]):
+        kl_sums = {} if self.bounds_kl else dict(self.meter.named_sums("kl_"))
+        if self._found is not None or all_finite([micro_batch.loss, *kl_sums.values()]):
             return
         batch = micro_batch.batch
         mask = completion_mask(batch)
@@ -89,7 +102,7 @@ class FiniteGuard(Part):
             if anchor.column in batch:
                 tensors[f"log-probabilities of {anchor.words}"] = counted(batch[anchor.column], mask)
         tensors["log-probabilities of the policy"] = counted(micro_batch.logps, mask)
-        tensors.update(sums)
+        tensors.update(kl_sums)
         self._note(first_nonfinite(tensors) or "loss", batch)
 
     def gradients(self, model) -> None:
@@ -107,9 +120,11 @@ class FiniteGuard(Part):
         """
         if self._found is None and self.accelerator.scaler is None and not math.isfinite(norm):
             self._note("gradient norm")
-        found, self._found = self._found, None
+        found = self._found
+        self._found = None
         if self.accelerator.num_processes > 1:
-            found = next((theirs for theirs in gather_object([found]) if theirs is not None), None)
+            all_found = [one for one in gather_object([found]) if one is not None]
+            found = all_found[0] if all_found else None
         if found is None:
             return
         self._log(step, self.action, found)
@@ -137,8 +152,8 @@ class FiniteGuard(Part):
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
     def _log(self, step: int, action: str, found: dict) -> None:
-        event = {"event": "nonfinite", "step_requested": step, "step_applied": step}
-        self.recorder.event(event | {"action": action} | found)
+        event = {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": action, **found}
+        self.recorder.event(event)
 
     @staticmethod
     def _message(step: int, found: dict) -> str:

@@ -20,9 +20,16 @@ from .masks import completion_mask, counted
 
 def next_coefficient(coefficient: float, kl: float, target: float, steps: int, horizon: float) -> float:
     """
-    β ← β · (1 + clip(kl/target − 1, −0.2, 0.2) · steps/horizon), from Ziegler et al. 2019 (arXiv 1909.08593, section
-    2.2), positive and at least half of β: `kl` and `target` in nats per token, `steps` optimizer steps since the last
-    call, `horizon` those in which a persistent error of 20 % or more moves β by 20 %.
+    Move a coefficient so that its KL approaches a target: β ← β · (1 + clip(kl/target − 1, −0.2, 0.2) ·
+    steps/horizon), from Ziegler et al. 2019 (arXiv 1909.08593, section 2.2), but at least half of β.
+
+    Args:
+        coefficient (`float`): β.
+        kl, target (`float`): In nats per token.
+        steps (`int`): Optimizer steps since the last call.
+        horizon (`float`): The steps in which a persistent error of 20 % or more moves β by 20 %.
+
+    Returns `float`: The new coefficient, which is positive.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * max(1.0 + error * steps / horizon, 0.5)
@@ -68,27 +75,27 @@ class Anchors(Part):
             anchor.model = anchor.make_model(models)
 
     def to_score(self, batch: Mapping[str, torch.Tensor], generation: int) -> list[Anchor]:
-        """The anchors that still have to score a finished generation batch, which is counted from 0."""
+        """Return the anchors that still have to score a finished generation batch, which is counted from 0."""
         return [anchor for anchor in self if anchor.needs_scoring(generation) and anchor.column not in batch]
 
     @property
     def active(self) -> Anchor | None:
-        """The first anchor with a coefficient: its coefficient is logged and adapted."""
+        """Return the first anchor with a coefficient, which is logged and adapted."""
         for anchor in self:
             if anchor.is_on:
                 return anchor
         return None
 
     def acting(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
-        """The anchors with a KL term in the loss of a batch."""
+        """Return the anchors with a KL term in the loss of a batch."""
         if self.args.kl_in == "reward":
             return []
         return [anchor for anchor in self if anchor.acts_on(batch)]
 
     def in_reward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """
-        What `kl_in: reward` takes off the reward of each completion, shape `(B,)`: Σ coefficient · k1 over anchors and
-        tokens, of the policy that sampled. `None` if the KL is in the loss.
+        Compute what `kl_in: reward` takes off the reward of each completion, shape `(B,)`: Σ coefficient · k1 over
+        anchors and tokens, of the policy that sampled. Returns `None` if the KL is in the loss.
         """
         if self.args.kl_in == "loss":
             return None
@@ -132,8 +139,8 @@ class Anchors(Part):
 
     def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
         """
-        Which tokens' estimates, of any anchor that acts on a batch, lie beyond `kl_clamp`, shape `(B, T)`; arguments
-        as in [`Anchors.penalties`].
+        Find the tokens whose estimates, of any anchor that acts on a batch, lie beyond `kl_clamp`, shape `(B, T)`;
+        arguments as in [`Anchors.penalties`].
         """
         beyond = torch.zeros_like(logps, dtype=torch.bool)
         for anchor in self:
@@ -145,8 +152,9 @@ class Anchors(Part):
         self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
     ) -> Penalty | None:
         """
-        Σ coefficient · penalty over anchors and tokens, or `None` if none acts; arguments as in [`Anchors.penalties`],
-        and the weight of each token in the loss, shape `(B, T)`.
+        Compute the KL terms of a micro-batch: Σ coefficient · penalty over anchors and tokens; arguments as in
+        [`Anchors.penalties`], and the weight of each token in the loss, shape `(B, T)`. Returns `None` if no anchor
+        acts.
         """
         penalties = self.penalties(batch, logps, level)
         if not penalties:
@@ -163,9 +171,11 @@ class Anchors(Part):
         """
         means = {}
         for name, penalty in penalties.items():
-            here = torch.stack([(penalty.detach() * mask).sum(), mask.sum().float()])
-            weighed, tokens = total(here)
-            means[self[name].metric] = (weighed / tokens.clamp(min=1.0)).item()
+            penalty_here = (penalty.detach() * mask).sum()
+            tokens_here = mask.sum().float()
+            penalty_sum, tokens = total(torch.stack([penalty_here, tokens_here]))
+            metric = self[name].metric
+            means[metric] = (penalty_sum / tokens.clamp(min=1.0)).item()
         return means
 
     def row(self, step: int, row: Mapping[str, float]) -> None:

@@ -132,8 +132,8 @@ class Recorder(Part):
         kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0) if self.args.drop_zero_rows else mask
         meter.add_mean("entropy", micro_batch.entropies, mask)
         for name, theirs in OF_TRLS_LOSS.items():
-            if theirs in micro_batch.of_trl:
-                meter.add_average(name, micro_batch.of_trl[theirs])
+            if theirs in micro_batch.trl_metrics:
+                meter.add_average(name, micro_batch.trl_metrics[theirs])
         for anchor in self.anchors:
             if (anchor_logps := batch.get(anchor.column)) is not None:
                 meter.add_mean(anchor.kl_key, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .packing_probe import Score, evaluating, on_gpu, tokens
+from .packing_probe import Score, coarsest_unit, evaluating, first_line, on_gpu, tokens
 
 
 # One prompt with two completions, each token of which the model computes once in a packed row.
@@ -52,30 +52,28 @@ def probe_gradients(
             expected = gradients(padded, chosen, vocabulary, device)
             found = gradients(packed, chosen, vocabulary, device)
         except Exception as error:  # of any kind, because the model's own code runs
-            first_line = (str(error).strip().splitlines() or [""])[0][:160]
-            reason = f"{type(error).__name__}: {first_line.rstrip('.')}"
-            return f"the gradients of {type(model).__name__} in a packed row cannot be tried ({reason})."
-    dtypes = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
-    if autocast is not None:
-        dtypes.add(autocast)
-    unit = max(torch.finfo(dtype).eps for dtype in dtypes)
-    return first_difference(found, expected, unit)
+            return f"the gradients of {type(model).__name__} in a packed row cannot be tried ({first_line(error)})."
+    return first_difference(found, expected, coarsest_unit(model, autocast))
 
 
 def last_of_each_kind(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The two last trainable tensors of each kind, by name."""
+    """Find the two last trainable tensors of each kind, by name."""
     kinds: dict[str, list[str]] = {}
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     for name in trained:
         kind = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
         kinds.setdefault(kind, []).append(name)
-    return {name: trained[name] for names in kinds.values() for name in names[-2:]}
+    last = {}
+    for names in kinds.values():
+        for name in names[-2:]:
+            last[name] = trained[name]
+    return last
 
 
 @contextmanager
 def filled(chosen: dict[str, torch.nn.Parameter]) -> Iterator[None]:
     """
-    A context in which tensors that are 0 everywhere are small numbers: the factor A of a new LoRA adapter gets no
+    Make small numbers of tensors that are 0 everywhere while this lasts: the factor A of a new LoRA adapter gets no
     gradient while B is 0.
     """
     empty = [param for param in chosen.values() if not param.detach().any()]
@@ -94,7 +92,7 @@ def filled(chosen: dict[str, torch.nn.Parameter]) -> Iterator[None]:
 def gradients(
     score: Score, chosen: dict[str, torch.nn.Parameter], vocabulary: int, device: torch.device
 ) -> dict[str, torch.Tensor | None]:
-    """The gradients of a sum of log-probabilities in which every token has a weight of its own, by name."""
+    """Compute the gradients of a sum of log-probabilities in which every token has a weight of its own, by name."""
     width = PROMPT + max(COMPLETIONS)
     ids = tokens(len(COMPLETIONS) * width, vocabulary).view(len(COMPLETIONS), width)
     ids[:, :PROMPT] = ids[0, :PROMPT].clone()
@@ -111,8 +109,8 @@ def first_difference(
     found: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None], unit: float
 ) -> str | None:
     """
-    A sentence on the first gradient that is lost, or that differs from the expected one by more than rounding. `unit`:
-    the spacing of the numbers near 1 in the coarsest dtype in which the model computes.
+    Describe the first gradient that is lost, or that differs from the expected one by more than rounding. `unit` is
+    that of [`~trl_prorl.scoring.packing_probe.coarsest_unit`]. Returns a sentence, or `None`.
     """
     largest = max((size(gradient) for gradient in expected.values()), default=0.0)
     allowed = max(LEAST, UNITS * unit)
@@ -136,5 +134,5 @@ def first_difference(
 
 
 def size(gradient: torch.Tensor | None) -> float:
-    """The norm of a gradient, 0 for one that is missing."""
+    """Compute the norm of a gradient, 0 for one that is missing."""
     return 0.0 if gradient is None else gradient.float().norm().item()

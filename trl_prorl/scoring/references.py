@@ -23,12 +23,12 @@ SNAPSHOT_FILE = "reference.safetensors"
 
 
 def shard_file(folder: Path) -> Path:
-    """Where this process has its part of a sharded reference."""
+    """Return the file in which this process has its part of a sharded reference."""
     return folder / f"reference_shard_{torch.distributed.get_rank()}.safetensors"
 
 
 def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A model's parameters and saved buffers by name, each once: tied weights have two names but are one tensor."""
+    """List a model's parameters and saved buffers by name, each once: tied weights are one tensor of two names."""
     tensors = {}
     seen = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -74,8 +74,9 @@ def frozen_adapter(model, name: str) -> str:
 
 def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
-    A frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is built anew and
-    filled: a policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the original.
+    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is built anew
+    and filled: a policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the
+    original.
     """
     config = model.config
     with torch.random.fork_rng():  # the copy begins with random values, which must not change the run
@@ -107,11 +108,11 @@ class AnchorModels:
         self.fresh_adapter = fresh_adapter
 
     def policy_itself(self) -> "Policy":
-        """The policy, whatever its weights are."""
+        """Return the policy, whatever its weights are."""
         return Policy()
 
     def trls_reference(self) -> "AdapterReference | SnapshotReference":
-        """The reference that TRL has made: a second model for full fine-tuning, else an adapter or none."""
+        """Take the reference that TRL has made: a second model for full fine-tuning, else an adapter or none."""
         trainer = self.trainer
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
@@ -126,16 +127,21 @@ class AnchorModels:
         return reference
 
     def policy_as_begun(self, name: str) -> "AdapterReference | SnapshotReference":
-        """A copy of the policy as it is now; the model without its adapter, where that adapter changes nothing yet."""
+        """Take what scores as the policy does now: the model without its adapter, if that changes nothing yet."""
+        if is_peft_model(self.policy) and self.fresh_adapter:
+            return AdapterReference(self.policy, None)
+        return self.copy_of_policy(name)
+
+    def copy_of_policy(self, name: str) -> "AdapterReference | SnapshotReference":
+        """Copy the policy as it is now: its adapter, under a name, or the whole model."""
         if is_peft_model(self.policy):
-            adapter = None if self.fresh_adapter else frozen_adapter(self.policy, name)
-            return AdapterReference(self.policy, adapter)
+            return AdapterReference(self.policy, frozen_adapter(self.policy, name))
         copy = frozen_copy(self.policy, self.trainer.temperature, self.trainer.args.cast_lm_head_to_fp32)
         return SnapshotReference(self.policy, self.trainer.accelerator.prepare_model(copy, evaluation_mode=True))
 
 
 class Policy:
-    """The policy in the place of an anchor's model: a forward of it scores as π_old before the first update."""
+    """Is the policy in the place of an anchor's model: a forward of it scores as π_old before the first update."""
 
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
         return nullcontext(policy)
@@ -145,13 +151,13 @@ class Reference:
     """A frozen model that can be set to the policy; [`AdapterReference`] and [`SnapshotReference`] are two ways."""
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(reference, policy) for every parameter, and for every buffer of its own."""
+        """Pair (reference, policy) of every parameter, and of every buffer of its own."""
 
     def scores_as(self, model) -> bool:
-        """Whether a forward of this model, as it now is, scores as the reference."""
+        """Tell whether a forward of this model, as it now is, scores as the reference."""
 
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
-        """A model that scores as the reference while the context lasts. `policy` is the (wrapped) policy."""
+        """Return a context with a model that scores as the reference. `policy` is the (wrapped) policy."""
 
     def save(self, folder: Path) -> None:
         """Write it into a checkpoint; an adapter is saved by PEFT, with the model."""
@@ -169,8 +175,8 @@ class Reference:
     @torch.no_grad()
     def move(self, mix: float) -> None:
         """
-        reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place: 1 copies; between 0 and 1
-        is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the factors A and B and not of
+        Set reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place: 1 copies; between 0 and
+        1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the factors A and B and not of
         their product; 0 does nothing.
         """
         if mix == 0.0:
@@ -205,7 +211,7 @@ class AdapterReference(Reference):
         return pairs
 
     def _shards(self) -> dict[str, torch.Tensor]:
-        """The parts of its tensors that this process holds, by place; empty without FSDP, and without an adapter."""
+        """Return the parts of its tensors in this process, by place: none without FSDP, none without an adapter."""
         shards = {}
         if self.name is not None:
             for place, (ref, _) in enumerate(self.pairs()):
@@ -233,10 +239,11 @@ class AdapterReference(Reference):
             shards[place].copy_(tensor)
 
     def scores_as(self, model) -> bool:
-        layer = next((module for module in self.model.modules() if isinstance(module, BaseTunerLayer)), None)
-        if layer is None:  # an adapter of prompts
-            return self.name is None and self.model._adapters_disabled
-        return layer.disable_adapters if self.name is None else self.name in layer.active_adapters
+        for module in self.model.modules():
+            if isinstance(module, BaseTunerLayer):
+                return module.disable_adapters if self.name is None else self.name in module.active_adapters
+        # An adapter of prompts has no such layer.
+        return self.name is None and self.model._adapters_disabled
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
@@ -263,7 +270,8 @@ class SnapshotReference(Reference):
         return nullcontext(self.ref_model)
 
     def save(self, folder: Path) -> None:
-        tensors = {name: tensor.detach().contiguous() for name, tensor in unique_tensors(self.ref_model).items()}
+        tensors = unique_tensors(self.ref_model)
+        tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / SNAPSHOT_FILE)
 
     def is_in(self, folder: Path) -> bool:

@@ -26,8 +26,8 @@ from .packing import packed_logps
 @dataclass
 class PolicyPass:
     """
-    One scoring of a micro-batch by the policy: B rows, T tokens. TRL's loss asks for it, and gets no more than
-    log-probabilities back, so the trainer keeps this object while TRL computes its loss.
+    Describes one scoring of a micro-batch by the policy: B rows, T tokens. TRL's loss asks for it without saying what
+    we need to know, so the trainer keeps this object while TRL computes its loss.
 
     Attributes:
         beta (`float`): What TRL's loss adds of the KL to the reference: 0 where we add it.
@@ -48,7 +48,7 @@ class PolicyPass:
 
 class Scorer:
     """
-    Log-probabilities of completions, with a count for each model that gives them.
+    Scores completions, and counts the calls of each model that does.
 
     Args:
         args ([`ProRLConfig`]): What to cache, reuse or defer.
@@ -80,7 +80,7 @@ class Scorer:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """While TRL makes a generation batch, it asks for log-probabilities of anchors."""
+        """Take requests for those of TRL that makes a generation batch, while this lasts: they are for anchors."""
         self.makes_batch = True
         try:
             yield
