@@ -26,7 +26,7 @@ from .launch.interrupt import tell_interrupted, what_a_script_keeps
 from .launch.plan import Plan
 from .objective.aggregation import Aggregation, without_ratio
 from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
-from .objective.masks import completion_mask, counted
+from .objective.masks import completion_mask, zero_masked
 from .objective.penalties import Anchors, Penalty
 from .parts import MicroBatch, Parts
 from .record.meter import Meter, StageTimer
@@ -384,7 +384,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         mask = completion_mask(inputs)
         for anchor in self.anchors:
             if anchor.column in inputs:
-                inputs[anchor.column] = counted(inputs[anchor.column], mask)
+                inputs[anchor.column] = zero_masked(inputs[anchor.column], mask)
 
     def _take_sampler_logps(self, inputs) -> torch.Tensor | None:
         """Take the log-probabilities `(B, T)` of the model that was sampled, where it is not quite the policy."""

@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 
 from ..errors import NonFiniteError
 from ..objective.anchors import ANCHORS
-from ..objective.masks import completion_mask, counted
+from ..objective.masks import completion_mask, zero_masked
 from ..parts import MicroBatch, Part
 from ..text import quoted
 
@@ -84,9 +84,9 @@ class FiniteGuard(Part):
                 raise
             prompts = list(dict.fromkeys(quoted(example.get("prompt")) for example in examples))
             unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index: the GPU reports an assertion alone)"
-            found = {"tensor": f"probabilities of the next token{unsure}, while sampling,", "prompts": prompts}
-            self._log(step, "stop", found)
-            raise NonFiniteError(self._message(step, found)) from error
+            finding = {"tensor": f"probabilities of the next token{unsure}, while sampling,", "prompts": prompts}
+            self._log(step, "stop", finding)
+            raise NonFiniteError(self._message(step, finding)) from error
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Note the first tensor that is not finite; all processes settle the matter together before the update."""
@@ -100,8 +100,8 @@ class FiniteGuard(Part):
         tensors = {"advantages (a reward is not finite)": batch["advantages"]}
         for anchor in ANCHORS:
             if anchor.column in batch:
-                tensors[f"log-probabilities of {anchor.words}"] = counted(batch[anchor.column], mask)
-        tensors["log-probabilities of the policy"] = counted(micro_batch.logps, mask)
+                tensors[f"log-probabilities of {anchor.words}"] = zero_masked(batch[anchor.column], mask)
+        tensors["log-probabilities of the policy"] = zero_masked(micro_batch.logps, mask)
         tensors.update(kl_sums)
         self._note(first_nonfinite(tensors) or "loss", batch)
 
@@ -120,16 +120,16 @@ class FiniteGuard(Part):
         """
         if self._found is None and self.accelerator.scaler is None and not math.isfinite(norm):
             self._note("gradient norm")
-        found = self._found
+        finding = self._found
         self._found = None
         if self.accelerator.num_processes > 1:
-            all_found = [one for one in gather_object([found]) if one is not None]
-            found = all_found[0] if all_found else None
-        if found is None:
+            all_findings = [one for one in gather_object([finding]) if one is not None]
+            finding = all_findings[0] if all_findings else None
+        if finding is None:
             return
-        self._log(step, self.action, found)
+        self._log(step, self.action, finding)
         if self.action == "stop":
-            raise NonFiniteError(self._message(step, found))
+            raise NonFiniteError(self._message(step, finding))
         self.skips += 1
         self.optimizer.zero_grad()  # it passes over a parameter without gradient, weight decay included
 
@@ -139,11 +139,11 @@ class FiniteGuard(Part):
             trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
             if all_finite(trained.values()):
                 return
-        found = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
-        self._log(step, "stop", found)
+        finding = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
+        self._log(step, "stop", finding)
         raise NonFiniteError(
-            f"NaN or infinity at step {step}: {found['tensor']} after the update. The run stops; its last checkpoint "
-            "is kept. Lower learning_rate."
+            f"NaN or infinity at step {step}: {finding['tensor']} after the update. The run stops; its last "
+            "checkpoint is kept. Lower learning_rate."
         )
 
     def _note(self, tensor: str, batch=None) -> None:
@@ -151,17 +151,17 @@ class FiniteGuard(Part):
         texts = self.decoder.batch_decode(ids, skip_special_tokens=True)
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
-    def _log(self, step: int, action: str, found: dict) -> None:
-        event = {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": action, **found}
+    def _log(self, step: int, action: str, finding: dict) -> None:
+        event = {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": action, **finding}
         self.recorder.event(event)
 
     @staticmethod
-    def _message(step: int, found: dict) -> str:
-        prompts = ", ".join(quoted(prompt) for prompt in found["prompts"][:3])
-        more = f" and {len(found['prompts']) - 3} more" if len(found["prompts"]) > 3 else ""
+    def _message(step: int, finding: dict) -> str:
+        prompts = ", ".join(quoted(prompt) for prompt in finding["prompts"][:3])
+        more = f" and {len(finding['prompts']) - 3} more" if len(finding["prompts"]) > 3 else ""
         batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
         return (
-            f"NaN or infinity at step {step}: {found['tensor']}{batch}. The run stops before the update; its last "
+            f"NaN or infinity at step {step}: {finding['tensor']}{batch}. The run stops before the update; its last "
             "checkpoint is kept. Lower learning_rate or the coefficient of the KL, or set nonfinite: skip to leave "
             "such steps out."
         )

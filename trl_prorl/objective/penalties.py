@@ -15,7 +15,7 @@ from ..descriptor import switched_off
 from ..parts import Part
 from . import kl
 from .anchors import ANCHORS, Anchor, OldPolicyAnchor
-from .masks import completion_mask, counted
+from .masks import completion_mask, zero_masked
 
 
 def next_coefficient(coefficient: float, kl: float, target: float, steps: int, horizon: float) -> float:
@@ -104,7 +104,7 @@ class Anchors(Part):
         terms = [torch.zeros(len(sampler_logps), device=sampler_logps.device)]
         for anchor in self:
             if anchor.acts_on(batch):
-                log_ratio = counted(sampler_logps - batch[anchor.column], mask)
+                log_ratio = zero_masked(sampler_logps - batch[anchor.column], mask)
                 terms.append(anchor.coefficient * log_ratio.sum(1))
         return torch.stack(terms).sum(0)
 
@@ -124,14 +124,14 @@ class Anchors(Part):
         if self.args.drop_zero_rows:
             has_advantage = batch["advantages"].unsqueeze(1) != 0.0
             mask = mask * has_advantage
-        policy_logps = counted(logps, mask)
+        policy_logps = zero_masked(logps, mask)
         ratio = None
         if self.args.use_bias_correction_kl:
-            old_logps = counted(self["old"].logps(batch, logps), mask)
+            old_logps = zero_masked(self["old"].logps(batch, logps), mask)
             ratio = kl.importance_ratio(policy_logps, old_logps, mask, level)
         penalties = {}
         for anchor in self.acting(batch):
-            anchor_logps = counted(anchor.logps(batch, logps), mask)
+            anchor_logps = zero_masked(anchor.logps(batch, logps), mask)
             penalties[anchor.name] = kl.kl_penalty(
                 policy_logps, anchor_logps, self.args.kl_estimator, ratio, self.args.kl_clamp
             )

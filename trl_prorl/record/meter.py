@@ -21,7 +21,7 @@ import torch
 
 from ..files import free_name, replaced
 from ..objective.anchors import ANCHORS
-from ..objective.masks import counted
+from ..objective.masks import zero_masked
 from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, OBJECT, read_jsonl
 from .shapes import Shape
 
@@ -184,7 +184,7 @@ class Meter:
 
     def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         """Add to the mean over tokens of the step. `values` and `mask` have shape `(B, T)`."""
-        total = counted(values.detach(), mask).sum()
+        total = zero_masked(values.detach(), mask).sum()
         pair = torch.stack([total.double(), mask.sum().double()])
         self._sums[name] = self._sums.get(name, 0.0) + pair
 

@@ -43,14 +43,19 @@ def probe_gradients(
 
     Returns `str` or `None`: Why packing is refused, in one sentence, or `None` if the gradients agree.
     """
-    chosen = last_of_each_kind(model)
-    if not chosen:
+    params = last_of_each_kind(model)
+    if not params:
         return None
     device = next(model.parameters()).device
-    with torch.enable_grad(), torch.random.fork_rng(devices=on_gpu(device)), evaluating(model), filled(chosen):
+    with (
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=on_gpu(device)),
+        evaluating(model),
+        fill_zeros(params),
+    ):
         try:
-            expected = gradients(padded, chosen, vocabulary, device)
-            found = gradients(packed, chosen, vocabulary, device)
+            expected = compute_gradients(padded, params, vocabulary, device)
+            found = compute_gradients(packed, params, vocabulary, device)
         except Exception as error:  # of any kind, because the model's own code runs
             return f"the gradients of {type(model).__name__} in a packed row cannot be tried ({first_line(error)})."
     return first_difference(found, expected, coarsest_unit(model, autocast))
@@ -71,12 +76,12 @@ def last_of_each_kind(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 @contextmanager
-def filled(chosen: dict[str, torch.nn.Parameter]) -> Iterator[None]:
+def fill_zeros(params: dict[str, torch.nn.Parameter]) -> Iterator[None]:
     """
     Make small numbers of tensors that are 0 everywhere while this lasts: the factor A of a new LoRA adapter gets no
     gradient while B is 0.
     """
-    empty = [param for param in chosen.values() if not param.detach().any()]
+    empty = [param for param in params.values() if not param.detach().any()]
     with torch.no_grad():
         for param in empty:
             waves = torch.arange(1, param.numel() + 1, device=param.device).sin().mul_(0.01)
@@ -89,8 +94,8 @@ def filled(chosen: dict[str, torch.nn.Parameter]) -> Iterator[None]:
                 param.zero_()
 
 
-def gradients(
-    score: Score, chosen: dict[str, torch.nn.Parameter], vocabulary: int, device: torch.device
+def compute_gradients(
+    score: Score, params: dict[str, torch.nn.Parameter], vocabulary: int, device: torch.device
 ) -> dict[str, torch.Tensor | None]:
     """Compute the gradients of a sum of log-probabilities in which every token has a weight of its own, by name."""
     width = PROMPT + max(COMPLETIONS)
@@ -101,8 +106,8 @@ def gradients(
         mask[row, PROMPT + length :] = 0
     logps = score(ids.to(device), mask.to(device), max(COMPLETIONS))
     weights = torch.linspace(1.0, 2.0, logps.numel(), device=logps.device).view(logps.shape)
-    found = torch.autograd.grad((logps * weights).sum(), list(chosen.values()), allow_unused=True)
-    return dict(zip(chosen, found, strict=True))
+    found = torch.autograd.grad((logps * weights).sum(), list(params.values()), allow_unused=True)
+    return dict(zip(params, found, strict=True))
 
 
 def first_difference(

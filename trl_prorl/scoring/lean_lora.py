@@ -97,7 +97,7 @@ def lean(policy: nn.Module) -> list[Linear]:
 
 @contextmanager
 def leaned(policy: nn.Module) -> Iterator[None]:
-    """Let the policy's layers be those that [`lean`] makes while this lasts; they are PEFT's again afterwards."""
+    """Use lean layers while this lasts; they are PEFT's again afterwards."""
     layers = lean(policy)
     try:
         yield

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..objective.anchors import Anchor
-from ..objective.masks import counted
+from ..objective.masks import zero_masked
 from ..objective.penalties import Anchors
 from .packing import packed_logps
 
@@ -152,7 +152,7 @@ class Scorer:
         else:
             logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
         if policy_pass.mask is not None:
-            logps = counted(logps, policy_pass.mask)
+            logps = zero_masked(logps, policy_pass.mask)
         policy_pass.logps = logps
         policy_pass.entropies = entropies
         return logps, entropies, aux_loss
