@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.objective.aggregation import token_weights
-from trl_prorl.objective.anchors import Anchors
+from trl_prorl.objective.penalties import Anchors
 from trl_prorl.record.meter import Meter
 from trl_prorl.scoring import scorer
 

@@ -29,7 +29,7 @@ from eval.run_folder.reading import read_env
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.launch import acceleration
 from trl_prorl.scoring import packing_probe, prefix_attention
-from trl_prorl.scoring.packing import packed_logps, plan, why_not
+from trl_prorl.scoring.packing import packed_logps, plan_calls, why_not
 from trl_prorl.scoring.packing_probe import probe, tokens, unequal_rows
 
 
@@ -157,7 +157,7 @@ def test_plan(groups, limit, calls):
     prompts = [p for p, lengths in groups for _ in lengths]
     completions = [c for _, lengths in groups for c in lengths]
     rows = iter(range(len(prompts)))
-    planned = plan([[next(rows) for _ in lengths] for _, lengths in groups], prompts, completions, limit)
+    planned = plan_calls([[next(rows) for _ in lengths] for _, lengths in groups], prompts, completions, limit)
     tokens = [sum(prompts[p[0]] - 1 + sum(completions[i] + 1 for i in p) for p in call) for call in planned]
     assert sorted(tokens) == sorted(calls)
     assert sorted(i for call in planned for piece in call for i in piece) == list(range(len(prompts)))

@@ -205,7 +205,7 @@ def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean():
     entropies = torch.rand(2, 3)
     current = SimpleNamespace(rows=kept, mask=mask, fill=old)
     score = lambda model, ids, of, keep: (logps, entropies, None)  # noqa: E731
-    found, filled, _ = Scorer._some_rows(score, current, None, mask, mask, 3)
+    found, filled, _ = Scorer._score_some_rows(score, current, None, mask, mask, 3)
     assert torch.equal(found[1], old[1])
     assert torch.equal(found[kept], logps)
     assert torch.equal(filled[kept], entropies)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.objective.anchors import next_coefficient
+from trl_prorl.objective.penalties import next_coefficient
 from trl_prorl.resets.elastic import ElasticAverage
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference
 

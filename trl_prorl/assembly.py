@@ -1,4 +1,4 @@
-"""What a trainer has beside TRL: a model made ready, the models of its anchors, the parts that keys ask for."""
+"""What a trainer has beside TRL: a policy that is prepared, the identity of the run, the parts that keys ask for."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,43 +20,51 @@ from .launch.plan import Plan
 from .parts import Part
 from .resets.elastic import ElasticAverage, ElasticResets
 from .rollout.adapter_requests import hand_over_adapters
+from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.head import add_frozen_head, cast_head_to_fp32
 from .scoring.lean_lora import lean
-from .scoring.references import Reference, base_of, reference_of
 
 
-def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Acceleration:
+def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Acceleration:
     """
-    Make the policy of a trainer that TRL has built ready, and see which accelerations serve it. Raises `ValueError`:
-    the model has active dropout, or cannot do what the configuration asks for.
+    Prepare the policy of a trainer that TRL has built, in place, and see which accelerations serve it.
+
+    Args:
+        trainer ([`ProRLTrainer`]): Whose policy it is.
+        plan ([`~trl_prorl.launch.plan.Plan`]): The trainer's arguments.
+        policy (`torch.nn.Module`): The policy, unwrapped.
+        padded (`Callable`): Scores padded rows, as TRL does.
+
+    Raises `ValueError`: the model has active dropout, or cannot do what the configuration asks for.
     """
-    args, accelerator = trainer.args, trainer.accelerator
-    for model in (policy, trainer.ref_model):
-        check_in_one_place(model)
+    args = trainer.args
+    is_sharded = shards_weights(trainer)
+    check_in_one_place(policy)
+    check_in_one_place(trainer.ref_model)
     keep_unpacked(policy)
     if plan.casts_head:
-        cast_head_to_fp32(policy.get_base_model())
-        outputs = ("log_probs", "entropy")
-        add_fused_lm_head(policy.get_base_model(), trainer.temperature, cast_lm_head_to_fp32=True, outputs=outputs)
+        model = policy.get_base_model()
+        cast_head_to_fp32(model)
+        add_fused_lm_head(model, trainer.temperature, cast_lm_head_to_fp32=True, outputs=("log_probs", "entropy"))
     if args.vllm_enable_lora:
         hand_over_adapters(trainer.vllm_generation, policy)
-    elif trainer.use_vllm and not shards_weights(trainer):
+    elif trainer.use_vllm and not is_sharded:
         keep_base_in_syncs(trainer.vllm_generation, policy)
     args.check_or_give_up(check_dropout, trainer.model)
-    args.check_or_give_up(check_randomness, policy, accelerator.autocast(), shards_weights(trainer))
-    cheap = is_peft_model(policy) and args.pack_groups != "off" and not shards_weights(trainer)
-    if cheap and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
+    args.check_or_give_up(check_randomness, policy, trainer.accelerator.autocast(), is_sharded)
+    may_pack_lora = is_peft_model(policy) and args.pack_groups != "off" and not is_sharded
+    if may_pack_lora and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
         add_frozen_head(policy.get_base_model(), trainer.temperature)
     acceleration = Acceleration.of(trainer, policy, padded)
-    if cheap and acceleration.packs:
+    if may_pack_lora and acceleration.packs:
         lean(policy)
     return acceleration
 
 
-def identity_of(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:
-    """What makes a resumed run the same run, beside its recipe."""
+def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:
+    """Return what makes a resumed run the same run, beside its recipe."""
     return {
         **plan.keys,
         "processes": trainer.accelerator.num_processes,
@@ -66,42 +74,52 @@ def identity_of(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, objec
     }
 
 
-def models_of_anchors(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Reference | None]:
-    """The models that score as the reference and as the base; `None` without that anchor."""
-    args, accelerator = trainer.args, trainer.accelerator
-    full = accelerator.unwrap_model(trainer.ref_model) if trainer.ref_model is not None else None
-    fills = plan.moves and not trainer.is_fsdp_enabled
-    reference, base = reference_of(policy, full, fills) if args.beta != 0.0 else None, None
-    if args.beta_base:
-        base = base_of(policy, plan.fresh_adapter, trainer.temperature, accelerator, args.cast_lm_head_to_fp32)
-    return {"ref": reference, "base": base}
+def make_dynamic_sampling(trainer) -> DynamicSampling | None:
+    """Make the part that replaces groups whose rewards are all equal, if `dynamic_sampling_rounds` asks for it."""
+    if not trainer.args.dynamic_sampling_rounds:
+        return None
+    return DynamicSampling(
+        trainer.args,
+        trainer.accelerator,
+        trainer.train_dataset,
+        trainer.num_generations,
+        trainer._tokenizer.pad_token_id,
+        trainer.reward_func_names,
+        trainer.reward_weights,
+    )
 
 
-def asked_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
-    """The parts that keys ask for and that nothing calls by name, by the names that a checkpoint knows them by."""
-    args, timer, found = trainer.args, trainer.meter.timer, {}
+def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
+    """
+    Make the parts that keys ask for, in the order in which they are called.
+
+    Returns `dict[str, Part]`: By the names that a checkpoint knows them by.
+    """
+    args = trainer.args
+    timer = trainer.meter.timer
+    parts: dict[str, Part] = {}
     average = None
     if args.elastic_reset_every:
         trained = {name: param for name, param in policy.named_parameters() if param.requires_grad}
         average = ElasticAverage(trained, args.elastic_ema)
     if args.lora_growth_every:  # before Elastic Reset, which then copies the grown average
         check_growing_model(policy, "lora_growth_every")
-        copies = [average.average, average.initial] if average is not None else []
-        found["growth"] = Growth(args, policy, copies, timer)
+        copies = []
+        if average is not None:
+            copies = [average.average, average.initial]
+        parts["growth"] = Growth(args, policy, copies, timer)
     if args.adapter_restart == "merge":
         check_growing_model(policy, "adapter_restart")
         if trainer.is_world_process_zero():
             warn_of_rounding(policy, trainer.accelerator.mixed_precision)
-        found["restart"] = trainer.resets.restart = Restart(policy, args)
+        parts["restart"] = Restart(policy, args)
     if args.rollback:
-        found["rollback"] = trainer.rollback = Rollback(
-            args.rollback, args.rollback_rate, trainer.run_dir, Path(args.output_dir)
-        )
+        parts["rollback"] = Rollback(args.rollback, args.rollback_rate, trainer.run_dir, Path(args.output_dir))
     if average is not None:
         processes = trainer.accelerator.num_processes
-        found["elastic"] = ElasticResets(average, args.elastic_reset_every, timer, processes)
+        parts["elastic"] = ElasticResets(average, args.elastic_reset_every, timer, processes)
     if args.entropy_floor is not None:
-        found["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
+        parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
     if args.guard_gap is not None:
-        found["guard_gap"] = GuardGap(args.guard_gap, args.guard_gap_action, trainer.resets.request)
-    return found
+        parts["guard_gap"] = GuardGap(args.guard_gap, args.guard_gap_action, trainer.resets.request)
+    return parts

@@ -9,6 +9,7 @@ from trl import GRPOConfig
 
 from .descriptor import Effect, check_used, check_values
 from .keys import FAST, KEYS, ProlongedKeys, effects
+from .objective.anchors import ANCHOR_KEYS, ANCHORS
 from .objective.kl import gradient_bias
 from .refusals import CHECKED, check_batch, check_combinations, check_deepspeed, check_launcher, check_precision
 from .resets.treatments import treatment_of
@@ -141,7 +142,12 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
     @property
     def anchored(self) -> bool:
         """Whether there is a KL term at all."""
-        return self.beta != 0.0 or self.beta_old != 0.0 or self.beta_base != 0.0
+        return any(getattr(self, key) != 0.0 for key in ANCHOR_KEYS)
+
+    @property
+    def copied_anchors(self) -> list[str]:
+        """The keys of the anchors that hold a copy of the policy as the run begins."""
+        return [anchor.key for anchor in ANCHORS if anchor.copies_policy and getattr(self, anchor.key) != 0.0]
 
     @property
     def is_trl(self) -> bool:
@@ -224,5 +230,4 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         """By coefficient that is not 0, how the gradient of its penalty is biased, if it is."""
         asked = (self.kl_estimator, self.use_bias_correction_kl, self.importance_sampling_level, self.on_policy)
         bias = gradient_bias(*asked, self.kl_clamp)
-        names = ("beta", "beta_old", "beta_base")
-        return {} if bias is None else {name: bias for name in names if getattr(self, name) != 0.0}
+        return {} if bias is None else {key: bias for key in ANCHOR_KEYS if getattr(self, key) != 0.0}

@@ -24,6 +24,7 @@ from .descriptor import (
     one_of,
     whole,
 )
+from .objective.anchors import ANCHOR_KEYS, ANCHORS
 from .resets.treatments import SCALE_FORMS, TREATMENTS, WITH_ALPHA, is_treatment
 
 
@@ -53,21 +54,26 @@ ADVANTAGES = one_of(
 )
 
 REFERENCE = needs("beta", line="{key}={value!r} needs a reference: set beta > 0, or {key}: cached.")
+REWARDED_ANCHORS = [anchor for anchor in ANCHORS if anchor.works_in_reward]
+REWARDED_KEYS = [anchor.key for anchor in REWARDED_ANCHORS]
 IN_REWARD = needs(
-    "beta", "beta_base", line="{key}={value!r} needs a reference or the base: set beta or beta_base > 0."
+    *REWARDED_KEYS,
+    line=f"{{key}}={{value!r}} needs {' or '.join(anchor.words for anchor in REWARDED_ANCHORS)}: set "
+    f"{' or '.join(REWARDED_KEYS)} > 0.",
 )
+ONE_OF_ANCHORS = f"{', '.join(ANCHOR_KEYS[:-1])} or {ANCHOR_KEYS[-1]}"
 A_PUSHED_REFERENCE = needs(
     "beta",
     line="{key}={value!r} pushes the reference, but beta=0 means that there is none. Leave {key} out, or set "
     "beta > 0.",
 )
 AN_ANCHOR, ANCHORED_ROWS, ADAPTED = (
-    needs("beta", "beta_old", "beta_base", line=f"{{key}}={{value!r}} {words}")
+    needs(*ANCHOR_KEYS, line=f"{{key}}={{value!r}} {words}")
     for words in (
-        "bounds the KL to an anchor, and there is none. Set beta, beta_old or beta_base, or leave {key} out.",
-        "leaves rows out of the KL, and there is none. Set beta, beta_old or beta_base, or leave {key} out.",
-        "adapts the coefficient of an anchor, and there is none. Set beta, beta_old or beta_base to the coefficient "
-        "to begin with.",
+        f"bounds the KL to an anchor, and there is none. Set {ONE_OF_ANCHORS}, or leave {{key}} out.",
+        f"leaves rows out of the KL, and there is none. Set {ONE_OF_ANCHORS}, or leave {{key}} out.",
+        f"adapts the coefficient of an anchor, and there is none. Set {ONE_OF_ANCHORS} to the coefficient to begin "
+        "with.",
     )
 )
 A_FLOOR = needs(

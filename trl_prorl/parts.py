@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MicroBatch:
     """
-    A micro-batch of training whose loss is computed: B rows, T tokens.
+    Holds what is known of a micro-batch once its loss is computed: B rows, T tokens.
 
     Attributes:
         batch (`Mapping[str, torch.Tensor]`): Tokens, masks, advantages and the anchors' log-probabilities.
@@ -25,8 +25,8 @@ class MicroBatch:
         logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
         entropies (`torch.Tensor` of shape `(B, T)`): The policy's.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows that were computed; `None` means all.
-        penalty (`torch.Tensor`, *optional*): A scalar: what of the anchors entered the loss.
-        of_trl (`Mapping[str, float]`): TRL's newest metrics, those of this loss among them.
+        penalty (`torch.Tensor`, *optional*): A scalar: what entered the loss of the anchors' KL.
+        trl_metrics (`Mapping[str, float]`): TRL's newest metrics, those of this loss among them.
         sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Of the model that was sampled, where it is not
             the policy to the last bit and this is the first pass.
     """
@@ -37,17 +37,23 @@ class MicroBatch:
     entropies: "torch.Tensor"
     rows: "torch.Tensor | None" = None
     penalty: "torch.Tensor | None" = None
-    of_trl: Mapping[str, float] = field(default_factory=dict)
+    trl_metrics: Mapping[str, float] = field(default_factory=dict)
     sampler_logps: "torch.Tensor | None" = None
 
 
 def fired(kind: str, requested: int, applied: int, reason: str, value: float, threshold: float) -> dict[str, Any]:
     """
-    An event of a kind for the record: the optimizer steps after which it was requested and applied, why, the value
-    that was seen, and what it was compared with.
+    Make an event of a kind for the record: the optimizer steps after which it was requested and applied, why, the
+    value that was seen, and what it was compared with.
     """
-    steps = {"event": kind, "step_requested": requested, "step_applied": applied}
-    return steps | {"reason": reason, "value": value, "threshold": threshold}
+    return {
+        "event": kind,
+        "step_requested": requested,
+        "step_applied": applied,
+        "reason": reason,
+        "value": value,
+        "threshold": threshold,
+    }
 
 
 class Part:
@@ -138,7 +144,7 @@ class Part:
         """
 
     def written(self) -> AbstractContextManager[None]:
-        """A context in which the policy's weights are written, into a checkpoint or at the end."""
+        """Return a context in which the policy's weights are written, into a checkpoint or at the end."""
         return nullcontext()
 
     def save(self, folder: Path) -> None:
@@ -164,11 +170,13 @@ class Parts(dict[str, Part]):
         self.update(others)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of every part that has one, by its name."""
-        return {name: state for name, part in self.items() if (state := part.state_dict())}
+        """Return the state of every part that has one, by its name."""
+        states = {name: part.state_dict() for name, part in self.items()}
+        return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Go on from the states of the same parts; one that a changed key has switched on, or may join, begins."""
         for name, part in self.items():
-            if name in state or (part.state_dict() and not (changed or part.may_join)):
+            may_begin = changed or part.may_join or not part.state_dict()
+            if name in state or not may_begin:
                 part.load_state_dict(state[name], changed)

@@ -16,7 +16,7 @@ from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 from trl.trainer.utils import split_tensor_dict
 
-from .assembly import asked_parts, identity_of, made_ready, models_of_anchors
+from .assembly import make_dynamic_sampling, optional_parts, prepare_policy, run_identity
 from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
@@ -25,20 +25,22 @@ from .launch.acceleration import shards_weights
 from .launch.interrupt import tell_interrupted, what_a_script_keeps
 from .launch.plan import Plan
 from .objective.aggregation import Aggregation, without_ratio
-from .objective.anchors import Anchors, Penalty, completion_mask, counted, logps_key
+from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
+from .objective.masks import completion_mask, zero_masked
+from .objective.penalties import Anchors, Penalty
 from .parts import MicroBatch, Parts
 from .record.meter import Meter, StageTimer
 from .record.recorder import LOGGED, OF_TRL, Recorder
 from .record.terminal import Terminal, write_event_line
 from .resets.callbacks import ReferenceResetCallback, configured_callback
 from .resets.controller import Reason, Resets
-from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import keep_weights
 from .rollout.outcome import Outcome, Rows, Sampled, count_written_by_others, keep_groups_together, set_advantages
 from .rollout.rewards import guard_reward
 from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts
+from .scoring.references import AnchorModels
 from .scoring.scorer import PolicyPass, Scorer
 
 
@@ -68,6 +70,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     _tag_names = ["trl", "grpo", "prorl"]
     has_begun = False  # whether a step was begun
     resets: Resets | None = None  # None until TRL's trainer is made
+    _policy_pass: PolicyPass | None = None  # of the micro-batch whose loss TRL computes, while it does
 
     # ------------------------------------------------------------------------------------------------ assembly
 
@@ -82,10 +85,11 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def _assemble(self, plan: Plan) -> None:
         """Make the parts; each owns what it remembers, and none knows the trainer."""
-        args, accelerator = self.args, self.accelerator
+        args = self.args
+        accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
-        self.acceleration = made_ready(self, plan, policy, self._padded_logps)
-        self._identity = identity_of(self, plan, policy)
+        self.acceleration = prepare_policy(self, plan, policy, self._padded_logps)
+        self._identity = run_identity(self, plan, policy)
         self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
@@ -93,29 +97,39 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         ]
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
         if args.loss_mode == "unclipped":
-            self.epsilon_low = self.epsilon_high = math.inf
+            self.epsilon_low = math.inf
+            self.epsilon_high = math.inf
         self._generations = 0
 
         self.meter = Meter(accelerator.device)
-        models = models_of_anchors(self, plan, policy)
-        self.reference, self.base = models["ref"], models["base"]
-        self.scorer = Scorer(args, self.meter, self.acceleration.packs, not self._is_vlm, accelerator.autocast, models)
+        self.anchors.make_models(AnchorModels(self, policy, plan.moves, plan.fresh_adapter))
+        self.reference = self.anchors["ref"].model
+        self.base = self.anchors["base"].model
+        self.scorer = Scorer(
+            args, self.meter, self.anchors, self.acceleration.packs, not self._is_vlm, accelerator.autocast
+        )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
-        self.resets.reference = self.reference
-        self.dynamic_sampling = self.compact = None
-        if args.dynamic_sampling_rounds:
-            size, padding = self.num_generations, self._tokenizer.pad_token_id
-            named = self.reward_func_names, self.reward_weights
-            self.dynamic_sampling = DynamicSampling(args, accelerator, self.train_dataset, size, padding, *named)
+        self.dynamic_sampling = make_dynamic_sampling(self)
+        self.compact = None
         if self.acceleration.generation == "on":
             self.compact = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
+        optional = optional_parts(self, policy)
+        self.rollback = optional.get("rollback")
+        self.resets.reference = self.reference
+        self.resets.restart = optional.get("restart")
         # Called in this order: growth comes before a reset, which then moves the reference to its result.
-        parts = {"anchors": self.anchors, "recorder": self.recorder, "guard": self.guard}
-        parts |= asked_parts(self, policy)
-        parts |= {"resets": self.resets, "dynamic_sampling": self.dynamic_sampling, "generation": self.compact}
+        parts = {
+            "anchors": self.anchors,
+            "recorder": self.recorder,
+            "guard": self.guard,
+            **optional,
+            "resets": self.resets,
+            "dynamic_sampling": self.dynamic_sampling,
+            "generation": self.compact,
+        }
         self.parts = Parts({name: part for name, part in parts.items() if part is not None})
         for callback in self.resets.callbacks:
             self.resets.accept(callback, self.eval_dataset)
@@ -124,7 +138,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.terminal = Terminal(self)
 
     def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
-        """Log-probabilities as TRL computes them."""
+        """Compute log-probabilities as TRL does."""
         return super()._get_per_token_logps_and_entropies(policy, input_ids, attention_mask, logits_to_keep)[0]
 
     def add_callback(self, callback):
@@ -135,24 +149,30 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     @property
     def beta(self) -> float:
-        """The coefficient of the KL to the reference."""
+        """
+        What TRL adds of the KL to the reference: nothing in a loss whose KL terms are ours, else its coefficient, by
+        which TRL also knows that it has to build a reference and to score it.
+        """
+        if self._policy_pass is not None:
+            return self._policy_pass.beta
         return self.anchors["ref"].coefficient
 
     @beta.setter
     def beta(self, value: float) -> None:
+        """TRL sets it once, to the configuration's; a user may set another one."""
         self.anchors["ref"].coefficient = value
 
     # ---------------------------------------------------------------------------------- before the first step
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
-        As [`~transformers.Trainer.train`], with exact resumes, see [`CheckpointMixin.train`]. Ctrl-C prints one line
-        that says what is kept, and raises `KeyboardInterrupt`.
+        Train as [`~transformers.Trainer.train`] does, with exact resumes, see [`CheckpointMixin.train`]. Ctrl-C prints
+        one line that says what is kept, and raises `KeyboardInterrupt`.
         """
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
-            if not self.recipe:  # of a recipe, its command line tells
+            if not self.recipe:  # a recipe's command line says it itself
                 kept = what_a_script_keeps(self.args.output_dir, self.has_begun)
                 tell_interrupted(error, kept, tell=self.is_world_process_zero())
             raise error.with_traceback(None)  # noqa: B904  the frames of a loop that was interrupted say nothing
@@ -205,7 +225,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
         for part in self.parts.values():
-            if (event := part.boundary(step)) is not None:
+            event = part.boundary(step)
+            if event is not None:
                 self._event(event)
                 self._last_loaded_step = -1  # an evaluation of this step may have given vLLM the weights before it
         with self.meter.timer.stage("rollout"):
@@ -213,16 +234,19 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 batch, outcome = self.dynamic_sampling.sample(inputs, self._sample)
             else:
                 batch, outcome = self._sample(inputs)
-            base_acts = self.base is not None and self._generations % self.args.base_anchor_every == 0
-            for name in self.scorer.missing(batch, base_acts):
-                batch[logps_key(name)] = self._score(name, batch, self.args.per_device_train_batch_size)
-        process, logged = self.accelerator.process_index, self._logs["advantages"]
-        taken_off = self.anchors.in_reward(batch)
-        taken_off = self.accelerator.gather(taken_off) if taken_off is not None else None
-        set_advantages(batch["advantages"], outcome, self.reward_weights, process, self.args, logged, taken_off)
-        batch |= outcome.rows(process, len(batch["advantages"]))
+            for anchor in self.anchors.to_score(batch, self._generations):
+                batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
+        process = self.accelerator.process_index
+        kl_in_reward = self.anchors.in_reward(batch)
+        if kl_in_reward is not None:
+            kl_in_reward = self.accelerator.gather(kl_in_reward)
+        logged = self._logs["advantages"]
+        set_advantages(batch["advantages"], outcome, self.reward_weights, process, self.args, logged, kl_in_reward)
+        batch.update(outcome.rows(process, len(batch["advantages"])))
         self._generations += 1
-        measured = {name: self._metrics["train"][theirs][-1] for name, theirs in OF_TRL.items()} | outcome.measured
+        trl_metrics = self._metrics["train"]
+        measured = {name: trl_metrics[trl_name][-1] for name, trl_name in OF_TRL.items()}
+        measured.update(outcome.measured)
         tokens = int(self.accelerator.gather(outcome.tokens).sum())
         for part in self.parts.values():
             part.batch(batch, measured, tokens)
@@ -231,8 +255,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         if self.compact is None:
             # TRL casts the weights for continuous batching, and leaves them so.
-            casts = self.use_transformers_continuous_batching and not shards_weights(self)
-            with keep_weights(self.model) if casts else nullcontext():
+            casts_weights = self.use_transformers_continuous_batching and not shards_weights(self)
+            with keep_weights(self.model) if casts_weights else nullcontext():
                 return super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
                 )
@@ -256,16 +280,17 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
-        The batch of TRL's method, and the outcome of its sampling. TRL's metrics leave out what is sampled again: the
-        groups of further rounds of dynamic sampling are chosen.
+        Sample by TRL's method. Returns its batch, and the outcome of the sampling. TRL's metrics leave out what is
+        sampled `again`: the groups of further rounds of dynamic sampling are selected.
         """
-        counted = {name: len(values) for name, values in self._metrics["train"].items()}
+        lengths = {name: len(values) for name, values in self._metrics["train"].items()}
         rows = Rows(inputs)
         with self.guard.sampling(rows, self.state.global_step + 1), self.scorer.sampling():
             batch = super()._generate_and_score_completions(rows)
         rows.outcome.tokens -= count_written_by_others(batch)
-        for name, values in self._metrics["train"].items() if again else ():
-            del values[counted.get(name, 0) :]
+        if again:
+            for name, values in self._metrics["train"].items():
+                del values[lengths.get(name, 0) :]
         return batch, rows.outcome
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
@@ -284,54 +309,117 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------ a step: its scoring
 
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
-        plain = super()._get_per_token_logps_and_entropies
-        return self.scorer.asked_by_trl(plain, model, self.model.training, *args, **kwargs)
+        trl_score = super()._get_per_token_logps_and_entropies
+        if self.scorer.makes_batch:
+            return self.scorer.answer_request(trl_score, model, *args, **kwargs)
+        policy_pass = self._policy_pass or PolicyPass()
+        return self.scorer.score_policy(policy_pass, self.model.training, trl_score, model, *args, **kwargs)
 
-    def _score(self, name: str, batch, batch_size: int | None = None) -> torch.Tensor:
-        """Log-probabilities of a batch under an anchor, shape `(B, T)`, in chunks of `batch_size` rows."""
-        plain = super()._get_per_token_logps_and_entropies
+    def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
+        """Score a batch under an anchor, in chunks of `batch_size` rows. Returns log-probabilities `(B, T)`."""
+        trl_score = super()._get_per_token_logps_and_entropies
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            return self.scorer.score(name, plain, self.model, batch, batch_size)
+            return self.scorer.score_anchor(anchor, trl_score, self.model, batch, batch_size)
 
     # -------------------------------------------------------------------------------------- a step: its loss
 
     def _compute_loss(self, model, inputs):
-        args, training = self.args, self.model.training
-        if training and args.ref_compute == "naive_epoch":
-            inputs[logps_key("ref")] = self._score("ref", inputs)
-        mask = completion_mask(inputs)
-        for anchor in self.anchors:
-            if anchor.logps in inputs:
-                inputs[anchor.logps] = counted(inputs[anchor.logps], mask)
-        sampler_logps = self.compact.take_logps(inputs) if self.compact is not None else None
-        if self.use_vllm and args.samples_whole:
-            sampler_logps = inputs.get("sampling_per_token_logps")
-        # An adaptive entropy bonus and a load-balancing loss need all rows, whatever their coefficients are just now.
-        needs_all = self._entropy_bonus_enabled or self.aux_loss_enabled
-        needs_all = needs_all or (self.anchors.acting(inputs) and not args.drop_zero_rows)
-        chosen = self.scorer.pass_over(inputs, needs_all) if training else PolicyPass(mask=mask)
-        with self.scorer.policy_pass(chosen) as scored, self.anchors.apart("ref", args.adds_penalty):
-            loss = super()._compute_loss(model, without_ratio(inputs) if args.loss_mode == "no_ratio" else inputs)
+        """
+        Compute TRL's loss of a micro-batch, and the KL terms that it cannot express.
+
+            inputs          tokens, masks, advantages, the anchors' log-probabilities
+              ↓
+            policy_pass     what the policy computes, and what TRL adds of the KL to the reference
+              ↓
+            trl_loss        TRL's method; it asks for the policy's log-probabilities, which `policy_pass` keeps
+              ↓
+            penalty         Σ coefficient · KL(policy ‖ anchor), over anchors and tokens
+              ↓
+            loss            trl_loss + penalty; a `MicroBatch` of all this goes to the parts
+        """
+        args = self.args
+        adds_penalty = args.adds_penalty
+        training = self.model.training
         accumulation = self.current_gradient_accumulation_steps if training else None
+
+        self._complete_anchors(inputs)
+        sampler_logps = self._take_sampler_logps(inputs)
+        policy_pass = self._plan_policy_pass(inputs, adds_penalty)
+        trl_loss = self._compute_trl_loss(model, inputs, policy_pass)
+
         penalty = None
-        if args.anchored and (training or args.adds_penalty):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and args.adds_penalty):
+        if args.anchored and (training or adds_penalty):
+            # A penalty that TRL's loss contains is computed for the record alone.
+            with torch.set_grad_enabled(torch.is_grad_enabled() and adds_penalty):
                 weights = self.aggregation.weights(inputs, accumulation)
-                penalty = self.anchors.penalty(inputs, scored.logps, self.importance_sampling_level, weights)
-        if args.adds_penalty and penalty is not None:
-            loss = loss + penalty.loss
+                penalty = self.anchors.penalty(inputs, policy_pass.logps, self.importance_sampling_level, weights)
+        loss = trl_loss
+        if adds_penalty and penalty is not None:
+            loss = trl_loss + penalty.loss
             self._log_penalty(inputs, penalty, accumulation)
+
         if training:
-            logps = scored.logps.detach()
+            logps = policy_pass.logps.detach()
             if args.old_logps_source == "first_pass":
-                inputs.setdefault(logps_key("old"), logps)  # the buffer hands out the same dict in the next inner pass
-            of_trl = {name: values[-1] for name, values in self._metrics["train"].items() if values}
-            entered = penalty.loss if penalty is not None else None
-            found = MicroBatch(inputs, loss, logps, scored.entropies, scored.rows, entered, of_trl, sampler_logps)
+                # The buffer hands out the same dict in the next inner pass.
+                inputs.setdefault(OldPolicyAnchor.column, logps)
+            micro_batch = MicroBatch(
+                batch=inputs,
+                loss=loss,
+                logps=logps,
+                entropies=policy_pass.entropies,
+                rows=policy_pass.rows,
+                penalty=None if penalty is None else penalty.loss,
+                trl_metrics={name: values[-1] for name, values in self._metrics["train"].items() if values},
+                sampler_logps=sampler_logps,
+            )
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
-                    part.micro_batch(found)
+                    part.micro_batch(micro_batch)
         return loss
+
+    def _complete_anchors(self, inputs) -> None:
+        """Score the reference where every pass does so, and set the anchors to 0 at tokens that do not count."""
+        if self.model.training and self.args.ref_compute == "naive_epoch":
+            inputs[ReferenceAnchor.column] = self._score(self.anchors["ref"], inputs)
+        mask = completion_mask(inputs)
+        for anchor in self.anchors:
+            if anchor.column in inputs:
+                inputs[anchor.column] = zero_masked(inputs[anchor.column], mask)
+
+    def _take_sampler_logps(self, inputs) -> torch.Tensor | None:
+        """Take the log-probabilities `(B, T)` of the model that was sampled, where it is not quite the policy."""
+        if self.use_vllm and self.args.samples_whole:
+            return inputs.get("sampling_per_token_logps")
+        if self.compact is not None:
+            return self.compact.take_logps(inputs)
+        return None
+
+    def _plan_policy_pass(self, inputs, adds_penalty: bool) -> PolicyPass:
+        """Say what the policy computes of a micro-batch, and what TRL's loss adds of the KL to the reference."""
+        rows = None
+        fill = None
+        if self.model.training:
+            # An adaptive entropy bonus and a load-balancing loss need all rows, whatever their coefficients are now.
+            needs_all = self._entropy_bonus_enabled or self.aux_loss_enabled
+            has_penalty = self.anchors.acting(inputs) != []
+            if has_penalty and not self.args.drop_zero_rows:
+                needs_all = True
+            rows = self.scorer.rows_to_score(inputs, needs_all)
+        if rows is not None:
+            fill = inputs.get(OldPolicyAnchor.column)
+        beta = 0.0 if adds_penalty else self.anchors["ref"].coefficient
+        return PolicyPass(beta, completion_mask(inputs), rows, fill)
+
+    def _compute_trl_loss(self, model, inputs, policy_pass: PolicyPass) -> torch.Tensor:
+        """Call TRL's loss, in which the policy makes one pass."""
+        if self.args.loss_mode == "no_ratio":
+            inputs = without_ratio(inputs)
+        self._policy_pass = policy_pass
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._policy_pass = None
 
     def _log_penalty(self, inputs, penalty: Penalty, accumulation: float | None) -> None:
         """
@@ -339,7 +427,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         share of the KL in `policy_loss`, which TRL logs beside an entropy bonus.
         """
         logged = self._metrics["train" if self.model.training else "eval"]
-        for metric, mean in self.anchors.means(penalty.of, completion_mask(inputs), self.recorder.total).items():
+        means = self.anchors.means(penalty.by_anchor, completion_mask(inputs), self.recorder.total)
+        for metric, mean in means.items():
             logged[metric].append(mean)
         if self._entropy_bonus_enabled:
             share = self.aggregation.logged(penalty.loss.detach(), accumulation)
@@ -353,8 +442,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model, grad_norm=None):
-        for part in self.parts.values() if grad_norm is None else ():  # nothing was clipped
-            part.gradients(model)
+        if grad_norm is None:  # nothing was clipped
+            for part in self.parts.values():
+                part.gradients(model)
         norm = super()._get_grad_norm(model, grad_norm)
         rate = self.optimizer.param_groups[0]["lr"] * self.resets.rate_factor
         for part in self.parts.values():
@@ -385,7 +475,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             part.update(step, self.model)
         row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():
-            if (event := part.row(step, row)) is not None:
+            event = part.row(step, row)
+            if event is not None:
                 self._event(event)
                 if event.get("action") == "stop":
                     self._stop(event)
@@ -403,13 +494,13 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     # ---------------------------------------------------------------------------------- beside the steps
 
     def log(self, logs, start_time=None):
-        asked = self.num_completions_to_print
+        number = self.num_completions_to_print
         if self.state.log_history and self.state.log_history[-1]["step"] == self.state.global_step:
             self.num_completions_to_print = 0  # the last log, of the whole training: that table was printed
         try:
             super().log(logs, start_time)
         finally:
-            self.num_completions_to_print = asked
+            self.num_completions_to_print = number
 
     def evaluate(self, *args, **kwargs):
         # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
@@ -436,11 +527,16 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         with timer.stage("eval"):
             metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
         self.recorder.charge_evaluation(self.state.global_step, timer.seconds["eval"])
-        for name in (name for callback in self.resets.callbacks for name in callback.metrics()):
-            if name not in metrics:
-                known = ", ".join(sorted(metrics))
-                raise EvaluationError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
-        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        for callback in self.resets.callbacks:
+            for name in callback.metrics():
+                if name not in metrics:
+                    known = ", ".join(sorted(metrics))
+                    raise EvaluationError(
+                        f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}."
+                    )
+        sets = ()
+        if isinstance(self.eval_dataset, dict):
+            sets = self.eval_dataset
         self.recorder.evaluation(self.state.global_step, metrics, sets)
         return metrics
 
@@ -448,7 +544,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     @property
     def run_dir(self) -> Path:
-        """The folder of the record."""
+        """Return the folder of the record."""
         return Path(self.args.run_dir or self.args.output_dir)
 
     def request_reset(self, reason: Reason) -> None:
@@ -459,7 +555,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.resets.request(reason)
 
     def tokenize_prompts(self, prompts: list) -> list[list[int]]:
-        """Token ids of prompts, with the chat template."""
+        """Turn prompts into token ids, with the chat template."""
         if self.environment_factories is not None and not self._multi_environment:
             self._batch_environments = [None] * len(prompts)  # TRL looks there for each prompt's tools
         return self._tokenize_prompts(prompts)[0]
@@ -476,20 +572,22 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         Returns [`~trl_prorl.rollout.outcome.Sampled`]
         """
         self.model.train()  # rollouts of a step are drawn so
-        batch, outcome = self._sample([dict(row) for row in rows for _ in range(self.num_generations)])
+        inputs = [dict(row) for row in rows for _ in range(self.num_generations)]
+        batch, outcome = self._sample(inputs)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         return Sampled.of(outcome, batch, self.reward_weights, ends)
 
     def policy_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Log-probabilities of a batch of [`sample_rows`] under the policy as it now is, shape `(N, T)`."""
-        return self._score("old", batch, self.args.per_device_train_batch_size)
+        """Score a batch of [`sample_rows`] by the policy as it now is. Returns log-probabilities `(N, T)`."""
+        return self._score(self.anchors["old"], batch, self.args.per_device_train_batch_size)
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """
         Sample one continuation of each prompt, of at most `max_new_tokens` tokens, with this run's settings. Token ids
         in and out, the end of sequence included where it was reached.
         """
-        usual, self.generation_config.max_new_tokens = self.generation_config.max_new_tokens, max_new_tokens
+        usual = self.generation_config.max_new_tokens
+        self.generation_config.max_new_tokens = max_new_tokens
         try:
             return self._generate_single_turn(prompt_ids, None, {}, self.num_generations)[0]
         finally:

@@ -71,7 +71,7 @@ VARIANTS = {
     for variant in (
         Variant(
             name="plain",
-            when=lambda args: _has_none(args) and args.beta_old == 0.0 and args.beta_base == 0.0,
+            when=lambda args: not args.anchored and not args.elastic_reset_every,
             short="no KL",
             description="no KL term at all: TRL's GRPO without a reference model",
             anchor="none",

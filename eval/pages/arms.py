@@ -8,11 +8,12 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
 from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.objective.anchors import ANCHOR_KEYS
 from trl_prorl.variants import VARIANTS
 
 
 # The keys that define an arm; in every other key the arms of a comparison should agree.
-ARM_KEYS = {"beta", "beta_old", "beta_base", "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
+ARM_KEYS = {*ANCHOR_KEYS, "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
 ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 

@@ -10,9 +10,10 @@ from tqdm import tqdm
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
 from trl_prorl.eval.readiness.first_steps import FirstSteps
+from trl_prorl.objective.anchors import ANCHORS
 
 
-OF_GENERATION = ("rollout", "old", "ref", "base")
+OF_GENERATION = ("rollout", *(anchor.name for anchor in ANCHORS))
 STAGES = (*OF_GENERATION, "update")
 USABLE = 0.9  # of the memory: the rest is fragments
 SLOW_REWARD = 0.3  # share of a step

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
 from trl_prorl.objective import kl
-from trl_prorl.objective.anchors import completion_mask
+from trl_prorl.objective.masks import completion_mask
 from trl_prorl.record.run_files import METRICS_FILE
 
 

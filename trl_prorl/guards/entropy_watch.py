@@ -17,7 +17,9 @@ class EntropyWatch(Part):
     """
 
     def __init__(self, floor: float, patience: int, stop: bool = False):
-        self.floor, self.patience, self.stop = floor, patience, stop
+        self.floor = floor
+        self.patience = patience
+        self.stop = stop
         self.begin()
 
     def begin(self) -> None:
@@ -31,14 +33,17 @@ class EntropyWatch(Part):
         return self.below == self.patience
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
-        """The event of a collapse that this step completes."""
+        """Return the event of a collapse that this step completes."""
         entropy = row.get("entropy")
         if not self.observe(entropy):
             return None
         logger.warning("Entropy collapse at step %d: %.4g nats per token, below %.4g.", step, entropy, self.floor)
         reason = f"entropy below entropy_floor for {self.patience} steps"
-        event = fired("entropy_collapse", step, step, reason, entropy, self.floor)
-        return event | {"action": "stop" if self.stop else "log", "last_good": max(0, step - self.patience)}
+        return {
+            **fired("entropy_collapse", step, step, reason, entropy, self.floor),
+            "action": "stop" if self.stop else "log",
+            "last_good": max(0, step - self.patience),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"below": self.below}

@@ -11,15 +11,14 @@ import torch
 from accelerate.utils import gather_object
 
 from ..errors import NonFiniteError
-from ..objective.anchors import completion_mask, logps_key
+from ..objective.anchors import ANCHORS
+from ..objective.masks import completion_mask, zero_masked
 from ..parts import MicroBatch, Part
 from ..text import quoted
 
 
 # In torch's messages for NaN while it samples. A GPU reports the assertion alone, and computes no more afterwards.
 NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
-# Whose log-probabilities, in the order in which one is computed from another.
-WHOSE = {"old": "the old policy", "ref": "the reference", "base": "the base"}
 
 
 @torch.no_grad()
@@ -33,20 +32,33 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
-    """The name of the first tensor that holds NaN or infinity, in the mapping's order."""
-    return next((name for name, tensor in named.items() if tensor is not None and not all_finite([tensor])), None)
+    """Return the name of the first tensor that holds NaN or infinity, in the mapping's order."""
+    for name, tensor in named.items():
+        if tensor is not None and not all_finite([tensor]):
+            return name
+    return None
 
 
 class FiniteGuard(Part):
     """
     Looks at loss, gradients and weights. `nonfinite` says what to do; processes settle together, and an AMP scaler
-    looks at the gradients itself. The meter has the sums over tokens of the KLs, the recorder writes its events, and
-    the decoder (tokenizer or processor) makes texts of token ids.
+    looks at the gradients itself.
+
+    Args:
+        args ([`ProRLConfig`]), accelerator ([`~accelerate.Accelerator`]): Those of the run.
+        meter ([`~trl_prorl.record.meter.Meter`]): Has the sums over tokens of the KLs.
+        recorder ([`~trl_prorl.record.recorder.Recorder`]): Writes the events.
+        decoder (`PreTrainedTokenizerBase` or `ProcessorMixin`): Makes texts of token ids.
     """
 
     def __init__(self, args, accelerator, meter, recorder, decoder):
-        self.action, self.bounded, self.accelerator = args.nonfinite, args.kl_clamp is not None, accelerator
-        self.meter, self.recorder, self.decoder, self.optimizer = meter, recorder, decoder, None
+        self.action = args.nonfinite
+        self.bounds_kl = args.kl_clamp is not None
+        self.accelerator = accelerator
+        self.meter = meter
+        self.recorder = recorder
+        self.decoder = decoder
+        self.optimizer = None
         self.begin()
 
     def optimizer_made(self, optimizer) -> None:
@@ -64,7 +76,7 @@ class FiniteGuard(Part):
 
     @contextmanager
     def sampling(self, examples: list[dict], step: int) -> Iterator[None]:
-        """The generation for optimizer step `step`, in which torch refuses to sample from NaN."""
+        """Explain the error with which torch refuses to sample from NaN, while optimizer step `step` generates."""
         try:
             yield
         except RuntimeError as error:
@@ -72,26 +84,26 @@ class FiniteGuard(Part):
                 raise
             prompts = list(dict.fromkeys(quoted(example.get("prompt")) for example in examples))
             unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index: the GPU reports an assertion alone)"
-            found = {"tensor": f"probabilities of the next token{unsure}, while sampling,", "prompts": prompts}
-            self._log(step, "stop", found)
-            raise NonFiniteError(self._message(step, found)) from error
+            finding = {"tensor": f"probabilities of the next token{unsure}, while sampling,", "prompts": prompts}
+            self._log(step, "stop", finding)
+            raise NonFiniteError(self._message(step, finding)) from error
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
         """Note the first tensor that is not finite; all processes settle the matter together before the update."""
         # A KL that overflows is bounded in the loss, which a log-probability that is not finite would show.
-        sums = [] if self.bounded else self.meter.named_sums("kl_")
-        if self._found is not None or all_finite([micro_batch.loss, *(total for _, total in sums)]):
+        kl_sums = {} if self.bounds_kl else dict(self.meter.named_sums("kl_"))
+        if self._found is not None or all_finite([micro_batch.loss, *kl_sums.values()]):
             return
         batch = micro_batch.batch
-        mask = completion_mask(batch).bool()
-        scored = {whose: batch.get(logps_key(name)) for name, whose in WHOSE.items()} | {
-            "the policy": micro_batch.logps
-        }
-        named = {"advantages (a reward is not finite)": batch["advantages"]}
-        for whose, values in scored.items():
-            if values is not None:
-                named[f"log-probabilities of {whose}"] = values.masked_fill(~mask, 0.0)
-        self._note(first_nonfinite(named | dict(sums)) or "loss", batch)
+        mask = completion_mask(batch)
+        # In the order in which one is computed from another.
+        tensors = {"advantages (a reward is not finite)": batch["advantages"]}
+        for anchor in ANCHORS:
+            if anchor.column in batch:
+                tensors[f"log-probabilities of {anchor.words}"] = zero_masked(batch[anchor.column], mask)
+        tensors["log-probabilities of the policy"] = zero_masked(micro_batch.logps, mask)
+        tensors.update(kl_sums)
+        self._note(first_nonfinite(tensors) or "loss", batch)
 
     def gradients(self, model) -> None:
         """Look at the gradients before they are clipped, which spreads NaN from one to all."""
@@ -108,14 +120,16 @@ class FiniteGuard(Part):
         """
         if self._found is None and self.accelerator.scaler is None and not math.isfinite(norm):
             self._note("gradient norm")
-        found, self._found = self._found, None
+        finding = self._found
+        self._found = None
         if self.accelerator.num_processes > 1:
-            found = next((theirs for theirs in gather_object([found]) if theirs is not None), None)
-        if found is None:
+            all_findings = [one for one in gather_object([finding]) if one is not None]
+            finding = all_findings[0] if all_findings else None
+        if finding is None:
             return
-        self._log(step, self.action, found)
+        self._log(step, self.action, finding)
         if self.action == "stop":
-            raise NonFiniteError(self._message(step, found))
+            raise NonFiniteError(self._message(step, finding))
         self.skips += 1
         self.optimizer.zero_grad()  # it passes over a parameter without gradient, weight decay included
 
@@ -125,11 +139,11 @@ class FiniteGuard(Part):
             trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
             if all_finite(trained.values()):
                 return
-        found = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
-        self._log(step, "stop", found)
+        finding = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
+        self._log(step, "stop", finding)
         raise NonFiniteError(
-            f"NaN or infinity at step {step}: {found['tensor']} after the update. The run stops; its last checkpoint "
-            "is kept. Lower learning_rate."
+            f"NaN or infinity at step {step}: {finding['tensor']} after the update. The run stops; its last "
+            "checkpoint is kept. Lower learning_rate."
         )
 
     def _note(self, tensor: str, batch=None) -> None:
@@ -137,17 +151,17 @@ class FiniteGuard(Part):
         texts = self.decoder.batch_decode(ids, skip_special_tokens=True)
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
-    def _log(self, step: int, action: str, found: dict) -> None:
-        event = {"event": "nonfinite", "step_requested": step, "step_applied": step}
-        self.recorder.event(event | {"action": action} | found)
+    def _log(self, step: int, action: str, finding: dict) -> None:
+        event = {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": action, **finding}
+        self.recorder.event(event)
 
     @staticmethod
-    def _message(step: int, found: dict) -> str:
-        prompts = ", ".join(quoted(prompt) for prompt in found["prompts"][:3])
-        more = f" and {len(found['prompts']) - 3} more" if len(found["prompts"]) > 3 else ""
+    def _message(step: int, finding: dict) -> str:
+        prompts = ", ".join(quoted(prompt) for prompt in finding["prompts"][:3])
+        more = f" and {len(finding['prompts']) - 3} more" if len(finding["prompts"]) > 3 else ""
         batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
         return (
-            f"NaN or infinity at step {step}: {found['tensor']}{batch}. The run stops before the update; its last "
+            f"NaN or infinity at step {step}: {finding['tensor']}{batch}. The run stops before the update; its last "
             "checkpoint is kept. Lower learning_rate or the coefficient of the KL, or set nonfinite: skip to leave "
             "such steps out."
         )

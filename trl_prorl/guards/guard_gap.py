@@ -23,7 +23,9 @@ class GuardGap(Part):
     """
 
     def __init__(self, gap: float, action: str, request: Callable[[Reason], None]):
-        self.gap, self.action, self.request = gap, action, request
+        self.gap = gap
+        self.action = action
+        self.request = request
         self.begin()
 
     def begin(self) -> None:
@@ -32,15 +34,16 @@ class GuardGap(Part):
         self._best_step = 0
 
     def observe(self, gold: float | None, reward: float | None, step: int = 0) -> float | None:
-        """How far gold has fallen, if this step makes the guard fire."""
+        """Return how far gold has fallen, if this step makes the guard fire."""
         if gold is None or reward is None:
             return None
         self._values.append([gold, reward])
         if len(self._values) < WINDOW:
             return None
-        now = [sum(values) / WINDOW for values in zip(*self._values, strict=True)]
+        now = [sum(values) / WINDOW for values in zip(*self._values, strict=True)]  # gold and reward
         if self._best is None or now[0] >= self._best[0]:
-            self._best, self._best_step = now, step
+            self._best = now
+            self._best_step = step
             return None
         fall = self._best[0] - now[0]
         if fall <= self.gap or now[1] < self._best[1]:
@@ -55,12 +58,16 @@ class GuardGap(Part):
         logger.warning("The reward is gamed at step %d: it rose while gold fell by %.3g.", step, fall)
         if self.action == "reset":
             self.request(Reason("guard_gap", value=fall, threshold=self.gap, step=step))
-        event = fired("guard_gap", step, step, "the reward rose while gold fell", fall, self.gap)
-        return event | {"action": self.action, "last_good": self._best_step}
+        return {
+            **fired("guard_gap", step, step, "the reward rose while gold fell", fall, self.gap),
+            "action": self.action,
+            "last_good": self._best_step,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": list(self._values), "best": self._best, "best_step": self._best_step}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._values, self._best = deque(state["values"], maxlen=WINDOW), state["best"]
+        self._values = deque(state["values"], maxlen=WINDOW)
+        self._best = state["best"]
         self._best_step = state.get("best_step", 0)  # of a checkpoint of an earlier version

@@ -29,7 +29,8 @@ from safetensors import SafetensorError
 from transformers import TrainerCallback
 
 from ..errors import InputError
-from ..objective.anchors import completion_mask, logps_key
+from ..objective.anchors import OldPolicyAnchor, ReferenceAnchor
+from ..objective.masks import completion_mask
 from ..parts import MicroBatch, Part
 from ..resets.optimizer_state import inner_of
 from ..resets.treatments import factors
@@ -148,8 +149,8 @@ class NextUpdate(Part, TrainerCallback):
 
     def _rollout(self) -> Rollout:
         column = {key: [rows[key] for rows in self._rows if key in rows] for key in self._rows[0]}
-        old = column.get(logps_key("old"))
-        ref = column.get(logps_key("ref"))
+        old = column.get(OldPolicyAnchor.column)
+        ref = column.get(ReferenceAnchor.column)
         return Rollout(
             prompt_ids=_stacked(column["prompt_ids"], left=True),
             prompt_mask=_stacked(column["prompt_mask"], left=True),

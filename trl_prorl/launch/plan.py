@@ -22,6 +22,7 @@ from ..adapters.checks import check_growing_config, check_initialisation, check_
 from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
+from ..objective.anchors import ANCHORS
 from ..quiet import without_warning
 from ..record.folders import RunFolders
 from ..record.processes import check_shared
@@ -131,7 +132,7 @@ class Plan:
                 "sharded, and a checkpoint cannot hold it. Use LoRA, DDP (accelerate_configs/multi_gpu.yaml), or "
                 'save_strategy: "no".'
             )
-        if moves or args.beta_base:
+        if moves or args.copied_anchors:
             check_adapter(model, config)
         fresh_adapter = getattr(config, "init_lora_weights", None) in (True, "gaussian")
         given_wrapped = isinstance(model, PeftModel)
@@ -243,7 +244,7 @@ def _check_kernel(args: ProRLConfig) -> None:
 
 def _check_sharding(args: ProRLConfig, resets: bool) -> None:
     """Refuse sharded parameters and optimizer states, of which a plain copy would take nothing or a part."""
-    copies = resets or args.elastic_reset_every > 0 or args.beta_base != 0.0
+    copies = resets or args.elastic_reset_every > 0 or args.copied_anchors != []
     plugin = args.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3 and copies:
         raise ValueError(
@@ -256,9 +257,10 @@ def _check_sharding(args: ProRLConfig, resets: bool) -> None:
             "not supported. Use optimizer_reset: keep without a schedule restart, or DDP "
             "(accelerate_configs/multi_gpu.yaml)."
         )
-    if _uses_fsdp(args) and (args.elastic_reset_every or args.beta_base != 0.0):
+    if _uses_fsdp(args) and (args.elastic_reset_every or args.copied_anchors):
+        keys = ["elastic_reset_every", *(anchor.key for anchor in ANCHORS if anchor.copies_policy)]
         raise ValueError(
-            "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
+            f"{' and '.join(keys)} keep whole copies of the parameters, which FSDP shards. Use DDP "
             "(accelerate_configs/multi_gpu.yaml)."
         )
 

@@ -45,8 +45,8 @@ def group_normalized(groups: torch.Tensor) -> torch.Tensor:
 
 
 def batch_normalized(groups: torch.Tensor, batch: torch.Tensor | None = None) -> torch.Tensor:
-    of_batch = centered(groups if batch is None else batch)
-    return centered(groups) / (nanstd(of_batch.flatten()) + EPSILON)
+    batch = groups if batch is None else batch
+    return centered(groups) / (nanstd(centered(batch).flatten()) + EPSILON)
 
 
 def global_normalized(groups: torch.Tensor, batch: torch.Tensor | None = None) -> torch.Tensor:
@@ -62,9 +62,11 @@ def rloo(groups: torch.Tensor) -> torch.Tensor:
 
 def all_equal(groups: torch.Tensor) -> torch.Tensor:
     """
-    Whether the rewards of a group, shape `(N / G, G)`, are equal up to rounding, or all missing: shape `(N / G,)`.
+    Tell whether the rewards of a group, shape `(N / G, G)`, are equal up to rounding, or all missing. Returns bools of
+    shape `(N / G,)`.
     """
-    least, greatest = groups.nan_to_num(nan=torch.inf).amin(dim=1), groups.nan_to_num(nan=-torch.inf).amax(dim=1)
+    least = groups.nan_to_num(nan=torch.inf).amin(dim=1)
+    greatest = groups.nan_to_num(nan=-torch.inf).amax(dim=1)
     # −∞ − ∞ if nothing was scored.
     return greatest - least <= ROUNDING * torch.maximum(least.abs(), greatest.abs())
 
@@ -79,7 +81,8 @@ def best_of_group(groups: torch.Tensor) -> torch.Tensor:
     known = groups.nan_to_num(nan=-math.inf)
     others = known.unsqueeze(1).repeat(1, groups.size(1), 1)
     others.diagonal(dim1=1, dim2=2).fill_(-math.inf)
-    best, best_of_others = known.amax(dim=1, keepdim=True), others.amax(dim=2)
+    best = known.amax(dim=1, keepdim=True)
+    best_of_others = others.amax(dim=2)
     # A completion alone in its group has no other to compare with.
     return torch.where(groups.isnan() | best_of_others.isinf(), math.nan, best - best_of_others)
 
@@ -102,12 +105,22 @@ def estimate(
     rewards: torch.Tensor, group_size: int, estimator: str, batch: torch.Tensor | None = None
 ) -> torch.Tensor:
     """
-    Advantages of a batch of rewards, `(N,)`, NaN where there is none, with groups of G contiguous, by one of the table
-    above: shape `(N,)`. `batch`: rewards that give those over a batch its mean and deviation, if not `rewards`.
+    Estimate the advantages of a batch of rewards.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N,)`): Rewards, NaN where there is none; a group's stand side by side.
+        group_size (`int`): G.
+        estimator (`str`): A name of the table above.
+        batch (`torch.Tensor`, *optional*): Rewards whose mean and deviation an estimator over a batch takes, if they
+            are not `rewards`.
+
+    Returns `torch.Tensor` of shape `(N,)`.
     """
     groups = rewards.view(-1, group_size)
-    of_batch = {} if batch is None or estimator not in OVER_BATCH else {"batch": batch.view(-1, group_size)}
-    advantages = ESTIMATORS[estimator](groups, **of_batch)
+    if batch is not None and estimator in OVER_BATCH:
+        advantages = ESTIMATORS[estimator](groups, batch.view(-1, group_size))
+    else:
+        advantages = ESTIMATORS[estimator](groups)
     if estimator not in UNGROUPED:
         advantages = advantages.masked_fill(all_equal(groups).unsqueeze(1), 0.0)
     return advantages.flatten().nan_to_num(nan=0.0)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from .anchors import completion_mask, logps_key
+from .anchors import OldPolicyAnchor
+from .masks import completion_mask
 
 
 WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a whole accumulation window
@@ -16,28 +17,38 @@ WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a 
 
 class Aggregation:
     """
-    The aggregation of a run's loss, by its configuration and the number of processes, over which TRL counts the tokens
-    of a window.
+    Aggregates the loss of a run as TRL does, which counts the tokens of a window over all processes.
+
+    Args:
+        args ([`ProRLConfig`]): The configuration.
+        processes (`int`): The number of processes.
     """
 
     def __init__(self, args, processes: int):
-        self.args, self.processes = args, processes
+        self.args = args
+        self.processes = processes
 
     def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
         """
-        [`token_weights`] of a micro-batch, which holds the number of tokens in its window, with so many micro-batches
-        in this optimizer step; `None` in an evaluation.
+        Compute the [`token_weights`] of a micro-batch.
+
+        Args:
+            batch (`Mapping[str, torch.Tensor]`): A micro-batch, with the number of tokens in its window.
+            accumulation (`float`, *optional*): Micro-batches of this optimizer step; `None` in an evaluation.
+
+        Returns `torch.Tensor` of shape `(B, T)`.
         """
-        args, window = self.args, batch["num_items_in_batch"].clamp(min=1.0) / self.processes
+        args = self.args
+        window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
         if accumulation is not None:
             window = window * accumulation / args.steps_per_generation
-        length = args.max_completion_length
-        return token_weights(completion_mask(batch), args.loss_type, accumulation or 1.0, length, window)
+        mask = completion_mask(batch)
+        return token_weights(mask, args.loss_type, accumulation or 1.0, args.max_completion_length, window)
 
     def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
         """
-        A term of the loss as TRL logs it: that of a micro-batch by itself, or its share in the window that the loss
-        averages over. `term` is a scalar; `accumulation` as in [`Aggregation.weights`].
+        Convert a term of the loss into what TRL logs: that of a micro-batch by itself, or its share in the window that
+        the loss averages over. `term` is a scalar; `accumulation` as in [`Aggregation.weights`].
         """
         by_itself = accumulation is not None and self.args.loss_type not in WINDOW_LOSSES
         return term * accumulation if by_itself else term
@@ -51,11 +62,18 @@ def token_weights(
     items_per_window: torch.Tensor | float | None = None,
 ) -> torch.Tensor:
     """
-    Weights w, shape `(B, T)`, such that TRL's loss of a micro-batch is Σ w · per_token_loss. `mask` of shape `(B, T)`:
-    1 where a token counts; `loss_type`: TRL's; `accumulation_steps`: micro-batches of one optimizer step (1 in
-    evaluation); `max_completion_length`: needed by `dr_grpo` (arXiv 2503.20783), which divides by a constant;
-    `items_per_window`: tokens of one accumulation window on this process, for the losses that average over all tokens
-    of an optimizer step: `dapo` (arXiv 2503.14476), `cispo`, `vespo`.
+    Compute the weights w such that TRL's loss of a micro-batch is Σ w · per_token_loss.
+
+    Args:
+        mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
+        loss_type (`str`): TRL's.
+        accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step; 1 in an evaluation.
+        max_completion_length (`int`, *optional*):
+            What `dr_grpo` (arXiv 2503.20783) divides by instead of a number of tokens.
+        items_per_window (`torch.Tensor` or `float`, *optional*): Tokens of one accumulation window on this process,
+            for the losses that average over all of them: `dapo` (arXiv 2503.14476), `cispo`, `vespo`.
+
+    Returns `torch.Tensor` of shape `(B, T)`. Raises `ValueError`: the loss type is not known.
     """
     mask = mask.float()
     if loss_type in ("grpo", "sapo"):
@@ -73,12 +91,12 @@ def token_weights(
 
 def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """
-    A batch for `loss_mode: no_ratio`: without π_old TRL takes the policy itself, a ratio of 1, whose gradient is that
-    of the log-probability. TRL's mask of samples that are too far off policy still compares with the policy that
+    Make a batch for `loss_mode: no_ratio`: without π_old TRL takes the policy itself, a ratio of 1, whose gradient is
+    that of the log-probability. TRL's mask of samples that are too far off policy still compares with the policy that
     sampled.
     """
     changed = dict(batch)
-    old = changed.pop(logps_key("old"), None)
+    old = changed.pop(OldPolicyAnchor.column, None)
     if old is not None:
         changed.setdefault("sampling_per_token_logps", old)
     return changed

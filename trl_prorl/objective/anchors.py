@@ -1,226 +1,175 @@
 """
-The anchors of the KL terms: the reference, π_old and the base, each with its coefficient, and `kl_target`'s
-adaptation.
+The anchors: one class for each policy to which the KL of the trained policy may be penalised. All else follows.
 
-Pure arithmetic on batches of log-probabilities. The scorer decides who scores them, and when.
+| class | key | whose log-probabilities | when they are computed |
+|---|---|---|---|
+| `ReferenceAnchor` | `beta` | π_ref, which resets move | once per generation batch, or in every pass over it |
+| `OldPolicyAnchor` | `beta_old` | π_old, which sampled the batch | the loss has them, or once per generation batch |
+| `BaseAnchor` | `beta_base` | the policy as the run began | on every `base_anchor_every`-th generation batch |
+
+A new anchor is a class here, listed in [`ANCHORS`], and a key. Scoring, loss, record, guards, adaptation of the
+coefficient, checks and reports walk over that list.
+
+Nothing is imported that takes long: the configuration and the reports read this list.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-
-from ..descriptor import switched_off
-from ..parts import Part
-from . import kl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 
-def next_coefficient(coefficient: float, kl: float, target: float, steps: int, horizon: float) -> float:
-    """
-    β ← β · (1 + clip(kl/target − 1, −0.2, 0.2) · steps/horizon), from Ziegler et al. 2019 (arXiv 1909.08593, section
-    2.2), positive and at least half of β: `kl` and `target` in nats per token, `steps` optimizer steps since the last
-    call, `horizon` those in which a persistent error of 20 % or more moves β by 20 %.
-    """
-    error = min(max(kl / target - 1.0, -0.2), 0.2)
-    return coefficient * max(1.0 + error * steps / horizon, 0.5)
+if TYPE_CHECKING:
+    import torch
 
 
-@dataclass
 class Anchor:
     """
-    An anchor of the policy.
+    An anchor of a run, with its coefficient in force. The constructor takes the run's [`ProRLConfig`].
 
     Attributes:
-        name (`str`): `"ref"`, `"old"` or `"base"`.
-        key (`str`), metric (`str`): The key of [`ProRLConfig`] with its coefficient, and TRL's name for its KL.
-        coefficient (`float`): In force; 0 means no KL term.
+        name (`str`): Its short name: stages of a step, counts and times of the record are called after it.
+        key (`str`): The key of [`ProRLConfig`] with its coefficient.
+        words (`str`): What it is, in a message or a table.
+        column (`str`): The key under which a batch holds its log-probabilities, shape `(B, T)`.
+        kl_key (`str`): The key of its KL in the record.
+        metric (`str`): The name of its KL in the trainer's log, as TRL would call it.
+        measured_when (`str`), never_scored (`str`): When the record has its KL, and where its forwards are 0.
+        works_in_reward (`bool`): Whether `kl_in: reward` can use it.
+        copies_policy (`bool`): Whether it holds a copy of the policy as the run begins.
+        coefficient (`float`): In force; 0 means that there is no KL term.
+        model ([`~trl_prorl.scoring.references.Reference`], *optional*): Scores as the anchor; `None` without one.
     """
 
     name: str
     key: str
+    words: str
+    column: str
+    kl_key: str
     metric: str
-    coefficient: float
-
-    @property
-    def logps(self) -> str:
-        """The key under which a batch holds its log-probabilities."""
-        return logps_key(self.name)
-
-    @property
-    def record(self) -> str:
-        """The key of its KL in the record."""
-        return f"kl_{self.name}"
-
-
-@dataclass(frozen=True)
-class Penalty:
-    """
-    The KL terms of a micro-batch: the penalty of each anchor that acts, without its coefficient, shape `(B, T)`; and
-    the scalar that enters the loss.
-    """
-
-    of: dict[str, torch.Tensor]
-    loss: torch.Tensor
-
-
-def logps_key(name: str) -> str:
-    """The key of a batch that holds an anchor's log-probabilities, shape `(B, T)`."""
-    return f"{name}_per_token_logps"
-
-
-def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """1 where a token of a completion counts, shape `(B, T)`: not padding, and not written by a tool."""
-    mask = batch["completion_mask"]
-    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
-
-
-def counted(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """
-    Values `(B, T)` with 0 where the mask is 0. A product with the mask would not do: at a token that does not count,
-    such as one that a tool wrote, the exponential of a log-ratio may be infinite, and 0 · ∞ is NaN, in a gradient too.
-    """
-    return values.masked_fill(mask == 0, 0.0)
-
-
-class Anchors(Part):
-    """Every anchor of a run, in the order in which `kl_target` looks for the active one."""
+    measured_when: str
+    never_scored: str
+    works_in_reward = True
+    copies_policy = False
 
     def __init__(self, args):
         self.args = args
+        self.model = None
         self.begin()
 
     def begin(self) -> None:
-        args = self.args
-        self.all = {
-            "ref": Anchor("ref", "beta", "kl", args.beta),
-            "old": Anchor("old", "beta_old", "kl_old", args.beta_old),
-            "base": Anchor("base", "beta_base", "kl_base", args.beta_base),
-        }
-        self._kl_since_generation: list[float] = []
-
-    def __getitem__(self, name: str) -> Anchor:
-        return self.all[name]
-
-    def __iter__(self) -> Iterator[Anchor]:
-        return iter(self.all.values())
+        """A training begins: the coefficient is that of the configuration."""
+        self.coefficient: float = getattr(self.args, self.key)
 
     @property
-    def active(self) -> Anchor | None:
-        """The first anchor with a coefficient: its coefficient is logged and adapted."""
-        return next((anchor for anchor in self if anchor.coefficient != 0.0), None)
+    def is_on(self) -> bool:
+        """Whether it has a KL term."""
+        return self.coefficient != 0.0
 
-    def acting(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
-        """The anchors with a KL term in the loss: the base scores only some of the generation batches."""
-        return [] if self.args.kl_in == "reward" else self._scored(batch)
+    def make_model(self, models):
+        """Make the model that scores as the anchor, by [`~trl_prorl.scoring.references.AnchorModels`], or `None`."""
+        raise NotImplementedError
 
-    def in_reward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """
-        What `kl_in: reward` takes off the reward of each completion, shape `(B,)`: Σ coefficient · k1 over anchors and
-        tokens, of the policy that sampled. `None` if the KL is in the loss.
-        """
-        if self.args.kl_in == "loss":
-            return None
-        old, mask = batch[logps_key("old")], completion_mask(batch)
-        found = [
-            anchor.coefficient * counted(old - batch[anchor.logps], mask).sum(1) for anchor in self._scored(batch)
-        ]
-        return torch.stack([torch.zeros(len(old), device=old.device), *found]).sum(0)
+    def needs_scoring(self, generation: int) -> bool:
+        """Whether its model has to score generation batch `generation`, counted from 0, unless TRL had it scored."""
+        return self.is_on
 
-    def _scored(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
-        return [
-            anchor for anchor in self if anchor.coefficient != 0.0 and (anchor.name != "base" or anchor.logps in batch)
-        ]
+    @property
+    def is_left_to_loss(self) -> bool:
+        """Whether the loss provides its log-probabilities, so that a generation batch needs none."""
+        return False
 
-    def penalties(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
-        """
-        The per-token penalty of every anchor that acts on a batch, without its coefficient, shape `(B, T)` each: from
-        the batch's `advantages`, `(B,)`, masks and anchors' log-probabilities, `(B, T)`, the policy's with gradient,
-        and TRL's `importance_sampling_level`.
-        """
-        mask = completion_mask(batch)
-        if self.args.drop_zero_rows:
-            mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
-        old = batch.get(logps_key("old"), logps.detach())
-        logps, old = counted(logps, mask), counted(old, mask)
-        ratio = None
-        if self.args.use_bias_correction_kl:
-            ratio = kl.importance_ratio(logps, old, mask, level)
-        found = {}
-        for anchor in self.acting(batch):
-            anchor_logps = old if anchor.name == "old" else counted(batch[anchor.logps], mask)
-            found[anchor.name] = kl.kl_penalty(logps, anchor_logps, self.args.kl_estimator, ratio, self.args.kl_clamp)
-        return found
+    @property
+    def is_needed_at_once(self) -> bool:
+        """Whether TRL itself needs its log-probabilities while it makes a generation batch."""
+        return False
 
-    def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
-        """
-        Which tokens' estimates, of any anchor that acts on a batch, lie beyond `kl_clamp`, shape `(B, T)`; arguments
-        as in [`Anchors.penalties`].
-        """
-        beyond = torch.zeros_like(logps, dtype=torch.bool)
-        for anchor in self:
-            if anchor.coefficient != 0.0 and anchor.logps in batch:
-                beyond |= kl.beyond_clamp(logps, batch[anchor.logps], self.args.kl_estimator, self.args.kl_clamp)
-        return beyond
+    def acts_on(self, batch: Mapping[str, "torch.Tensor"]) -> bool:
+        """Whether it has a KL term on this batch."""
+        return self.is_on
 
-    def penalty(
-        self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
-    ) -> Penalty | None:
-        """
-        Σ coefficient · penalty over anchors and tokens, or `None` if none acts; arguments as in [`Anchors.penalties`],
-        and the weight of each token in the loss, shape `(B, T)`.
-        """
-        penalties = self.penalties(batch, logps, level)
-        if not penalties:
-            return None
-        weighted = sum(self[name].coefficient * penalty for name, penalty in penalties.items())
-        return Penalty(penalties, (weighted * weights).sum())
+    def logps(self, batch: Mapping[str, "torch.Tensor"], policy_logps: "torch.Tensor") -> "torch.Tensor":
+        """Its log-probabilities of a batch, shape `(B, T)`, beside those of the policy, which may have a gradient."""
+        return batch[self.column]
 
-    @contextmanager
-    def apart(self, name: str, apart: bool) -> Iterator[None]:
-        """TRL's loss leaves out the KL to an anchor whose coefficient is 0: a context for a term that is ours."""
-        anchor = self[name]
-        coefficient = anchor.coefficient
-        anchor.coefficient = 0.0 if apart else coefficient
-        try:
-            yield
-        finally:
-            anchor.coefficient = coefficient
 
-    def means(
-        self, penalties: Mapping[str, torch.Tensor], mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
-    ) -> dict[str, float]:
-        """
-        The mean of every penalty over the tokens of all processes, over which `total` sums, by TRL's name for it.
-        """
-        found = {}
-        for name, penalty in penalties.items():
-            weighed, tokens = total(torch.stack([(penalty.detach() * mask).sum(), mask.sum().float()]))
-            found[self[name].metric] = (weighed / tokens.clamp(min=1.0)).item()
-        return found
+class ReferenceAnchor(Anchor):
+    """The reference: TRL's own anchor, a frozen model that resets move."""
 
-    def row(self, step: int, row: Mapping[str, float]) -> None:
-        """Keep the active anchor's KL for the next adaptation."""
-        active = self.active
-        if active is not None and active.record in row:
-            self._kl_since_generation.append(row[active.record])
+    name = "ref"
+    key = "beta"
+    words = "the reference"
+    column = "ref_per_token_logps"
+    kl_key = "kl_ref"
+    metric = "kl"
+    measured_when = "`beta` > 0"
+    never_scored = "in B and plain"
 
-    def boundary(self, step: int) -> None:
-        """Move the active coefficient towards `kl_target`, if there is one."""
-        values, self._kl_since_generation = self._kl_since_generation, []
-        if self.args.kl_target is None or not values:
-            return
-        self.active.coefficient = next_coefficient(
-            self.active.coefficient, sum(values) / len(values), self.args.kl_target, len(values), self.args.kl_horizon
-        )
+    def make_model(self, models):
+        return models.trls_reference() if self.is_on else None
 
-    def state_dict(self) -> dict[str, Any]:
-        coefficients = {anchor.key: anchor.coefficient for anchor in self}
-        return {"coefficients": coefficients, "kl_since_generation": self._kl_since_generation}
+    def needs_scoring(self, generation: int) -> bool:
+        return self.args.beta != 0.0 and self.args.ref_compute == "cached"
 
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        for anchor in self:
-            if anchor.key not in changed and not switched_off(changed, "kl_target"):
-                anchor.coefficient = state["coefficients"].get(anchor.key, anchor.coefficient)
-        self._kl_since_generation = list(state["kl_since_generation"])
+    @property
+    def is_left_to_loss(self) -> bool:
+        return self.args.ref_compute == "naive_epoch"
+
+
+class OldPolicyAnchor(Anchor):
+    """π_old, the policy that sampled the batch; without updates since then, it is the policy itself."""
+
+    name = "old"
+    key = "beta_old"
+    words = "π_old"
+    column = "old_per_token_logps"
+    kl_key = "kl_old"
+    metric = "kl_old"
+    measured_when = "samples used after an update"
+    never_scored = "with `reuse_old_logps` where that is sound"
+    works_in_reward = False  # as a batch is sampled, its KL is 0
+
+    def make_model(self, models):
+        return models.policy_itself()  # before the first update on its samples
+
+    def needs_scoring(self, generation: int) -> bool:
+        return self.args.old_logps_source == "forward"
+
+    @property
+    def is_left_to_loss(self) -> bool:
+        return self.args.old_logps_source == "first_pass"
+
+    @property
+    def is_needed_at_once(self) -> bool:
+        return self.args.corrects_sampler
+
+    def logps(self, batch, policy_logps):
+        """As of every anchor; in a batch without a column the policy is π_old, until the first update."""
+        kept = batch.get(self.column)
+        return policy_logps.detach() if kept is None else kept
+
+
+class BaseAnchor(Anchor):
+    """The base: the policy as the run began, on every `base_anchor_every`-th generation batch."""
+
+    name = "base"
+    key = "beta_base"
+    words = "the base"
+    column = "base_per_token_logps"
+    kl_key = "kl_base"
+    metric = "kl_base"
+    measured_when = "`beta_base`, on its batches"
+    never_scored = "without `beta_base`"
+    copies_policy = True
+
+    def make_model(self, models):
+        return models.policy_as_begun(self.name) if self.is_on else None
+
+    def needs_scoring(self, generation: int) -> bool:
+        return self.model is not None and generation % self.args.base_anchor_every == 0
+
+    def acts_on(self, batch) -> bool:
+        return self.is_on and self.column in batch
+
+
+# In the order in which `kl_target` looks for the active one.
+ANCHORS: tuple[type[Anchor], ...] = (ReferenceAnchor, OldPolicyAnchor, BaseAnchor)
+ANCHOR_KEYS = tuple(anchor.key for anchor in ANCHORS)

@@ -29,9 +29,15 @@ ESTIMATORS = ("k1", "k2", "k3")
 
 def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = "k3") -> torch.Tensor:
     r"""
-    Per-token KL estimates in nats, shape `(B, T)`, of log-probabilities of the sampled tokens under the policy and
-    under the anchor, `(B, T)` each. With \\( d = \log\pi_\theta - \log\pi_{anchor} \\): k1 = d, k2 = d²/2, k3 =
+    Estimate the KL of each token. With \\( d = \log\pi_\theta - \log\pi_{anchor} \\): k1 = d, k2 = d²/2, k3 =
     exp(−d) − 1 + d.
+
+    Args:
+        logps, anchor_logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities of the sampled tokens under the policy and under the anchor.
+        estimator (`str`, *optional*, defaults to `"k3"`): One of [`ESTIMATORS`].
+
+    Returns `torch.Tensor` of shape `(B, T)`: In nats.
     """
     if logps.shape != anchor_logps.shape:
         raise ValueError(f"logps {tuple(logps.shape)} and anchor_logps {tuple(anchor_logps.shape)} differ in shape.")
@@ -48,8 +54,8 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
 
 def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str, clamp: float) -> torch.Tensor:
     """
-    Which tokens' estimates lie outside [−clamp, clamp], shape `(B, T)`; arguments as in [`kl_penalty`]. NaN does not:
-    it has to be seen.
+    Find the tokens whose estimates lie outside [−clamp, clamp], shape `(B, T)`; arguments as in [`kl_penalty`]. NaN
+    does not: it has to be seen.
     """
     return kl_values(logps.detach(), anchor_logps.detach(), estimator).abs() > clamp
 
@@ -62,9 +68,18 @@ def kl_penalty(
     clamp: float | None = None,
 ) -> torch.Tensor:
     """
-    The per-token penalty that enters the loss, shape `(B, T)`: the estimate, bounded to ± `clamp` nats if given, times
-    the importance ratio if one is given: π_θ/π_old *with* gradient, `(B, T)` or `(B, 1)` (TRL's
-    `use_bias_correction_kl`). `logps` carries the gradient, `anchor_logps` none.
+    Compute the per-token penalty that enters the loss: the estimate, bounded if asked for, times the importance ratio
+    if there is one.
+
+    Args:
+        logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
+        anchor_logps (`torch.Tensor` of shape `(B, T)`): The anchor's, whose gradient is cut off.
+        estimator (`str`, *optional*, defaults to `"k3"`): One of [`ESTIMATORS`].
+        importance_ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`, *optional*):
+            π_θ/π_old *with* gradient (TRL's `use_bias_correction_kl`).
+        clamp (`float`, *optional*): The bound of the estimate, in nats.
+
+    Returns `torch.Tensor` of shape `(B, T)`.
 
     A bounded token carries no gradient, through its ratio neither. The ratio's own gradient would have the wrong sign
     where the policy has lost a token that the anchor likes: the whole gradient of k3 · r there is r · log(π/π_anchor),
@@ -77,7 +92,8 @@ def kl_penalty(
     bound = kl_values(logps.detach(), anchor_logps, estimator).clamp(-clamp, clamp)
     beyond = beyond_clamp(logps, anchor_logps, estimator, clamp)
     # Not `Tensor.clamp`, whose gradient of 0 times an exponential that overflowed is NaN.
-    values = torch.where(beyond, bound, kl_values(torch.where(beyond, anchor_logps, logps), anchor_logps, estimator))
+    logps_within = torch.where(beyond, anchor_logps, logps)
+    values = torch.where(beyond, bound, kl_values(logps_within, anchor_logps, estimator))
     if importance_ratio is None:
         return values
     return values * torch.where(beyond, importance_ratio.detach(), importance_ratio)
@@ -85,14 +101,16 @@ def kl_penalty(
 
 def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
     """
-    π_θ/π_old per token, `(B, T)`, or for `level="sequence"` its geometric mean over a sequence, `(B, 1)` (GSPO, arXiv
-    2507.18071), with gradient in θ. All arguments have shape `(B, T)`; the mask is 1 where a token counts.
+    Compute π_θ/π_old per token, `(B, T)`, or for `level="sequence"` its geometric mean over a sequence, `(B, 1)`
+    (GSPO, arXiv 2507.18071), with gradient in θ. All arguments have shape `(B, T)`; the mask is 1 where a token
+    counts.
     """
     log_ratio = logps - old_logps.detach()
     if level == "token":
         return torch.exp(log_ratio)
     if level == "sequence":
-        mean = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
+        tokens = mask.sum(-1, keepdim=True).clamp(min=1.0)
+        mean = (log_ratio * mask).sum(-1, keepdim=True) / tokens
         return torch.exp(mean)
     raise ValueError(f"importance_sampling_level={level!r} is neither 'token' nor 'sequence'.")
 
@@ -101,9 +119,16 @@ def gradient_bias(
     estimator: str, corrected: bool, level: str, on_policy: bool, clamp: float | None = None
 ) -> str | None:
     """
-    Why the penalty's expected gradient differs from that of the per-token reverse KL, or `None` if it does not.
-    `corrected`: times the importance ratio, of this level; `on_policy`: π_θ = π_old wherever the penalty is evaluated;
-    `clamp`: the bound of the estimate. Raises `ValueError`: nothing is known of the estimator.
+    Say why the penalty's expected gradient differs from that of the per-token reverse KL.
+
+    Args:
+        estimator (`str`): One of [`ESTIMATORS`].
+        corrected (`bool`): Whether the estimate is multiplied by the importance ratio.
+        level (`str`): The ratio's level, `"token"` or `"sequence"`.
+        on_policy (`bool`): Whether π_θ = π_old wherever the penalty is evaluated.
+        clamp (`float`, *optional*): The bound of the estimate.
+
+    Returns `str` or `None`: `None` if it does not differ. Raises `ValueError`: nothing is known of the estimator.
     """
     if estimator not in ("k1", "k2", "k3"):
         raise ValueError(f"the gradient of kl_estimator={estimator!r} is not known: say here when it is exact.")

@@ -5,6 +5,7 @@ runs.
 
 from dataclasses import dataclass
 
+from ..objective.anchors import ANCHORS
 from ..resets.treatments import WITH_ALPHA
 from ..resets.triggers import CONFIGURED
 from .run_files import AT_BOUNDARY, ELASTIC, GAMED, GROWTH, RESET
@@ -37,6 +38,8 @@ REUSED = "samples used after an update"
 DYNAMIC = "`dynamic_sampling_rounds`"
 VERIFIER = "a recipe's task, or a reward function with a `verifier`"
 
+BY_PRECEDENCE = ", else ".join(f"`{anchor.key}`" for anchor in ANCHORS)
+
 # One row per optimizer step. TASK stands for the name of a task. Counts are sums over processes, times are those of
 # the main process.
 METRICS = {
@@ -62,36 +65,34 @@ METRICS = {
     "groups_generated_again": RecordKey("groups", "generated for that, used or not", DYNAMIC),
     "groups_undecided": RecordKey("groups", "still undecided after the last round", DYNAMIC),
     "entropy": RecordKey(TOKEN, "mean entropy of the policy"),
-    "kl_ref": RecordKey(TOKEN, "k3 of the policy against the reference, uncorrected", "`beta` > 0"),
-    "kl_old": RecordKey(TOKEN, "k3 of the policy against π_old, uncorrected", REUSED),
-    "kl_base": RecordKey(TOKEN, "k3 of the policy against the base, uncorrected", "`beta_base`, on its batches"),
+    **{
+        anchor.kl_key: RecordKey(TOKEN, f"k3 of the policy against {anchor.words}, uncorrected", anchor.measured_when)
+        for anchor in ANCHORS
+    },
     "k2_ref_over_old": RecordKey(TOKEN, "k2 of π_ref against π_old: the reference's lag", f"`beta` > 0 and {REUSED}"),
     "kl_penalty": RecordKey("loss", "what entered the loss, coefficients and normaliser included", "an anchor"),
     "kl_clamped": RecordKey(TOKENS, "whose KL to an acting anchor lies beyond the bound, in every pass", "`kl_clamp`"),
     "mean_abs_dlogp": RecordKey("nats", "mean over tokens of abs(log π_θ − log π_old)", REUSED),
     "clip_region_mean": RecordKey("share", "of tokens in the region that the ratio's clip flattens"),
     "rows_skipped": RecordKey("completions", "not computed, because they carry no gradient", "`skip_zero_rows`"),
-    "beta": RecordKey("coefficient", "of the active anchor: `beta`, else `beta_old`, else `beta_base`, else 0"),
+    "beta": RecordKey("coefficient", f"of the active anchor: {BY_PRECEDENCE}, else 0"),
     "lr": RecordKey("learning rate", "of this update, re-warm-up included"),
     "grad_norm": RecordKey("norm", "of the gradient before it is clipped"),
     "update_norm": RecordKey("norm", "of what the update changed in the trained parameters", "`log_update_norm`"),
     "nonfinite_skips": RecordKey("steps", "left out so far", "`nonfinite: skip`"),
     "policy_forward_calls": RecordKey(CALLS, "scorings of a micro-batch by the policy, with gradient"),
-    "ref_forward_calls": RecordKey(CALLS, "scorings by the reference; 0 in B and plain"),
-    "old_forward_calls": RecordKey(CALLS, "scorings by π_old; 0 with `reuse_old_logps` where that is sound"),
-    "base_forward_calls": RecordKey(CALLS, "scorings by the base"),
+    **{
+        f"{anchor.name}_forward_calls": RecordKey(CALLS, f"scorings by {anchor.words}; 0 {anchor.never_scored}")
+        for anchor in ANCHORS
+    },
     "tokens_processed_policy": RecordKey(TOKENS, "positions that the policy's calls computed, padding included"),
-    "tokens_processed_ref": RecordKey(TOKENS, "the same of the reference"),
-    "tokens_processed_old": RecordKey(TOKENS, "the same of π_old"),
-    "tokens_processed_base": RecordKey(TOKENS, "the same of the base"),
+    **{f"tokens_processed_{anchor.name}": RecordKey(TOKENS, f"the same of {anchor.words}") for anchor in ANCHORS},
     "tokens_generated": RecordKey(TOKENS, "sampled in this step; 0 where the batch is an earlier step's"),
     "tokens_per_second": RecordKey("tokens / s", "in the loss, in every pass and of skipped rows too, by `time_step`"),
     "positions_per_second": RecordKey("positions / s", "`tokens_processed_policy` by `time_step`"),
     "time_step": RecordKey(SECONDS, "the whole step; a second of it belongs to one stage only"),
     "time_rollout": RecordKey(SECONDS, "generation and rewards"),
-    "time_old": RecordKey(SECONDS, "scoring by π_old"),
-    "time_ref": RecordKey(SECONDS, "scoring by the reference"),
-    "time_base": RecordKey(SECONDS, "scoring by the base"),
+    **{f"time_{anchor.name}": RecordKey(SECONDS, f"scoring by {anchor.words}") for anchor in ANCHORS},
     "time_reset": RecordKey(SECONDS, "resets, and growth of the adapters"),
     "time_update": RecordKey(SECONDS, "forward and backward, optimizer, data"),
     "time_eval": RecordKey(SECONDS, "validation after the step, and before the first one; not part of `time_step`"),

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from ..files import free_name, replaced
-from ..objective.anchors import counted
+from ..objective.anchors import ANCHORS
+from ..objective.masks import zero_masked
 from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, OBJECT, read_jsonl
 from .shapes import Shape
 
@@ -131,7 +132,8 @@ class Meter:
         device (`torch.device`): The model runs there.
     """
 
-    KINDS = ("policy", "ref", "old", "base")
+    KINDS = ("policy", *(anchor.name for anchor in ANCHORS))
+    STAGES = ("rollout", *(anchor.name for anchor in ANCHORS), "update", "reset")
 
     def __init__(self, device: torch.device):
         self.timer = StageTimer(device)
@@ -188,7 +190,7 @@ class Meter:
 
     def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         """Add to the mean over tokens of the step. `values` and `mask` have shape `(B, T)`."""
-        total = counted(values.detach(), mask).sum()
+        total = zero_masked(values.detach(), mask).sum()
         pair = torch.stack([total.double(), mask.sum().double()])
         self._sums[name] = self._sums.get(name, 0.0) + pair
 
@@ -246,7 +248,7 @@ class Meter:
             row[f"{kind}_forward_calls"] = calls
             row[f"tokens_processed_{kind}"] = tokens
         spent = self.timer.seconds
-        for stage in ("rollout", "old", "ref", "base", "update", "reset"):
+        for stage in self.STAGES:
             row[f"time_{stage}"] = spent[stage]
         row["time_step"] = seconds
         row["time_meter"] = self.timer.overhead + spent["meter"]

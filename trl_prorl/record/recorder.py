@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from ..objective import kl
-from ..objective.anchors import Anchors, completion_mask, logps_key
+from ..objective.anchors import ANCHORS, OldPolicyAnchor, ReferenceAnchor
+from ..objective.masks import completion_mask
+from ..objective.penalties import Anchors
 from ..parts import MicroBatch, Part
 from .meter import JsonLines, Meter, UpdateNorm
 from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, RESET
@@ -27,7 +29,8 @@ OF_TRL = {
 }
 OF_TRLS_LOSS = {"clip_region_mean": "clip_ratio/region_mean"}  # of a micro-batch
 # The keys of a row that the trainer's own log shows, under `prorl/`.
-LOGGED = ("gold", "kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
+KLS = tuple(anchor.kl_key for anchor in ANCHORS)
+LOGGED = ("gold", *KLS, "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
 SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
@@ -166,17 +169,17 @@ class Recorder(Part):
             kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
         meter.add_mean("entropy", micro_batch.entropies, mask)
         for name, theirs in OF_TRLS_LOSS.items():
-            if theirs in micro_batch.of_trl:
-                meter.add_average(name, micro_batch.of_trl[theirs])
+            if theirs in micro_batch.trl_metrics:
+                meter.add_average(name, micro_batch.trl_metrics[theirs])
         for anchor in self.anchors:
-            anchor_logps = batch.get(anchor.logps)
+            anchor_logps = batch.get(anchor.column)
             if anchor_logps is not None:
-                meter.add_mean(anchor.record, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)
+                meter.add_mean(anchor.kl_key, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)
         if self.args.kl_clamp is not None:
             beyond = self.anchors.beyond_clamp(batch, logps)
             meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
-        ref = batch.get(logps_key("ref"))
-        old = batch.get(logps_key("old"))
+        ref = batch.get(ReferenceAnchor.column)
+        old = batch.get(OldPolicyAnchor.column)
         if old is not None:
             meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
             if ref is not None:

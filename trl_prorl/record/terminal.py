@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
+from ..objective.anchors import ANCHORS
 from ..resets.triggers import TRIGGER_KEYS
 from ..variants import RESET_APART, VARIANTS
 from .run_files import GROWTH, RESET
@@ -19,9 +20,7 @@ IN_A_LINE = [
     "reward",
     "reward_std",
     "loss",
-    "prorl/kl_ref",
-    "prorl/kl_old",
-    "prorl/kl_base",
+    *(f"prorl/{anchor.kl_key}" for anchor in ANCHORS),
     "entropy",
     "grad_norm",
     "learning_rate",

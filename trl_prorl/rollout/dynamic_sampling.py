@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 
 from ..objective.advantages import all_equal
-from ..objective.anchors import completion_mask
+from ..objective.masks import completion_mask
 from ..parts import Part
 from .outcome import Outcome, select_own_rows, weighted_sum
 

@@ -43,7 +43,8 @@ def check_dropout(model: torch.nn.Module) -> None:
     """
     for name, module in model.named_modules():
         # TRL's disable_dropout does not reach a rate without a module. Two forwards may leave out the same layers.
-        for key in ("p",) if isinstance(module, torch.nn.Dropout) else ("attention_dropout", "layerdrop"):
+        keys = ("p",) if isinstance(module, torch.nn.Dropout) else ("attention_dropout", "layerdrop")
+        for key in keys:
             rate = getattr(module, key, 0.0)
             if isinstance(rate, (int, float)) and rate > 0:
                 cure = "Set disable_dropout: true." if key == "p" else _cure(key)
@@ -66,9 +67,10 @@ def check_randomness(
         return
     device = next(model.parameters()).device
     length = min(16, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 16)
-    tokens = torch.arange(1, 2 * length + 1, device=device).remainder(model.get_input_embeddings().weight.shape[0])
-    tokens = tokens.view(2, length)
-    states = random.getstate(), np.random.get_state()
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    tokens = torch.arange(1, 2 * length + 1, device=device).remainder(vocabulary).view(2, length)
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
 
     def logits(seed: int) -> torch.Tensor:
         set_seed(seed)
@@ -81,22 +83,23 @@ def check_randomness(
             drawn = drew_numbers(seed=0, device=device)
             differs = drawn and _differ_by_seed(logits, first)
     finally:
-        random.setstate(states[0]), np.random.set_state(states[1])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
     if differs:
         raise ValueError(f"two forwards in training give different logits under two seeds{_culprit(model)}")
 
 
 def _differ_by_seed(logits: Callable[[int], torch.Tensor], first: torch.Tensor) -> bool:
-    """Whether the logits of two seeds differ by more than those of one; `first`: those of seed 0."""
-    of_seed = (first - logits(1)).abs().max()
-    of_order = (first - logits(0)).abs().max()
-    return bool(of_seed > 4 * of_order)
+    """Tell whether the logits of two seeds differ by more than those of one; `first`: those of seed 0."""
+    by_seed = (first - logits(1)).abs().max()
+    by_order = (first - logits(0)).abs().max()
+    return bool(by_seed > 4 * by_order)
 
 
 def drew_numbers(seed: int, device: torch.device) -> bool:
     """
-    Whether anything has drawn a random number since `set_seed(seed)`, by the states of the generators of Python, NumPy
-    and torch. True on devices whose generators are not looked at. The generators are then as after `set_seed`.
+    Tell whether anything has drawn a random number since `set_seed(seed)`, by the states of the generators of Python,
+    NumPy and torch. True on devices whose generators are not looked at. The generators are then as after `set_seed`.
     """
     states = generator_states()
     set_seed(seed)
@@ -105,7 +108,7 @@ def drew_numbers(seed: int, device: torch.device) -> bool:
 
 
 def generator_states() -> tuple[Any, ...]:
-    """The states of the generators of Python, NumPy, the CPU and all GPUs, to be compared."""
+    """Return the states of the generators of Python, NumPy, the CPU and all GPUs, to be compared."""
     name, words, *rest = np.random.get_state()
     devices = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
     return (random.getstate(), (name, words.tolist(), *rest), [state.tolist() for state in devices])
@@ -116,8 +119,9 @@ def _culprit(model: torch.nn.Module) -> str:
         for key, rate in vars(module).items():
             if any(part in key for part in RANDOM_PARTS) and isinstance(rate, (int, float)) and rate > 0:
                 # Mixtral's `router_jitter_noise` is its layers' `jitter_noise`.
-                keys = (other for other, value in model.config.to_dict().items() if key in other and value == rate)
-                return f": {name} has a rate of {rate} as {key}. {WHY} {_cure(next(keys, key))}"
+                settings = model.config.to_dict()
+                keys = [other for other, value in settings.items() if key in other and value == rate]
+                return f": {name} has a rate of {rate} as {key}. {WHY} {_cure(keys[0] if keys else key)}"
     return f". {WHY} Load the model without what is random in training."
 
 

@@ -57,7 +57,7 @@ def first_layers(model: torch.nn.Module) -> Iterator[int]:
 
 
 def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """The list of a model's layers; `None` if there is no such list, or more than one."""
+    """Find the list of a model's layers; `None` if there is no such list, or more than one."""
     number = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     found = [module for module in lists if len(module) == number]
@@ -65,34 +65,34 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:
 
 
 def number_with_every_kind(layers: torch.nn.ModuleList, config: Any) -> int:
-    """How many of the first layers include every kind of them, at least `LEAST`."""
+    """Count how many of the first layers include every kind of them, at least `LEAST`."""
     kinds = []
     last_new = 0
     for place, layer in enumerate(layers):
-        kind = kind_of(layer, place, len(layers), config)
+        kind = layer_kind(layer, place, len(layers), config)
         if kind not in kinds:
             kinds.append(kind)
             last_new = place
     return max(LEAST, last_new + 1)
 
 
-def kind_of(layer: torch.nn.Module, place: int, number: int, config: Any) -> dict[str, Any]:
+def layer_kind(layer: torch.nn.Module, place: int, number: int, config: Any) -> dict[str, Any]:
     """
-    Everything in which a layer may differ from another but for the values of its weights: classes, settings, hooks and
-    replaced methods of its modules, shapes, dtypes, devices and training of its tensors, and its entry in every list
-    of the configuration that has one for each of the `number` layers.
+    Collect everything in which a layer may differ from another but for the values of its weights: classes, settings,
+    hooks and replaced methods of its modules, shapes, dtypes, devices and training of its tensors, and its entry in
+    every list of the configuration that has one for each of the `number` layers.
     """
     kind = {}
     for name, module in layer.named_modules():
-        kind[name] = (type(module), described(vars(module)))
+        kind[name] = (type(module), describe(vars(module)))
     for key, value in vars(config).items():
         if isinstance(value, (list, tuple)) and len(value) == number:
             kind[f"config.{key}"] = value[place]
     return kind
 
 
-def described(value: Any) -> Any:
-    """A value of an attribute, as far as two layers can be compared by it."""
+def describe(value: Any) -> Any:
+    """Describe a value of an attribute, as far as two layers can be compared by it."""
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
         return value
     if isinstance(value, torch.Tensor):
@@ -102,10 +102,10 @@ def described(value: Any) -> Any:
         for key, entry in value.items():
             if key not in PLACES:
                 name = key if isinstance(key, str) else None  # a hook's is a number that no other hook has
-                entries.append((name, described(entry)))
+                entries.append((name, describe(entry)))
         return entries
     if isinstance(value, (list, tuple)):
-        return [described(entry) for entry in value]
+        return [describe(entry) for entry in value]
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
     name = getattr(value, "__qualname__", None)  # of a function, as one that replaces a forward

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .packing_probe import Score, evaluating, on_gpu, tokens
+from .packing_probe import Score, coarsest_unit, evaluating, first_line, on_gpu, tokens
 
 
 # One prompt with two completions, each token of which the model computes once in a packed row.
@@ -43,42 +43,45 @@ def probe_gradients(
 
     Returns `str` or `None`: Why packing is refused, in one sentence, or `None` if the gradients agree.
     """
-    chosen = last_of_each_kind(model)
-    if not chosen:
+    params = last_of_each_kind(model)
+    if not params:
         return None
     device = next(model.parameters()).device
-    with torch.enable_grad(), torch.random.fork_rng(devices=on_gpu(device)), evaluating(model), filled(chosen):
+    with (
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=on_gpu(device)),
+        evaluating(model),
+        fill_zeros(params),
+    ):
         try:
-            expected = gradients(padded, chosen, vocabulary, device)
-            found = gradients(packed, chosen, vocabulary, device)
+            expected = compute_gradients(padded, params, vocabulary, device)
+            found = compute_gradients(packed, params, vocabulary, device)
         except Exception as error:  # of any kind, because the model's own code runs
-            first_line = (str(error).strip().splitlines() or [""])[0][:160]
-            reason = f"{type(error).__name__}: {first_line.rstrip('.')}"
-            return f"the gradients of {type(model).__name__} in a packed row cannot be tried ({reason})."
-    dtypes = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
-    if autocast is not None:
-        dtypes.add(autocast)
-    unit = max(torch.finfo(dtype).eps for dtype in dtypes)
-    return first_difference(found, expected, unit)
+            return f"the gradients of {type(model).__name__} in a packed row cannot be tried ({first_line(error)})."
+    return first_difference(found, expected, coarsest_unit(model, autocast))
 
 
 def last_of_each_kind(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The two last trainable tensors of each kind, by name."""
+    """Find the two last trainable tensors of each kind, by name."""
     kinds: dict[str, list[str]] = {}
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     for name in trained:
         kind = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
         kinds.setdefault(kind, []).append(name)
-    return {name: trained[name] for names in kinds.values() for name in names[-2:]}
+    last = {}
+    for names in kinds.values():
+        for name in names[-2:]:
+            last[name] = trained[name]
+    return last
 
 
 @contextmanager
-def filled(chosen: dict[str, torch.nn.Parameter]) -> Iterator[None]:
+def fill_zeros(params: dict[str, torch.nn.Parameter]) -> Iterator[None]:
     """
-    A context in which tensors that are 0 everywhere are small numbers: the factor A of a new LoRA adapter gets no
+    Make small numbers of tensors that are 0 everywhere while this lasts: the factor A of a new LoRA adapter gets no
     gradient while B is 0.
     """
-    empty = [param for param in chosen.values() if not param.detach().any()]
+    empty = [param for param in params.values() if not param.detach().any()]
     with torch.no_grad():
         for param in empty:
             waves = torch.arange(1, param.numel() + 1, device=param.device).sin().mul_(0.01)
@@ -91,10 +94,10 @@ def filled(chosen: dict[str, torch.nn.Parameter]) -> Iterator[None]:
                 param.zero_()
 
 
-def gradients(
-    score: Score, chosen: dict[str, torch.nn.Parameter], vocabulary: int, device: torch.device
+def compute_gradients(
+    score: Score, params: dict[str, torch.nn.Parameter], vocabulary: int, device: torch.device
 ) -> dict[str, torch.Tensor | None]:
-    """The gradients of a sum of log-probabilities in which every token has a weight of its own, by name."""
+    """Compute the gradients of a sum of log-probabilities in which every token has a weight of its own, by name."""
     width = PROMPT + max(COMPLETIONS)
     ids = tokens(len(COMPLETIONS) * width, vocabulary).view(len(COMPLETIONS), width)
     ids[:, :PROMPT] = ids[0, :PROMPT].clone()
@@ -103,16 +106,16 @@ def gradients(
         mask[row, PROMPT + length :] = 0
     logps = score(ids.to(device), mask.to(device), max(COMPLETIONS))
     weights = torch.linspace(1.0, 2.0, logps.numel(), device=logps.device).view(logps.shape)
-    found = torch.autograd.grad((logps * weights).sum(), list(chosen.values()), allow_unused=True)
-    return dict(zip(chosen, found, strict=True))
+    found = torch.autograd.grad((logps * weights).sum(), list(params.values()), allow_unused=True)
+    return dict(zip(params, found, strict=True))
 
 
 def first_difference(
     found: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None], unit: float
 ) -> str | None:
     """
-    A sentence on the first gradient that is lost, or that differs from the expected one by more than rounding. `unit`:
-    the spacing of the numbers near 1 in the coarsest dtype in which the model computes.
+    Describe the first gradient that is lost, or that differs from the expected one by more than rounding. `unit` is
+    that of [`~trl_prorl.scoring.packing_probe.coarsest_unit`]. Returns a sentence, or `None`.
     """
     largest = max((size(gradient) for gradient in expected.values()), default=0.0)
     allowed = max(LEAST, UNITS * unit)
@@ -136,5 +139,5 @@ def first_difference(
 
 
 def size(gradient: torch.Tensor | None) -> float:
-    """The norm of a gradient, 0 for one that is missing."""
+    """Compute the norm of a gradient, 0 for one that is missing."""
     return 0.0 if gradient is None else gradient.float().norm().item()

@@ -24,9 +24,12 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 def decoder_dtype(model: nn.Module) -> torch.dtype:
     """
-    The dtype of most parameters of a model, each counted once: that of its decoder, whatever the dtype of its head.
+    Return the dtype of most parameters of a model, each counted once: that of its decoder, whatever the dtype of its
+    head.
     """
-    return Counter(param.dtype for param in model.parameters()).most_common(1)[0][0]
+    counts = Counter(param.dtype for param in model.parameters())
+    dtype, _ = counts.most_common(1)[0]
+    return dtype
 
 
 def cast_head_to_fp32(model: nn.Module) -> None:
@@ -34,7 +37,8 @@ def cast_head_to_fp32(model: nn.Module) -> None:
     Make the head of a [`~transformers.PreTrainedModel`] compute in fp32, in place. The model may contain adapters but
     must have no wrapper. Embeddings that share the head's weight keep returning their present dtype.
     """
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embeddings = model.get_input_embeddings()
     dtype = embeddings.weight.dtype
     head.float()
 
@@ -72,19 +76,23 @@ OTHER_LOGITS = "final_logit_softcapping logit_scale output_multiplier lm_head_mu
 
 
 class FrozenHead(torch.autograd.Function):
-    """Log-probabilities `(N,)` of labels, with gradient, and entropies `(N,)`, which have none."""
+    """Computes log-probabilities `(N,)` of labels, with gradient, and entropies `(N,)`, which have none."""
 
     @staticmethod
     def forward(ctx, states, weight, labels, scale):
         rows = weight[None, None]
         attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         mean, log_z = attend(states[None, None], rows, rows, scale=scale)
-        mean, log_z, wide, of_label = mean[0, 0].float(), log_z.reshape(-1), states.float(), weight[labels].float()
-        ctx.save_for_backward((of_label - mean) * scale)
+        mean = mean[0, 0].float()
+        log_z = log_z.reshape(-1)
+        wide = states.float()
+        label_rows = weight[labels].float()
+        ctx.save_for_backward((label_rows - mean) * scale)
         ctx.dtype = states.dtype
         entropy = log_z - (wide * mean).sum(-1) * scale
         ctx.mark_non_differentiable(entropy)
-        return (wide * of_label).sum(-1) * scale - log_z, entropy
+        logps = (wide * label_rows).sum(-1) * scale - log_z
+        return logps, entropy
 
     @staticmethod
     def backward(ctx, gradient, _):
@@ -95,8 +103,12 @@ class FrozenHead(torch.autograd.Function):
 def add_frozen_head(model: nn.Module, temperature: float) -> None:
     """
     Let a model with TRL's fused head score packed rows by [`FrozenHead`], wherever it gives the same; all other calls
-    stay as they are. Entropies then have no gradient. `model`: without adapters around it, after
-    `trl.trainer.utils.add_fused_lm_head`; `temperature`: that of the fused head.
+    stay as they are. Entropies then have no gradient.
+
+    Args:
+        model (`torch.nn.Module`):
+            A model without adapters around it, after `trl.trainer.utils.add_fused_lm_head`.
+        temperature (`float`): That of the fused head.
     """
     fused = model.forward
     plain = all(getattr(model.config, key, None) is None for key in OTHER_LOGITS)
@@ -104,18 +116,27 @@ def add_frozen_head(model: nn.Module, temperature: float) -> None:
     @functools.wraps(type(model).forward)
     def forward(self, *args, fused_lm_head=False, labels=None, **kwargs):
         head = self.get_output_embeddings()
-        if not (fused_lm_head and plain and kwargs.get("prefix_layout") is not None and can_attend(head)):
-            given = {"fused_lm_head": True} if fused_lm_head else {}
-            return fused(*args, **given, **kwargs, **({} if labels is None else {"labels": labels}))
+        is_packed = kwargs.get("prefix_layout") is not None
+        if not (fused_lm_head and plain and is_packed and can_attend(head)):
+            if fused_lm_head:
+                kwargs["fused_lm_head"] = True
+            if labels is not None:
+                kwargs["labels"] = labels
+            return fused(*args, **kwargs)
         mask = labels[:, 1:] != -100
         if not mask.any():
             return fused(*args, fused_lm_head=True, labels=labels, **kwargs)
-        states = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1][mask]
+        kwargs["use_cache"] = False
+        states = self.base_model(*args, **kwargs).last_hidden_state[:, :-1][mask]
         mixed = torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if mixed else head.weight.dtype
-        found = FrozenHead.apply(states.to(dtype), head.weight.to(dtype), labels[:, 1:][mask], 1 / temperature)
-        logps, entropies = (part.new_zeros(mask.shape).masked_scatter(mask, part) for part in found)
-        return FusedCausalLMOutput(log_probs=logps, entropy=entropies)
+        logps, entropies = FrozenHead.apply(
+            states.to(dtype), head.weight.to(dtype), labels[:, 1:][mask], 1 / temperature
+        )
+        return FusedCausalLMOutput(
+            log_probs=logps.new_zeros(mask.shape).masked_scatter(mask, logps),
+            entropy=entropies.new_zeros(mask.shape).masked_scatter(mask, entropies),
+        )
 
     model.forward = types.MethodType(forward, model)
 

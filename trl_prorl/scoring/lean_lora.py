@@ -29,23 +29,23 @@ class Adapted(torch.autograd.Function):
     def backward(ctx, gradient):
         states, weight, down, up, low = ctx.saved_tensors
         needs_states, needs_weight, needs_bias, needs_down, needs_up, _ = ctx.needs_input_grad
-        of_states = of_weight = of_bias = of_down = of_up = None
-        of_low = (gradient @ up).mul_(ctx.scale)
+        states_gradient = weight_gradient = bias_gradient = down_gradient = up_gradient = None
+        low_gradient = (gradient @ up).mul_(ctx.scale)
         if needs_states:
-            of_states = (gradient @ weight).addmm_(of_low, down)
+            states_gradient = (gradient @ weight).addmm_(low_gradient, down)
         if needs_weight:
-            of_weight = gradient.t() @ states
+            weight_gradient = gradient.t() @ states
         if needs_bias:
-            of_bias = gradient.sum(0)
+            bias_gradient = gradient.sum(0)
         if needs_down:
-            of_down = of_low.t() @ states
+            down_gradient = low_gradient.t() @ states
         if needs_up:
-            of_up = (gradient.t() @ low).mul_(ctx.scale)
-        return of_states, of_weight, of_bias, of_down, of_up, None
+            up_gradient = (gradient.t() @ low).mul_(ctx.scale)
+        return states_gradient, weight_gradient, bias_gradient, down_gradient, up_gradient, None
 
 
 class LeanLinear(Linear):
-    """PEFT's layer, with another forward where one plain adapter is active."""
+    """Is PEFT's layer, with another forward where one plain adapter is active."""
 
     def forward(self, x, *args, **kwargs):
         names = [name for name in self.active_adapters if name in self.lora_A]
@@ -69,7 +69,7 @@ class LeanLinear(Linear):
 
 
 def plain_layers(policy: nn.Module) -> Iterable[Linear]:
-    """The LoRA layers of a model whose whole result is that of [`Adapted`], on a CPU."""
+    """Find the LoRA layers of a model whose whole result is that of [`Adapted`], on a CPU."""
     for layer in policy.modules():
         base = getattr(layer, "base_layer", None)
         if (
@@ -97,7 +97,7 @@ def lean(policy: nn.Module) -> list[Linear]:
 
 @contextmanager
 def leaned(policy: nn.Module) -> Iterator[None]:
-    """A context in which the policy's layers are those that [`lean`] makes; they are PEFT's again afterwards."""
+    """Use lean layers while this lasts; they are PEFT's again afterwards."""
     layers = lean(policy)
     try:
         yield

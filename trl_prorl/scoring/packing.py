@@ -42,7 +42,7 @@ def packed_logps(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
-    Per-token log-probabilities and entropies of completions, with gradient: what TRL's
+    Compute per-token log-probabilities and entropies of completions, with gradient: what TRL's
     `GRPOTrainer._get_per_token_logps_and_entropies` returns, for a model to which `why_not` has no objection.
 
     Equal prompts are found anywhere in the batch. Completions without tokens are not computed; if there are no others,
@@ -70,21 +70,32 @@ def packed_logps(
     completion exceeds `max_tokens`.
     """
     batch, width = input_ids.shape
-    prompt_mask, completion_mask = attention_mask.int().cpu().split([width - logits_to_keep, logits_to_keep], dim=1)
-    if not prompt_mask[:, -1].all() or (prompt_mask.diff() < 0).any() or (completion_mask.diff() > 0).any():
+    prompt_width = width - logits_to_keep
+    prompt_mask, completion_mask = attention_mask.int().cpu().split([prompt_width, logits_to_keep], dim=1)
+    has_prompts = prompt_mask[:, -1].all()
+    pads_left = (prompt_mask.diff() >= 0).all()
+    pads_right = (completion_mask.diff() <= 0).all()
+    if not (has_prompts and pads_left and pads_right):
         raise ValueError(
             "attention_mask: prompts must not be empty, only padded on the left; completions on the right."
         )
-    prompts, completions = prompt_mask.sum(1).tolist(), completion_mask.sum(1).tolist()
+    prompts = prompt_mask.sum(1).tolist()
+    completions = completion_mask.sum(1).tolist()
 
-    groups = {}
-    token_ids = input_ids[:, : width - logits_to_keep].tolist()
-    for row in [row for row in range(batch) if completions[row]] or [0]:
-        groups.setdefault(tuple(token_ids[row][-prompts[row] :]), []).append(row)
+    rows = [row for row in range(batch) if completions[row] > 0]
+    if not rows:
+        rows = [0]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    token_ids = input_ids[:, :prompt_width].tolist()
+    for row in rows:
+        prompt = tuple(token_ids[row][-prompts[row] :])
+        groups.setdefault(prompt, []).append(row)
 
     register()
-    logps, entropies, places = [], [], []
-    for call in plan(list(groups.values()), prompts, completions, max_tokens):
+    logps = []
+    entropies = []
+    places = []
+    for call in plan_calls(list(groups.values()), prompts, completions, max_tokens):
         inputs, destination = pack(call, input_ids, prompts, completions, logits_to_keep)
         with autocast():
             outputs = model(**inputs, fused_lm_head=True)
@@ -97,7 +108,8 @@ def packed_logps(
 
     def unpacked(values: list[torch.Tensor]) -> torch.Tensor:
         values = torch.cat(values)
-        return values.new_zeros(batch * logits_to_keep).index_copy(0, torch.cat(places), values).view(batch, -1)
+        result = values.new_zeros(batch * logits_to_keep)
+        return result.index_copy(0, torch.cat(places), values).view(batch, -1)
 
     return unpacked(logps), unpacked(entropies) if compute_entropy else None
 
@@ -106,28 +118,37 @@ def pack(
     call: Call, input_ids: torch.Tensor, prompts: list[int], completions: list[int], logits_to_keep: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """
-    The model's inputs for one call, a row of shape `(1, T)`, and for each token its place in the flattened `(B, C)`
-    result, meaningful where it has a label.
+    Pack the rows of one call. Returns the model's inputs, a row of shape `(1, T)`, and for each token its place in the
+    flattened `(B, C)` result, meaningful where it has a label.
     """
     batch, width = input_ids.shape
     start = width - logits_to_keep  # the completions' first column
-    spans, sequences, end = [], [], 0
+    spans = []  # of the flattened batch
+    sequences = []  # for `layout`: first place and length of the prefix, and of the sequence itself
+    end = 0  # of the packed row so far
     for piece in call:
-        row, shared = piece[0], (end, prompts[piece[0]] - 1)
-        spans.append(torch.arange(row * width + start - prompts[row], row * width + start - 1))
-        sequences.append((end, 0, *shared))
-        end += shared[1]
+        first = piece[0]
+        prompt_start = end
+        prompt_length = prompts[first] - 1  # the last token goes to every completion
+        last = first * width + start - 1
+        spans.append(torch.arange(last - prompt_length, last))
+        sequences.append((prompt_start, 0, prompt_start, prompt_length))
+        end += prompt_length
         for row in piece:
-            spans.append(torch.arange(row * width + start - 1, row * width + start + completions[row]))
-            sequences.append((*shared, end, completions[row] + 1))
-            end += completions[row] + 1
+            length = completions[row] + 1
+            last = row * width + start - 1
+            spans.append(torch.arange(last, last + length))
+            sequences.append((prompt_start, prompt_length, end, length))
+            end += length
     # The place of every token in the flattened batch; all else follows from it.
     source = torch.cat(spans).to(input_ids.device).unsqueeze(0)
-    row, column = source // width, source % width
+    row = source // width
+    column = source % width
     tokens = input_ids.flatten()[source]
+    prompt_lengths = torch.tensor(prompts, device=source.device)[row]
     inputs = {
         "input_ids": tokens,
-        "position_ids": column - start + torch.tensor(prompts, device=source.device)[row],
+        "position_ids": column - start + prompt_lengths,
         "labels": tokens.masked_fill(column < start, -100),
         "prefix_layout": layout(sequences, source.device),
         # Not a mask: it keeps transformers from making one, and attention that does not know `prefix_layout` refuses
@@ -137,19 +158,27 @@ def pack(
     return inputs, row * logits_to_keep + column - start
 
 
-def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None) -> list[Call]:
+def plan_calls(
+    groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None
+) -> list[Call]:
     """
-    The rows of the batch to compute together, by first-fit decreasing. A group is cut only where it exceeds a call.
-    Without `max_tokens` there are never more tokens than in padded rows. `groups`: rows of the batch with the same
-    prompt. `prompts`, `completions`: number of tokens of every row of the batch. `max_tokens`: most tokens of one
-    call; by default there is one call.
+    Choose the rows of the batch to compute together, by first-fit decreasing. A group is cut only where it exceeds a
+    call. Without `max_tokens` there are never more tokens than in padded rows.
+
+    Args:
+        groups (`list[Piece]`): Rows of the batch with the same prompt.
+        prompts, completions (`list[int]`): Number of tokens of every row of the batch.
+        max_tokens (`int`, *optional*): The most tokens of one call; by default there is one call.
+
+    Returns `list[Call]`. Raises `ValueError`: a prompt with one completion exceeds `max_tokens`.
     """
 
     def length(piece: Piece) -> int:
-        return prompts[piece[0]] - 1 + sum(completions[i] + 1 for i in piece)
+        prompt = prompts[piece[0]] - 1
+        return prompt + sum(completions[row] + 1 for row in piece)
 
     limit = sys.maxsize if max_tokens is None else max_tokens
-    longest = max(length([i]) for group in groups for i in group)
+    longest = max(length([row]) for group in groups for row in group)
     if longest > limit:
         raise ValueError(
             f"pack_max_tokens={max_tokens} is less than the {longest} tokens of a prompt with one completion: raise "
@@ -157,16 +186,21 @@ def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_to
         )
     pieces = []
     for group in groups:
-        pieces += first_fit(group, lambda i: completions[i] + 1, limit - prompts[group[0]] + 1)
+        room = limit - prompts[group[0]] + 1
+        pieces += first_fit(group, lambda row: completions[row] + 1, room)
     return first_fit(pieces, length, limit)
 
 
 def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list]:
-    """First-fit decreasing: `items` in bins whose sizes add up to at most `capacity`."""
-    bins, room = [], []
+    """Put items into bins by first-fit decreasing; the sizes in a bin add up to at most `capacity`."""
+    bins = []
+    room = []
     for item in sorted(items, key=size, reverse=True):
-        place = next((i for i, free in enumerate(room) if free >= size(item)), len(bins))
-        if place == len(bins):
+        fitting = [place for place, free in enumerate(room) if free >= size(item)]
+        if fitting:
+            place = fitting[0]
+        else:
+            place = len(bins)
             bins.append([])
             room.append(capacity)
         bins[place].append(item)
@@ -176,10 +210,14 @@ def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list
 
 def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     """
-    Why `packed_logps` is refused for a model, in one sentence, or `None` if no trouble is known. The known troubles
-    are those that a few tokens would not show, and some that they would show, so that nothing needs to be computed.
-    [`~trl_prorl.scoring.packing_probe.probe`] finds the others. `model`: the policy or the reference, before any other
-    wrapper.
+    Say why `packed_logps` is refused for a model, in one sentence. The known troubles are those that a few tokens
+    would not show, and some that they would show, so that nothing needs to be computed.
+    [`~trl_prorl.scoring.packing_probe.probe`] finds the others.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): The policy or the reference, before any other wrapper.
+
+    Returns `str` or `None`: `None` if no trouble is known.
     """
     if isinstance(model, PeftModel):
         for name, adapter in model.peft_config.items():
@@ -189,7 +227,8 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
                     "stands."
                 )
         model = model.get_base_model()
-    name, config = type(model).__name__, model.config
+    name = type(model).__name__
+    config = model.config
     if not type(model).__module__.startswith("transformers."):
         return f"{name} is not of transformers, and may not honour a mask of four dimensions."
     if config.get_text_config() is not config or config.is_encoder_decoder:
@@ -199,11 +238,9 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     if others or getattr(model, "_is_stateful", False):
         return f"{name} has layers other than full attention ({', '.join(sorted(others)) or 'recurrent'})."
     for key in ("sliding_window", "keep_window_size", "index_topk_blocks"):
-        if getattr(config, key, None):
-            return (
-                f"{key}={getattr(config, key)}: in a packed row other tokens would fall out of what a token attends "
-                "to."
-            )
+        value = getattr(config, key, None)
+        if value:
+            return f"{key}={value}: in a packed row other tokens would fall out of what a token attends to."
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     if rope_type is None or "position_ids" not in inspect.signature(type(model).forward).parameters:
         return (

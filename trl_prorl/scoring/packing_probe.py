@@ -22,7 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 FACTOR = 4.0
 # For each prompt, its length and those of its completions.
 GROUPS = [(3, (6, 2)), (61, (5, 1)), (8, (4, 6))]
-ROWS, PROMPT, COMPLETION = 6, 6, 6  # of equal length
+# The rows of equal length.
+ROWS = 6
+PROMPT = 6
+COMPLETION = 6
 
 Score = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
@@ -31,13 +34,18 @@ def probe(
     model: torch.nn.Module, vocabulary: int, padded: Score, packed: Score, autocast: torch.dtype | None = None
 ) -> str | None:
     """
-    Why packing is refused for a model whose values it would change, in one sentence, or `None` if it changes none. The
-    model, whole and on its devices, is in evaluation mode during the test; it is left unchanged, and no random number
-    is drawn.
+    Compare a model's values in packed and in padded rows. The model is in evaluation mode during the test; it is left
+    unchanged, and no random number is drawn.
 
-    `vocabulary`: number of the model's tokens; `padded`, `packed`: score completions by this model: `input_ids` and
-    `attention_mask` of shape `(B, P + C)`, prompts padded on the left and completions on the right, and C, to
-    log-probabilities `(B, C)`; `autocast`: the dtype in which both compute, if it is not that of the weights.
+    Args:
+        model (`torch.nn.Module`): The policy, whole and on its devices.
+        vocabulary (`int`): Number of the model's tokens.
+        padded, packed (`Callable`): Score completions by this model: `input_ids` and `attention_mask` of shape
+            `(B, P + C)`, prompts padded on the left and completions on the right, and C, to log-probabilities
+            `(B, C)`.
+        autocast (`torch.dtype`, *optional*): The dtype in which both compute, if it is not that of the weights.
+
+    Returns `str` or `None`: Why packing is refused, in one sentence; `None` if it changes no value.
     """
     device = next(model.parameters()).device
     name = type(model).__name__
@@ -48,15 +56,13 @@ def probe(
             scored = mask[:, -keep:] == 1
             as_padded = padded(ids, mask, keep)[scored]
             changes = rms(packed(ids, mask, keep)[scored] - as_padded)
-            dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()} | ({autocast} - {None})
-            rounding = _rounding(padded, vocabulary, device, max(torch.finfo(dtype).eps for dtype in dtypes))
+            rounding = _rounding(padded, vocabulary, device, coarsest_unit(model, autocast))
             # A rotation's angle at the last position is rounded by half a unit in the last place of the product of
             # position and frequency, which models compute in fp32 whatever their dtype. Padding moves a row to such
             # positions, and log-probabilities change by a relative amount of about this size.
             rounding = max(rounding, ids.shape[1] * torch.finfo(torch.float32).eps / 2 * rms(as_padded))
         except Exception as error:  # of any kind, because the model's own code runs
-            first = (str(error).strip().splitlines() or [""])[0][:160]
-            return f"{name} fails on a packed row ({type(error).__name__}: {first.rstrip('.')})."
+            return f"{name} fails on a packed row ({first_line(error)})."
     if changes <= FACTOR * rounding:
         return None
     return (
@@ -65,11 +71,28 @@ def probe(
     )
 
 
+def first_line(error: Exception) -> str:
+    """Return the kind of an error and the beginning of its message, without a full stop."""
+    lines = str(error).strip().splitlines()
+    line = lines[0][:160].rstrip(".") if lines else ""
+    return f"{type(error).__name__}: {line}"
+
+
+def coarsest_unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
+    """Return the spacing of the numbers near 1 in the coarsest dtype in which a model computes."""
+    dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
+    if autocast is not None:
+        dtypes.add(autocast)
+    return max(torch.finfo(dtype).eps for dtype in dtypes)
+
+
 def unequal_rows(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Token ids and mask of the batch `GROUPS` as TRL pads it, and the width of its completions."""
-    start, keep = max(prompt for prompt, _ in GROUPS), max(max(lengths) for _, lengths in GROUPS)
+    """Make token ids and mask of the batch `GROUPS` as TRL pads it, and the width of its completions."""
+    start = max(prompt for prompt, _ in GROUPS)
+    keep = max(max(lengths) for _, lengths in GROUPS)
     rows = sum(len(lengths) for _, lengths in GROUPS)
-    ids, mask = tokens(rows * (start + keep), vocabulary).view(rows, -1), torch.zeros(rows, start + keep).long()
+    ids = tokens(rows * (start + keep), vocabulary).view(rows, -1)
+    mask = torch.zeros(rows, start + keep).long()
     row = 0
     for prompt, lengths in GROUPS:
         ids[row : row + len(lengths), :start] = ids[row, :start].clone()
@@ -80,7 +103,7 @@ def unequal_rows(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, int]:
 
 
 def tokens(number: int, vocabulary: int) -> torch.Tensor:
-    """Ids spread over the vocabulary like multiples of the golden ratio over a circle: no two neighbours are alike."""
+    """Spread ids over the vocabulary like multiples of the golden ratio over a circle: no two neighbours are alike."""
     places = torch.arange(1, number + 1, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2)
     return (places.frac() * vocabulary).long().clamp(max=vocabulary - 1)
 
@@ -91,12 +114,13 @@ def rms(values: torch.Tensor) -> float:
 
 def _rounding(padded: Score, vocabulary: int, device: torch.device, unit: float) -> float:
     """
-    The change in rows of equal length when they are computed together, in nats a token. `unit`: the spacing of the
-    numbers near 1 in the coarsest dtype in which the model computes.
+    Measure the change in rows of equal length when they are computed together, in nats a token. `unit` is that of
+    [`coarsest_unit`].
     """
     ids = tokens(ROWS * (PROMPT + COMPLETION), vocabulary).view(ROWS, -1).to(device)
     mask = torch.ones_like(ids)
-    alone = torch.cat([padded(ids[row : row + 1], mask[row : row + 1], COMPLETION) for row in range(ROWS)])
+    singles = zip(ids.split(1), mask.split(1), strict=True)
+    alone = torch.cat([padded(one_ids, one_mask, COMPLETION) for one_ids, one_mask in singles])
     # A kernel that computes a row of a batch exactly like a single row shows no rounding (CPUs in bf16).
     with sdpa_kernel(SDPBackend.MATH):
         together = padded(ids, mask, COMPLETION)

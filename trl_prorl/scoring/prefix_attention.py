@@ -30,7 +30,7 @@ QUERY_BLOCK = 128
 
 class Layout(NamedTuple):
     """
-    The places of the sequences in a row of T tokens, in the form that an attention layer needs.
+    Says where the sequences of a row of T tokens lie, in the form that an attention layer needs.
 
     Attributes:
         keys (`torch.LongTensor` of shape `(S, W)`): The places of every sequence's prefix, ending at the same column,
@@ -48,31 +48,68 @@ class Layout(NamedTuple):
 
 def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
     """
-    The layout of a row in which every place belongs to exactly one sequence. Of each: the first place and the length
-    of the prefix, the first place and the length of the sequence itself.
-    """
-    sequences = torch.tensor(sequences)
-    sequences = sequences[sequences[:, 3].argsort(descending=True, stable=True)]
-    prefix, prefix_length, start, length = sequences.T.unsqueeze(-1)
-    before, longest = int(prefix_length.max()), int(length.max())
+    Lay out a row in which every place belongs to exactly one sequence.
 
-    column = torch.arange(-before, longest)  # 0 is the first of a sequence's own tokens
-    real = (column >= -prefix_length) & (column < length)
-    keys = torch.where(column < 0, prefix + prefix_length + column, start + column).where(real, 0)
-    masks, places, counts = [], [], []
-    ends = {*range(QUERY_BLOCK, longest, QUERY_BLOCK), longest}
-    ends.add(int(length[prefix_length > 0].max()) if before else longest)  # prompts may be longer than completions
-    for first, end in pairwise([0, *sorted(ends)]):
+    Sequences stand below each other, the longest first, so that their own tokens begin at column 0 and their prefixes
+    end before it. Of the row `a b c | d x1 x2 | d y1 y2 y3`, with blocks of two queries and `.` for padding:
+
+        column       -3 -2 -1 |  0  1 |  2  3
+        d y1 y2 y3    a  b  c |  d y1 | y2 y3
+        a b c         .  .  . |  a  b |  c  .
+        d x1 x2       a  b  c |  d x1 | x2  .
+                              block 1 | block 2: from its first column on, sequences that are longer than 2
+
+    The queries of a block see the keys to their left, in their own line, that are no padding. The results of all
+    blocks stand one after another, line by line; `order` finds those of the row's places in them.
+
+    Args:
+        sequences (`list` of `tuple`):
+            Of each sequence: first place and length of its prefix, first place and length of the sequence itself.
+        device (`torch.device`, *optional*, defaults to `"cpu"`): Where the attention is computed.
+
+    Returns [`Layout`]
+    """
+    table = torch.tensor(sequences)
+    longest_first = table[:, 3].argsort(descending=True, stable=True)
+    prefix, prefix_length, start, length = table[longest_first].T.unsqueeze(-1)  # (S, 1) each
+    longest_prefix = int(prefix_length.max())
+    longest = int(length.max())
+
+    column = torch.arange(-longest_prefix, longest)
+    is_token = (column >= -prefix_length) & (column < length)
+    place = torch.where(column < 0, prefix + prefix_length + column, start + column)
+    keys = place.where(is_token, 0)
+
+    masks = []
+    query_places = []
+    query_is_token = []
+    for first, end in pairwise(block_bounds(prefix_length, length)):
         rows = int((length > first).sum())
-        seen = slice(0, before + end)
-        queries = slice(before + first, seen.stop)
-        masks.append(real[:rows, None, None, seen] & (column[seen] <= column[queries, None]))
-        places.append(keys[:rows, queries].flatten())
-        counts.append(real[:rows, queries].flatten())
-    places, counts = torch.cat(places), torch.cat(counts)
+        seen = slice(0, longest_prefix + end)
+        queries = slice(longest_prefix + first, longest_prefix + end)
+        is_before = column[seen] <= column[queries, None]
+        masks.append(is_token[:rows, None, None, seen] & is_before)
+        query_places.append(keys[:rows, queries].flatten())
+        query_is_token.append(is_token[:rows, queries].flatten())
+
+    query_places = torch.cat(query_places)
+    query_is_token = torch.cat(query_is_token)
     order = torch.empty(int(length.sum()), dtype=torch.long)
-    order[places[counts]] = torch.arange(len(places))[counts]
+    order[query_places[query_is_token]] = torch.arange(len(query_places))[query_is_token]
     return Layout(keys.to(device), [mask.to(device) for mask in masks], order.to(device))
+
+
+def block_bounds(prefix_length: torch.Tensor, length: torch.Tensor) -> list[int]:
+    """
+    Return the columns between which blocks of queries lie, from 0 to the longest sequence; both arguments have shape
+    `(S, 1)`. Prompts may be longer than completions: a block ends with the longest completion, too.
+    """
+    longest = int(length.max())
+    bounds = {0, longest, *range(QUERY_BLOCK, longest, QUERY_BLOCK)}
+    has_prefix = prefix_length > 0
+    if has_prefix.any():
+        bounds.add(int(length[has_prefix].max()))
+    return sorted(bounds)
 
 
 def prefix_attention(
@@ -84,7 +121,7 @@ def prefix_attention(
     scale: float | None = None,
 ) -> torch.Tensor:
     """
-    The result of scaled dot-product attention under the mask that `layout` describes.
+    Compute scaled dot-product attention under the mask that `layout` describes.
 
     Args:
         query (`torch.Tensor` of shape `(1, H, T, D)`): Queries of one row.
@@ -97,31 +134,36 @@ def prefix_attention(
     Returns `torch.Tensor` of shape `(1, T, H, D)`.
     """
     by_products = query.device.type == "cpu" and query.dtype is torch.bfloat16 and not dropout
-    keys, values = (taken(each, layout.keys) for each in (key, value))
+    keys = gather_places(key, layout.keys)
+    values = gather_places(value, layout.keys)
     groups = query.shape[1] // key.shape[1]
     if not by_products:
-        keys, values = repeat_kv(keys, groups), repeat_kv(values, groups)
+        keys = repeat_kv(keys, groups)
+        values = repeat_kv(values, groups)
     results = []
     for mask in layout.masks:
         rows, _, queries, seen = mask.shape
-        states = taken(query, layout.keys[:rows, seen - queries : seen])
-        visible = keys[:rows, :, :seen], values[:rows, :, :seen]
+        states = gather_places(query, layout.keys[:rows, seen - queries : seen])
+        seen_keys = keys[:rows, :, :seen]
+        seen_values = values[:rows, :, :seen]
         if by_products:
-            result = BackwardByProducts.apply(
-                states.reshape(rows, -1, groups * queries, states.shape[-1]),
-                *visible,
-                torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf).repeat(1, 1, groups, 1),
-                scale or states.shape[-1] ** -0.5,
-            ).view(states.shape)
+            grouped = states.reshape(rows, -1, groups * queries, states.shape[-1])
+            to_add = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+            to_add = to_add.repeat(1, 1, groups, 1)
+            factor = scale or states.shape[-1] ** -0.5
+            result = BackwardByProducts.apply(grouped, seen_keys, seen_values, to_add, factor)
+            result = result.view(states.shape)
         else:
-            result = scaled_dot_product_attention(states, *visible, attn_mask=mask, dropout_p=dropout, scale=scale)
+            result = scaled_dot_product_attention(
+                states, seen_keys, seen_values, attn_mask=mask, dropout_p=dropout, scale=scale
+            )
         results.append(result.transpose(1, 2).flatten(0, 1))
     return torch.cat(results).index_select(0, layout.order).unsqueeze(0)
 
 
 class BackwardByProducts(torch.autograd.Function):
     """
-    Attention in bf16 on a CPU, with torch's kernel forward and matrix products backward, where torch's kernel takes
+    Attends in bf16 on a CPU, with torch's kernel forward and matrix products backward, where torch's kernel takes
     three to six times as long. Scores and their gradients are in fp32, as in that kernel.
 
     Queries `(S, H', R, D)`, all those of one head of keys together; keys and values `(S, H', K, D)`; a mask to add
@@ -141,31 +183,35 @@ class BackwardByProducts(torch.autograd.Function):
         query, key, value, mask, result = ctx.saved_tensors
         scores = (query.float() * ctx.scale) @ key.float().transpose(-1, -2)
         weights = scores.add_(mask).softmax(dim=-1)
-        of_value = weights.to(value.dtype).transpose(-1, -2) @ gradient
         mean = (gradient.float() * result).sum(dim=-1, keepdim=True)
-        of_scores = (gradient @ value.transpose(-1, -2)).float().sub_(mean).mul_(weights).mul_(ctx.scale)
-        of_scores = of_scores.to(query.dtype)
-        return of_scores @ key, of_scores.transpose(-1, -2) @ query, of_value, None, None
+        score_gradient = (gradient @ value.transpose(-1, -2)).float().sub_(mean).mul_(weights).mul_(ctx.scale)
+        score_gradient = score_gradient.to(query.dtype)
+        query_gradient = score_gradient @ key
+        key_gradient = score_gradient.transpose(-1, -2) @ query
+        value_gradient = weights.to(value.dtype).transpose(-1, -2) @ gradient
+        return query_gradient, key_gradient, value_gradient, None, None
 
 
-def taken(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The states `(1, H, T, D)` of a row at `places` `(S, W)`, as `(S, H, W, D)`."""
-    return states[0].transpose(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
+def gather_places(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Gather the states `(1, H, T, D)` of a row at `places` `(S, W)`, as `(S, H, W, D)`."""
+    by_place = states[0].transpose(0, 1)
+    gathered = by_place.index_select(0, places.flatten()).unflatten(0, places.shape)
+    return gathered.transpose(1, 2)
 
 
 def sdpa_or_prefix_attention(
     module, query, key, value, attention_mask, dropout=0.0, scaling=None, prefix_layout=None, **kwargs
 ):
     """
-    An attention function for transformers: that of `prefix_layout` if the model was called with one, else `sdpa`.
+    Attend, as a function for transformers: by `prefix_layout` if the model was called with one, else by `sdpa`.
     """
     if prefix_layout is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    other = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
-    if other:
-        raise ValueError(f'Attention with {" and ".join(other)} cannot be packed: set pack_groups: "off".')
+    unknown = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
+    if unknown:
+        raise ValueError(f'Attention with {" and ".join(unknown)} cannot be packed: set pack_groups: "off".')
     return prefix_attention(query, key, value, prefix_layout, dropout, scaling), None
 
 

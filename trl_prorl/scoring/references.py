@@ -23,13 +23,14 @@ SNAPSHOT_FILE = "reference.safetensors"
 
 
 def shard_file(folder: Path) -> Path:
-    """Where this process has its part of a sharded reference."""
+    """Return the file in which this process has its part of a sharded reference."""
     return folder / f"reference_shard_{torch.distributed.get_rank()}.safetensors"
 
 
 def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A model's parameters and saved buffers by name, each once: tied weights have two names but are one tensor."""
-    tensors, seen = {}, set()
+    """List a model's parameters and saved buffers by name, each once: tied weights are one tensor of two names."""
+    tensors = {}
+    seen = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
@@ -73,8 +74,9 @@ def frozen_adapter(model, name: str) -> str:
 
 def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
-    A frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is built anew and
-    filled: a policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the original.
+    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is built anew
+    and filled: a policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the
+    original.
     """
     config = model.config
     with torch.random.fork_rng():  # the copy begins with random values, which must not change the run
@@ -88,43 +90,74 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     return copy
 
 
-def reference_of(policy, full, fills: bool) -> "AdapterReference | SnapshotReference":
+class AnchorModels:
     """
-    The reference that TRL has made beside a policy: `full` is its second model, for full fine-tuning. `fills` copies
-    the policy onto it, because TRL loads that model from the policy's path, which is not the policy if the policy was
-    changed in memory.
+    Makes the models that score as anchors of a policy, as TRL has built it.
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): Whose policy it is, with TRL's reference beside it.
+        policy (`torch.nn.Module`): The policy, unwrapped.
+        moves (`bool`): Whether resets move the reference.
+        fresh_adapter (`bool`): Whether the policy's adapter changes nothing as the run begins.
     """
-    if full is not None:
-        reference = SnapshotReference(policy, full)
-        if fills:
-            reference.move(1.0)
+
+    def __init__(self, trainer, policy, moves: bool, fresh_adapter: bool):
+        self.trainer = trainer
+        self.policy = policy
+        self.moves = moves
+        self.fresh_adapter = fresh_adapter
+
+    def policy_itself(self) -> "Policy":
+        """Return the policy, whatever its weights are."""
+        return Policy()
+
+    def trls_reference(self) -> "AdapterReference | SnapshotReference":
+        """Take the reference that TRL has made: a second model for full fine-tuning, else an adapter or none."""
+        trainer = self.trainer
+        if trainer.ref_model is not None:
+            reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
+            # TRL loads that model from the policy's path, which is not the policy if that was changed in memory.
+            if self.moves and not trainer.is_fsdp_enabled:
+                reference.move(1.0)
+            return reference
+        if "ref" not in self.policy.peft_config:  # given a `peft_config`, TRL uses the base model
+            return AdapterReference(self.policy, None)
+        reference = AdapterReference(self.policy)
+        reference.move(1.0)  # TRL's copy leaves out the factors of embeddings
         return reference
-    if "ref" not in policy.peft_config:  # given a `peft_config`, TRL uses the base model
-        return AdapterReference(policy, None)
-    reference = AdapterReference(policy)
-    reference.move(1.0)  # TRL's copy leaves out the factors of embeddings
-    return reference
+
+    def policy_as_begun(self, name: str) -> "AdapterReference | SnapshotReference":
+        """Take what scores as the policy does now: the model without its adapter, if that changes nothing yet."""
+        if is_peft_model(self.policy) and self.fresh_adapter:
+            return AdapterReference(self.policy, None)
+        return self.copy_of_policy(name)
+
+    def copy_of_policy(self, name: str) -> "AdapterReference | SnapshotReference":
+        """Copy the policy as it is now: its adapter, under a name, or the whole model."""
+        if is_peft_model(self.policy):
+            return AdapterReference(self.policy, frozen_adapter(self.policy, name))
+        copy = frozen_copy(self.policy, self.trainer.temperature, self.trainer.args.cast_lm_head_to_fp32)
+        return SnapshotReference(self.policy, self.trainer.accelerator.prepare_model(copy, evaluation_mode=True))
 
 
-def base_of(policy, fresh_adapter: bool, temperature: float, accelerator, cast_lm_head_to_fp32: bool):
-    """The policy as the run begins, for `beta_base`; with `fresh_adapter` that is the model without its adapter."""
-    if not is_peft_model(policy):
-        copy = frozen_copy(policy, temperature, cast_lm_head_to_fp32)
-        return SnapshotReference(policy, accelerator.prepare_model(copy, evaluation_mode=True))
-    return AdapterReference(policy, None if fresh_adapter else frozen_adapter(policy, "base"))
+class Policy:
+    """Is the policy in the place of an anchor's model: a forward of it scores as π_old before the first update."""
+
+    def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
+        return nullcontext(policy)
 
 
 class Reference:
     """A frozen model that can be set to the policy; [`AdapterReference`] and [`SnapshotReference`] are two ways."""
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(reference, policy) for every parameter, and for every buffer of its own."""
+        """Pair (reference, policy) of every parameter, and of every buffer of its own."""
 
     def scores_as(self, model) -> bool:
-        """Whether a forward of this model, as it now is, scores as the reference."""
+        """Tell whether a forward of this model, as it now is, scores as the reference."""
 
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
-        """A model that scores as the reference while the context lasts. `policy` is the (wrapped) policy."""
+        """Return a context with a model that scores as the reference. `policy` is the (wrapped) policy."""
 
     def save(self, folder: Path) -> None:
         """Write it into a checkpoint; an adapter is saved by PEFT, with the model."""
@@ -142,8 +175,8 @@ class Reference:
     @torch.no_grad()
     def move(self, mix: float) -> None:
         """
-        reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place: 1 copies; between 0 and 1
-        is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the factors A and B and not of
+        Set reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place: 1 copies; between 0 and
+        1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the factors A and B and not of
         their product; 0 does nothing.
         """
         if mix == 0.0:
@@ -164,25 +197,31 @@ class AdapterReference(Reference):
     """
 
     def __init__(self, model, name: str | None = "ref"):
-        self.model, self.name = model, name
+        self.model = model
+        self.name = name
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         parameters = dict(self.model.named_parameters())
-        # `….lora_A.default.weight`, but `….lora_embedding_A.default`.
-        named = [(name.split("."), param) for name, param in parameters.items()]
-        return [
-            (parameters[".".join(self.name if part == "default" else part for part in parts)], param)
-            for parts, param in named
-            if "default" in parts
-        ]
+        pairs = []
+        for name, param in parameters.items():
+            parts = name.split(".")  # `….lora_A.default.weight`, but `….lora_embedding_A.default`
+            if "default" in parts:
+                counterpart = ".".join(self.name if part == "default" else part for part in parts)
+                pairs.append((parameters[counterpart], param))
+        return pairs
 
     def _shards(self) -> dict[str, torch.Tensor]:
-        """The parts of its tensors that this process holds, by place; empty without FSDP, and without an adapter."""
-        held = enumerate(ref.data for ref, _ in (self.pairs() if self.name else ()))
-        return {str(place): tensor.to_local() for place, tensor in held if isinstance(tensor, DTensor)}
+        """Return the parts of its tensors in this process, by place: none without FSDP, none without an adapter."""
+        shards = {}
+        if self.name is not None:
+            for place, (ref, _) in enumerate(self.pairs()):
+                if isinstance(ref.data, DTensor):
+                    shards[str(place)] = ref.data.to_local()
+        return shards
 
     def save_shards(self, folder: Path) -> None:
-        if shards := self._shards():
+        shards = self._shards()
+        if shards:
             save_file(shards, shard_file(folder))
 
     def is_in(self, folder: Path) -> bool:
@@ -194,14 +233,17 @@ class AdapterReference(Reference):
         if not self.is_in(folder):
             raise ValueError(f"{shard_file(folder)} is missing: resume from a checkpoint of as many processes.")
         shards = self._shards()
-        for place, tensor in load_file(shard_file(folder)).items() if shards else ():
+        if not shards:
+            return
+        for place, tensor in load_file(shard_file(folder)).items():
             shards[place].copy_(tensor)
 
     def scores_as(self, model) -> bool:
-        layer = next((module for module in self.model.modules() if isinstance(module, BaseTunerLayer)), None)
-        if layer is None:  # an adapter of prompts
-            return self.name is None and self.model._adapters_disabled
-        return layer.disable_adapters if self.name is None else self.name in layer.active_adapters
+        for module in self.model.modules():
+            if isinstance(module, BaseTunerLayer):
+                return module.disable_adapters if self.name is None else self.name in module.active_adapters
+        # An adapter of prompts has no such layer.
+        return self.name is None and self.model._adapters_disabled
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
@@ -213,10 +255,12 @@ class SnapshotReference(Reference):
     """A second, frozen model of the policy's shape, for full fine-tuning."""
 
     def __init__(self, model, ref_model):
-        self.model, self.ref_model = model, ref_model
+        self.model = model
+        self.ref_model = ref_model
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        reference, policy = unique_tensors(self.ref_model), unique_tensors(self.model)
+        reference = unique_tensors(self.ref_model)
+        policy = unique_tensors(self.model)
         return [(reference[name], policy[name]) for name in policy]
 
     def scores_as(self, model) -> bool:
@@ -226,7 +270,8 @@ class SnapshotReference(Reference):
         return nullcontext(self.ref_model)
 
     def save(self, folder: Path) -> None:
-        tensors = {name: tensor.detach().contiguous() for name, tensor in unique_tensors(self.ref_model).items()}
+        tensors = unique_tensors(self.ref_model)
+        tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / SNAPSHOT_FILE)
 
     def is_in(self, folder: Path) -> bool:

@@ -1,211 +1,250 @@
 """
-Who scores a batch, how cheaply, and how often: the policy, and the anchors of its KL terms, each by its name.
+Who scores a batch, how cheaply, and how often: the policy in TRL's loss, and the anchors of its KL terms.
 
 TRL asks for log-probabilities in three places: for π_old and for the reference while it makes a generation batch, and
 for the policy in its loss. Wherever that is sound, its first two requests get an empty answer, and the finished batch
-is scored under each anchor that it still lacks.
+is scored under each anchor that it still lacks:
+
+    TRL makes a generation batch ── asks for π_old, π_ref ──→ answer_request    log-probabilities, or nothing
+    the batch is finished ────────────────────────────────→ score_anchor       once for each anchor that it lacks
+    TRL computes its loss ────────── asks for the policy ────→ score_policy      the rows of a `PolicyPass`
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from ..objective.anchors import completion_mask, counted, logps_key
+from ..objective.anchors import Anchor
+from ..objective.masks import zero_masked
+from ..objective.penalties import Anchors
 from .packing import packed_logps
-from .references import Reference
 
 
 @dataclass
 class PolicyPass:
     """
-    One scoring of a micro-batch by the policy, inside TRL's loss.
+    Describes one scoring of a micro-batch by the policy: B rows, T tokens. TRL's loss asks for it without saying what
+    we need to know, so the trainer keeps this object while TRL computes its loss.
 
     Attributes:
-        rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows to compute; `None` means all.
-        fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for rows that are left out.
+        beta (`float`): What TRL's loss adds of the KL to the reference: 0 where we add it.
         mask (`torch.Tensor` of shape `(B, T)`, *optional*): 1 where a token counts in the loss; elsewhere
             log-probabilities become 0.
+        rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows to compute; `None` means all.
+        fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for rows that are left out.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
     """
 
+    beta: float = 0.0
+    mask: torch.Tensor | None = None
     rows: torch.Tensor | None = None
     fill: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
     logps: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
 
 
 class Scorer:
     """
-    Log-probabilities of completions, with a count for each model that gives them. `args`, `meter`: what to cache,
-    reuse or defer; calls and seconds. `packs`: whether prompts are computed once for all their completions.
-    `text_only`: whether a batch is token ids alone, so that it can be scored again from the buffer. `autocast`: the
-    context of a forward. `models`: which model scores as the anchor of a name.
+    Scores completions, and counts the calls of each model that does.
+
+    Args:
+        args ([`ProRLConfig`]): What to cache, reuse or defer.
+        meter ([`~trl_prorl.record.meter.Meter`]): Counts calls and seconds.
+        anchors ([`~trl_prorl.objective.penalties.Anchors`]): The anchors, with their models.
+        packs (`bool`): Whether prompts are computed once for all their completions.
+        text_only (`bool`): Whether a batch is token ids alone, so that it can be scored again from the buffer.
+        autocast (`Callable`, *optional*): Makes the context of a forward.
     """
 
     def __init__(
         self,
         args,
         meter,
+        anchors: Anchors,
         packs: bool,
         text_only: bool,
         autocast: Callable[[], AbstractContextManager] = nullcontext,
-        models: Mapping[str, Reference | None] = MappingProxyType({}),
     ):
-        self.args, self.meter, self.packs, self.text_only, self.autocast = args, meter, packs, text_only, autocast
-        self.models = models
-        self._loss: PolicyPass | None = None  # while TRL computes its loss
-        self._samples = False  # while TRL makes a generation batch
-
-    def asked_by_trl(self, plain: Callable, model: Callable, training: bool, *args, **kwargs) -> tuple:
-        """
-        The answer to TRL's `_get_per_token_logps_and_entropies` (`plain`) for a model that scores. Calls of an
-        evaluation are not counted.
-        """
-        if not self._samples:
-            return self._of_policy(plain, model, training, *args, **kwargs)
-        ref = self.models.get("ref")
-        name = "ref" if ref is not None and ref.scores_as(model) else "old"
-        if self.leaves_out(name):
-            return None, None, None
-        return self._counted(name, plain, model, *args, **kwargs)
+        self.args = args
+        self.meter = meter
+        self.anchors = anchors
+        self.packs = packs
+        self.text_only = text_only
+        self.autocast = autocast
+        self.makes_batch = False  # whether TRL makes a generation batch
 
     # Requests of TRL while it makes a generation batch.
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """The context in which TRL makes a generation batch, and asks for its anchors; other requests are a user's."""
-        self._samples = True
+        """Take requests for those of TRL that makes a generation batch, while this lasts: they are for anchors."""
+        self.makes_batch = True
         try:
             yield
         finally:
-            self._samples = False
+            self.makes_batch = False
 
-    def leaves_out(self, name: str) -> bool:
-        """Whether TRL's own scoring under `"old"` or `"ref"` gets an empty answer."""
-        args = self.args
-        if name == "old" and args.old_logps_source == "first_pass":
-            return True  # the loss provides π_old's
-        if name == "ref" and args.ref_compute == "naive_epoch":
-            return True  # every inner pass scores the reference
-        # TRL's correction of the sampler needs π_old immediately.
-        asked_at_once = name == "old" and args.corrects_sampler
-        return self.text_only and not args.is_trl and not asked_at_once
-
-    def missing(self, batch: Mapping[str, Any], base_acts: bool) -> list[str]:
-        """The anchors that still have to score a finished generation batch."""
-        args = self.args
-        scores_ref = args.beta != 0.0 and args.ref_compute == "cached"
-        needed = {"old": args.old_logps_source == "forward", "ref": scores_ref, "base": base_acts}
-        return [name for name, is_needed in needed.items() if is_needed and logps_key(name) not in batch]
-
-    # Requests of TRL in its loss.
-
-    def pass_over(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> PolicyPass:
+    def answer_request(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """
-        A pass over the rows that carry a gradient, if `skip_zero_rows` asks for it and nothing needs all of them.
-        π_old's log-probabilities stand in for those of the others.
+        Answer TRL's request for π_old or the reference. It does not say for which of them: the model that it would
+        call does.
+
+        Args:
+            trl_score (`Callable`): TRL's `_get_per_token_logps_and_entropies`.
+            model (`Callable`): The model that TRL would score with, and after it TRL's other arguments.
+
+        Returns `tuple`: TRL's result, three times `None` where the log-probabilities come later.
+        """
+        reference = self.anchors["ref"]
+        anchor = self.anchors["old"]
+        if reference.model is not None and reference.model.scores_as(model):
+            anchor = reference
+        if self.comes_later(anchor):
+            return None, None, None
+        return self._score_counted(anchor, trl_score, model, *args, **kwargs)
+
+    def comes_later(self, anchor: Anchor) -> bool:
+        """Whether TRL needs no log-probabilities of an anchor yet: the loss or the finished batch provides them."""
+        if anchor.is_left_to_loss:
+            return True
+        can_wait = self.text_only and not self.args.is_trl
+        return can_wait and not anchor.is_needed_at_once
+
+    # A request of TRL in its loss.
+
+    def rows_to_score(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> torch.Tensor | None:
+        """
+        Choose the rows of a micro-batch of training that the policy computes: those that carry a gradient, if
+        `skip_zero_rows` asks for it and nothing needs all of them. Returns places of shape `(R,)`; `None` means all.
         """
         if not self.args.skip_zero_rows:
-            return PolicyPass(mask=completion_mask(batch))
-        scored = torch.ones_like(batch["advantages"], dtype=torch.bool) if needs_all else scored_rows(batch)
-        self.meter.add_count("rows_skipped", (~scored).sum())
-        if scored.all():
-            return PolicyPass(mask=completion_mask(batch))
-        return PolicyPass(scored.nonzero().squeeze(1), batch.get(logps_key("old")), completion_mask(batch))
+            return None
+        if needs_all:
+            has_gradient = torch.ones_like(batch["advantages"], dtype=torch.bool)
+        else:
+            has_gradient = rows_with_gradient(batch)
+        self.meter.add_count("rows_skipped", (~has_gradient).sum())
+        if has_gradient.all():
+            return None
+        return has_gradient.nonzero().squeeze(1)
 
-    @contextmanager
-    def policy_pass(self, policy_pass: PolicyPass) -> Iterator[PolicyPass]:
-        """The context in which TRL's loss scores a micro-batch; the yielded object holds the result."""
-        self._loss = policy_pass
-        try:
-            yield self._loss
-        finally:
-            self._loss = None
+    def score_policy(
+        self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs
+    ) -> tuple:
+        """
+        Score a micro-batch by the policy, and keep the result in its [`PolicyPass`].
 
-    def _of_policy(self, plain: Callable, model: Callable, counts: bool, *args, **kwargs) -> tuple:
-        current = self._loss or PolicyPass()
-        score = self._packed if self.packs else plain
+        Args:
+            policy_pass ([`PolicyPass`]): What is asked for.
+            counts (`bool`): Whether the record counts the call; those of an evaluation it does not.
+            trl_score, model: As in [`Scorer.answer_request`].
+
+        Returns `tuple`: TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss.
+        """
+        score = self._score_packed if self.packs else trl_score
         if counts:
             model = self.meter.counted(model, "policy")
-        if current.rows is None:
-            result = score(model, *args, **kwargs)
+        if policy_pass.rows is None:
+            logps, entropies, aux_loss = score(model, *args, **kwargs)
         else:
-            result = self._some_rows(score, current, model, *args, **kwargs)
-        logps, entropies, aux_loss = result
-        if current.mask is not None:
-            logps = counted(logps, current.mask)
-        current.logps = logps
-        current.entropies = entropies
+            logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
+        if policy_pass.mask is not None:
+            logps = zero_masked(logps, policy_pass.mask)
+        policy_pass.logps = logps
+        policy_pass.entropies = entropies
+        return logps, entropies, aux_loss
+
+    @staticmethod
+    def _score_some_rows(
+        score, policy_pass: PolicyPass, model, input_ids, attention_mask, logits_to_keep, **kwargs
+    ) -> tuple:
+        """
+        Score the rows that carry a gradient. The others get the old policy's log-probabilities, a ratio of 1, and the
+        mean entropy of the computed rows, which leaves the mean as it is.
+        """
+        rows = policy_pass.rows
+        some_logps, some_entropies, aux_loss = score(
+            model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs
+        )
+        mask = policy_pass.mask[rows]
+        mean_entropy = (some_entropies * mask).sum() / mask.sum().clamp(min=1)
+        shape = (len(input_ids), logits_to_keep)
+        if policy_pass.fill is None:
+            fill = some_logps.new_zeros(shape)
+        else:
+            fill = policy_pass.fill.to(some_logps.dtype)
+        logps = fill.index_copy(0, rows, some_logps)
+        entropies = mean_entropy.expand(shape).index_copy(0, rows, some_entropies)
         return logps, entropies, aux_loss
 
     # Scoring without TRL.
 
     @torch.no_grad()
-    def score(
-        self, name: str, plain: Callable, policy: Callable, batch: Mapping[str, Any], size: int | None
+    def score_anchor(
+        self, anchor: Anchor, trl_score: Callable, policy: Callable, batch: Mapping[str, Any], size: int | None
     ) -> torch.Tensor:
         """
-        Log-probabilities of a batch under the anchor `"old"`, `"ref"` or `"base"`, shape `(B, T)`, by TRL's method
-        `plain`, `size` rows in a forward. `policy` is the policy as it is wrapped; prompts and completions have shapes
-        `(B, P)` and `(B, T)`.
+        Score a batch under an anchor.
+
+        Args:
+            anchor ([`~trl_prorl.objective.anchors.Anchor`]): Whose model scores.
+            trl_score (`Callable`): TRL's `_get_per_token_logps_and_entropies`.
+            policy (`Callable`): The policy as it is wrapped.
+            batch (`Mapping`): Prompts `(B, P)` and completions `(B, T)`, each with its mask.
+            size (`int`, *optional*): Rows in a forward; all by default.
+
+        Returns `torch.Tensor` of shape `(B, T)`: Log-probabilities, in nats. Raises `ValueError`: the batch has more
+        than text.
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
             raise ValueError(f"ref_compute='naive_epoch' and beta_base score text only; the batch has {unsupported}.")
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-        # Before the first update on its samples the policy itself is π_old.
-        with nullcontext(policy) if name == "old" else self.models[name].active(policy) as model:
-            return self._counted(name, plain, model, tokens, mask, batch["completion_ids"].size(1), batch_size=size)[0]
+        length = batch["completion_ids"].size(1)
+        with anchor.model.active(policy) as model:
+            logps, _, _ = self._score_counted(anchor, trl_score, model, tokens, mask, length, batch_size=size)
+        return logps
 
-    def _counted(self, name: str, plain: Callable, model: Callable, *args, **kwargs) -> tuple:
-        """One scoring under an anchor, as a stage of its own."""
-        score = self._packed if self.packs else plain
-        with self.meter.timer.stage(name):
-            return score(self.meter.counted(model, name), *args, **kwargs)
+    def _score_counted(self, anchor: Anchor, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
+        """Score once under an anchor, as a stage of its own."""
+        score = self._score_packed if self.packs else trl_score
+        with self.meter.timer.stage(anchor.name):
+            return score(self.meter.counted(model, anchor.name), *args, **kwargs)
 
-    def _packed(
+    def _score_packed(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **others
     ) -> tuple:
-        """TRL's result from packed rows, a micro-batch at a time."""
-        asked = sorted(name for name, value in others.items() if value is not None and value is not False)
-        if asked:
+        """Compute TRL's result from packed rows, a micro-batch at a time."""
+        given = sorted(name for name, value in others.items() if value is not None and value is not False)
+        if given:
             raise ValueError(
-                f"pack_groups={self.args.pack_groups!r} packs text alone; the batch has {', '.join(asked)}."
+                f"pack_groups={self.args.pack_groups!r} packs text alone; the batch has {', '.join(given)}."
             )
-        size, settings = batch_size or len(input_ids), (self.args.pack_max_tokens, compute_entropy, self.autocast)
-        chunks = zip(input_ids.split(size), attention_mask.split(size), strict=True)
-        scored = [packed_logps(model, ids, mask, logits_to_keep, *settings) for ids, mask in chunks]
-        logps, entropies = zip(*scored, strict=True)
-        return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
-
-    @staticmethod
-    def _some_rows(score, current: PolicyPass, model, input_ids, attention_mask, logits_to_keep, **kwargs) -> tuple:
-        """
-        Score the rows that carry a gradient. The others get the old policy's log-probabilities, a ratio of 1, and the
-        mean entropy of the computed rows, which leaves the mean as it is.
-        """
-        rows = current.rows
-        logps, entropies, aux_loss = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
-        mask = current.mask[rows]
-        mean_entropy = (entropies * mask).sum() / mask.sum().clamp(min=1)
-        shape = (len(input_ids), logits_to_keep)
-        fill = logps.new_zeros(shape) if current.fill is None else current.fill.to(logps.dtype)
-        return fill.index_copy(0, rows, logps), mean_entropy.expand(shape).index_copy(0, rows, entropies), aux_loss
+        size = batch_size or len(input_ids)
+        all_logps = []
+        all_entropies = []
+        for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True):
+            logps, entropies = packed_logps(
+                model, ids, mask, logits_to_keep, self.args.pack_max_tokens, compute_entropy, self.autocast
+            )
+            all_logps.append(logps)
+            all_entropies.append(entropies)
+        entropies = torch.cat(all_entropies) if compute_entropy else None
+        return torch.cat(all_logps), entropies, None
 
 
-def scored_rows(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def rows_with_gradient(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    The rows that carry a gradient where no penalty acts, bools of shape `(B,)`: those with an advantage other than 0
-    or, if there are none, the shortest row, because the backward pass (and the other processes in it) needs a
-    gradient, even one of zero.
+    Find the rows that carry a gradient where no penalty acts: those with an advantage other than 0 or, if there are
+    none, the shortest row, because the backward pass (and the other processes in it) needs a gradient, even one of
+    zero. Returns bools of shape `(B,)`.
     """
-    scored = batch["advantages"] != 0.0
-    if not scored.any():
-        scored[batch["completion_mask"].sum(dim=1).argmin()] = True
-    return scored
+    has_gradient = batch["advantages"] != 0.0
+    if not has_gradient.any():
+        shortest = batch["completion_mask"].sum(dim=1).argmin()
+        has_gradient[shortest] = True
+    return has_gradient

@@ -9,7 +9,7 @@ import torch
 from tasks.sorting import REWARDS
 from trl_prorl.objective.advantages import estimate
 from trl_prorl.objective.aggregation import without_ratio
-from trl_prorl.objective.anchors import logps_key
+from trl_prorl.objective.anchors import OldPolicyAnchor
 from trl_prorl.objective.kl import importance_ratio, kl_penalty
 from trl_prorl.resets.optimizer_state import reset_optimizer
 
@@ -76,11 +76,11 @@ def objective(logps: torch.Tensor, batch: Batch, setting: Setting) -> torch.Tens
     """
     chosen = of_tokens(logps, batch.tokens)
     counts = torch.ones_like(batch.old)
-    kept = {logps_key("old"): batch.old}
+    kept = {OldPolicyAnchor.column: batch.old}
     if setting.loss == "naive":
         kept = without_ratio(kept)
     # Without π_old the ratio is that to the policy itself: 1, with the gradient of the log-probability.
-    ratio = importance_ratio(chosen, kept.get(logps_key("old"), chosen), counts, "token")
+    ratio = importance_ratio(chosen, kept.get(OldPolicyAnchor.column, chosen), counts, "token")
     gain = ratio * batch.advantages[..., None]
     if setting.loss == "clipped":
         bounded = ratio.clamp(1.0 - setting.epsilon, 1.0 + setting.epsilon)

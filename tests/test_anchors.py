@@ -1,0 +1,81 @@
+"""An anchor is one object: what follows from the list of them, when each is scored, and what TRL adds of its own."""
+
+from types import SimpleNamespace
+
+import pytest
+from trl import GRPOTrainer
+
+from trl_prorl import ProRLConfig
+from trl_prorl.objective.penalties import Anchors
+from trl_prorl.record.keys import METRICS
+from trl_prorl.record.recorder import LOGGED
+
+
+# The names that run folders and batches of TRL have, as anybody may have relied on them.
+NAMES = {
+    "ref": ("beta", "ref_per_token_logps", "kl_ref", "kl"),
+    "old": ("beta_old", "old_per_token_logps", "kl_old", "kl_old"),
+    "base": ("beta_base", "base_per_token_logps", "kl_base", "kl_base"),
+}
+
+
+def configured(tmp_path, **keys):
+    batch = {"per_device_train_batch_size": 4, "num_generations": 4, "gradient_accumulation_steps": 1}
+    args = ProRLConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **batch, **keys)
+    anchors = Anchors(args)
+    for anchor in anchors:
+        anchor.model = SimpleNamespace() if anchor.is_on else None
+    return anchors
+
+
+def test_the_names_of_the_record_and_of_trl_s_batches(tmp_path):
+    anchors = configured(tmp_path)
+    assert {one.name: (one.key, one.column, one.kl_key, one.metric) for one in anchors} == NAMES
+    for name, (_, _, kl, _) in NAMES.items():
+        assert kl in LOGGED
+        assert {kl, f"{name}_forward_calls", f"tokens_processed_{name}", f"time_{name}"} <= METRICS.keys()
+
+
+REUSED = {"num_iterations": 2, "beta": 0.1}  # π_old is another policy in the second pass
+
+
+@pytest.mark.parametrize(
+    "keys, scored",
+    [
+        ({}, [[], [], [], []]),
+        ({"beta": 0.1}, [["ref"]] * 4),
+        ({"beta": 0.1, "ref_compute": "naive_epoch"}, [[]] * 4),
+        ({"beta_base": 0.1, "base_anchor_every": 3}, [["base"], [], [], ["base"]]),
+        (REUSED, [["ref", "old"]] * 4),
+        (REUSED | {"reuse_old_logps": True}, [["ref"]] * 4),
+        (REUSED | {"beta": 0.0, "beta_old": 0.1}, [["old"]] * 4),
+    ],
+    ids=str,
+)
+def test_when_an_anchor_scores_a_generation_batch(tmp_path, keys, scored):
+    anchors = configured(tmp_path, **keys)
+    assert [[anchor.name for anchor in anchors.to_score({}, generation)] for generation in range(4)] == scored
+    there = {anchor.column: None for anchor in anchors}
+    assert anchors.to_score(there, 0) == []
+
+
+@pytest.mark.parametrize(
+    "keys, in_loss", [({}, 0.1), ({"kl_estimator": "k2"}, 0.0), ({"beta_old": 0.1}, 0.0)], ids=str
+)
+def test_trl_adds_its_kl_only_where_the_terms_are_not_ours(make_trainer, monkeypatch, keys, in_loss):
+    trainer = make_trainer(beta=0.1, num_iterations=2, max_steps=4, **keys)
+    assert trainer.beta == 0.1 and trainer.reference is not None
+    seen = []
+    compute = GRPOTrainer._compute_loss
+
+    def watched(self, model, inputs):
+        seen.append(self.beta)
+        if len(seen) == 3:
+            raise ZeroDivisionError
+        return compute(self, model, inputs)
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", watched)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert seen == [in_loss] * 3
+    assert trainer.beta == 0.1  # after a loss that failed, too
