@@ -59,7 +59,9 @@ def take_over(root: Path, source: str) -> None:
     new = new_runs(here, there)
     for key in new:
         print(f"taken over: {key}")
-    print(f"{len(new)} of {len(there.runs)} runs of {source} were missing in {FOLDER}; commit it.")
+    print(f"{len(new)} of {len(there.runs)} runs of {source} were missing in {FOLDER}")
+    if new:
+        print(f"they are there now: commit {FOLDER}")
 
 
 def draw_figures(root: Path, whole: Matrix, matrix: Matrix) -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from study.frozen import git
 from study.matrix import RunKey
-from study.tables import COLUMNS, FOLDER, RUNS, Tables, join_rows, read_folder
+from study.tables import COLUMNS, CURE, FOLDER, RUNS, Tables, join_rows, read_folder
 from trl_prorl.errors import InputError, RunError
 
 
@@ -73,7 +73,8 @@ def _read(folder: Path, source: str) -> Tables:
     try:
         return read_folder(folder)
     except InputError as error:
-        raise InputError(f"take-over {source}: {error}") from error
+        told = str(error).replace(f"{folder}/", "").removesuffix(f"; {CURE}")
+        raise InputError(f"take-over {source}: {told}") from error
 
 
 def new_runs(here: Tables, there: Tables) -> list[RunKey]:
