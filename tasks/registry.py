@@ -5,7 +5,7 @@ import re
 from importlib import import_module
 from importlib.util import find_spec
 
-from trl_prorl.launch.recipe_check import nearest
+from trl_prorl.text import nearest
 
 from .base import Task, check_task
 

@@ -8,8 +8,8 @@ from itertools import groupby
 from .launch.command_line import refuse
 from .launch.interrupt import NOTHING_CHANGED, end_at_once
 from .launch.pipes import reader_may_leave
-from .launch.recipe_check import nearest
 from .launch.shipped_recipes import shipped_recipes, with_recipe
+from .text import nearest
 
 
 # command -> module of `trl_prorl`, and a summary; the module is imported when the command is asked for

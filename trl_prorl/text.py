@@ -1,7 +1,9 @@
 """Text from elsewhere (names of runs and tasks, prompts, messages of libraries), safe for a terminal or a page."""
 
+import difflib
 import re
 import reprlib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -47,3 +49,10 @@ def quoted(prompt: Any, length: int = 80) -> str:
     text = prompt[-1].get("content", prompt[-1]) if isinstance(prompt, list) and prompt else prompt
     text = " ".join(str(text).split())
     return repr(text if len(text) <= length else text[: length - 1] + "…")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"`, or an empty string; upper and lower case are alike."""
+    by_lower = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""

@@ -27,7 +27,7 @@ from .embedded.gguf_base import is_gguf
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
 from .launch.checks import check_prompts_fit, check_rows, check_trackers, prompt_lengths
-from .launch.command_line import first_look, parsed, refuse
+from .launch.command_line import check_arguments, parse, refuse
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
 from .launch.pipes import reader_may_leave
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
@@ -279,8 +279,8 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback.
     """
     with ending_in_one_line(NOTHING_BEGUN):
-        recipe = parsed(first_look(default_recipe, argv))
-    run(*recipe)
+        configurations = parse(check_arguments(default_recipe, argv))
+    run(*configurations)
 
 
 def run(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) -> None:

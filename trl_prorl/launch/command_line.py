@@ -1,6 +1,9 @@
 """
-The command line of a recipe script: help on our own keys at once, and what trains after imports that take seconds. The
-options and the recipe are checked once, by the parser (recipe.py).
+The command line of a recipe script. Help on our own keys is printed at once, and a misspelt key is refused at once;
+what trains is imported afterwards, which takes seconds.
+
+A recipe is read once, by [`check_arguments`], which checks all but the types of other libraries' keys. The parser
+(recipe.py) checks those, and makes the configurations.
 """
 
 import itertools
@@ -8,15 +11,24 @@ import os
 import sys
 import textwrap
 import typing
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import NoReturn
 
-from ..text import visible
+from ..text import nearest, visible
 from .interrupt import NOTHING_BEGUN, end_at_once
 from .pipes import reader_may_leave
 from .plugin import without_plugins
-from .recipe_check import check_config_option, check_options, check_recipe, nearest, read_recipe
+from .recipe_check import (
+    Recipe,
+    check_config_option,
+    check_keys,
+    check_options,
+    check_types,
+    load_recipe,
+    read_recipe,
+)
 from .recipe_keys import Key, own_keys, possible_keys, recipe_keys
 from .shipped_recipes import SUFFIXES, recipe_file
 
@@ -25,22 +37,40 @@ WIDTH = 80
 HELP = ("-h", "--help", "--help-all")
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """
+    A command line that [`check_arguments`] has checked.
+
+    Attributes:
+        argv (`list[str]`): With `--config PATH`, and without plugins, which are loaded.
+        recipe (`Recipe`, *optional*): The recipe at that path, if it was read and checked.
+    """
+
+    argv: list[str]
+    recipe: Recipe | None = None
+
+
 @reader_may_leave()
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """As [`~trl_prorl.train.main`], for a recipe script: what trains is imported once the recipe is in order."""
     end_at_once(NOTHING_BEGUN)
-    recipe = parsed(first_look(default_recipe, argv))
+    configurations = parse(check_arguments(default_recipe, argv))
     from ..train import run
 
-    run(*recipe)
+    run(*configurations)
 
 
-def first_look(default_recipe: str | Path | None, argv: list[str] | None = None) -> list[str]:
+def check_arguments(default_recipe: str | Path | None, argv: list[str] | None = None) -> Arguments:
     """
-    The command line with its recipe. `--help` prints and ends the process; a recipe that is not there is one line on
-    stderr and exit code 2. `default_recipe`: the recipe if no `--config` is given; without either, the command line
-    gives all keys. Returns `list[str]`: the command line, with `--config PATH` and the launcher's precision in front
-    where the default recipe is run.
+    Check a command line and its recipe, as far as that takes no long import. `--help` prints and ends the process;
+    what is wrong is one line on stderr and exit code 2.
+
+    Args:
+        default_recipe (`str` or `Path`, *optional*): The recipe if no `--config` is given. It is trained with the
+            launcher's precision and device, unless the command line gives others. Without either recipe, the command
+            line gives all keys.
+        argv (`list[str]`, *optional*): The command line, by default the process's own.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(argument in HELP for argument in argv):
@@ -57,34 +87,46 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
             place = argv.index("--config") + 1
             if not argv[place].endswith(SUFFIXES):
                 argv[place] = str(recipe_file(argv[place]))
-        elif default_recipe is not None:  # the launcher's precision and device, unless the command line gives others
+        elif default_recipe is not None:
             argv = ["--config", str(default_recipe), *launcher_keys(), *argv]
-        check_names(argv)
+        return Arguments(argv, check_names(argv))
     except ValueError as error:
         refuse(error)
-    return argv
 
 
-def check_names(argv: list[str]) -> None:
+def check_names(argv: list[str]) -> Recipe | None:
     """
-    Raise a `ValueError` for a key that nobody has, or a value of the wrong kind for one of ours, at once. The parser
-    checks the rest, after imports that take seconds.
+    Check the keys of a command line and of the recipe that it names, as far as that takes no long import.
+
+    Returns:
+        `Recipe` or `None`: The recipe. `None`: there is none, or the names of other libraries' keys are not known, so
+            that the parser checks all of it.
+
+    Raises:
+        `ValueError`: A key that nobody has, or a value of the wrong kind for one of ours.
     """
-    if not (names := possible_keys()):
-        return
-    flags = {f"--{no}{name}" for name in names for no in ("", "no_")}
-    check_options(argv, {"--config"} | flags | {flag.replace("_", "-") for flag in flags})
-    if "--config" in argv:
-        hints = {name: key.hint for name, key in own_keys().items()}
-        check_recipe(argv[argv.index("--config") + 1], hints, names)
+    names = possible_keys()
+    if not names:
+        return None
+    flags = {"--config"}
+    for name in names:
+        for flag in (f"--{name}", f"--no_{name}"):
+            flags.update([flag, flag.replace("_", "-")])
+    check_options(argv, flags)
+    if "--config" not in argv:
+        return None
+    recipe = load_recipe(argv[argv.index("--config") + 1])
+    check_keys(recipe, names)
+    check_types(recipe, {name: key.hint for name, key in own_keys().items()})
+    return recipe
 
 
-def parsed(argv: list[str]) -> tuple:
+def parse(arguments: Arguments) -> tuple:
     """[`~trl_prorl.launch.recipe.parse_recipe`]; what is wrong with it is one line on stderr and exit code 2."""
     from .recipe import parse_recipe  # torch and the configurations of transformers and TRL, which know all keys
 
     try:
-        return parse_recipe(argv)
+        return parse_recipe(arguments.argv, arguments.recipe)
     except (ValueError, OSError) as error:
         refuse(error)
 

@@ -24,7 +24,8 @@ from ..rollout.turns import transcript
 from ..text import short
 from ..upstream_keys import MODEL_KEYS, check_finite
 from .precision import chosen_precision
-from .recipe_check import check_config_option, check_options, check_recipe
+from .recipe_check import Recipe, check_config_option, check_options, check_recipe, check_types
+from .recipe_keys import own_keys
 
 
 @dataclass
@@ -121,7 +122,7 @@ def task_reward(task) -> Callable[..., list[float]]:
     return reward
 
 
-class Given(argparse.Namespace):
+class GivenKeys(argparse.Namespace):
     """The keys that were given. HfArgumentParser deletes those too that were not."""
 
     def __delattr__(self, key):
@@ -132,23 +133,33 @@ class RecipeParser(TrlParser):
     """
     A [`~trl.TrlParser`] whose complaints, of misspelt keys and wrong types too, are a `ValueError` of one line, and
     which makes the dataclasses by the keys that were given alone.
+
+    Attributes:
+        recipe (`Recipe`, *optional*): The recipe of `--config`, if [`check_arguments`] has read and checked it.
     """
 
+    recipe: Recipe | None = None
+
     def parse_known_args(self, args=None, namespace=None):
-        return super().parse_known_args(args, namespace or Given())
+        return super().parse_known_args(args, namespace or GivenKeys())
 
     def error(self, message):
         raise ValueError(message)
 
     def parse_args_and_config(self, args, **kwargs):
         args = check_config_option(args)
-        check_options(args, {"--config"} | {flag for action in self._actions for flag in action.option_strings})
+        flags = {"--config"}
+        for action in self._actions:
+            flags.update(action.option_strings)
+        check_options(args, flags)
+        # Without this the parser fills in defaults, and a configuration cannot tell which keys were given.
         self.set_defaults_with_config(**{action.dest: argparse.SUPPRESS for action in self._actions})
         if "--config" in args:
             place = args.index("--config")
-            recipe = chosen_precision(check_recipe(args[place + 1], self.hints()))
-            os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
-            self.set_defaults_with_config(**recipe)  # as TrlParser does, which knows no base
+            keys = chosen_precision(self._checked_keys(args[place + 1]))
+            env = keys.pop("env", None) or {}
+            os.environ.update({name: str(value) for name, value in env.items()})
+            self.set_defaults_with_config(**keys)  # as TrlParser does, which knows no base
             args = args[:place] + args[place + 2 :]
         try:
             return super().parse_args_and_config(args, **kwargs)
@@ -157,18 +168,43 @@ class RecipeParser(TrlParser):
         except (TypeError, AttributeError, ArithmeticError, ImportError, RecursionError) as error:  # TRL's checks
             raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
 
+    def _checked_keys(self, path: str) -> dict[str, typing.Any]:
+        """The keys of the recipe. What the command line has read and checked is not read and checked again."""
+        hints = self.hints()
+        if self.recipe is None:
+            return check_recipe(path, hints)
+        others = {name: hint for name, hint in hints.items() if name not in own_keys()}
+        check_types(self.recipe, others)
+        return self.recipe.keys
+
     def hints(self) -> dict[str, typing.Any]:
         """The type of every key, as a recipe may spell it."""
         found = {}
         for dataclass_type in self.dataclass_types:
             hints = typing.get_type_hints(dataclass_type)
-            found |= {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type) if field.init}
+            for field in dataclasses.fields(dataclass_type):
+                if field.init:
+                    found[field.name] = hints[field.name]
         return found
 
 
-def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
-    """A recipe and what a command line overrides. Raises `ValueError`: naming the key, its value and the cure."""
-    task_args, args, model_args = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(argv)
+def parse_recipe(argv: list[str], recipe: Recipe | None = None) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
+    """
+    Make the configurations of a recipe and of what a command line overrides.
+
+    Args:
+        argv (`list[str]`): The command line.
+        recipe (`Recipe`, *optional*): The recipe that it names, if that was read and checked already.
+
+    Returns:
+        The task, the training and the model.
+
+    Raises:
+        `ValueError`: A key is wrong. The line names it, its value and the cure.
+    """
+    parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
+    parser.recipe = recipe
+    task_args, args, model_args = parser.parse_args_and_config(argv)
     check_values(model_args, MODEL_KEYS)
     check_finite(model_args)
     task_args.check_lengths(args.max_completion_length)

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
-from .recipe_check import nearest
+from ..text import nearest
 
 
 PACKAGE = Path(__file__).parent.parent
