@@ -119,7 +119,7 @@ def drift(argv=None) -> argparse.Namespace:
     return _with_runs(args)
 
 
-def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
+def preflight(argv=None) -> tuple[argparse.Namespace, command_line.Arguments]:
     """Of `eval.preflight`: our options, and the rest, which is the run's."""
     prog = program("preflight")
     of_commands = prog.startswith("trl-prorl ")
@@ -141,7 +141,7 @@ def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
         check_writable(args.json)
     if not others:
         raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
-    return args, command_line.first_look(None, others)
+    return args, command_line.check_arguments(None, others)
 
 
 def check_writable(file: Path) -> None:

@@ -52,6 +52,7 @@ from trl_prorl.eval.readiness.first_steps import (
 from trl_prorl.eval.readiness.signal import draw, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
+from trl_prorl.launch.command_line import Arguments
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.text import visible
@@ -164,7 +165,7 @@ def check_processes(count: int) -> None:
         raise InputError(f"processes={count}: a preflight is of one; start it without accelerate or torchrun")
 
 
-def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
+def prepared(arguments: Arguments, folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
     """
     The trainer of a recipe, made to write into `folder` alone, and its task.
 
@@ -172,7 +173,7 @@ def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments
         InputError: the run would be refused.
     """
     try:
-        task_args, args, model_args = parse_recipe(argv)
+        task_args, args, model_args = parse_recipe(arguments.argv, arguments.recipe)
         check_processes(args.world_size)
         check_packages(args)
         check_folder(args, (task_args, model_args))  # the run's own folder
