@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_prorl.launch.interrupt import NOTHING_CHANGED, ending_in_one_line
-from trl_prorl.launch.pipes import reader_may_leave
+from trl_prorl.interrupt import NOTHING_CHANGED, ending_in_one_line
+from trl_prorl.pipes import reader_may_leave
 from trl_prorl.text import visible
 
 from .base import check_dataset

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
-from trl_prorl.record.run_files import parse_json
-from trl_prorl.text import short
+from trl_prorl.text import parse_json, short
 
 from .base import (
     SPLITS,

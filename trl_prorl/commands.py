@@ -5,10 +5,10 @@ import textwrap
 from importlib import import_module
 from itertools import groupby
 
+from .interrupt import NOTHING_CHANGED, end_at_once
 from .launch.command_line import refuse
-from .launch.interrupt import NOTHING_CHANGED, end_at_once
-from .launch.pipes import reader_may_leave
 from .launch.shipped_recipes import shipped_recipes, with_recipe
+from .pipes import reader_may_leave
 from .text import nearest
 
 

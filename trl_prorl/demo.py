@@ -23,10 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
-from .launch.interrupt import INTERRUPTED, ending_in_one_line
-from .launch.pipes import reader_may_leave
+from .interrupt import INTERRUPTED, ending_in_one_line
 from .launch.recipe_check import read_recipe
 from .launch.shipped_recipes import recipes_folder
+from .pipes import reader_may_leave
 from .record.base_model import identify
 from .record.folders import FolderInUseError, check_free, has_begun, set_earlier_run_aside
 from .record.run_files import read_jsonl

@@ -1,6 +1,7 @@
 """Text from elsewhere (names of runs and tasks, prompts, messages of libraries), safe for a terminal or a page."""
 
 import difflib
+import json
 import re
 import reprlib
 from collections.abc import Iterable
@@ -56,3 +57,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     by_lower = {one.lower(): one for one in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def parse_json(content: str) -> Any:
+    """
+    A JSON value. Raises `json.JSONDecodeError`: it is not JSON, or is cut off; another `ValueError`: it is JSON, and
+    is nested deeper or holds a longer number than can be read.
+    """
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:  # Python makes no integer of so many digits
+        json.loads(content, parse_int=str)  # the rest may be cut off
+        raise ValueError("it holds a whole number of thousands of digits") from None

@@ -26,11 +26,12 @@ from .config import ProRLConfig
 from .embedded.gguf_base import is_gguf
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
+from .interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual
 from .launch.checks import check_prompts_fit, check_rows, check_trackers, prompt_lengths
 from .launch.command_line import check_arguments, parse, refuse
-from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
-from .launch.pipes import reader_may_leave
+from .launch.interrupt import what_is_kept
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
+from .pipes import reader_may_leave
 from .record.folders import (
     LOCK_FILE,
     by_main_process,

@@ -20,7 +20,7 @@ from ..record.provenance import evaluation_of, plugin_options, without_secrets
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, RESETS
 from ..record.run_id import RUN_ID, other_run
 from ..record.shapes import Shape, optional, table, text
-from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, without_reset
+from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, describe_missing_reset
 
 
 CARD_FILE = "README.md"
@@ -192,7 +192,7 @@ def _variant_meaning(record: Record) -> str:
     if known is None:
         return "the record does not say which."
     applied = None if record.events is None else len(record.resets)
-    told = without_reset(known.name, record.config, applied, record.steps)
+    told = describe_missing_reset(known.name, record.config, applied, record.steps)
     more = [f"{known.name} {told}."] * bool(told) + [DIFFERENT_OBJECTIVE] * known.different_objective
     return " ".join([f"{known.description}.", *more])
 

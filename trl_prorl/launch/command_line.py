@@ -16,9 +16,9 @@ from pathlib import Path
 from types import NoneType
 from typing import NoReturn
 
+from ..interrupt import NOTHING_BEGUN, end_at_once
+from ..pipes import reader_may_leave
 from ..text import nearest, visible
-from .interrupt import NOTHING_BEGUN, end_at_once
-from .pipes import reader_may_leave
 from .plugin import without_plugins
 from .recipe_check import (
     Recipe,

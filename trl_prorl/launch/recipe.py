@@ -17,11 +17,10 @@ from ..config import ProRLConfig
 from ..descriptor import check_used, check_values
 from ..errors import InputError
 from ..keys import TASK_KEYS, TaskKeys
-from ..record.run_files import parse_json
-from ..rollout.length_rewards import cosine_length_reward, target_length_reward
+from ..length_rewards import LENGTH_REWARDS
 from ..rollout.thinking import interrupted_rollout
 from ..rollout.turns import transcript
-from ..text import short
+from ..text import parse_json, short
 from ..upstream_keys import MODEL_KEYS, check_finite
 from .precision import chosen_precision
 from .recipe_check import Recipe, check_config_option, check_options, check_recipe, check_types
@@ -44,18 +43,24 @@ class TaskArguments(TaskKeys, ScriptArguments):
         check_values(self, TASK_KEYS)
         check_finite(self)
         check_used(self, TASK_KEYS)
-        for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
-            if self.length_reward == key and getattr(self, needed) is None:
-                raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
+        needed = self._length_key()
+        if needed is not None and getattr(self, needed) is None:
+            raise ValueError(f"length_reward={self.length_reward!r} needs {needed}, in tokens.")
         if isinstance(self.task_options, str):
             try:
                 self.task_options = parse_json(self.task_options)
             except ValueError as error:
                 raise ValueError(f"task_options={short(self.task_options)} is not JSON: {error}.") from error
 
+    def _length_key(self) -> str | None:
+        """The key that holds the length of the length reward, if it has one."""
+        if self.length_reward is None:
+            return None
+        return LENGTH_REWARDS[self.length_reward].length_key
+
     def check_lengths(self, max_completion_length: int | None) -> None:
         """Refuse a length reward that is about lengths that no completion of at most so many tokens has."""
-        name = {"target": "length_target", "overlong": "length_margin"}.get(self.length_reward)
+        name = self._length_key()
         if name is None or max_completion_length is None:
             return
         length = getattr(self, name)
@@ -72,16 +77,8 @@ class TaskArguments(TaskKeys, ScriptArguments):
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
         """The task's reward function, and the one for the length if there is one."""
         rewards = [task_reward(task)]
-        if self.length_reward == "cosine":
-            rewards.append(
-                cosine_length_reward(max_completion_length, self.length_least, on=self.length_on, off=self.length_off)
-            )
-        elif self.length_reward == "target":
-            rewards.append(target_length_reward(self.length_target, self.length_cost))
-        elif self.length_reward == "overlong":
-            from trl.rewards import get_soft_overlong_punishment
-
-            rewards.append(get_soft_overlong_punishment(max_completion_length, self.length_margin))
+        if self.length_reward is not None:
+            rewards.append(LENGTH_REWARDS[self.length_reward].make(self, max_completion_length))
         return rewards
 
     def make_rollout(self, args: ProRLConfig) -> Callable | None:

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from ..errors import InputError
-from ..record.run_files import parse_json, read_text
-from ..text import cut, nearest, short
+from ..record.run_files import read_text
+from ..text import cut, nearest, parse_json, short
 
 
 # Variables that a recipe may set: none by which a library or a child process could be made to run code.

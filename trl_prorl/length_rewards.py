@@ -1,7 +1,13 @@
-"""Rewards for the length of completions, as TRL reward functions. Lengths are in tokens."""
+"""
+Rewards for the length of completions, as TRL reward functions. Lengths are in tokens.
+
+A new one is a function and an entry of [`LENGTH_REWARDS`]; what adjusts it is a field of `TaskKeys` in keys.py.
+"""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 
 def cosine(length: float, longest: float, least: float, most: float) -> float:
@@ -41,3 +47,41 @@ def target_length_reward(target: int, cost: float) -> Callable:
         return [-cost * abs(len(ids) - target) for ids in completion_ids]
 
     return target_length
+
+
+def make_cosine(keys: Any, longest: int) -> Callable:
+    """[`cosine_length_reward`] as a recipe's keys have it."""
+    return cosine_length_reward(longest, keys.length_least, on=keys.length_on, off=keys.length_off)
+
+
+def make_target(keys: Any, longest: int) -> Callable:
+    """[`target_length_reward`] as a recipe's keys have it."""
+    return target_length_reward(keys.length_target, keys.length_cost)
+
+
+def make_overlong(keys: Any, longest: int) -> Callable:
+    """TRL's soft punishment in the last `length_margin` tokens of the longest completion."""
+    from trl.rewards import get_soft_overlong_punishment  # keys.py, which imports this file, does not wait for TRL
+
+    return get_soft_overlong_punishment(longest, keys.length_margin)
+
+
+@dataclass(frozen=True)
+class LengthReward:
+    """
+    A value of the key `length_reward`.
+
+    Attributes:
+        make (`Callable`): Makes the reward function, from the keys of a recipe and `max_completion_length`.
+        length_key (`str`, *optional*): A key that it cannot do without: a length of at most `max_completion_length`.
+    """
+
+    make: Callable[[Any, int], Callable]
+    length_key: str | None = None
+
+
+LENGTH_REWARDS = {
+    "cosine": LengthReward(make_cosine),
+    "target": LengthReward(make_target, length_key="length_target"),
+    "overlong": LengthReward(make_overlong, length_key="length_margin"),
+}
