@@ -109,7 +109,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             size, padding = self.num_generations, self._tokenizer.pad_token_id
             named = self.reward_func_names, self.reward_weights
             self.dynamic_sampling = DynamicSampling(args, accelerator, self.train_dataset, size, padding, *named)
-        if self.acceleration.generation == "on":
+        if self.acceleration.generation.on:
             self.compact = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
         # Called in this order: growth comes before a reset, which then moves the reference to its result.
         parts = {"anchors": self.anchors, "recorder": self.recorder, "guard": self.guard}

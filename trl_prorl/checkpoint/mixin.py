@@ -171,9 +171,9 @@ class CheckpointMixin:
                 resume.abandon_newer(self.args.output_dir)
                 self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
-            generation = {"compact_generation": self.acceleration.generation}
+            generation = {"compact_generation": str(self.acceleration.generation)}
             generation |= self.compact.facts() if self.compact is not None else {}
-            packing, base = self.acceleration.packing, self.base_name()
+            packing, base = str(self.acceleration.packing), self.base_name()
             # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
             write_env(self.run_dir, self.args, self.model, packing, generation, base, self._run_id)
             write_config(self.run_dir, self.args, self.recipe)

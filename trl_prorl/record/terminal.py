@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PrinterCallback, ProgressCallback
 
 from ..resets.triggers import KEYS
-from ..variants import RESET_APART, VARIANTS
+from ..variants import DIFFER_BY_RESETS, VARIANTS
 from .run_files import GROWTH, RESET
 
 
@@ -105,7 +105,7 @@ class Terminal(PrinterCallback):
         alone = [key for key in KEYS if getattr(args, key)] == ["ref_reset_every"]
         alone = alone and len(self.trainer.resets.callbacks) == 1
         if state.is_world_process_zero and alone and args.first_reset(steps) is None:
-            first, control = args.first_reset(sys.maxsize), "; it is the control" * (args.variant in RESET_APART)
+            first, control = args.first_reset(sys.maxsize), "; it is the control" * (args.variant in DIFFER_BY_RESETS)
             logger.warning(
                 f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} comes with the generation after "
                 f"step {first}, and the run ends at step {steps}{control}. Lower ref_reset_every, or raise max_steps "
