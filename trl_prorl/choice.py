@@ -10,7 +10,7 @@ class Choice:
 
     Attributes:
         on (`bool`): Whether it is.
-        reason (`str`, *optional*): Why it is off although it was asked for, or what is to be known of one that is on.
+        reason (`str`, *optional*): Why it is off although a key says on or auto, or a remark on one that is on.
     """
 
     on: bool

@@ -142,7 +142,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
                 raise
 
     def gives_up(self, key: str) -> bool:
-        """Whether an acceleration has the value that `fast` gives it, and all of those are given up."""
+        """Return whether an acceleration has the value that `fast` gives it, and all of those are given up."""
         return self.given_up is not None and getattr(self, key) == FAST[key]
 
     # When samples are drawn and used.
@@ -172,7 +172,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     @property
     def generates_inside_accumulation(self) -> bool:
         """Whether a generation falls between the micro-batches of one update, so that a reset has no clean place."""
-        accumulation, every = self.gradient_accumulation_steps, self.generate_every
+        accumulation = self.gradient_accumulation_steps
+        every = self.generate_every
         return accumulation % every != 0 and every % accumulation != 0
 
     @property
@@ -186,7 +187,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     # Resets.
 
     def first_reset(self, steps: int) -> int | None:
-        """After how many of `steps` optimizer steps `ref_reset_every` resets for the first time; `None`: never."""
+        """Return after how many of `steps` optimizer steps `ref_reset_every` first resets; `None`: never."""
         steps_a_generation = max(1, self.generate_every // self.gradient_accumulation_steps)
         # The reset waits for the next generation, which the last step does not have.
         generation = math.ceil(self.ref_reset_every / steps_a_generation)

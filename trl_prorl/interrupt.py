@@ -28,9 +28,11 @@ class EndAtOnce:
 
 def end_at_once(what: str | None = None) -> None:
     """
-    From now on Ctrl-C ends the process at once: while libraries are imported, some of which swallow a
-    `KeyboardInterrupt`, and where the line was written already. SIGINT stays ignored where it is. `what`: what was
-    kept, and how to go on; without it no line is written.
+    Make Ctrl-C end the process at once from now on: while libraries are imported, some of which swallow a
+    `KeyboardInterrupt`, and where the line was written already. SIGINT stays ignored where it is.
+
+    Args:
+        what (`str`, *optional*): What was kept, and how to go on; without it no line is written.
     """
     ours = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread():
@@ -39,14 +41,14 @@ def end_at_once(what: str | None = None) -> None:
 
 
 def interrupt_as_usual() -> None:
-    """After [`end_at_once`]: Ctrl-C raises `KeyboardInterrupt` again."""
+    """Undo [`end_at_once`]: Ctrl-C raises `KeyboardInterrupt` again."""
     if isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_started_as_module(package: str) -> bool:
     """
-    Whether this process is `python -m PACKAGE…`, which is being imported for it, under its own name or within
+    Return whether this process is `python -m PACKAGE…`, which is being imported for it, under its own name or within
     `trl_prorl`.
     """
     if sys.argv[:1] != ["-m"]:
@@ -60,7 +62,7 @@ def is_started_as_module(package: str) -> bool:
 
 @contextmanager
 def ending_in_one_line(what: str) -> Iterator[None]:
-    """Within it Ctrl-C ends the process with one line, which says what was kept, and exit code 130."""
+    """Make Ctrl-C end the process, within this context, with one line that says what was kept, and exit code 130."""
     interrupt_as_usual()
     try:
         yield
@@ -70,9 +72,13 @@ def ending_in_one_line(what: str) -> Iterator[None]:
 
 def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoReturn:
     """
-    End the process after Ctrl-C: one line on stderr, and exit code 130. `what`: what was kept, and how to go on.
-    `tell`: whether this process prints it. Several `processes` of a run do not wait for one another, because not all
-    may still be there.
+    End the process after Ctrl-C: one line on stderr, and exit code 130.
+
+    Args:
+        what (`str`): What was kept, and how to go on.
+        tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
+        processes (`int`, *optional*, defaults to `1`): Processes of the run. Several do not wait for one another,
+            because not all may still be there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the line is written even if the key is pressed again
     if tell:
@@ -102,8 +108,12 @@ def tell_interrupted(error: KeyboardInterrupt, what: str, tell: bool = True) -> 
     Print one line on stderr in the place of the traceback of a `KeyboardInterrupt` that is about to be raised again.
 
     For a user's own script: who catches the error goes on with it, and a notebook shows it; if nobody catches it,
-    the process ends with exit code 130. `what`: what was kept, and how to go on; `tell`: whether this process
-    prints it.
+    the process ends with exit code 130.
+
+    Args:
+        error (`KeyboardInterrupt`): The error.
+        what (`str`): What was kept, and how to go on.
+        tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
     """
     if tell:
         print(f"interrupted: {what}", file=sys.stderr)

@@ -53,7 +53,7 @@ PATH = Values(lambda value: isinstance(value, (str, os.PathLike)), "a path")
 
 
 def are_names(value: Any) -> bool:
-    """Whether a value is a list of texts that is not empty."""
+    """Return whether a value is a list of texts that is not empty."""
     return isinstance(value, list) and value != [] and all(isinstance(name, str) for name in value)
 
 
@@ -64,7 +64,9 @@ ADVANTAGES = one_of(
 
 
 def needs_anchor(words: str) -> Need:
-    """The need of a key that acts on the KL to an anchor; `words` follow the key and its value in its refusal."""
+    """
+    Return the need of a key that acts on the KL to an anchor; `words` follow the key and its value in its refusal.
+    """
     return needs("beta", "beta_old", "beta_base", line=f"{{key}}={{value!r}} {words}")
 
 
@@ -97,7 +99,7 @@ ROUNDS = needs("dynamic_sampling_rounds")
 
 
 def requests_reset(value_of: ValueOf) -> bool:
-    """Whether any key requests resets, of those that need none themselves."""
+    """Return whether any key requests resets, of those that need none themselves."""
     for name, key in KEYS.items():
         if key.need is not A_RESET and RESET in key.effect_of(name, value_of):
             return True
@@ -446,7 +448,7 @@ class ProlongedKeys:
 
 
 def needs_length_reward(name: str) -> Need:
-    """The need of a key that adjusts one length reward."""
+    """Return the need of a key that adjusts one length reward."""
     assert name in LENGTH_REWARDS
     return needs("length_reward", value=name)
 

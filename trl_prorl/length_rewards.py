@@ -12,21 +12,23 @@ from typing import Any
 
 def cosine(length: float, longest: float, least: float, most: float) -> float:
     """
-    η_min + ½ (η_max − η_min) (1 + cos(π t / T)), for length t: from `most` for an empty completion down to `least` for
-    one of T tokens or more (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
+    Compute η_min + ½ (η_max − η_min) (1 + cos(π t / T)) for length t: from `most` for an empty completion down to
+    `least` for one of T tokens or more (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
     """
     return least + 0.5 * (most - least) * (1.0 + math.cos(math.pi * min(length / longest, 1.0)))
 
 
 def is_on(step: int, on: int, off: int) -> bool:
-    """Whether a schedule that alternates `on` optimizer steps with `off` steps is on. With `off=0` it always is."""
+    """
+    Return whether a schedule that alternates `on` optimizer steps with `off` steps is on. With `off=0` it always is.
+    """
     return step % (on + off) < on
 
 
 def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int = 1, off: int = 0) -> Callable:
     """
-    A reward function that charges for long completions by [`cosine`] during `on` optimizer steps, and then not during
-    `off` steps: ProRL v2 has 100 and 500. T is usually `max_completion_length`.
+    Return a reward function that charges for long completions by [`cosine`] during `on` optimizer steps, and then not
+    during `off` steps: ProRL v2 has 100 and 500. T is usually `max_completion_length`.
     """
 
     def cosine_length(completion_ids, trainer_state, **columns):
@@ -39,8 +41,8 @@ def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int 
 
 def target_length_reward(target: int, cost: float) -> Callable:
     """
-    A reward function of −`cost` · |length − target|: L1's exact-length reward, arXiv 2503.04697, where the cost is
-    0.0003.
+    Return a reward function of −`cost` · |length − target|: L1's exact-length reward, arXiv 2503.04697, where the cost
+    is 0.0003.
     """
 
     def target_length(completion_ids, **columns):
@@ -50,17 +52,17 @@ def target_length_reward(target: int, cost: float) -> Callable:
 
 
 def make_cosine(keys: Any, longest: int) -> Callable:
-    """[`cosine_length_reward`] as a recipe's keys have it."""
+    """Make [`cosine_length_reward`] as a recipe's keys have it."""
     return cosine_length_reward(longest, keys.length_least, on=keys.length_on, off=keys.length_off)
 
 
 def make_target(keys: Any, longest: int) -> Callable:
-    """[`target_length_reward`] as a recipe's keys have it."""
+    """Make [`target_length_reward`] as a recipe's keys have it."""
     return target_length_reward(keys.length_target, keys.length_cost)
 
 
 def make_overlong(keys: Any, longest: int) -> Callable:
-    """TRL's soft punishment in the last `length_margin` tokens of the longest completion."""
+    """Make TRL's soft punishment of the last `length_margin` tokens of the longest completion."""
     from trl.rewards import get_soft_overlong_punishment  # keys.py, which imports this file, does not wait for TRL
 
     return get_soft_overlong_punishment(longest, keys.length_margin)

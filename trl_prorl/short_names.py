@@ -54,7 +54,7 @@ class ShortNames(PathEntryFinder, Loader):
         module.__spec__ = module.__spec__.loader_state
 
     def get_code(self, name: str):
-        """What `python -m` runs."""
+        """Return what `python -m` runs."""
         return find_spec(f"trl_prorl.{name}").loader.get_code(f"trl_prorl.{name}")
 
 

@@ -55,17 +55,17 @@ class Variant:
 
 
 def has_reference(args: "ProRLConfig") -> bool:
-    """Whether it has a reference; Elastic Reset is a variant of its own."""
+    """Return whether it has a reference; Elastic Reset is a variant of its own."""
     return args.beta != 0.0 and not args.elastic_reset_every
 
 
 def moves_reference(args: "ProRLConfig") -> bool:
-    """Whether its reference is reset."""
+    """Return whether its reference is reset."""
     return has_reference(args) and args.resets and args.ref_reset_mix != 0.0
 
 
 def has_no_reference(args: "ProRLConfig") -> bool:
-    """Whether it has no reference, and is no Elastic Reset."""
+    """Return whether it has no reference, and is no Elastic Reset."""
     return args.beta == 0.0 and not args.elastic_reset_every
 
 
@@ -178,10 +178,10 @@ def describe_missing_reset(variant: str, keys: Mapping[str, Any], resets: int | 
 
 
 def optimises_another_objective(variant: str) -> bool:
-    """Whether a variant, by its name, is known to optimise another objective than A."""
+    """Return whether a variant, by its name, is known to optimise another objective than A."""
     return variant in VARIANTS and VARIANTS[variant].different_objective
 
 
 def variant_of(args: "ProRLConfig") -> str:
-    """The name of a configuration's variant."""
+    """Return the name of a configuration's variant."""
     return next(variant.name for variant in VARIANTS.values() if variant.when(args))

@@ -80,7 +80,7 @@ class Acceleration:
 
 
 def describe_impossible(reasons: Mapping[str, str | None]) -> str:
-    """One line of keys with the reasons why they are not possible; keys with the same reason stand together."""
+    """Write one line of keys with the reasons why they are not possible; keys with the same reason stand together."""
     keys_by_reason: dict[str, list[str]] = {}
     for key, reason in reasons.items():
         if reason:
@@ -89,13 +89,13 @@ def describe_impossible(reasons: Mapping[str, str | None]) -> str:
 
 
 def has_images(trainer) -> bool:
-    """Whether prompts may have images."""
+    """Return whether prompts may have images."""
     columns = getattr(trainer.train_dataset, "column_names", None) or ()
     return trainer._is_vlm or not {"image", "images"}.isdisjoint(columns)
 
 
 def shards_weights(trainer) -> bool:
-    """Whether no process has the whole policy."""
+    """Return whether no process has the whole policy."""
     plugin = trainer.args.deepspeed_plugin
     return trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
 
@@ -133,7 +133,7 @@ def check_pack_processes(limit: int | None, processes: int) -> None:
 
 
 def first_of_all_processes(objection: str | None) -> str | None:
-    """The objection of the first process that has one, the same on every process."""
+    """Return the objection of the first process that has one, the same on every process."""
     for found in gather_object([objection]):
         if found:
             return found
@@ -207,5 +207,5 @@ def choose_generation(trainer, policy: torch.nn.Module) -> Choice:
 
 
 def vocabulary(policy: torch.nn.Module) -> int:
-    """Number of a model's tokens."""
+    """Return the number of a model's tokens."""
     return policy.get_input_embeddings().weight.shape[0]

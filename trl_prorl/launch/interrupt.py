@@ -23,8 +23,12 @@ BY_SCRIPT = "Go on with train(resume_from_checkpoint=True)"
 
 def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None = None) -> str:
     """
-    The line about what an interrupted run of a recipe has left behind in `output_dir`. `begun`: whether this process
-    began a step; `model`: a file of the model, if the run had come to its end.
+    Describe what an interrupted run of a recipe has left behind, in one line.
+
+    Args:
+        output_dir (`str` or `os.PathLike`): Its folder.
+        begun (`bool`): Whether this process began a step.
+        model (`Path`, *optional*): A file of the model, if the run had come to its end.
     """
     checkpoint, _ = newest_complete(output_dir, content=False)
     if checkpoint is not None:
@@ -40,7 +44,7 @@ def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None 
 
 
 def what_a_script_keeps(output_dir: str | os.PathLike, begun: bool) -> str:
-    """As [`what_is_kept`], for a script of a user's."""
+    """Describe what an interrupted script of a user's has left behind; see [`what_is_kept`]."""
     checkpoint, _ = newest_complete(output_dir, content=False)
     if checkpoint is not None:
         return f"{checkpoint} and the record up to it are kept. {BY_SCRIPT}."

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trl import ModelConfig, ScriptArguments, TrlParser
@@ -53,7 +53,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
                 raise ValueError(f"task_options={short(self.task_options)} is not JSON: {error}.") from error
 
     def _length_key(self) -> str | None:
-        """The key that holds the length of the length reward, if it has one."""
+        """Return the key that holds the length of the length reward, if it has one."""
         if self.length_reward is None:
             return None
         return LENGTH_REWARDS[self.length_reward].length_key
@@ -71,18 +71,18 @@ class TaskArguments(TaskKeys, ScriptArguments):
             )
 
     def make_task(self):
-        """The task; `dataset_name` is its `path`."""
+        """Return the task; `dataset_name` is its `path`."""
         return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
-        """The task's reward function, and the one for the length if there is one."""
+        """Return the task's reward function, and the one for the length if there is one."""
         rewards = [task_reward(task)]
         if self.length_reward is not None:
             rewards.append(LENGTH_REWARDS[self.length_reward].make(self, max_completion_length))
         return rewards
 
     def make_rollout(self, args: ProRLConfig) -> Callable | None:
-        """The rollout function, if generation is not TRL's own."""
+        """Return the rollout function, if generation is not TRL's own."""
         if self.thinking_budget is None:
             return None
         if self.thinking_budget + self.thinking_answer_tokens >= args.max_completion_length:
@@ -96,22 +96,27 @@ class TaskArguments(TaskKeys, ScriptArguments):
         return interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
 
 
+def rows_of_columns(columns: Mapping[str, typing.Any], count: int) -> list[dict[str, typing.Any]]:
+    """Return the first `count` rows of the columns that are lists, as TRL passes them to a reward function."""
+    lists = {name: column for name, column in columns.items() if isinstance(column, list)}
+    return [{name: column[place] for name, column in lists.items()} for place in range(count)]
+
+
 def task_reward(task) -> Callable[..., list[float]]:
     """
-    A TRL reward function from a task, and its verifier for evaluations. `task`: its `reward_many(completions, rows)`
-    and `verify_many` get the plain text of completions, and the rows' columns.
+    Make a TRL reward function of a task, with its verifier for evaluations.
+
+    Args:
+        task (`Task`): Its `reward_many` and `verify_many` get the plain text of completions, and a row for each.
     """
 
-    def asked(completions, columns):
-        columns = {name: column for name, column in columns.items() if isinstance(column, list)}
-        rows = [{name: column[i] for name, column in columns.items()} for i in range(len(completions))]
-        return list(map(transcript, completions)), rows
-
     def reward(completions, **columns):
-        return task.reward_many(*asked(completions, columns))
+        texts = [transcript(completion) for completion in completions]
+        return task.reward_many(texts, rows_of_columns(columns, len(texts)))
 
     def verifier(completions, **columns):
-        return task.verify_many(*asked(completions, columns))
+        texts = [transcript(completion) for completion in completions]
+        return task.verify_many(texts, rows_of_columns(columns, len(texts)))
 
     reward.__name__ = task.name
     verifier.__name__ = verifier.__qualname__ = f"{task.name}.verify"
@@ -166,7 +171,7 @@ class RecipeParser(TrlParser):
             raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
 
     def _checked_keys(self, path: str) -> dict[str, typing.Any]:
-        """The keys of the recipe. What the command line has read and checked is not read and checked again."""
+        """Return the keys of the recipe. What the command line has read and checked is not read and checked again."""
         hints = self.hints()
         if self.recipe is None:
             return check_recipe(path, hints)
@@ -175,7 +180,7 @@ class RecipeParser(TrlParser):
         return self.recipe.keys
 
     def hints(self) -> dict[str, typing.Any]:
-        """The type of every key, as a recipe may spell it."""
+        """Return the type of every key, as a recipe may spell it."""
         found = {}
         for dataclass_type in self.dataclass_types:
             hints = typing.get_type_hints(dataclass_type)

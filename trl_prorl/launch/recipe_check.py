@@ -7,7 +7,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ def load_recipe(path: str | Path) -> Recipe:
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """The keys of a recipe, see [`load_recipe`] and [`Recipe.keys`]; nothing is checked."""
+    """Return the keys of a recipe, see [`load_recipe`] and [`Recipe.keys`]; nothing is checked."""
     return load_recipe(path).keys
 
 
@@ -210,6 +210,17 @@ def check_types(recipe: Recipe, hints: Mapping[str, Any]) -> None:
         below |= keys.keys()
 
 
+def split_config_option(arguments: Iterable[str]) -> list[str]:
+    """Split each `--config=PATH` of a command line into two words."""
+    words: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--config="):
+            words += argument.split("=", 1)
+        else:
+            words.append(argument)
+    return words
+
+
 def check_config_option(arguments: list[str]) -> list[str]:
     """
     Split `--config=PATH` of a command line into two words.
@@ -217,12 +228,7 @@ def check_config_option(arguments: list[str]) -> list[str]:
     Raises:
         `ValueError`: The command line begins with no option, or does not name one recipe.
     """
-    words: list[str] = []
-    for argument in arguments:
-        if argument.startswith("--config="):
-            words += argument.split("=", 1)
-        else:
-            words.append(argument)
+    words = split_config_option(arguments)
     if words and not words[0].startswith("-"):
         cure = f": write --config {words[0]}" if words[0].endswith((".yaml", ".yml")) else ""
         raise InputError(f"{words[0]!r} follows no option{cure}.")
@@ -245,7 +251,7 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
 
 
 def _read_mapping(path: Path, said: str) -> dict[str, Any]:
-    """The keys of one file. `said`: how an error names it."""
+    """Return the keys of one file. `said`: how an error names it."""
     if not os.path.isfile(path):
         place = "" if said.endswith(str(path)) else f", {cut(str(path))}"
         raise InputError(f"{said}: there is no such file{place}.")
@@ -311,7 +317,7 @@ def check_runs_no_code(path: str | Path, key: str, value: Any) -> None:
 
 def _action_of(way: tuple[str, ...], value: Any) -> tuple[str, str | None]:
     """
-    What a value inside a key makes the machine do.
+    Return what a value inside a key makes the machine do.
 
     Args:
         way (`tuple[str, ...]`): The keys that lead to it.
@@ -334,7 +340,7 @@ def _action_of(way: tuple[str, ...], value: Any) -> tuple[str, str | None]:
 
 
 def _values_inside(path: str | Path, key: str, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """A value and every value inside it, each with the keys that lead to it."""
+    """Yield a value and every value inside it, each with the keys that lead to it."""
     left = [((str(key),), value)]
     count = 0
     while left:
@@ -350,12 +356,14 @@ def _values_inside(path: str | Path, key: str, value: Any) -> Iterator[tuple[tup
 
 
 def takes_mapping(hint: Any) -> bool:
-    """Whether a type is that of a mapping, or allows one."""
+    """Return whether a type is that of a mapping, or allows one."""
     return dict in (hint, typing.get_origin(hint)) or any(map(takes_mapping, typing.get_args(hint)))
 
 
 def json_mapping(path: str | Path, key: str, text: str) -> dict[str, Any]:
-    """The mapping that the parser makes of a key's text, JSON or the path of a file of it; else a `ValueError`."""
+    """
+    Return the mapping that the parser makes of a key's text, JSON or the path of a file of it; else a `ValueError`.
+    """
     may_be_path = key in FILES and not text.startswith("{")
     try:
         mapping = parse_json(read_text(text) if may_be_path else text)
@@ -369,8 +377,8 @@ def json_mapping(path: str | Path, key: str, text: str) -> dict[str, Any]:
 
 def fits(value: Any, hint: Any) -> bool:
     """
-    Whether a YAML value fits a field's type. Text fits anything: the parser converts it or complains, and one word may
-    stand for a list (`lora_target_modules: all-linear`).
+    Return whether a YAML value fits a field's type. Text fits anything: the parser converts it or complains, and one
+    word may stand for a list (`lora_target_modules: all-linear`).
     """
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
@@ -389,7 +397,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def kind(value: Any) -> str:
-    """The type of a value in the words of a recipe's author."""
+    """Return the type of a value in the words of a recipe's author."""
     if value is None:
         return "empty"
     if isinstance(value, int) and abs(value) >= 2**63:
@@ -398,7 +406,7 @@ def kind(value: Any) -> str:
 
 
 def spell_type(hint: Any) -> str:
-    """The values that a type takes, in these words."""
+    """Return the values that a type takes, in these words."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     words = []
