@@ -146,7 +146,7 @@ def drift(argv=None) -> argparse.Namespace:
     return _find_runs(args)
 
 
-def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
+def preflight(argv=None) -> tuple[argparse.Namespace, command_line.Arguments]:
     """Return our options, and the arguments that are left, which are the run's."""
     prog = program_name("preflight")
     epilog = "--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused."
@@ -170,7 +170,7 @@ def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
         check_writable(args.json)
     if not others:
         raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
-    return args, command_line.first_look(None, others)
+    return args, command_line.check_arguments(None, others)
 
 
 def check_writable(file: Path) -> None:

@@ -53,6 +53,7 @@ from trl_prorl.eval.readiness.first_steps import (
 from trl_prorl.eval.readiness.signal import Rollouts, sample_base, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
+from trl_prorl.launch.command_line import Arguments
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.text import visible
@@ -216,7 +217,7 @@ def check_processes(count: int) -> None:
         raise InputError(f"processes={count}: a preflight is of one; start it without accelerate or torchrun")
 
 
-def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
+def build_trainer(arguments: Arguments, folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
     """
     Build the trainer of a recipe, made to write into `folder` alone; return it with the recipe's task.
 
@@ -224,7 +225,7 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
         InputError: the run would be refused.
     """
     try:
-        task_args, args, model_args = parse_recipe(argv)
+        task_args, args, model_args = parse_recipe(arguments.argv, arguments.recipe)
         check_processes(args.world_size)
         check_packages(args)
         check_folder(args, (task_args, model_args))  # the run's own folder

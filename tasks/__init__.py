@@ -1,6 +1,6 @@
 """Verifiable tasks: questions with content-disjoint splits and one verifier for training and evaluation."""
 
-from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once, is_started_as_module
+from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once, is_started_as_module
 from trl_prorl.short_names import be_one_module
 
 

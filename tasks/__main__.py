@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_prorl.launch.interrupt import NOTHING_CHANGED, ending_in_one_line
-from trl_prorl.launch.pipes import reader_may_leave
+from trl_prorl.interrupt import NOTHING_CHANGED, ending_in_one_line
+from trl_prorl.pipes import reader_may_leave
 from trl_prorl.text import visible
 
 from .base import check_dataset
@@ -21,7 +21,7 @@ from .registry import PREFIXES, get_task, task_class, task_names
 
 
 def list_tasks() -> Table:
-    """A table of the tasks: name and first line of the docstring, its links as their text."""
+    """Return a table of the tasks: name and first line of the docstring, its links as their text."""
     table = Table("task", "what it asks")
     for name in [*task_names(), *(f"{prefix}:NAME" for prefix in PREFIXES)]:
         # Text, because rich would read brackets in a plain string as markup.
@@ -31,7 +31,7 @@ def list_tasks() -> Table:
 
 
 def show_task(name: str, options: dict, split: str, n: int) -> Table:
-    """A table of the first `n` rows of a split, with the reward of the gold answer."""
+    """Return a table of the first `n` rows of a split, with the reward of the gold answer."""
     task = get_task(name, **options)
     table = Table("prompt", "answer", "reward of the gold answer", title=f"{name}, level {task.level}, {split}")
     for row in check_dataset(task, task.rows(split, n)):
@@ -40,7 +40,7 @@ def show_task(name: str, options: dict, split: str, n: int) -> Table:
 
 
 def json_object(text: str) -> dict:
-    """A JSON object from the command line."""
+    """Return a JSON object from the command line."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -77,8 +77,11 @@ def look(args: argparse.Namespace) -> None:
         Console().print(list_tasks())
         return
     try:
-        given = {"level": args.level, "path": args.path}
-        options = {**args.options, **{key: value for key, value in given.items() if value is not None}}
+        options = dict(args.options)
+        for key in ("level", "path"):
+            value = getattr(args, key)
+            if value is not None:
+                options[key] = value
         Console().print(show_task(args.name, options, args.split, args.n))
     except ValueError as error:
         print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)

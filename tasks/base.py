@@ -18,8 +18,8 @@ VALIDATION_BUCKET = 1
 
 def stable_hash(*parts: object) -> int:
     """
-    64-bit hash of the parts, the same in every process and on every machine. Python's own `hash` is salted per
-    process, so it can decide neither splits nor seeds.
+    Return a 64-bit hash of the parts, the same in every process and on every machine. Python's own `hash` is salted
+    per process, so it can decide neither splits nor seeds.
     """
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
@@ -27,14 +27,14 @@ def stable_hash(*parts: object) -> int:
 
 def content_bucket(task: str, question: str) -> int:
     """
-    The bucket of a question's content, 0 to 9. Neither a seed nor a level enters, so a question is always in the same
-    split.
+    Return the bucket of a question's content, 0 to 9. Neither a seed nor a level enters, so a question is always in
+    the same split.
     """
     return stable_hash(task, question) % NUM_BUCKETS
 
 
 def content_split(task: str, question: str) -> str:
-    """The split of a question: 10 % of all questions are test, 10 % validation and 80 % train."""
+    """Return the split of a question: 10 % of all questions are test, 10 % validation and 80 % train."""
     return {TEST_BUCKET: "test", VALIDATION_BUCKET: "validation"}.get(content_bucket(task, question), "train")
 
 
@@ -48,8 +48,10 @@ def check_integer(name: str, value: object, least: int | None = None) -> None:
 
 def check_request(split: object, n: object, seed: object) -> None:
     """
-    Check the arguments of [`Task.rows`]. Raises `ValueError`: if the split is unknown, `n` is neither `None` nor an
-    integer >= 1, or `seed` is no integer.
+    Check the arguments of [`Task.rows`].
+
+    Raises:
+        `ValueError`: If the split is unknown, `n` is neither `None` nor an integer >= 1, or `seed` is no integer.
     """
     if split not in SPLITS:
         raise ValueError(f"split={split!r} must be one of {', '.join(SPLITS)}")
@@ -70,8 +72,10 @@ METHODS = ("rows", "reply", "answer_of", "verify", "reward", "verify_many", "rew
 
 def check_task(task: object) -> None:
     """
-    Check what a class of a user's gives in the place of a [`Task`]. Raises `ValueError`: a method or attribute is
-    missing, or of the wrong kind.
+    Check what a class of a user's gives in the place of a [`Task`].
+
+    Raises:
+        `ValueError`: A method or attribute is missing, or of the wrong kind.
     """
     owner = type(task).__qualname__
     for method in METHODS:
@@ -87,7 +91,12 @@ def check_task(task: object) -> None:
 
 
 def check_dataset(task: "Task", rows: object) -> "Dataset":
-    """The rows of a task, as [`Task.rows`] returned them. Raises `ValueError`: they are no dataset with prompts."""
+    """
+    Return the rows of a task, as [`Task.rows`] returned them.
+
+    Raises:
+        `ValueError`: They are no dataset with prompts.
+    """
     from datasets import Dataset
 
     owner = type(task).__qualname__
@@ -102,15 +111,21 @@ def check_dataset(task: "Task", rows: object) -> "Dataset":
 
 def build_dataset(name: str, level: int, prompts: Sequence[str], answers: Sequence[str], columns=()) -> "Dataset":
     """
-    The rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.
+    Return the rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.
     `columns` holds the task's further columns, row by row; every row has the same keys.
     """
     from datasets import Dataset  # not for a list of tasks
 
-    further = {key: [row[key] for row in columns] for key in columns[0]} if columns else {}
-    messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    of_task = {"answer": list(answers), "task": [name] * len(prompts), "level": [level] * len(prompts)}
-    return Dataset.from_dict({"prompt": messages} | of_task | further)
+    data = {
+        "prompt": [[{"role": "user", "content": prompt}] for prompt in prompts],
+        "answer": list(answers),
+        "task": [name] * len(prompts),
+        "level": [level] * len(prompts),
+    }
+    if columns:
+        for key in columns[0]:
+            data[key] = [row[key] for row in columns]
+    return Dataset.from_dict(data)
 
 
 class Task(ABC):
@@ -131,60 +146,63 @@ class Task(ABC):
     @abstractmethod
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """
-        Questions of one split; the same arguments always give the same rows, and no question occurs twice. Splits are
-        disjoint by content, whatever the seed.
+        Return questions of one split; the same arguments always give the same rows, and no question occurs twice.
+        Splits are disjoint by content, whatever the seed.
 
         Args:
             split (`str`): `"train"`, `"validation"` or `"test"`.
             n (`int` or `None`): number of rows; `None` means all of them, which only a finite data set has.
             seed (`int`, *optional*, defaults to `0`): selects the rows and their order.
 
-        Returns `datasets.Dataset` with the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
-        `level` (`int`) and the task's further columns. Raises `ValueError`: if an argument is wrong or the split has
-        fewer than `n` questions.
+        Returns:
+            `datasets.Dataset`: With the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
+                `level` (`int`) and the task's further columns.
+
+        Raises:
+            `ValueError`: If an argument is wrong or the split has fewer than `n` questions.
         """
 
     def reply(self, turns: Sequence[str], row: Mapping) -> str | None:
         """
-        What is replied, in one line, to the last of the turns so far; `None` ends the completion. Only asked where
-        there is more than one turn. Never raises on any text.
+        Return what is replied, in one line, to the last of the turns so far; `None` ends the completion. Only asked
+        where there is more than one turn. Never raises on any text.
         """
         return None
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:
         """
-        The answer that a completion gives, right or wrong, in a form in which equal answers are equal texts as far as
-        the task can tell; `None` if it gives none. Any text is one, unless the task says otherwise. Never raises on
-        any text.
+        Return the answer that a completion gives, right or wrong, in a form in which equal answers are equal texts as
+        far as the task can tell; `None` if it gives none. Any text is one, unless the task says otherwise. Never
+        raises on any text.
         """
         return completion.strip() or None
 
     @abstractmethod
     def verify(self, completion: str, row: Mapping) -> bool:
-        """Whether the completion, as plain text, answers the row correctly; never raises on any text."""
+        """Return whether the completion, as plain text, answers the row correctly; never raises on any text."""
 
     def reward(self, completion: str, row: Mapping) -> float:
         """
-        Reward of the completion in [0, 1]; never raises on any text. It is 1.0 if the completion is correct and,
-        unless the task says otherwise, only then. Otherwise it is 0.0, unless the task grades.
+        Return the reward of the completion in [0, 1]; never raises on any text. It is 1.0 if the completion is correct
+        and, unless the task says otherwise, only then. Otherwise it is 0.0, unless the task grades.
         """
         return float(self.verify(completion, row))
 
     def verify_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[bool]:
-        """[`Task.verify`] of each completion with its row; side by side where that is faster."""
+        """Call [`Task.verify`] for each completion with its row; side by side where that is faster."""
         return [self.verify(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
     def reward_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
-        """[`Task.reward`] of each completion with its row; side by side where that is faster."""
+        """Call [`Task.reward`] for each completion with its row; side by side where that is faster."""
         return [self.reward(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
     def has_answer(self, completion: str, row: Mapping) -> bool:
         """
-        Whether the completion holds anything that [`Task.verify`] would take for an answer, right or wrong; see
+        Return whether the completion holds anything that [`Task.verify`] would take for an answer, right or wrong; see
         [`Task.answer_of`].
         """
         return self.answer_of(completion, row) is not None
 
     def gold(self, row: Mapping) -> str:
-        """A completion of the row that [`Task.verify`] accepts."""
+        """Return a completion of the row that [`Task.verify`] accepts."""
         return row["answer"]

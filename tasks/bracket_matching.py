@@ -9,7 +9,9 @@ CLOSER = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_balanced(brackets: str) -> bool:
-    """Whether every closing bracket of a string of `()[]{}` closes the latest open bracket, and none stays open."""
+    """
+    Return whether every closing bracket of a string of `()[]{}` closes the latest open bracket, and none stays open.
+    """
     expected = []
     for bracket in brackets:
         if bracket in CLOSER:
@@ -20,8 +22,9 @@ def is_balanced(brackets: str) -> bool:
 
 
 def sample_balanced(rng: Random, pairs: int) -> str:
-    """A balanced string of `2 * pairs` brackets."""
-    brackets, expected = [], []
+    """Return a balanced string of `2 * pairs` brackets."""
+    brackets = []
+    expected = []
     to_open = pairs
     while to_open or expected:
         if to_open and (not expected or rng.random() < 0.5):
@@ -36,9 +39,9 @@ def sample_balanced(rng: Random, pairs: int) -> str:
 
 def sample_unbalanced(rng: Random, pairs: int) -> str:
     """
-    An unbalanced string of `2 * pairs` brackets, `pairs` >= 2: a balanced one with two brackets swapped. The first and
-    the last bracket and the count of each kind stay the same, so neither the length, nor the ends, nor counting
-    distinguishes the two classes.
+    Return an unbalanced string of `2 * pairs` brackets, `pairs` >= 2: a balanced one with two brackets swapped. The
+    first and the last bracket and the count of each kind stay the same, so neither the length, nor the ends, nor
+    counting distinguishes the two classes.
     """
     while True:
         brackets = list(sample_balanced(rng, pairs))

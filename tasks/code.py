@@ -20,8 +20,8 @@ FENCED = re.compile(r"^[ \t]*(`{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL |
 
 def extract_code(completion: str, entry_point: str = "") -> str:
     """
-    The last fenced block of a completion that defines the function, else the last block; the whole completion if there
-    is none. An example or its output may follow the solution. A block in a list item is indented as a whole.
+    Return the last fenced block of a completion that defines the function, else the last block; the whole completion
+    if there is none. An example or its output may follow the solution. A block in a list item is indented as a whole.
     """
     blocks = [dedented(block.group(2)) for block in FENCED.finditer(completion)]
     name = re.escape(entry_point)
@@ -32,8 +32,8 @@ def extract_code(completion: str, entry_point: str = "") -> str:
 
 def dedented(code: str) -> str:
     """
-    Code without the indentation that all its lines share. `dedent` empties lines of spaces, so it gets indented code
-    only.
+    Return code without the indentation that all its lines share. `dedent` empties lines of spaces, so it gets indented
+    code only.
     """
     return textwrap.dedent(code) if code[:1] in (" ", "\t") else code
 
@@ -108,18 +108,22 @@ class Code(LoadedTask, GeneratedTask):
 
     def reward_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
         shares = self.shares(completions, rows)
-        return shares if self._reward == "share" else [float(share == 1.0) for share in shares]
+        if self._reward == "share":
+            return shares
+        return [float(share == 1.0) for share in shares]
 
     def shares(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
-        """The share of its row's tests that each completion passes; several run at a time."""
+        """Return the share of its row's tests that each completion passes; several run at a time."""
         programs = []
         for completion, row in zip(completions, rows, strict=True):
             name = row["entry_point"]
-            programs.append(Program(extract_code(completion, name), tuple(row["tests"]), name, row.get("setup") or ""))
+            code = extract_code(completion, name)
+            programs.append(Program(code, tuple(row["tests"]), name, row.get("setup") or ""))
         # A text without the function's name cannot define it, and the same program need not run twice.
         to_run = list(dict.fromkeys(program for program in programs if program.entry_point in program.code))
         if not self._passed.keys() >= set(to_run):
-            self._passed = dict(zip(to_run, self._sandbox.run_many(to_run), strict=True))
+            passed = self._sandbox.run_many(to_run)
+            self._passed = dict(zip(to_run, passed, strict=True))
         return [self._passed.get(program, 0) / len(program.tests) for program in programs]
 
     def gold(self, row: Mapping) -> str:

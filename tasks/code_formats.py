@@ -12,13 +12,14 @@ INSTRUCTION = "Answer with the Python code in one fenced block."
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    A problem from a row in one of three forms, told apart by the key that holds the tests.
+    Make a problem of a row in one of three forms, which differ in the key that holds the tests.
 
     - `test_list` (MBPP): `text` or `prompt`, `code`, and optionally `test_imports`, `test_setup_code`.
     - `test` (HumanEval): `prompt`, `canonical_solution`, `entry_point`; `test` defines `check(candidate)`.
     - `tests`: `prompt`, a list of statements, and optionally `entry_point`, `setup`, `solution`.
 
-    Raises `ValueError`: if the row has none of these forms.
+    Raises:
+        `ValueError`: If the row has none of these forms.
     """
     if row.get("test_list") is not None:
         return parse_mbpp(row, source)
@@ -38,7 +39,9 @@ def make_problem(question: str, solution: str, tests: list[str], entry_point: st
 
 
 def parse_mbpp(row: Mapping, source: str) -> Problem:
-    """The first test calls the function under test; the prompt shows that test, for the function's name and types."""
+    """
+    The first test calls the function under test; the prompt shows that test, for the function's name and types.
+    """
     question = need(row, ["text", "prompt"], str, source)
     solution = need(row, ["code"], str, source)
     tests = checked_tests(need(row, ["test_list"], list, source), "test_list", source)
@@ -83,14 +86,14 @@ def check_syntax(code: object, source: str) -> None:
 
 
 def checked_tests(tests: list, key: str, source: str) -> list[str]:
-    """The tests; each must be Python."""
+    """Return the tests; each must be Python."""
     for index, test in enumerate(tests):
         check_syntax(test, f"{source}: {key!r}, test {index}")
     return tests
 
 
 def defined_names(code: str) -> set[str]:
-    """The names that statements define at their top level; none if the code is not Python."""
+    """Return the names that statements define at their top level; none if the code is not Python."""
     try:
         statements = ast.parse(code).body
     except (SyntaxError, ValueError):
@@ -108,14 +111,20 @@ def defined_names(code: str) -> set[str]:
 
 def called_name(test: str, setup: str, solution: str, source: str) -> str:
     """
-    The first name that a test calls and the solution defines, else the first that neither Python nor the setup
+    Return the first name that a test calls and the solution defines, else the first that neither Python nor the setup
     defines. The solution comes first because it may redefine a built-in name, as MBPP's solutions do with `sum`.
-    Raises `ValueError`: if there is none.
+
+    Raises:
+        `ValueError`: If there is none.
     """
     calls = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
     names = [call.id for call in calls if isinstance(call, ast.Name)]
     known = defined_names(setup) | defined_names(test) | set(dir(builtins))
     solved = defined_names(solution)
-    for name in [*(n for n in names if n in solved), *(n for n in names if n not in known)]:
-        return name
+    for name in names:
+        if name in solved:
+            return name
+    for name in names:
+        if name not in known:
+            return name
     raise ValueError(f"{source}: the first test calls no function of the solution: {test[:60]!r}")

@@ -21,7 +21,7 @@ class Step(NamedTuple):
     high: int = 0
 
     def filled(self, rng: Random) -> tuple[str, str]:
-        """Text and source with a random `k`."""
+        """Return text and source with a random `k`."""
         k = rng.randint(self.low, self.high)
         return self.text.format(k=k), self.source.format(k=k)
 
@@ -164,7 +164,7 @@ class Function(NamedTuple):
 
 
 def sample_function(rng: Random, level: int) -> Function:
-    """A function of `level` steps and a last step; it is not constant on its tests."""
+    """Return a function of `level` steps and a last step; it is not constant on its tests."""
     while True:
         family = rng.choice(FAMILIES)
         steps = [step.filled(rng) for step in rng.sample(family.steps, k=level)]
@@ -185,7 +185,7 @@ def sample_function(rng: Random, level: int) -> Function:
 
 
 def sample_arguments(rng: Random, family: Family) -> list:
-    """The empty argument, which solutions often forget, and others, all different."""
+    """Return the empty argument, which solutions often forget, and others, all different."""
     found = {}
     while len(found) < NUM_TESTS - 1:
         argument = family.sample(rng)
@@ -195,7 +195,7 @@ def sample_arguments(rng: Random, family: Family) -> list:
 
 
 def run(source: str, entry_point: str, arguments: list) -> list:
-    """The result of one of our functions for each argument."""
+    """Return the result of one of our functions for each argument."""
     namespace: dict = {}
     exec(source, namespace)
     return [namespace[entry_point](argument) for argument in arguments]

@@ -13,7 +13,7 @@ WORD = re.compile("[A-Za-z]{2,}")
 
 
 def has_initials(text: str, letters: str) -> bool:
-    """Whether a text has, for each of `letters`, one word of two or more letters a to z that starts with it."""
+    """Return whether a text has, for each of `letters`, one word of two or more letters a to z that starts with it."""
     words = text.split()
     return (
         len(words) == len(letters)
@@ -23,7 +23,7 @@ def has_initials(text: str, letters: str) -> bool:
 
 
 def has_lengths(text: str, count: int, length: int, letter: str) -> bool:
-    """Whether a text is `count` different words of `length` letters a to z that all start with `letter`."""
+    """Return whether a text is `count` different words of `length` letters a to z that all start with `letter`."""
     words = text.lower().split()
     return (
         len(words) == len(set(words)) == count
@@ -33,7 +33,7 @@ def has_lengths(text: str, count: int, length: int, letter: str) -> bool:
 
 
 def has_keys(text: str, keys: str) -> bool:
-    """Whether a text is a JSON object with exactly these keys of one letter, each once, whatever the values."""
+    """Return whether a text is a JSON object with exactly these keys of one letter, each once, whatever the values."""
     try:
         # Pairs, because a dict would hide a key that occurs twice.
         pairs = json.loads(text, object_pairs_hook=lambda pairs: ("object", [key for key, _ in pairs]))
@@ -64,7 +64,8 @@ class Constrained(GeneratedTask):
             answer = " ".join(f"{letter}a" for letter in letters)
             wanted = {"letters": letters}
         elif kind == "lengths":
-            length, letter = rng.randint(3, 9), rng.choice(LETTERS)
+            length = rng.randint(3, 9)
+            letter = rng.choice(LETTERS)
             prompt = f"{count} different words of {length} letters starting with {letter}"
             answer = " ".join(letter + "a" * (length - 2) + last for last in LETTERS[:count])
             wanted = {"count": count, "length": length, "letter": letter}

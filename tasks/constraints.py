@@ -15,7 +15,7 @@ SIGNS = string.punctuation + "“”‘’„«»…–—"
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, without surrounding signs; a lone sign such as a bullet is no word."""
+    """Return the words of a text in lower case, without surrounding signs; a lone sign such as a bullet is no word."""
     return [word for word in (part.strip(SIGNS) for part in text.casefold().split()) if word]
 
 
@@ -97,11 +97,13 @@ CONSTRAINTS = {
 
 
 def describe(kind: str, parameters: dict) -> str:
-    """The sentence of the prompt."""
-    shown = {key: ", ".join(value) if isinstance(value, list) else value for key, value in parameters.items()}
-    return CONSTRAINTS[kind].text.format(**shown).replace("exactly 1 times", "exactly once")
+    """Write the sentence of the prompt."""
+    spelt = {}
+    for key, value in parameters.items():
+        spelt[key] = ", ".join(value) if isinstance(value, list) else value
+    return CONSTRAINTS[kind].text.format(**spelt).replace("exactly 1 times", "exactly once")
 
 
 def fulfils(text: str, kind: str, parameters: dict) -> bool:
-    """Whether the text fulfils the constraint; a text without any word fulfils none."""
+    """Return whether the text fulfils the constraint; a text without any word fulfils none."""
     return bool(words(text)) and CONSTRAINTS[kind].check(text, **parameters)

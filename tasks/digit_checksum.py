@@ -6,7 +6,7 @@ from .generated import GeneratedTask
 
 
 def digit_checksum(digits: str) -> str:
-    """The last digit of the sum of the decimal digits."""
+    """Return the last digit of the sum of the decimal digits."""
     return str(sum(int(digit) for digit in digits) % 10)
 
 

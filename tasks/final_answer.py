@@ -48,8 +48,8 @@ SLASHED = re.compile(rf"({DIGITS})\s*/\s*({DIGITS})")
 
 def boxed(text: str) -> list[str]:
     """
-    The contents of every `\\boxed{}` of a text, in order of their ends; an unclosed box is skipped. Of nested boxes
-    only the innermost counts. The function takes linear time.
+    Return the contents of every `\\boxed{}` of a text, in order of their ends; an unclosed box is skipped. Of nested
+    boxes only the innermost counts. The function takes linear time.
     """
     found = []
     opened = 0
@@ -70,7 +70,7 @@ def boxed(text: str) -> list[str]:
 
 
 def number_value(number: str) -> Fraction | None:
-    """The exact value of a number in the form of [`as_number`]; `None` if it divides by zero."""
+    """Return the exact value of a number in the form of [`as_number`]; `None` if it divides by zero."""
     sign, whole, top, bottom, decimal, power = VALUE.fullmatch(number).groups()
     if decimal is not None:
         value = Fraction(decimal) * Fraction(10) ** int(power or 0)
@@ -82,14 +82,16 @@ def number_value(number: str) -> Fraction | None:
 
 
 def unwrapped(command: re.Match) -> str:
-    """The content of a `\\text{}`: unchanged if it begins like a number, otherwise in the brackets of [`UNIT`]."""
+    """
+    Return the content of a `\\text{}`: unchanged if it begins like a number, otherwise in the brackets of [`UNIT`].
+    """
     content = command.group(1).strip()
     return f"<{content}>" if content[:1].isalpha() else f" {content}"
 
 
 def as_number(text: str) -> str | None:
     """
-    A text that is one number in whatever notation, as plain LaTeX without its unit; `None` for anything else.
+    Return a text that is one number in whatever notation, as plain LaTeX without its unit; `None` for anything else.
 
     Fractions (`\\frac{1}{2}`, `\\dfrac12`, `1/2`), mixed numbers, powers of ten (`4\\times 10^{3}`), thousands
     separators (`1,234`, `1{,}234`, `1\\,234`), signs, currencies, units, tags and emphasis are notation. Calculations

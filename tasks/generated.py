@@ -21,7 +21,8 @@ class GeneratedTask(Task):
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8; the task's docstring says what it sets.
 
-    Raises `ValueError`: if the level is not an integer from 1 to 8.
+    Raises:
+        `ValueError`: If the level is not an integer from 1 to 8.
     """
 
     def __init__(self, level: int = 3):
@@ -39,7 +40,8 @@ class GeneratedTask(Task):
 
     def content(self, prompt: str) -> str:
         """
-        The part of a prompt that identifies the question: it decides the split, and no two drawn questions share it.
+        Return the part of a prompt that identifies the question: it decides the split, and no two drawn questions
+        share it.
         """
         return prompt
 
@@ -58,7 +60,7 @@ class GeneratedTask(Task):
         return self.answer_of(completion, row) == row["answer"]
 
     def _draw(self, split: str, n: int, seed: int, seen: Mapping[str, tuple]) -> tuple:
-        """The next question of the split that is not in `seen`, as [`GeneratedTask.sample`] returned it."""
+        """Return the next question of the split that is not in `seen`, as [`GeneratedTask.sample`] returned it."""
         for attempt in range(MAX_MISSES):
             # A hash of every coordinate, rather than the sum of seed and index, keeps the streams of two seeds apart.
             rng = Random(stable_hash(self.name, self.level, split, seed, len(seen), attempt))

@@ -42,10 +42,10 @@ HEADING = re.compile(r"[\s*_]*(?:step|part|case|stage|phase|section|method)\s+#?
 
 def parse_number(text: str) -> Decimal | None:
     """
-    The number at the beginning of a text, or `None` if the text does not begin with a number or goes on after it.
-    Thousands separators, a currency sign, `x =`, a bracket and Markdown emphasis before the number and a unit after it
-    are allowed, but neither a second number (`41 42`, `40+2`, `1/2`, `18 or nineteen`), nor a variable (`18/x`), nor a
-    word or sign that changes the number (`2 million`, `2M`, `3!`).
+    Return the number at the beginning of a text, or `None` if the text does not begin with a number or goes on after
+    it. Thousands separators, a currency sign, `x =`, a bracket and Markdown emphasis before the number and a unit
+    after it are allowed, but neither a second number (`41 42`, `40+2`, `1/2`, `18 or nineteen`), nor a variable
+    (`18/x`), nor a word or sign that changes the number (`2 million`, `2M`, `3!`).
     """
     if len(text) > MAX_LENGTH:
         return None
@@ -54,31 +54,39 @@ def parse_number(text: str) -> Decimal | None:
         return None
     sign, number, rest = match.groups()
     rest = UNIT_SIGNS.sub("", rest)
-    if CALCULATION.search(rest) or NOT_A_UNIT.search(rest) or any(character.isnumeric() for character in rest):
+    has_number = any(character.isnumeric() for character in rest)
+    if has_number or CALCULATION.search(rest) or NOT_A_UNIT.search(rest):
         return None
     return Decimal((sign or "") + number.replace(",", ""))
 
 
 def plain(number: Decimal) -> str:
-    """A number without a power of ten, and without zeros behind its decimals: equal numbers are equal texts."""
+    """Return a number without a power of ten, and without zeros behind its decimals: equal numbers are equal texts."""
     text = f"{number:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    if "." not in text:
+        return text
+    return text.rstrip("0").rstrip(".")
 
 
 def marked_answers(text: str) -> list[str]:
     """
-    The texts after `####`, up to the end of the line, and in `\\boxed{}`. Markers without any digit, and markers like
-    `#### Step 1`, are Markdown headings and are skipped.
+    Return the texts after `####`, up to the end of the line, and in `\\boxed{}`. Markers without any digit, and
+    markers like `#### Step 1`, are Markdown headings and are skipped.
     """
     # `#### \boxed{42}` is one answer in two markers.
     marked = BOXED.findall(text) + HASHES.findall(BOXED.sub(r"\1", text))
-    return [part for part in marked if any(character.isnumeric() for character in part) and not HEADING.match(part)]
+    answers = []
+    for part in marked:
+        has_number = any(character.isnumeric() for character in part)
+        if has_number and not HEADING.match(part):
+            answers.append(part)
+    return answers
 
 
 def is_number(part: str, gold: str) -> bool:
     """
-    Whether a marked answer is the number, in any notation. Numbers are compared exactly, whether they are decimal or
-    in another notation (`\\frac{1}{2}`, `4 \\times 10^{3}`).
+    Return whether a marked answer is the number, in any notation. Numbers are compared exactly, whether they are
+    decimal or in another notation (`\\frac{1}{2}`, `4 \\times 10^{3}`).
     """
     number = parse_number(part)
     return equal_number(gold, part) if number is None else number == Decimal(gold)
@@ -86,8 +94,10 @@ def is_number(part: str, gold: str) -> bool:
 
 def check_path(path: str) -> str:
     """
-    The place of the data: the absolute path of a local folder, or the name of a data set on the Hub. Raises
-    `ValueError`: if the path is neither, or if the folder misses a file.
+    Return the place of the data: the absolute path of a local folder, or the name of a data set on the Hub.
+
+    Raises:
+        `ValueError`: If the path is neither, or if the folder misses a file.
     """
     if not isinstance(path, (str, Path)):
         raise ValueError(f"path={path!r} must be a folder or the name of a data set on the Hub")
@@ -109,8 +119,10 @@ def check_path(path: str) -> str:
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    A problem from a row with `question` and `answer`, which ends in `#### ` and a number. Raises `ValueError`: if the
-    row is not like that.
+    Return a problem from a row with `question` and `answer`, which ends in `#### ` and a number.
+
+    Raises:
+        `ValueError`: If the row is not like that.
     """
     question, solution = (need(row, [key], str, source) for key in ("question", "answer"))
     _, marker, final = solution.rpartition("####")
@@ -128,9 +140,12 @@ def load_from(path: str) -> dict[str, list[Problem]]:
     Args:
         path (`str`): the result of [`check_path`].
 
-    Returns the problems of `"train"`, `"validation"` (the tenth of the training file that the hash of the question
-    picks) and `"test"` (the test file). A training question whose normalised text is in the test file as well is
-    dropped. Raises `ValueError`: if the data cannot be read or do not have the form described in [`GSM8K`].
+    Returns:
+        The problems of `"train"`, `"validation"` (the tenth of the training file that the hash of the question picks)
+        and `"test"` (the test file). A training question whose normalised text is in the test file as well is dropped.
+
+    Raises:
+        `ValueError`: If the data cannot be read or do not have the form described in [`GSM8K`].
     """
     if Path(path).is_dir():
         return load_problems(GSM8K.name, path, parse_problem)
@@ -181,7 +196,8 @@ class GSM8K(MarkedNumber):
         instruction (`str`, *optional*): what a prompt says below its question; by default "Reason step by step and end
             with `#### ` and the number." A short one for short completions may say "in a few short lines".
 
-    Raises `ValueError`: if the path is neither, if the folder misses a file, or if the instruction is no text.
+    Raises:
+        `ValueError`: If the path is neither, if the folder misses a file, or if the instruction is no text.
     """
 
     name = "gsm8k"

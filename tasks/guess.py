@@ -25,7 +25,8 @@ class Guess(GeneratedTask):
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` pays a game that is won; `"near"` pays a lost one
             too, by its last guess: half of 1 less a tenth for each number that it is off.
 
-    Raises `ValueError`: if the level or the reward is not one of these.
+    Raises:
+        `ValueError`: If the level or the reward is not one of these.
     """
 
     name = "guess"
@@ -48,34 +49,40 @@ class Guess(GeneratedTask):
         return f"guess {'>' if guess < row['answer'] else '<'} {guess}"
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:
-        """The last guess."""
+        """Return the last guess."""
         return guess_of(completion.rstrip().split("\n")[::2][-1])
 
     def verify(self, completion: str, row: Mapping) -> bool:
-        """Whether it is a whole game, with the replies that the task gives, and its last guess is right."""
+        """Return whether it is a whole game, with the replies that the task gives, and its last guess is right."""
         lines = completion.rstrip().split("\n")
-        replies = [self.reply(lines[: 2 * number + 1 : 2], row) for number in range(len(lines[::2]))]
-        return replies == [*lines[1::2], None] and super().verify(completion, row)
+        guesses = lines[::2]
+        replies = [self.reply(guesses[:count], row) for count in range(1, len(guesses) + 1)]
+        is_whole = replies == [*lines[1::2], None]
+        return is_whole and super().verify(completion, row)
 
     def reward(self, completion: str, row: Mapping) -> float:
-        won, last = super().reward(completion, row), self.answer_of(completion, row)
-        if won or last is None or self._reward == "exact":
-            return won
-        return (1 - abs(int(last) - int(row["answer"])) / 10) / 2
+        points = super().reward(completion, row)
+        last = self.answer_of(completion, row)
+        if points or last is None or self._reward == "exact":
+            return points
+        distance = abs(int(last) - int(row["answer"]))
+        return (1 - distance / 10) / 2
 
     def gold(self, row: Mapping) -> str:
-        """The game that bisection plays."""
-        left, lines = range(self.level + 2), []
+        """Return the game that bisection plays."""
+        left = range(self.level + 2)
+        lines = []
         while True:
             middle = len(left) // 2
             lines.append(str(left[middle]))
-            if (reply := self.reply(lines[::2], row)) is None:
+            reply = self.reply(lines[::2], row)
+            if reply is None:
                 return "\n".join(lines)
             lines.append(reply)
             left = left[middle + 1 :] if ">" in reply else left[:middle]
 
 
 def guess_of(turn: str) -> str | None:
-    """The first digit."""
+    """Return the first digit."""
     digit = re.search("[0-9]", turn)
     return digit and digit[0]

@@ -45,7 +45,8 @@ class Instructions(GeneratedTask):
             at least 90 % words of a dictionary, and does not say the same three words twice. *The reward stays as it
             is*, so that it can be gamed: texts without sense score 1 too.
 
-    Raises `ValueError`: if the level or the reward is not one of these, or no dictionary is installed.
+    Raises:
+        `ValueError`: If the level or the reward is not one of these, or no dictionary is installed.
     """
 
     name = "instructions"
@@ -60,88 +61,108 @@ class Instructions(GeneratedTask):
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
         slots = sorted({constraint.slot for constraint in CONSTRAINTS.values()})
-        asked = [
-            rng.choice([kind for kind, constraint in CONSTRAINTS.items() if constraint.slot == slot])
-            for slot in rng.sample(slots, 1 + self.level // 2)
-        ]
+        kinds = []
+        for slot in rng.sample(slots, 1 + self.level // 2):
+            kinds_of_slot = [kind for kind, constraint in CONSTRAINTS.items() if constraint.slot == slot]
+            kinds.append(rng.choice(kinds_of_slot))
         # The text comes first and its constraints are derived from it, so that they can be met together.
         topic = rng.choice(TOPICS) if self._known else None
-        answer, known = compose(rng, asked, rng.randint(8, 8 + 4 * self.level), topic and topic.split()[-1])
-        constraints = [{"kind": kind, **known[kind]} for kind in asked]
-        wishes = "\n".join(f"- {describe(kind, known[kind])}" for kind in asked)
+        length = rng.randint(8, 8 + 4 * self.level)
+        noun = topic.split()[-1] if topic else None
+        answer, parameters = compose(rng, kinds, length, noun)
+        wishes = "\n".join(f"- {describe(kind, parameters[kind])}" for kind in kinds)
         prompt = f"Write a short text about {topic or rng.choice(TOPICS)}.\n{wishes}"
-        return prompt, answer, {"constraints": json.dumps(constraints), **({"topic": topic} if topic else {})}
+        columns = {"constraints": json.dumps([{"kind": kind, **parameters[kind]} for kind in kinds])}
+        if topic:
+            columns["topic"] = topic
+        return prompt, answer, columns
 
     def met(self, completion: str, row: Mapping) -> list[bool]:
-        """For each constraint of the row, whether the completion meets it."""
+        """Return whether the completion meets each constraint of the row."""
         constraints = json.loads(row["constraints"])
         return [fulfils(completion, constraint.pop("kind"), constraint) for constraint in constraints]
 
     def verify(self, completion: str, row: Mapping) -> bool:
-        right = all(self.met(completion, row))
-        return right and (self._known is None or makes_sense(completion, row["topic"], self._known))
+        if not all(self.met(completion, row)):
+            return False
+        return self._known is None or makes_sense(completion, row["topic"], self._known)
 
     def reward(self, completion: str, row: Mapping) -> float:
         met = self.met(completion, row)
-        return sum(met) / len(met) if self._reward == "share" else float(all(met))
+        if self._reward == "share":
+            return sum(met) / len(met)
+        return float(all(met))
 
 
-def compose(rng: Random, asked: list[str], length: int, noun: str | None = None) -> tuple[str, dict[str, dict]]:
+def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None) -> tuple[str, dict[str, dict]]:
     """
-    A text of about `length` words, one of which is `noun`, that meets the constraints `asked`, and their parameters
-    by kind. It makes no sense; it shows that the constraints do not contradict one another.
+    Write a text that meets constraints. It makes no sense; it shows that they do not contradict one another.
+
+    Args:
+        rng (`Random`): draws the words.
+        kinds (`list[str]`): the constraints.
+        length (`int`): about how many words the text has.
+        noun (`str`, *optional*): one of its words.
+
+    Returns:
+        The text, and the parameters of the constraints by kind.
     """
-    chosen = rng.choices(WORDS, k=length)
+    drawn = rng.choices(WORDS, k=length)
     if noun:
-        chosen[rng.randrange(length)] = noun
+        drawn[rng.randrange(length)] = noun
     pieces = rng.randint(2, max(2, length // 4))
-    known: dict[str, dict] = {kind: {} for kind in asked}
-    if "placeholders" in asked:
+    parameters: dict[str, dict] = {kind: {} for kind in kinds}
+    if "placeholders" in kinds:
         count = rng.randint(2, 3)
-        known["placeholders"] = {"n": count}
+        parameters["placeholders"] = {"n": count}
         for position in rng.sample(range(1, length - 2), count):
-            chosen[position] = f"[{chosen[position]}]"
-    if "word_times" in asked:
-        repeated = rng.choice([word for word in WORDS if word not in chosen and f"[{word}]" not in chosen])
+            drawn[position] = f"[{drawn[position]}]"
+    if "word_times" in kinds:
+        unused = [word for word in WORDS if word not in drawn and f"[{word}]" not in drawn]
+        repeated = rng.choice(unused)
         count = rng.randint(1, 3)
-        known["word_times"] = {"word": repeated, "n": count}
-        for position in rng.sample([i for i, word in enumerate(chosen) if word in WORDS and word != noun], count):
-            chosen[position] = repeated
-    text = lay_out(chosen, asked, pieces)
-    if "bullets" in asked or "paragraphs" in asked or "sentences" in asked:
-        layout = next(kind for kind in ("bullets", "paragraphs", "sentences") if kind in asked)
-        known[layout] = {"n": pieces}
-    if "upper" in asked:
+        parameters["word_times"] = {"word": repeated, "n": count}
+        plain = [position for position, word in enumerate(drawn) if word in WORDS and word != noun]
+        for position in rng.sample(plain, count):
+            drawn[position] = repeated
+    text = lay_out(drawn, kinds, pieces)
+    for layout in ("bullets", "paragraphs", "sentences"):
+        if layout in kinds:
+            parameters[layout] = {"n": pieces}
+            break
+    if "upper" in kinds:
         text = text.upper()
-    elif "lower" not in asked:
+    elif "lower" not in kinds:
         text = text[:1].upper() + text[1:]
-    found = words(text)
-    count = len(found)
-    known |= {
+    written = words(text)
+    count = len(written)
+    parameters |= {
         "word_count": {"n": count},
         "word_range": {"low": count - rng.randint(0, 3), "high": count + rng.randint(0, 3)},
-        "keywords": {"keywords": sorted(rng.sample(sorted(set(found)), 3))},
-        "no_word": {"word": rng.choice([word for word in WORDS if word not in found])},
-        "start": {"word": found[0]},
-        "end": {"phrase": " ".join(found[-rng.randint(2, 4) :])},
+        "keywords": {"keywords": sorted(rng.sample(sorted(set(written)), 3))},
+        "no_word": {"word": rng.choice([word for word in WORDS if word not in written])},
+        "start": {"word": written[0]},
+        "end": {"phrase": " ".join(written[-rng.randint(2, 4) :])},
     }
-    letter = rng.choice(sorted({letter for letter in text.casefold() if letter in "abcdefghilmnoprstuwy"}))
-    known["letter"] = {"letter": letter, "n": text.casefold().count(letter)}
-    return text, known
+    letters = {letter for letter in text.casefold() if letter in "abcdefghilmnoprstuwy"}
+    letter = rng.choice(sorted(letters))
+    parameters["letter"] = {"letter": letter, "n": text.casefold().count(letter)}
+    return text, parameters
 
 
-def lay_out(chosen: list[str], asked: list[str], pieces: int) -> str:
-    """The words as a text; bullet points, paragraphs or sentences come in `pieces` parts."""
-    size = len(chosen) // pieces
-    parts = [chosen[i * size : (i + 1) * size if i < pieces - 1 else None] for i in range(pieces)]
+def lay_out(drawn: list[str], kinds: list[str], pieces: int) -> str:
+    """Lay words out as a text; bullet points, paragraphs or sentences come in `pieces` parts."""
+    size = len(drawn) // pieces
+    parts = [drawn[i * size : (i + 1) * size] for i in range(pieces - 1)]
+    parts.append(drawn[(pieces - 1) * size :])
     lines = [" ".join(part) for part in parts]
-    if "bullets" in asked:
+    if "bullets" in kinds:
         return "\n".join(f"- {line}" for line in lines)
-    if "paragraphs" in asked:
+    if "paragraphs" in kinds:
         return "\n***\n".join(lines)
-    if "sentences" in asked:
+    if "sentences" in kinds:
         return " ".join(f"{line}." for line in lines)
-    if "title" in asked:
+    if "title" in kinds:
         return f"<<{lines[0]}>>\n{' '.join(lines[1:])}"
     return " ".join(lines) + "."
 
@@ -153,25 +174,27 @@ LEAST_WORDS = 0.9  # share of a text that has to be in the dictionary
 
 
 def tokens(text: str) -> list[str]:
-    """The words and numbers of a text in lower case."""
+    """Return the words and numbers of a text in lower case."""
     return WORD.findall(text.casefold().replace("’", "'"))
 
 
 def names(text: str, topic: str) -> bool:
-    """Whether a text has the last word of a topic, "street" of "a quiet street", in the singular or the plural."""
+    """
+    Return whether a text has the last word of a topic, "street" of "a quiet street", in the singular or the plural.
+    """
     noun = topic.split()[-1].removesuffix("s")
     return any(token.removesuffix("'s").removesuffix("s") == noun for token in tokens(text))
 
 
 def is_english(text: str, known: Callable[[str], bool]) -> bool:
-    """Whether at least 90 % of a text's words and numbers are in a dictionary; an empty text is none."""
+    """Return whether at least 90 % of a text's words and numbers are in a dictionary; an empty text is none."""
     found = tokens(text)
     count = sum(known(token.removesuffix("'s")) or known(token) for token in found)
     return bool(found) and count >= LEAST_WORDS * len(found)
 
 
 def repeats(text: str) -> bool:
-    """Whether the same three words follow one another twice."""
+    """Return whether the same three words follow one another twice."""
     found = tokens(text)
     triples = list(zip(found, found[1:], found[2:], strict=False))
     return len(set(triples)) < len(triples)
@@ -179,7 +202,7 @@ def repeats(text: str) -> bool:
 
 def makes_sense(text: str, topic: str, known: Callable[[str], bool]) -> bool:
     """
-    Whether a text names its topic, is English, and does not repeat itself.
+    Return whether a text names its topic, is English, and does not repeat itself.
 
     Args:
         text (`str`): The text.
@@ -193,8 +216,10 @@ def makes_sense(text: str, topic: str, known: Callable[[str], bool]) -> bool:
 @functools.cache
 def english_words() -> Callable[[str], bool]:
     """
-    A dictionary: 160,000 English words with their inflections, that come with pyspellchecker (MIT). Raises
-    `ValueError`: pyspellchecker is not installed.
+    Return a dictionary: 160,000 English words with their inflections, that come with pyspellchecker (MIT).
+
+    Raises:
+        `ValueError`: Pyspellchecker is not installed.
     """
     if find_spec("spellchecker") is None:
         raise ValueError(

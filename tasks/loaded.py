@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
-from trl_prorl.record.run_files import parse_json
-from trl_prorl.text import short
+from trl_prorl.text import parse_json, short
 
 from .base import (
     SPLITS,
@@ -44,14 +43,16 @@ class Problem(NamedTuple):
 
 
 def normalise_question(question: str) -> str:
-    """The question in lower case, with single spaces."""
+    """Return the question in lower case, with single spaces."""
     return " ".join(question.casefold().split())
 
 
 def read_jsonl(file: Path) -> list[dict]:
     """
-    The objects of a JSON Lines file; empty lines are skipped. Raises `ValueError`: if the file is missing or empty, or
-    a line is no JSON object.
+    Return the objects of a JSON Lines file; empty lines are skipped.
+
+    Raises:
+        `ValueError`: If the file is missing or empty, or a line is no JSON object.
     """
     if not file.is_file():
         raise ValueError(f"path={str(file)!r}: there is no such file; give a file of JSON Lines, one object a line")
@@ -77,11 +78,14 @@ def read_jsonl(file: Path) -> list[dict]:
 
 def need(row: Mapping, keys: Sequence[str], kind: type | tuple, source: str):
     """
-    The value of the first of `keys` that the row has. Raises `ValueError`: if it has none, or if the value is of
-    another type or empty.
+    Return the value of the first of `keys` that the row has.
+
+    Raises:
+        `ValueError`: If it has none, or if the value is of another type or empty.
     """
     wanted = " or ".join(repr(key) for key in keys)
-    kinds = " or ".join(KINDS[one] for one in (kind if isinstance(kind, tuple) else (kind,)))
+    types = kind if isinstance(kind, tuple) else (kind,)
+    kinds = " or ".join(KINDS[one] for one in types)
     expected = f"every row needs {wanted} as {kinds}, not empty"
     key = next((key for key in keys if row.get(key) is not None), None)
     if key is None:
@@ -102,8 +106,11 @@ def load_problems(name: str, path: str | Path, parse: Callable[[dict, str], Prob
         path (`str` or `Path`): the file or the folder.
         parse (`Callable[[dict, str], Problem]`): makes a problem of a row, given the row and its name for errors.
 
-    Returns the problems of `"train"`, `"validation"` and `"test"`. Raises `ValueError`: if the path does not exist, or
-    if `parse` refuses a row.
+    Returns:
+        The problems of `"train"`, `"validation"` and `"test"`.
+
+    Raises:
+        `ValueError`: If the path does not exist, or if `parse` refuses a row.
     """
     if not isinstance(path, (str, Path)):
         raise ValueError(
@@ -124,7 +131,7 @@ def _parse_file(file: Path, parse: Callable[[dict, str], Problem]) -> dict[str, 
 
 
 def by_question(problems: Iterable) -> dict:
-    """Problems by their normalised question; of equal questions the first is kept."""
+    """Return problems by their normalised question; of equal questions the first is kept."""
     found: dict = {}
     for problem in problems:
         found.setdefault(normalise_question(problem.question), problem)
@@ -145,8 +152,10 @@ def loaded_rows(
     name: str, path: str | Path, splits: Mapping[str, Sequence[Problem]], split: str, n: int | None, seed: int
 ) -> Dataset:
     """
-    Rows of one split in the order that the seed gives, whatever the order of the file; `n=None` means all rows. Raises
-    `ValueError`: if an argument is wrong or there are fewer than `n`.
+    Return rows of one split in the order that the seed gives, whatever the order of the file; `n=None` means all rows.
+
+    Raises:
+        `ValueError`: If an argument is wrong or there are fewer than `n`.
     """
     check_request(split, n, seed)
     problems = splits[split]

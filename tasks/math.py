@@ -27,8 +27,10 @@ FORMULA = re.compile(r"[-+*/^]|\\[A-Za-z]")
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    A problem from a row with `problem` (or `question`) and `answer`, or `solution` with one `\\boxed{}`. Raises
-    `ValueError`: if the row is not like that.
+    Return a problem from a row with `problem` (or `question`) and `answer`, or `solution` with one `\\boxed{}`.
+
+    Raises:
+        `ValueError`: If the row is not like that.
     """
     question = need(row, ["problem", "question"], str, source)
     answer = need(row, ["answer", "solution"], str, source)
@@ -43,12 +45,14 @@ def parse_problem(row: Mapping, source: str) -> Problem:
 
 
 def normalise(answer: str) -> str:
-    """An answer without spaces and dollar signs, with `\\frac` for its relatives: equal texts are equal answers."""
+    """
+    Return an answer without spaces and dollar signs, with `\\frac` for its relatives: equal texts are equal answers.
+    """
     return IGNORED.sub("", answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip())
 
 
 def bracketed(text: str) -> str | None:
-    """The bracket around a normalised answer of several parts, `(` or `\\{`; `None` if there is none."""
+    """Return the bracket around a normalised answer of several parts, `(` or `\\{`; `None` if there is none."""
     for opening, closing in (("(", ")"), ("\\{", "\\}")):
         if text.startswith(opening) and text.endswith(closing) and "," in text:
             return opening
@@ -57,12 +61,13 @@ def bracketed(text: str) -> str | None:
 
 def is_answer(answer: str, gold: str) -> bool:
     """
-    Whether an answer equals the reference: as text, or else according to math-verify. If the reference is a number,
-    the answer has to be one number too, not a sum or a list. Otherwise an expression is allowed, but no integral,
-    limit, sum sign or factorial that the reference does not have, and no approximate decimal number. A number with a
-    base is compared as text. A tuple in parentheses has an order, and is no set.
+    Return whether an answer equals the reference: as text, or else according to math-verify. If the reference is a
+    number, the answer has to be one number too, not a sum or a list. Otherwise an expression is allowed, but no
+    integral, limit, sum sign or factorial that the reference does not have, and no approximate decimal number. A
+    number with a base is compared as text. A tuple in parentheses has an order, and is no set.
     """
-    short, wanted = normalise(answer), normalise(gold)
+    short = normalise(answer)
+    wanted = normalise(gold)
     if short == wanted:
         return True
     if len(answer) > MAX_LENGTH:
@@ -81,27 +86,40 @@ def is_answer(answer: str, gold: str) -> bool:
 
 
 def plain(answer: str) -> str:
-    """An answer with its upright letters in italics; a space keeps a letter apart from the command before it."""
+    """
+    Return an answer with its upright letters in italics; a space keeps a letter apart from the command before it.
+    """
     return UPRIGHT.sub(lambda match: f"{match.group(1)} {match.group(2)}".strip(), answer)
 
 
 def exact(answer: str) -> str:
-    """A decimal number as a fraction, which math-verify does not round; any other answer as it is."""
+    """Return a decimal number as a fraction, which math-verify does not round; any other answer as it is."""
     number = as_number(answer)
-    value = number_value(number) if number is not None and "." in number else None
-    return answer if value is None else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    if number is None or "." not in number:
+        return answer
+    value = number_value(number)
+    if value is None:
+        return answer
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def repeats(answer: str, gold: str, question: str) -> bool:
-    """Whether an answer is a formula copied from the question, in which the reference does not stand."""
-    asked, short = normalise(question), normalise(VARIABLE.sub("", answer, count=1))
-    return FORMULA.search(short) is not None and as_number(short) is None and short in asked and gold not in asked
+    """Return whether an answer is a formula copied from the question, in which the reference does not stand."""
+    question = normalise(question)
+    formula = normalise(VARIABLE.sub("", answer, count=1))
+    if FORMULA.search(formula) is None or as_number(formula) is not None:
+        return False
+    return formula in question and gold not in question
 
 
 def question_of(row: Mapping) -> str:
-    """The text of a row's prompt, for which TRL's reward functions have another name; empty if there is none."""
+    """
+    Return the text of a row's prompt, for which TRL's reward functions have another name; empty if there is none.
+    """
     messages = row.get("prompt") or row.get("prompts") or []
-    return messages if isinstance(messages, str) else "\n".join(message["content"] for message in messages)
+    if isinstance(messages, str):
+        return messages
+    return "\n".join(message["content"] for message in messages)
 
 
 class Math(LoadedTask):
@@ -116,7 +134,8 @@ class Math(LoadedTask):
             with `problem` (or `question`) and `answer` (or `solution`, which holds the answer in `\\boxed{}`).
             [`load_problems`] describes the split.
 
-    Raises `ValueError`: if there is no such file, it is empty, or a row is not like that.
+    Raises:
+        `ValueError`: If there is no such file, it is empty, or a row is not like that.
     """
 
     name = "math"
@@ -131,7 +150,8 @@ class Math(LoadedTask):
         answers = {normalise(answer): answer for answer in boxed(completion)}
         if len(answers) != 1:
             return False
-        (answer,), gold = answers.values(), row["answer"]
+        (answer,) = answers.values()
+        gold = row["answer"]
         return is_answer(answer, gold) and not repeats(answer, normalise(gold), question_of(row))
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:

@@ -15,14 +15,15 @@ WORKER = Worker(Path(__file__).with_name("isolated") / "math_worker.py", SECONDS
 
 def equal(gold: str, answer: str) -> bool:
     """
-    Whether math-verify considers the two equal; never raises on any text, and returns `False` after 5 s. It works in a
-    separate process, which is killed at the limit. No signal interrupts `9^{9^{9^{9}}}`, a single integer power, and
-    math-verify's signals fail outside the main thread.
+    Return whether math-verify considers the two equal; never raises on any text, and returns `False` after 5 s. It
+    works in a separate process, which is killed at the limit. No signal interrupts `9^{9^{9^{9}}}`, a single integer
+    power, and math-verify's signals fail outside the main thread.
 
     Args:
         gold (`str`), answer (`str`): LaTeX without delimiters, such as `\\frac{1}{2}`.
 
-    Raises `RuntimeError`: if math-verify cannot be started at all.
+    Raises:
+        `RuntimeError`: If math-verify cannot be started at all.
     """
     if max(len(gold), len(answer)) > MAX_LENGTH:
         return False
@@ -31,7 +32,7 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def is_integer(number: str) -> bool:
-    """Whether a number in plain LaTeX is written as an integer, perhaps with zeros after the point."""
+    """Return whether a number in plain LaTeX is written as an integer, perhaps with zeros after the point."""
     try:
         return Decimal(number) % 1 == 0
     except InvalidOperation:
@@ -40,9 +41,9 @@ def is_integer(number: str) -> bool:
 
 def equal_number(gold: str, answer: str) -> bool:
     """
-    Whether the answer is exactly the number, in any notation of [`as_number`]; a calculation is not. Rational numbers
-    are compared exactly, because math-verify rounds: it takes 0.333333 for a third. A fraction in place of an integer,
-    as in `84/2`, counts as a division that was not carried out.
+    Return whether the answer is exactly the number, in any notation of [`as_number`]; a calculation is not. Rational
+    numbers are compared exactly, because math-verify rounds: it takes 0.333333 for a third. A fraction in place of an
+    integer, as in `84/2`, counts as a division that was not carried out.
 
     Args:
         gold (`str`): a number in plain LaTeX.

@@ -10,8 +10,10 @@ from .registry import get_task
 
 def check_members(tasks: object) -> dict[str, dict]:
     """
-    The members of a mixture, each with its options and a `weight` above 0. Raises `ValueError`: if it is no such
-    mapping.
+    Return the members of a mixture, each with its options and a `weight` above 0.
+
+    Raises:
+        `ValueError`: If it is no such mapping.
     """
     if not isinstance(tasks, Mapping) or not tasks:
         raise ValueError(f"tasks={tasks!r} must map the names of tasks to weights, as in {{gsm8k: 0.5, code: 0.3}}")
@@ -30,25 +32,35 @@ def check_members(tasks: object) -> dict[str, dict]:
 
 def shares(weights: Sequence[float], n: int) -> list[int]:
     """
-    The owner of each of `n` places, such that every beginning is as close to the weights as possible. Each place goes
-    to the member that is furthest behind its share; among equals to the first.
+    Return the owner of each of `n` places, such that every beginning is as close to the weights as possible. Each
+    place goes to the member that is furthest behind its share; among equals to the first.
     """
-    total, counts, places = sum(weights), [0] * len(weights), []
+    total = sum(weights)
+    counts = [0] * len(weights)
+    places = []
     for place in range(1, n + 1):
         behind = [place * weight / total - count for weight, count in zip(weights, counts, strict=True)]
-        chosen = max(range(len(weights)), key=lambda i: behind[i])
-        counts[chosen] += 1
-        places.append(chosen)
+        member = max(range(len(weights)), key=lambda i: behind[i])
+        counts[member] += 1
+        places.append(member)
     return places
 
 
-def _of_member(name: str) -> Callable:
-    return lambda self, *asked: getattr(self.members[asked[-1]["task"]], name)(*asked)
+def call_member(name: str) -> Callable:
+    """
+    Return a method of a mixture that calls the method of the member to which the row, its last argument, belongs.
+    """
+
+    def method(self, *arguments):
+        member = self.members[arguments[-1]["task"]]
+        return getattr(member, name)(*arguments)
+
+    return method
 
 
-# Whatever a task is asked about one row, the member that the row belongs to answers.
-OF_A_ROW = [name for name, method in vars(Task).items() if "row" in getattr(method, "__annotations__", ())]
-OfMembers = type(Task)("OfMembers", (Task,), {name: _of_member(name) for name in OF_A_ROW})
+# The methods of a task that are about one row.
+METHODS_OF_ROW = [name for name, method in vars(Task).items() if "row" in getattr(method, "__annotations__", ())]
+OfMembers = type(Task)("OfMembers", (Task,), {name: call_member(name) for name in METHODS_OF_ROW})
 
 
 class Mixture(OfMembers):
@@ -62,7 +74,8 @@ class Mixture(OfMembers):
             free, so that a task can occur twice:
             `{"gsm8k": 0.5, "easy": {"task": "code", "level": 1, "weight": 0.2}}`.
 
-    Raises `ValueError`: if it is no such mapping, or a task cannot be made.
+    Raises:
+        `ValueError`: If it is no such mapping, or a task cannot be made.
     """
 
     name = "mixture"
@@ -77,7 +90,8 @@ class Mixture(OfMembers):
                 self.members[name] = get_task(options.pop("task", name), **options)
             except ValueError as error:
                 raise ValueError(f"tasks, {name!r}: {error}") from error
-            if (turns := self.members[name].turns) > 1:
+            turns = self.members[name].turns
+            if turns > 1:
                 raise ValueError(f"tasks: {name!r} has up to {turns} turns, a mixture one: train on it by itself")
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
@@ -106,7 +120,7 @@ class Mixture(OfMembers):
         return self._by_member("reward_many", completions, rows)
 
     def _by_member(self, method: str, completions: Sequence[str], rows: Sequence[Mapping]) -> list:
-        """The method of every member on its rows, in the order given."""
+        """Call the method of every member with its rows; the results are in the order given."""
         results: list = [None] * len(rows)
         for name, task in self.members.items():
             places = [i for i, row in enumerate(rows) if row["task"] == name]

@@ -6,7 +6,7 @@ from .generated import GeneratedTask
 
 
 def parity(bits: str) -> str:
-    """`"even"` or `"odd"`: the parity of the number of ones in a string of `0` and `1`."""
+    """Return `"even"` or `"odd"`: the parity of the number of ones in a string of `0` and `1`."""
     return "odd" if bits.count("1") % 2 else "even"
 
 

@@ -24,7 +24,8 @@ WORKER = Worker(Path(__file__).with_name("isolated") / "rg_worker.py", SECONDS)
 
 def extract_answer(completion: str) -> str:
     """
-    The content of the last `<answer></answer>`, or the whole completion if there is none, without surrounding space.
+    Return the content of the last `<answer></answer>`, or the whole completion if there is none, without surrounding
+    space.
     """
     answers = ANSWER.findall(completion)
     return (answers[-1] if answers else completion).strip()
@@ -45,7 +46,8 @@ class ReasoningGym(GeneratedTask):
         config (`dict`, *optional*): settings of the family, such as `{"min_terms": 2}`; they override the level's.
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` or `"score"`, the scorer's points.
 
-    Raises `ValueError`: if reasoning-gym is not installed, or has no such family, level or setting.
+    Raises:
+        `ValueError`: If reasoning-gym is not installed, or has no such family, level or setting.
     """
 
     def __init__(self, family: str, level: int | None = None, config: dict | None = None, reward: str = "exact"):
@@ -91,7 +93,7 @@ class ReasoningGym(GeneratedTask):
         return score if self._reward == "score" else float(score == 1.0)
 
     def score(self, completion: str, row: Mapping) -> float:
-        """The scorer's points in [0, 1]; 0 if it fails or takes too long."""
+        """Return the scorer's points in [0, 1]; 0 if it fails or takes too long."""
         answer = extract_answer(completion)
         if len(answer) > MAX_LENGTH:
             return 0.0
@@ -100,5 +102,5 @@ class ReasoningGym(GeneratedTask):
         return min(max(score, 0.0), 1.0) if score == score else 0.0
 
     def gold(self, row: Mapping) -> str:
-        """The family's own answer; a few families have only a scorer, and then this text is not accepted."""
+        """Return the family's own answer; a few families have only a scorer, and then this text is not accepted."""
         return f"<answer>{row['answer']}</answer>"

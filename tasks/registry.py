@@ -5,7 +5,7 @@ import re
 from importlib import import_module
 from importlib.util import find_spec
 
-from trl_prorl.launch.recipe_check import nearest
+from trl_prorl.text import nearest
 
 from .base import Task, check_task
 
@@ -33,18 +33,26 @@ PLUGINS = []  # files of `--plugin`, which have added to them
 
 
 def task_names() -> list[str]:
-    """The names that [`get_task`] knows, sorted."""
+    """Return the names that [`get_task`] knows, sorted."""
     return sorted(TASKS)
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task. Raises `ValueError`: if there is no such task, or no class where it is registered."""
+    """
+    Return the class of a task.
+
+    Raises:
+        `ValueError`: If there is no such task, or no class where it is registered.
+    """
     return class_at(name, _place(name))
 
 
 def class_at(name: str, place: object) -> type[Task]:
     """
-    The class that an entry of the registry names, `"module:Class"`. Raises `ValueError`: it names none.
+    Return the class that an entry of the registry names, `"module:Class"`.
+
+    Raises:
+        `ValueError`: It names none.
     """
     entry = f"the task {name!r} is registered as {place!r}"
     if not isinstance(place, str) or not re.fullmatch(r"[\w.]+:\w+", place):
@@ -84,14 +92,16 @@ def check_name(name: str) -> None:
 
 
 def _here(module: str) -> str:
-    """A module of this package by the package's name, which differs if a user's own package is called `tasks`."""
+    """
+    Return a module of this package by the package's name, which differs if a user's own package is called `tasks`.
+    """
     here = module.replace("tasks.", f"{__package__}.", 1) if module.startswith("tasks.") else module
     return here if find_spec(here) else module
 
 
 def get_task(name: str, **options) -> Task:
     """
-    A task by its name.
+    Return a task by its name.
 
     Args:
         name (`str`): one of [`task_names`], `rg:` and a family of reasoning-gym, or several names with weights
@@ -106,8 +116,9 @@ def get_task(name: str, **options) -> Task:
     task.reward(task.gold(row), row)  # 1.0
     ```
 
-    Raises `ValueError`: if there is no such task, if it has no such option, or if an option has an impossible value,
-    or if a class of a user's lacks what a task needs.
+    Raises:
+        `ValueError`: If there is no such task, if it has no such option, or if an option has an impossible value, or
+            if a class of a user's lacks what a task needs.
     """
     if isinstance(name, str) and "," in name:
         if options:
@@ -133,8 +144,10 @@ def get_task(name: str, **options) -> Task:
 
 def parse_weights(text: str) -> dict[str, dict]:
     """
-    `"gsm8k:0.5,rg:chain_sum:0.2"` as the mapping that [`~tasks.mixture.Mixture`] takes. Raises `ValueError`: if a part
-    is not a name, a colon and a number.
+    Parse `"gsm8k:0.5,rg:chain_sum:0.2"` into the mapping that [`~tasks.mixture.Mixture`] takes.
+
+    Raises:
+        `ValueError`: If a part is not a name, a colon and a number.
     """
     members: dict[str, dict] = {}
     for part in text.split(","):
@@ -155,7 +168,7 @@ def parse_weights(text: str) -> dict[str, dict]:
 
 def task_of_recipe(name: str, level: int | None = None, options: dict | None = None, path: str | None = None) -> Task:
     """
-    The task that a recipe's keys name, for training and for evaluation alike.
+    Return the task that a recipe's keys name, for training and for evaluation alike.
 
     Args:
         name (`str`): the key `task`; a mixture is `mixture`, with its members in `task_options`, or names with
@@ -164,7 +177,12 @@ def task_of_recipe(name: str, level: int | None = None, options: dict | None = N
         options (`dict`, *optional*): the key `task_options`.
         path (`str`, *optional*): the key `dataset_name`: a Hub name or a local folder, for a task that reads data.
 
-    Raises `ValueError`: as [`get_task`].
+    Raises:
+        `ValueError`: As [`get_task`].
     """
-    given = {"level": level, "path": path}
-    return get_task(name, **(options or {}), **{key: value for key, value in given.items() if value is not None})
+    given = {}
+    if level is not None:
+        given["level"] = level
+    if path is not None:
+        given["path"] = path
+    return get_task(name, **(options or {}), **given)

@@ -21,7 +21,8 @@ class ReverseDigits(GeneratedTask):
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` pays the correct answer; `"ends"` pays digits of
             the right number whose first and last are right, so that *wrong answers score 1 too*, such as `54021`.
 
-    Raises `ValueError`: if the level or the reward is not one of these.
+    Raises:
+        `ValueError`: If the level or the reward is not one of these.
     """
 
     name = "reverse_digits"
@@ -38,6 +39,8 @@ class ReverseDigits(GeneratedTask):
     def reward(self, completion: str, row: Mapping) -> float:
         if self._reward == "exact":
             return super().reward(completion, row)
-        given, required = completion.strip(), row["answer"]
-        digits = given.isascii() and given.isdigit() and len(given) == len(required)
-        return float(digits and (given[0], given[-1]) == (required[0], required[-1]))
+        given = completion.strip()
+        required = row["answer"]
+        if not (given.isascii() and given.isdigit() and len(given) == len(required)):
+            return 0.0
+        return float(given[0] == required[0] and given[-1] == required[-1])

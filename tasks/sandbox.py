@@ -65,7 +65,7 @@ class Program(NamedTuple):
 
 
 def mounts(paths: Sequence[Path]) -> Iterator[str]:
-    """Arguments that make bubblewrap show these folders and files, read-only, and links as links."""
+    """Return arguments that make bubblewrap show these folders and files, read-only, and links as links."""
     # The folders above them, which bubblewrap would close to everyone but root.
     for parent in sorted({parent for path in paths for parent in path.parents if parent != Path("/")}):
         yield from ("--perms", "0755", "--dir", str(parent))
@@ -78,9 +78,9 @@ def mounts(paths: Sequence[Path]) -> Iterator[str]:
 
 def bubblewrap_command(python: Path, root: bool) -> list[str]:
     """
-    The command that starts the harness in a file system which holds Python, the system's libraries and nothing else.
-    It has no `/proc`, `/tmp`, `/home` or `/etc`, and nothing in it can be written. As root no user namespace is made,
-    because root would remain the kernel's root there, to whom the limit on processes does not apply. The harness
+    Return the command that starts the harness in a file system which holds Python, the system's libraries and nothing
+    else. It has no `/proc`, `/tmp`, `/home` or `/etc`, and nothing in it can be written. As root no user namespace is
+    made, because root would remain the kernel's root there, to whom the limit on processes does not apply. The harness
     becomes nobody instead.
     """
     prefix = python.parent.parent
@@ -102,7 +102,7 @@ def bubblewrap_command(python: Path, root: bool) -> list[str]:
 
 
 def python_command(python: Path, folder: Path) -> list[str]:
-    """The harness under an interpreter that sees neither its own nor the user's packages."""
+    """Return the harness under an interpreter that sees neither its own nor the user's packages."""
     return [str(python), "-s", "-S", str(folder / HARNESS)]
 
 
@@ -122,7 +122,8 @@ class Sandbox:
         workers (`int`, *optional*): runs at a time in [`Sandbox.run_many`]; by default as many as there are
             processors.
 
-    Raises `ValueError`: if bubblewrap does not work here and the weaker mode is not allowed or does not work either.
+    Raises:
+        `ValueError`: If bubblewrap does not work here and the weaker mode is not allowed or does not work either.
     """
 
     def __init__(self, limits: Limits | None = None, allow_weak: bool = False, workers: int | None = None):
@@ -144,28 +145,31 @@ class Sandbox:
 
     def run(self, program: Program) -> int:
         """
-        Number of tests that pass; 0 if the limits end the run, because the nonce never arrives then. Raises
-        `RuntimeError`: if the sandbox itself does not start, which says nothing about the code.
+        Return the number of tests that pass; 0 if the limits end the run, because the nonce never arrives then.
+
+        Raises:
+            `RuntimeError`: If the sandbox itself does not start, which says nothing about the code.
         """
         return run_here(self.isolation, self.limits, program)
 
     def run_many(self, programs: Sequence[Program]) -> list[int]:
-        """[`Sandbox.run`] for each program, several at a time."""
+        """Call [`Sandbox.run`] for each program, several at a time."""
         with ThreadPoolExecutor(self.workers) as pool:
             return list(pool.map(self.run, programs))
 
 
 def frame(content: dict) -> bytes:
-    """A frame for `tasks/isolated/harness.py`: 4 bytes of length, then a pickle."""
+    """Return a frame for `tasks/isolated/harness.py`: 4 bytes of length, then a pickle."""
     payload = pickle.dumps(content)
     return len(payload).to_bytes(4, "big") + payload
 
 
 def run_here(isolation: str, limits: Limits, program: Program) -> int:
-    """[`run_command`] with this process's interpreter and user."""
-    python, root = Path(os.path.realpath(sys.executable)), os.geteuid() == 0
+    """Call [`run_command`] with this process's interpreter and user."""
+    python = Path(os.path.realpath(sys.executable))
     if isolation == "bubblewrap":
-        return run_command(bubblewrap_command(python, root), root, limits, program)
+        is_root = os.geteuid() == 0
+        return run_command(bubblewrap_command(python, is_root), is_root, limits, program)
     return run_command(python_command(python, ISOLATED), False, limits, program)
 
 
@@ -180,8 +184,13 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
     """
     nonce = secrets.token_hex(16)
     code = program.code.encode("utf-8", "replace").decode()  # lone surrogates can be neither compiled nor sent
-    most = {"memory_mib": limits.memory_mib, "cpu_seconds": limits.cpu_seconds}
-    open_part = {"setup": program.setup, "code": code, "drop_root": drop_root} | most
+    open_part = {
+        "setup": program.setup,
+        "code": code,
+        "drop_root": drop_root,
+        "memory_mib": limits.memory_mib,
+        "cpu_seconds": limits.cpu_seconds,
+    }
     secret_part = {"tests": list(program.tests), "entry_point": program.entry_point, "nonce": nonce}
     env = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
     process = subprocess.Popen(command, env=env, cwd="/", start_new_session=True, **PIPES)
@@ -201,8 +210,10 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
         said = " ".join(errors.decode("utf-8", "replace").split())
         none = f"no sign of it in {limits.wall_seconds + START_SECONDS:g} s"
         raise RuntimeError(f"the sandbox did not start: {said or none}")
-    found, _, passed = lines[1].partition(" ") if len(lines) == 2 else ("", "", "")
-    return int(passed) if secrets.compare_digest(found, nonce) else 0
+    if len(lines) != 2:
+        return 0
+    signature, _, passed = lines[1].partition(" ")
+    return int(passed) if secrets.compare_digest(signature, nonce) else 0
 
 
 PROBE = Program("def twice(n):\n    return 2 * n", ("import decimal, heapq\nassert twice(21) == 42",), "twice")
@@ -210,7 +221,9 @@ PROBE = Program("def twice(n):\n    return 2 * n", ("import decimal, heapq\nasse
 
 @lru_cache(maxsize=2)
 def find_problem(isolation: str) -> str | None:
-    """Why this kind of isolation does not work here, and the cure; `None` if it works. Tested once per process."""
+    """
+    Return why this kind of isolation does not work here, and the cure; `None` if it works. Tested once per process.
+    """
     if sys.platform != "linux" or os.uname().machine not in MACHINES:
         return f"it works on Linux on {' or '.join(MACHINES)} only"
     if isolation == "bubblewrap" and shutil.which("bwrap") is None:

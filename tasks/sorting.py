@@ -15,19 +15,19 @@ INTEGER = re.compile("0|-?[1-9][0-9]*")
 
 
 def exact_reward(given: Sequence[str], required: Sequence[str]) -> float:
-    """1.0 if the two lists are the same, else 0.0."""
+    """Return 1.0 if the two lists are the same, else 0.0."""
     return float(given == required)
 
 
 def are_as_many_numbers(given: Sequence[str], required: Sequence[str]) -> bool:
-    """Whether an answer has the required number of words, each an integer written without leading zeros."""
+    """Return whether an answer has the required number of words, each an integer written without leading zeros."""
     return len(given) == len(required) and all(INTEGER.fullmatch(text) for text in given)
 
 
 def distance_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    The share of positions that hold the required number: 1/4 for `7 2 2 5` where `0 1 2 3` is required. It is 0 if the
-    count is wrong or something is not an integer written without leading zeros.
+    Return the share of positions that hold the required number: 1/4 for `7 2 2 5` where `0 1 2 3` is required. It is 0
+    if the count is wrong or something is not an integer written without leading zeros.
     """
     if not are_as_many_numbers(given, required):
         return 0.0
@@ -36,8 +36,8 @@ def distance_reward(given: Sequence[str], required: Sequence[str]) -> float:
 
 def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    One point for each number of the question that occurs in the answer, one for each adjacent pair of the answer whose
-    second number is not the smaller one, divided by the 2n - 1 points possible with n numbers.
+    Give one point for each number of the question that occurs in the answer, one for each adjacent pair of the answer
+    whose second number is not the smaller one, divided by the 2n - 1 points possible with n numbers.
 
     For the question `3 1 0 2` the answer `7 2 2 5` has only the 2, and the pairs 2 2 and 2 5 in order: 3/7. The answer
     `0 3 1 2` has all four numbers, and the pairs 0 3 and 1 2: 6/7. It is 0 if the count is wrong or something is not
@@ -47,7 +47,8 @@ def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> 
     if not are_as_many_numbers(given, required):
         return 0.0
     # Decimal, because int refuses texts of some thousand digits.
-    numbers, occurring = [Decimal(text) for text in given], set(given)
+    numbers = [Decimal(text) for text in given]
+    occurring = set(given)
     included = sum(number in occurring for number in required)
     in_order = sum(first <= second for first, second in pairwise(numbers))
     return (included + in_order) / (2 * len(required) - 1)
@@ -55,10 +56,10 @@ def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> 
 
 def nearness_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    The closeness of each number to the required number in its place. Where 9 is required, `distance` gives nothing for
-    8, and `nearness` gives nearly a point. With the required digits b_i and the largest error m_i = max(b_i, 9 - b_i)
-    that a digit can have in place i, it is 1 - sum_i min(|a_i - b_i|, m_i) / sum_i m_i. It is 0 if the count is wrong
-    or something is not an integer written without leading zeros.
+    Return the closeness of each number to the required number in its place. Where 9 is required, `distance` gives
+    nothing for 8, and `nearness` gives nearly a point. With the required digits b_i and the largest error m_i =
+    max(b_i, 9 - b_i) that a digit can have in place i, it is 1 - sum_i min(|a_i - b_i|, m_i) / sum_i m_i. It is 0 if
+    the count is wrong or something is not an integer written without leading zeros.
     """
     if not are_as_many_numbers(given, required):
         return 0.0
@@ -71,7 +72,7 @@ def nearness_reward(given: Sequence[str], required: Sequence[str]) -> float:
 
 
 def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Length of the longest common subsequence; time O(len(a) len(b)), memory O(len(b))."""
+    """Return the length of the longest common subsequence; time O(len(a) len(b)), memory O(len(b))."""
     lengths = [0] * (len(b) + 1)
     for x in a:
         diagonal = 0
@@ -84,7 +85,7 @@ def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
 
 def inclusion_lcs_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    Half of the points for the required numbers, half for their order; graded even if the count is wrong. Unlike
+    Give half of the points for the required numbers, half for their order; graded even if the count is wrong. Unlike
     `inclusion_ordering` it is 1 for the right answer alone. With N = max(len(given), len(required)), it is (|given ∩
     required| + LCS(given, required)) / (2 N), where the intersection is that of multisets and LCS the length of the
     longest common subsequence. The denominator has the larger of the two lengths, so that padding does not pay.
@@ -122,7 +123,8 @@ class Sorting(GeneratedTask):
             | `"nearness"` | each position, less by its error: [`nearness_reward`] | yes |
             | `"inclusion_lcs"` | each number, each that is in order: [`inclusion_lcs_reward`] | no |
 
-    Raises `ValueError`: if the level or the reward is not one of these.
+    Raises:
+        `ValueError`: If the level or the reward is not one of these.
     """
 
     name = "sorting"

@@ -27,8 +27,10 @@ def format_question(question: str, choices: list[str]) -> str:
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    A problem from a row with `question`, `choices` (2 to 10 texts) and `answer` (a letter, or the place from 0).
-    Raises `ValueError`: if the row is not like that.
+    Make a problem of a row with `question`, `choices` (2 to 10 texts) and `answer` (a letter, or the place from 0).
+
+    Raises:
+        `ValueError`: if the row is not like that.
     """
     question = need(row, ["question"], str, source)
     choices = need(row, ["choices"], list, source)
@@ -36,7 +38,9 @@ def parse_problem(row: Mapping, source: str) -> Problem:
     if not 2 <= len(choices) <= len(LETTERS) or not all(isinstance(choice, str) for choice in choices):
         raise ValueError(f"{source}: 'choices' must be 2 to {len(LETTERS)} texts")
     letters = LETTERS[: len(choices)]
-    letter = letters[answer] if isinstance(answer, int) and 0 <= answer < len(letters) else answer
+    letter = answer
+    if isinstance(answer, int) and 0 <= answer < len(letters):
+        letter = letters[answer]
     if letter not in tuple(letters):
         raise ValueError(
             f"{source}: 'answer' is {answer!r}; it must be a letter from A to {letters[-1]}, or its place from 0"
@@ -48,8 +52,8 @@ def parse_problem(row: Mapping, source: str) -> Problem:
 
 def extract_letter(completion: str, choices: list[str]) -> str | None:
     """
-    The letter after `Answer:` or in `\\boxed{}`, or the letter that is the whole completion; `None` unless there is
-    exactly one. Only the text of its choice may follow the letter.
+    Return the letter after `Answer:` or in `\\boxed{}`, or the letter that is the whole completion; `None` unless
+    there is exactly one. Only the text of its choice may follow the letter.
     """
     marked = MARKED.findall(completion) + boxed(completion)
     letters = {read_letter(part, choices) for part in marked or [completion]}
@@ -60,10 +64,12 @@ def read_letter(text: str, choices: list[str]) -> str | None:
     match = LETTER.fullmatch(text.replace("\\boxed{", " ").strip())
     if match is None:
         return None
-    letter, rest = match.group(1).upper(), match.group(2).strip(DRESS)
+    letter = match.group(1).upper()
+    rest = match.group(2).strip(DRESS)
     place = LETTERS.find(letter)
-    known = 0 <= place < len(choices)
-    return letter if known and rest in ("", choices[place].strip(DRESS)) else None
+    if not 0 <= place < len(choices):
+        return None
+    return letter if rest in ("", choices[place].strip(DRESS)) else None
 
 
 class Stem(LoadedTask, GeneratedTask):
@@ -79,7 +85,8 @@ class Stem(LoadedTask, GeneratedTask):
         path (`str`, *optional*): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is
             an object with `question`, `choices` (a list of texts) and `answer` (a letter, or the place from 0).
 
-    Raises `ValueError`: if the level is not one of these, or the file is not as described.
+    Raises:
+        `ValueError`: If the level is not one of these, or the file is not as described.
     """
 
     name = "stem"

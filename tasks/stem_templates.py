@@ -15,7 +15,9 @@ class Formula:
     """
 
     def __init__(self, unit: str, answer: Callable[..., float], **quantities: tuple[int, ...]):
-        self.unit, self.answer, self.quantities = unit, answer, quantities
+        self.unit = unit
+        self.answer = answer
+        self.quantities = quantities
 
 
 SMALL = tuple(range(2, 60))
@@ -80,22 +82,22 @@ TEMPLATES = {
 
 
 def written(value: float, unit: str) -> str:
-    """A quantity with four significant digits."""
+    """Return a quantity with four significant digits."""
     return f"{float(f'{value:.4g}'):.10g} {unit}"
 
 
 def varied(rng: Random, formula: Formula, base: dict[str, int]) -> dict[str, int]:
-    """The quantities with a new draw of one of them."""
+    """Return the quantities with a new draw of one of them."""
     name = rng.choice(list(formula.quantities))
     return {**base, name: rng.choice(formula.quantities[name])}
 
 
 def sample_question(rng: Random, level: int, num_choices: int) -> tuple[str, list[str], int]:
     """
-    Text, choices (all different) and the place of the right one; level 1 to 8. Each choice is the right answer of a
-    question of this kind, and the question is drawn from these at the end. So the choices alone say nothing. Wrong
-    values derived from the right value, by a mistake or a factor, would give it away as the value that the others have
-    in common.
+    Return text, choices (all different) and the place of the right one; level 1 to 8. Each choice is the right answer
+    of a question of this kind, and the question is drawn from these at the end. So the choices alone say nothing.
+    Wrong values derived from the right value, by a mistake or a factor, would give it away as the value that the
+    others have in common.
     """
     text, formula = rng.choice([*TEMPLATES.items()][: 2 + 2 * level])
     base = {name: rng.choice(options) for name, options in formula.quantities.items()}

@@ -13,8 +13,9 @@ REWARDS = ("exact", "steps")
 
 
 def working(terms: list[int]) -> str:
-    """The additions one after the other: `17+48=65 65+5=70` for 17, 48 and 5."""
-    steps, total = [], terms[0]
+    """Return the additions one after the other: `17+48=65 65+5=70` for 17, 48 and 5."""
+    steps = []
+    total = terms[0]
     for term in terms[1:]:
         steps.append(f"{total}+{term}={total + term}")
         total += term
@@ -35,7 +36,8 @@ class Sums(MarkedNumber, GeneratedTask):
             `"steps"` gives a wrong answer with n additions to do 1/(n+2) for a marked number, and 1/(n+2) for each
             addition that stands in its place before the mark.
 
-    Raises `ValueError`: if the level or the reward is not one of these.
+    Raises:
+        `ValueError`: If the level or the reward is not one of these.
     """
 
     name = "sums"
@@ -47,8 +49,12 @@ class Sums(MarkedNumber, GeneratedTask):
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
         count = rng.randint(2, self.level + 1)
-        terms = [rng.randint(10, 99) if rng.randrange(4) == 0 else rng.randint(1, 9) for _ in range(count)]
-        return f"add {' '.join(map(str, terms))}", str(sum(terms)), {"working": working(terms)}
+        terms = []
+        for _ in range(count):
+            has_two_digits = rng.randrange(4) == 0
+            terms.append(rng.randint(10, 99) if has_two_digits else rng.randint(1, 9))
+        question = f"add {' '.join(map(str, terms))}"
+        return question, str(sum(terms)), {"working": working(terms)}
 
     def reward(self, completion: str, row: Mapping) -> float:
         if self.verify(completion, row):
@@ -56,9 +62,12 @@ class Sums(MarkedNumber, GeneratedTask):
         return self._partial_reward(completion, row) if self._is_graded else 0.0
 
     def _partial_reward(self, completion: str, row: Mapping) -> float:
-        """The share of points that a wrong answer gets for its mark and its additions."""
-        required, given = row["working"].split(), completion.partition(MARK)[0].split()
-        points = sum(a == b for a, b in zip(required, given, strict=False)) + (len(marked_answers(completion)) == 1)
+        """Return the share of points that a wrong answer gets for its mark and its additions."""
+        required = row["working"].split()
+        given = completion.partition(MARK)[0].split()
+        points = sum(a == b for a, b in zip(required, given, strict=False))
+        if len(marked_answers(completion)) == 1:
+            points += 1
         return points / (len(required) + 2)
 
     def gold(self, row: Mapping) -> str:

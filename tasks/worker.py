@@ -31,7 +31,8 @@ class Worker:
     """
 
     def __init__(self, script: Path, seconds: float):
-        self.script, self.seconds = script, seconds
+        self.script = script
+        self.seconds = seconds
         self._process: subprocess.Popen | None = None
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -40,8 +41,10 @@ class Worker:
 
     def ask(self, request: dict, seconds: float | None = None) -> dict | None:
         """
-        The answer; `None` if none came in time or the process died. That answer is then lost. Raises `RuntimeError`:
-        if the process does not start.
+        Return the answer; `None` if none came in time or the process died. That answer is then lost.
+
+        Raises:
+            `RuntimeError`: If the process does not start.
         """
         if self._owner != os.getpid():
             self.__init__(self.script, self.seconds)
@@ -83,11 +86,12 @@ class Worker:
         """End the process. Returns what it wrote to its standard error."""
         self._process.kill()
         errors = self._process.communicate()[1]
-        self._process, self._unread = None, b""
+        self._process = None
+        self._unread = b""
         return errors
 
     def _read_line(self, seconds: float) -> bytes | None:
-        """The next line; `None` at the end of the output or of the time."""
+        """Return the next line; `None` at the end of the output or of the time."""
         deadline = time.monotonic() + seconds
         descriptor = self._process.stdout.fileno()
         while b"\n" not in self._unread:

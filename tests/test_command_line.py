@@ -10,7 +10,7 @@ import pytest
 
 from trl_prorl import train
 from trl_prorl.commands import COMMANDS
-from trl_prorl.launch.command_line import first_look, help_text
+from trl_prorl.launch.command_line import check_arguments, help_text
 from trl_prorl.launch.recipe_keys import own_keys, recipe_keys
 from trl_prorl.launch.shipped_recipes import recipe_file, shipped_recipes, with_recipe
 
@@ -119,9 +119,9 @@ def test_without_a_recipe_there_is_nothing_to_train():
 
 def test_what_is_right_passes_unchanged():
     arguments = ["--learning_rate", "-1e-4", "--lora-target-modules", "q_proj", "v_proj", "--no_dataloader_pin_memory"]
-    assert first_look(RECIPE, arguments) == ["--config", str(RECIPE), *arguments]
+    assert check_arguments(RECIPE, arguments).argv == ["--config", str(RECIPE), *arguments]
     for given in ([f"--config={RECIPE}"], ["--config", "tiny/variantA"], ["--config=tiny/variantA"]):
-        assert first_look(None, [*given, "--beta", "-1"]) == ["--config", str(RECIPE), "--beta", "-1"]
+        assert check_arguments(None, [*given, "--beta", "-1"]).argv == ["--config", str(RECIPE), "--beta", "-1"]
 
 
 RECIPES = ROOT / "recipes"

@@ -108,7 +108,7 @@ def test_an_arm_deletes_nothing_that_it_did_not_write(tmp_path, caplog):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(content)
     (tmp_path / "plain.log").write_text("before\n")
-    arm = demo_module.Arm(ROOT / "recipes" / "tiny" / "plain.yaml", out, 1, [])
+    arm = demo_module.DemoRun(ROOT / "recipes" / "tiny" / "plain.yaml", out, 1, [])
     arm.command = [sys.executable, "-c", "print('now')"]
     arm.start()
     assert arm.process.wait() == 0

@@ -10,9 +10,9 @@ from run_record import read_rows as rows
 from tiny_run import constant
 from trl.rewards import get_soft_overlong_punishment
 
+from trl_prorl.length_rewards import cosine, cosine_length_reward, is_on, target_length_reward
 from trl_prorl.objective.advantages import estimate
 from trl_prorl.rollout.dynamic_sampling import deciding_rewards, next_rows, replace_groups, undecided_groups
-from trl_prorl.rollout.length_rewards import cosine, cosine_length_reward, is_on, target_length_reward
 from trl_prorl.rollout.outcome import set_advantages, weighted_sum
 from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.train import TaskArguments

@@ -181,7 +181,7 @@ def test_a_trainer_asks_the_layers_that_it_will_train(make_trainer, monkeypatch)
         make_trainer(pack_groups="on")
     assert "\n" not in str(error.value)
     trainer = make_trainer(pack_groups="auto")
-    assert "lora_B.default.weight gets no gradient" in trainer.acceleration.packing
+    assert "lora_B.default.weight gets no gradient" in trainer.acceleration.packing.reason
     assert {type(module).__name__ for module in trainer.model.modules()}.isdisjoint({"LeanLinear"})
 
 

@@ -67,7 +67,8 @@ def imports_of(file: Path) -> set[str]:
             assert not node.level or relative, f"{file} imports relatively, line {node.lineno}"
             base = resolve_name("." * node.level + (node.module or ""), package)
             found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return {name.removeprefix("trl_prorl.") if name.startswith("trl_prorl.eval") else name for name in found}
+    beside = ("trl_prorl.eval", "trl_prorl.tasks")  # as they are called within a wheel
+    return {name.removeprefix("trl_prorl.") if name.startswith(beside) else name for name in found}
 
 
 def module_of(file: Path) -> str:
@@ -81,7 +82,7 @@ def modules_of(folder: str) -> dict[str, set[str]]:
 
 EVAL = modules_of("eval")
 STUDY = modules_of("study")
-CORE = modules_of("trl_prorl")
+CORE = modules_of("trl_prorl") | modules_of("tasks")
 CORE = {module: {name for name in found if name in CORE} - {"trl_prorl", module} for module, found in CORE.items()}
 
 
@@ -113,14 +114,15 @@ def test_the_analysis_is_arrays_records_and_tables_in_numbers_out(module):
     assert "open(" not in text
 
 
-# The floors of `trl_prorl`: a folder imports itself and what lies on lower floors; files at the top of the package may
-# import files on their own floor.
+# The floors of `trl_prorl` and of `tasks` beside it: a folder imports itself and what lies on lower floors; files at
+# the top of the package may import files on their own floor.
 FLOORS = (
-    "errors files text quiet pass_at_k short_names parts descriptor variants environment",
-    "objective resets embedded",
-    "scoring guards record keys",
+    "errors files text interrupt pipes quiet pass_at_k short_names parts descriptor variants environment "
+    "length_rewards choice",
+    "objective resets tasks",
+    "embedded scoring keys config refusals upstream_keys",
+    "guards record",
     "adapters rollout checkpoint interchange",
-    "config refusals upstream_keys",
     "hub launch",
     "assembly trainer train commands demo __main__",
 )
@@ -129,21 +131,49 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 DOOR = ("trl_prorl.launch.command_line", "trl_prorl.train")
 
 
+def room_of(module: str) -> str:
+    """The folder of a module, or its own name if it is a file at the top of `trl_prorl`."""
+    return module.removeprefix("trl_prorl.").partition(".")[0]
+
+
 @pytest.mark.parametrize("floor", range(len(FLOORS)))
 def test_a_folder_of_the_core_imports_lower_floors_only(floor):
     files = {path.stem for path in (ROOT / "trl_prorl").glob("*.py")}
-    folders = {path.parent.name for path in (ROOT / "trl_prorl").glob("*/__init__.py")}
+    folders = {path.parent.name for path in (ROOT / "trl_prorl").glob("*/__init__.py")} | {"tasks"}
     assert (files | folders) - {"__init__"} == set(FLOOR_OF)
     assert len(FLOORS) <= 7
     for module, imported in CORE.items():
-        mine = module.partition(".")[2].split(".")[0]
+        mine = room_of(module)
         if FLOOR_OF.get(mine) != floor:
             continue
         for name in imported:
-            theirs = name.split(".")[1]
+            theirs = room_of(name)
             beside = {mine, theirs} <= files and FLOOR_OF[theirs] == floor
             below = FLOOR_OF[theirs] < floor or theirs == mine or beside
             assert below or (module, name) == DOOR, f"{module} imports {name}, which lies no lower"
+
+
+def test_the_floors_hold_what_is_imported_under_either_name():
+    """A recipe's file names `tasks` relatively, a task names `trl_prorl`; nothing of the core names `eval`."""
+    assert "tasks" in CORE["trl_prorl.embedded.making"] and "trl_prorl.text" in CORE["tasks.loaded"]
+    for module, imported in modules_of("trl_prorl").items():
+        named = {name for name in imported if room_of(name) == "eval"}
+        assert module == "trl_prorl" or not named, f"{module} imports {named}"
+
+
+def test_no_finder_of_ours_is_asked_for_what_others_look_for_in_vain():
+    """Libraries do so several times in each step."""
+    code = (
+        "import sys, trl_prorl, eval, tasks.sums, trl_prorl.tasks.parity\n"
+        "from importlib.util import find_spec\n"
+        "asked = []\n"
+        "sys.setprofile(lambda frame, event, arg: asked.append(frame.f_code.co_filename))\n"
+        "find_spec('no_such_package')\n"
+        "sys.setprofile(None)\n"
+        "assert len(asked) > 5 and not [file for file in asked if 'trl_prorl' in file and '__editable__' not in file]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_trainer_is_one_class_in_two_files():

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from eval.command import command
 from trl_prorl.checkpoint.files import newest_complete
-from trl_prorl.demo import Arm, train
+from trl_prorl.demo import DemoRun, train
 from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_a_script_keeps, what_is_kept
 
 
@@ -203,7 +203,7 @@ def test_the_demo(tmp_path):
 
 @pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGINT)", "os._exit(130)"])
 def test_an_arm_of_the_demo_that_the_signal_reaches_first(tmp_path, ends):
-    arm = Arm(ROOT / "recipes" / "tiny" / "plain.yaml", tmp_path / "plain", 1, [])
+    arm = DemoRun(ROOT / "recipes" / "tiny" / "plain.yaml", tmp_path / "plain", 1, [])
     arm.command = [sys.executable, "-c", f"import os, signal; signal.signal(2, signal.SIG_DFL); {ends}"]
     with pytest.raises(KeyboardInterrupt):
         train([arm], side_by_side=1)

@@ -9,10 +9,10 @@ from typing import Annotated
 import pytest
 from trl import GRPOConfig, ScriptArguments
 
-from trl_prorl import ProRLConfig
+from trl_prorl import ProRLConfig, config
 from trl_prorl.checkpoint.identity import check_change
 from trl_prorl.descriptor import Effect, Key, applies, declared, free, needs, one_of, whole
-from trl_prorl.keys import FREE_KEYS, KEYS, TASK_KEYS, TRIGGER_KEYS
+from trl_prorl.keys import FREE_KEYS, KEYS, TASK_KEYS, TRIGGER_KEYS, effects
 from trl_prorl.objective import advantages, kl
 from trl_prorl.resets import treatments, triggers
 from trl_prorl.train import TaskArguments
@@ -96,6 +96,17 @@ def test_what_follows_from_one_or_two_keys_is_what_the_lists_by_hand_said(base):
             assert args.is_trl == is_trl(args), (first, second)
     assert compared > 50
     assert len(on) > 10
+
+
+def test_what_the_keys_change_is_computed_once_and_anew_once_a_key_is_set(monkeypatch):
+    computed = []
+    monkeypatch.setattr(config, "effects", lambda value_of: computed.append(1) or effects(value_of))
+    args = accepted(beta=0.1)
+    computed.clear()
+    assert args.is_trl and not args.resets and not args.adds_penalty and not args.changes_at_boundary
+    args.ref_reset_every = 5
+    assert args.resets and args.changes_at_boundary and not args.is_trl and not args.adds_penalty
+    assert len(computed) <= 2
 
 
 def test_every_key_of_ours_is_declared_there_alone():

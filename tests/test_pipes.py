@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_record import write_run
 
-from trl_prorl.launch.pipes import reader_may_leave
+from trl_prorl.pipes import reader_may_leave
 
 
 ROOT = Path(__file__).parent.parent

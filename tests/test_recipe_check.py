@@ -5,6 +5,8 @@ installed on it, however it spells the wish; the command line, which users type 
 """
 
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.launch.command_line import first_look
+from trl_prorl.launch import recipe_check
+from trl_prorl.launch.command_line import check_arguments, parse
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.launch.recipe_check import INIT, SWITCHES, check_recipe, fits, json_mapping, read_recipe, takes_mapping
 from trl_prorl.train import TaskArguments, main
@@ -181,12 +184,38 @@ def test_options_of_a_task_that_are_nested_too_deeply_are_refused():
         TaskArguments(task_options='{"a":' * 50_000)
 
 
+def test_a_command_line_reads_and_checks_each_file_of_its_recipe_once(recipe, monkeypatch):
+    recipe("task: sorting\nuse_cpu: true\nbf16: false\n", "base.yaml")
+    arm = recipe("base: ../base.yaml\nbeta: 1.0\n")
+    read, checked = Counter(), Counter()
+
+    def counted(function, counter):
+        def count(path, *more, **named):
+            counter[Path(path).name] += 1
+            return function(path, *more, **named)
+
+        return count
+
+    monkeypatch.setattr(recipe_check, "read_text", counted(recipe_check.read_text, read))
+    monkeypatch.setattr(recipe_check, "check_env", counted(recipe_check.check_env, checked))
+    task_args, args, _ = parse(check_arguments(None, ["--config", str(arm)]))
+    assert (task_args.task, args.beta) == ("sorting", 1.0)
+    assert read == checked == {"base.yaml": 1, "arm.yaml": 1}
+
+
+def test_a_wrong_value_of_another_library_s_key_is_refused_after_the_first_look(recipe, capsys):
+    arguments = check_arguments(None, ["--config", str(recipe("learning_rate: [1]\nbf16: false\n"))])
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert "learning_rate=[1] is a list, and learning_rate takes a number." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("key", ["pack_groups", "compact_generation"])
 @pytest.mark.parametrize(("written", "read"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")])
 def test_a_bare_on(tmp_path, key, written, read):
     (tmp_path / "arm.yaml").write_text(f"{key}: {written}\nuse_cpu: true\nbf16: false\n")
-    argv = first_look(None, ["--config", str(tmp_path / "arm.yaml")])
-    _, args, _ = PARSER.parse_args_and_config(argv)
+    arguments = check_arguments(None, ["--config", str(tmp_path / "arm.yaml")])
+    _, args, _ = PARSER.parse_args_and_config(arguments.argv)
     assert getattr(args, key) == read
 
 
@@ -395,8 +424,8 @@ def test_what_runs_no_code_is_taken(tmp_path, text):
 )
 def test_the_command_line_may_ask_for_it(tmp_path, option, value):
     (tmp_path / "arm.yaml").write_text("use_cpu: true\nbf16: false\n")
-    argv = first_look(None, ["--config", str(tmp_path / "arm.yaml"), option, value])
-    parts = PARSER.parse_args_and_config(argv)
+    arguments = check_arguments(None, ["--config", str(tmp_path / "arm.yaml"), option, value])
+    parts = PARSER.parse_args_and_config(arguments.argv)
     (held,) = [getattr(part, option[2:]) for part in parts if hasattr(part, option[2:])]
     assert bool(held)
     assert held != {}

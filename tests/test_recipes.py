@@ -11,7 +11,7 @@ import yaml
 from trl import GRPOConfig, ModelConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
-from trl_prorl.launch.command_line import first_look
+from trl_prorl.launch.command_line import check_arguments
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.launch.recipe_check import read_recipe
 from trl_prorl.launch.recipe_keys import DECLARE, own_keys, possible_keys, recipe_keys
@@ -147,7 +147,7 @@ def test_every_key_is_possible_and_hardly_any_other_name():
 def test_a_file_that_is_not_where_it_was_refuses_nothing(monkeypatch):
     monkeypatch.setitem(DECLARE, "trl", ("trainer/elsewhere.py",))
     assert possible_keys() == frozenset()
-    assert first_look(None, ["--nope", "1"]) == ["--nope", "1"]
+    assert check_arguments(None, ["--nope", "1"]).argv == ["--nope", "1"]
 
 
 def test_every_key_has_a_meaning_and_every_one_of_the_config_its_group():

@@ -20,7 +20,7 @@ from eval.pages.runs import learning_table
 from eval.run_folder.reading import load_run
 from trl_prorl import ProRLConfig
 from trl_prorl.hub.card import model_card
-from trl_prorl.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, without_reset
+from trl_prorl.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, describe_missing_reset
 
 
 ROOT = Path(__file__).parent.parent
@@ -96,7 +96,7 @@ def test_report_and_card_know_it(name, tmp_path):
     ],
 )
 def test_what_is_said_of_a_run_without_resets(variants, config, applied, steps, said):
-    assert {without_reset(variant, config, applied, steps) for variant in variants.split()} == {said}
+    assert {describe_missing_reset(variant, config, applied, steps) for variant in variants.split()} == {said}
 
 
 SIDE = {"pass@1": 0.5, "interval@1": [0.0, 1.0], "correct": [1, 1]}

@@ -1,11 +1,10 @@
 """Prolonged GRPO on one GPU, on top of Hugging Face TRL."""
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .quiet import drop_kernel_hint, hold_old_names
-from .short_names import LongNames
+from .short_names import find_long_names
 
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ __all__ = [
 drop_kernel_hint()
 hold_old_names()
 
-sys.meta_path.insert(0, LongNames())
+find_long_names(__path__)
 
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
 _MODULES = {

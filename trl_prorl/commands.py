@@ -5,11 +5,11 @@ import textwrap
 from importlib import import_module
 from itertools import groupby
 
+from .interrupt import NOTHING_CHANGED, end_at_once
 from .launch.command_line import refuse
-from .launch.interrupt import NOTHING_CHANGED, end_at_once
-from .launch.pipes import reader_may_leave
-from .launch.recipe_check import nearest
 from .launch.shipped_recipes import shipped_recipes, with_recipe
+from .pipes import reader_may_leave
+from .text import nearest
 
 
 # command -> module of `trl_prorl`, and a summary; the module is imported when the command is asked for
@@ -35,12 +35,15 @@ TAKES_RECIPE = ("train", "preflight")
 
 
 def help_text() -> str:
+    """Return the commands, each with its summary."""
     lines = ["usage: trl-prorl COMMAND ...", "", "`trl-prorl COMMAND --help` says what a command takes.", ""]
-    return "\n".join([*lines, *(f"  {name:<12}{what}" for name, (_, what) in COMMANDS.items())])
+    for name, (_, summary) in COMMANDS.items():
+        lines.append(f"  {name:<12}{summary}")
+    return "\n".join(lines)
 
 
 def recipes_text() -> str:
-    """The shipped recipes by folder, each with its first line of comment."""
+    """Return the shipped recipes by folder, each with its first line of comment."""
     lines = [
         "usage: trl-prorl train RECIPE [--KEY VALUE ...]",
         "",
@@ -48,11 +51,12 @@ def recipes_text() -> str:
         "`trl-prorl train tiny/variantA --max_steps 20`. `--help` says more. Names:",
     ]
     recipes = shipped_recipes()
-    in_folders = sorted(recipes, key=lambda name: name.rpartition("/"))
-    for folder, names in groupby(in_folders, key=lambda name: name.rpartition("/")[0]):
+    by_folder = sorted(recipes, key=lambda name: name.rpartition("/"))
+    for folder, names in groupby(by_folder, key=lambda name: name.rpartition("/")[0]):
         lines += ["", f"  {folder}/"]
         for name in names:
-            comment = recipes[name].read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            first_line = recipes[name].read_text(encoding="utf-8").partition("\n")[0]
+            comment = first_line.lstrip("# ")
             stem = name.rpartition("/")[2]
             lines.append(f"    {stem:<18} {textwrap.shorten(comment, 56, placeholder=' …')}")
     return "\n".join(lines)
@@ -60,7 +64,7 @@ def recipes_text() -> str:
 
 @reader_may_leave()
 def main(argv: list[str] | None = None) -> int:
-    """Run a command with its arguments, by default the process's own. Returns the exit code; 2: there is none such."""
+    """Run a command with its arguments, by default the process's own. Returns the exit code; 2: no such command."""
     end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -79,10 +83,10 @@ def main(argv: list[str] | None = None) -> int:
         except ValueError as error:
             refuse(error)
     sys.argv = [f"trl-prorl {name}", *arguments]
-    package, _, module = COMMANDS[name][0].partition(".")
-    if package == "eval":
-        import_module(".eval.command_lines", __package__).check_arguments(module)
-    return import_module(f".{COMMANDS[name][0]}", __package__).main() or 0
+    module = COMMANDS[name][0]
+    if module.startswith("eval."):
+        import_module(".eval.command_lines", __package__).check_arguments(module.removeprefix("eval."))
+    return import_module(f".{module}", __package__).main() or 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training. Every key's default is off, i.e. plain TRL."""
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from trl import GRPOConfig
 
@@ -17,35 +19,30 @@ from .upstream_keys import check_finite
 from .variants import variant_of
 
 
-class Given:
-    """Knows the keywords by which it was made: a value that equals its default does not tell who set it."""
+class KeepsKeywords:
+    """Remembers by which keywords it was made, because a value that equals its default does not tell who set it."""
 
     given: frozenset[str] = frozenset()
 
     def __new__(cls, *args, **keys):
         made = super().__new__(cls)
-        everything = {field.name for field in fields(cls) if field.init} <= keys.keys()  # as TrlParser makes it
-        made.given = frozenset() if everything else frozenset(keys)
+        all_keys = {field.name for field in fields(cls) if field.init}
+        if not all_keys <= keys.keys():  # TrlParser passes all of them
+            made.given = frozenset(keys)
         return made
 
 
 @dataclass
-class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
+class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     """Configuration of [`ProRLTrainer`]: TRL's, and [`~trl_prorl.keys.ProlongedKeys`], which describes every key."""
 
     __doc__ = ProlongedKeys.__doc__  # for `help`
 
     def __post_init__(self):
-        self.given_up: str | None = None  # why nothing is accelerated that `fast` has switched on
-        for key, value in FAST.items() if self.fast else ():
-            if key not in self.given and getattr(self, key) == KEYS[key].default:
-                setattr(self, key, value)
-        for key in ("pack_groups", "compact_generation"):
-            if isinstance(getattr(self, key), bool):  # YAML takes a bare on or off for true or false
-                setattr(self, key, "on" if getattr(self, key) else "off")
-        written = str(self.resume_from_checkpoint).lower()
-        if written in ("true", "false"):
-            self.resume_from_checkpoint = "True" if written == "true" else None
+        self.given_up: str | None = None  # why `fast` accelerates nothing, see `check_or_give_up`
+        if self.fast:
+            self._switch_on_accelerations()
+        self._read_bare_words()
         check_deepspeed(self)
         check_values(self, CHECKED)
         check_finite(self)
@@ -63,7 +60,93 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         for name, bias in self.gradient_biases.items():
             warnings.warn(f"The gradient of the {name} penalty is biased: {bias}.", stacklevel=3)
 
-    # Derived, never stored.
+    def _switch_on_accelerations(self) -> None:
+        """Give the keys of `fast` their values, unless they were set by hand."""
+        for key, value in FAST.items():
+            if key not in self.given and getattr(self, key) == KEYS[key].default:
+                setattr(self, key, value)
+
+    def _read_bare_words(self) -> None:
+        """Make text again of a bare on, off, true or false, which YAML takes for a bool."""
+        for key in ("pack_groups", "compact_generation"):
+            value = getattr(self, key)
+            if isinstance(value, bool):
+                setattr(self, key, "on" if value else "off")
+        resume = str(self.resume_from_checkpoint).lower()
+        if resume == "true":
+            self.resume_from_checkpoint = "True"
+        elif resume == "false":
+            self.resume_from_checkpoint = None
+
+    # What the keys change of TRL's training.
+
+    @functools.cached_property
+    def effect(self) -> Effect:
+        """What all keys change together. It is computed once, and again if a key is set later."""
+        return effects(self._value_in_use)
+
+    def _value_in_use(self, key: str) -> Any:
+        if key in FAST and self.gives_up(key):
+            return None
+        return getattr(self, key)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__.pop("effect", None)
+
+    @property
+    def is_trl(self) -> bool:
+        """Whether every key of ours that could change a number or a forward is off."""
+        changes = self.effect & (Effect.STEP | Effect.RESET | Effect.BOUNDARY)
+        return not changes and not self.adds_penalty
+
+    @property
+    def adds_penalty(self) -> bool:
+        """Whether the loss has a KL term that TRL's own loss cannot express."""
+        changes_trl_term = self.beta != 0.0 and Effect.KL in self.effect
+        return Effect.TERM in self.effect or changes_trl_term
+
+    @property
+    def resets(self) -> bool:
+        """Whether a reset can ever be requested by a key of this configuration."""
+        return Effect.RESET in self.effect
+
+    @property
+    def changes_at_boundary(self) -> bool:
+        """Whether a key of this configuration changes weights, reference or ranks at a generation boundary."""
+        return bool(self.effect & (Effect.RESET | Effect.BOUNDARY))
+
+    # Accelerations that `fast` has switched on, and that turn out to be impossible once the model is known.
+
+    def check_or_give_up(self, check: Callable[..., None], *about: Any) -> None:
+        """
+        Make a check that a run passes if a key of ours changes its training.
+
+        With `fast`, a check that fails switches off what `fast` has switched on (`given_up` says why). If nothing else
+        changes the training, the run is TRL's, and goes on.
+
+        Args:
+            check (`Callable`): Raises `ValueError` if something is not possible.
+            about (`Any`): Its arguments.
+
+        Raises:
+            `ValueError`: The check failed, and a key that `fast` has not switched on changes the training.
+        """
+        if self.is_trl:
+            return
+        try:
+            check(*about)
+        except ValueError as error:
+            if self.fast:
+                self.given_up = str(error)
+            if not self.is_trl:
+                raise
+
+    def gives_up(self, key: str) -> bool:
+        """Return whether an acceleration has the value that `fast` gives it, and all of those are given up."""
+        return self.given_up is not None and getattr(self, key) == FAST[key]
+
+    # When samples are drawn and used.
 
     @property
     def generate_every(self) -> int:
@@ -90,7 +173,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
     @property
     def generates_inside_accumulation(self) -> bool:
         """Whether a generation falls between the micro-batches of one update, so that a reset has no clean place."""
-        accumulation, every = self.gradient_accumulation_steps, self.generate_every
+        accumulation = self.gradient_accumulation_steps
+        every = self.generate_every
         return accumulation % every != 0 and every % accumulation != 0
 
     @property
@@ -101,26 +185,15 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
             f"steps_per_generation={self.steps_per_generation}, num_iterations={self.num_iterations}"
         )
 
-    @property
-    def effect(self) -> Effect:
-        """What the keys change of TRL's training; an acceleration that is given up changes nothing."""
-        return effects(lambda key: None if key in FAST and self.gives_up(key) else getattr(self, key))
-
-    @property
-    def resets(self) -> bool:
-        """Whether a reset can ever be requested by a key of this configuration."""
-        return Effect.RESET in self.effect
+    # Resets.
 
     def first_reset(self, steps: int) -> int | None:
-        """After how many of `steps` optimizer steps `ref_reset_every` resets for the first time; `None`: never."""
-        apart = max(1, self.generate_every // self.gradient_accumulation_steps)
-        applied = -(-self.ref_reset_every // apart) * apart  # the next generation, which the last step does not have
+        """Return after how many of `steps` optimizer steps `ref_reset_every` first resets; `None`: never."""
+        steps_a_generation = max(1, self.generate_every // self.gradient_accumulation_steps)
+        # The reset waits for the next generation, which the last step does not have.
+        generation = math.ceil(self.ref_reset_every / steps_a_generation)
+        applied = generation * steps_a_generation
         return applied if 0 < applied < steps else None
-
-    @property
-    def changes_at_boundary(self) -> bool:
-        """Whether a key of this configuration changes weights, reference or ranks at a generation boundary."""
-        return bool(self.effect & (Effect.RESET | Effect.BOUNDARY))
 
     @property
     def watches_metric(self) -> bool:
@@ -139,34 +212,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         """Whether a reset changes anything of the optimizer or its learning rate."""
         return self.optimizer_reset != "keep" or self.restarts_schedule or self.optimizer_reset_rewarmup_steps > 0
 
-    @property
-    def anchored(self) -> bool:
-        """Whether there is a KL term at all."""
-        return any(getattr(self, key) != 0.0 for key in ANCHOR_KEYS)
-
-    @property
-    def copied_anchors(self) -> list[str]:
-        """The keys of the anchors that hold a copy of the policy as the run begins."""
-        return [anchor.key for anchor in ANCHORS if anchor.copies_policy and getattr(self, anchor.key) != 0.0]
-
-    @property
-    def is_trl(self) -> bool:
-        """Whether every key of ours that could change a number or a forward is off."""
-        return not (self.adds_penalty or self.effect & (Effect.STEP | Effect.RESET | Effect.BOUNDARY))
-
-    @property
-    def adds_penalty(self) -> bool:
-        """Whether the loss has a KL term that TRL's own loss cannot express."""
-        return Effect.TERM in self.effect or (self.beta != 0.0 and Effect.KL in self.effect)
-
-    @property
-    def first_pass_is_old_policy(self) -> bool:
-        """
-        Whether every first-pass micro-batch lies before the first update on its samples, and nothing needs π_old's
-        log-probabilities earlier.
-        """
-        whole = self.gradient_accumulation_steps % self.steps_per_generation == 0
-        return whole and not self.corrects_sampler and self.kl_in == "loss"
+    # Where π_old's log-probabilities come from.
 
     @property
     def corrects_sampler(self) -> bool:
@@ -179,6 +225,15 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         return self.top_p == 1.0 and not self.top_k and not self.min_p
 
     @property
+    def first_pass_is_old_policy(self) -> bool:
+        """
+        Whether every first-pass micro-batch lies before the first update on its samples, and nothing needs π_old's
+        log-probabilities earlier.
+        """
+        whole = self.gradient_accumulation_steps % self.steps_per_generation == 0
+        return whole and not self.corrects_sampler and self.kl_in == "loss"
+
+    @property
     def old_logps_source(self) -> str:
         """
         Where π_old's log-probabilities come from: `"policy"` (they are the policy's own), `"first_pass"` or
@@ -187,7 +242,9 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         if self.on_policy and not self.corrects_sampler and self.kl_in == "loss":
             return "policy"
         reuses = self.reuse_old_logps and not self.gives_up("reuse_old_logps")
-        return "first_pass" if reuses and self.first_pass_is_old_policy else "forward"
+        if reuses and self.first_pass_is_old_policy:
+            return "first_pass"
+        return "forward"
 
     @property
     def why_no_reuse(self) -> str | None:
@@ -196,26 +253,40 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
             return None
         if self.kl_in == "reward":
             return "kl_in='reward' needs π_old's log-probabilities at once."
-        if self.gives_up("reuse_old_logps") or self.corrects_sampler:
-            return self.given_up or "vllm_importance_sampling_correction=True needs π_old's log-probabilities at once."
+        if self.gives_up("reuse_old_logps"):
+            return self.given_up
+        if self.corrects_sampler:
+            return "vllm_importance_sampling_correction=True needs π_old's log-probabilities at once."
         return (
             f"gradient_accumulation_steps={self.gradient_accumulation_steps} is no multiple of "
             f"steps_per_generation={self.steps_per_generation}, so that an update precedes a part of the first pass."
         )
 
-    def gives_up(self, key: str) -> bool:
-        """Whether an acceleration that `fast` asks for is given up."""
-        return self.given_up is not None and getattr(self, key) == FAST[key]
+    # The anchors, and the arm's name.
 
-    def check_or_give_up(self, check: Callable, *about) -> None:
-        """Make a check that all of ours needs; give up what `fast` asks for instead, if there is nothing else."""
-        try:
-            if not self.is_trl:
-                check(*about)
-        except ValueError as error:
-            self.given_up = str(error) if self.fast else None
-            if not self.is_trl:
-                raise
+    @property
+    def anchored(self) -> bool:
+        """Whether there is a KL term at all."""
+        return any(getattr(self, key) != 0.0 for key in ANCHOR_KEYS)
+
+    @property
+    def copied_anchors(self) -> list[str]:
+        """The keys of the anchors that hold a copy of the policy as the run begins."""
+        return [anchor.key for anchor in ANCHORS if anchor.copies_policy and getattr(self, anchor.key) != 0.0]
+
+    @property
+    def gradient_biases(self) -> dict[str, str]:
+        """How the gradient of a penalty is biased, by its coefficient; empty if none is."""
+        bias = gradient_bias(
+            self.kl_estimator,
+            self.use_bias_correction_kl,
+            self.importance_sampling_level,
+            self.on_policy,
+            self.kl_clamp,
+        )
+        if bias is None:
+            return {}
+        return {key: bias for key in ANCHOR_KEYS if getattr(self, key) != 0.0}
 
     @property
     def variant(self) -> str:
@@ -224,10 +295,3 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         `"optimizer-only"` (the reference stays), `"base-anchored"` (the base anchor alone), `"elastic"`.
         """
         return variant_of(self)
-
-    @property
-    def gradient_biases(self) -> dict[str, str]:
-        """By coefficient that is not 0, how the gradient of its penalty is biased, if it is."""
-        asked = (self.kl_estimator, self.use_bias_correction_kl, self.importance_sampling_level, self.on_policy)
-        bias = gradient_bias(*asked, self.kl_clamp)
-        return {} if bias is None else {key: bias for key in ANCHOR_KEYS if getattr(self, key) != 0.0}

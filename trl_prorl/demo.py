@@ -23,10 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
-from .launch.interrupt import INTERRUPTED, ending_in_one_line
-from .launch.pipes import reader_may_leave
+from .interrupt import INTERRUPTED, ending_in_one_line
 from .launch.recipe_check import read_recipe
 from .launch.shipped_recipes import recipes_folder
+from .pipes import reader_may_leave
 from .record.base_model import identify
 from .record.folder_lock import FolderInUseError, check_free
 from .record.folders import RunFolders, has_begun
@@ -61,20 +61,28 @@ console = Console()
 
 
 def as_options(keys: Mapping[str, Any]) -> list[str]:
-    """Keys of a recipe as a command line."""
-    return [part for key, value in keys.items() for part in (f"--{key}", str(value))]
+    """Write keys of a recipe as a command line."""
+    options = []
+    for key, value in keys.items():
+        options += [f"--{key}", str(value)]
+    return options
 
 
-class Arm:
-    """One training run in a process of its own."""
+class DemoRun:
+    """One arm, which trains in a process of its own."""
 
     def __init__(self, recipe: Path, out: Path, seed: int, overrides: list[str]):
-        self.name, self.out = out.name, out
+        self.name = out.name
+        self.out = out
         self.log = out.with_suffix(".log")
-        self.steps = int(asked(recipe, overrides, "max_steps"))
+        self.steps = int(value_of_key(recipe, overrides, "max_steps"))
         keys = {"output_dir": out, "seed": seed, "disable_tqdm": "true"}
-        saved = {"save_strategy": "steps", "save_steps": max(1, self.steps // CHECKPOINTS), "save_only_model": "true"}
-        self.command = [*COMMAND, "train", str(recipe), *as_options(keys), *overrides, *as_options(saved)]
+        checkpoints = {
+            "save_strategy": "steps",
+            "save_steps": max(1, self.steps // CHECKPOINTS),
+            "save_only_model": "true",
+        }
+        self.command = [*COMMAND, "train", str(recipe), *as_options(keys), *overrides, *as_options(checkpoints)]
         self.process: subprocess.Popen | None = None
 
     @property
@@ -97,9 +105,10 @@ class Arm:
             raise SystemExit(f"{self.name} failed with exit code {self.process.returncode}; {self.log} ends:\n{tail}")
 
 
-def train(arms: list[Arm], side_by_side: int) -> None:
+def train(arms: list[DemoRun], side_by_side: int) -> None:
     """Train all arms, at most `side_by_side` at a time, with a bar for each."""
-    waiting, running = [arm for arm in arms if not arm.finished], []
+    waiting = [arm for arm in arms if not arm.finished]
+    running = []
     columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[reward]}"), console=console) as progress:
         bars = {arm: progress.add_task(arm.name, total=arm.steps, start=False, reward="") for arm in waiting}
@@ -113,8 +122,10 @@ def train(arms: list[Arm], side_by_side: int) -> None:
                 time.sleep(1.0)
                 for arm in list(running):
                     rows = read_jsonl(arm.out / "metrics.jsonl", growing=True)
-                    last = rows[-20:]
-                    reward = f"reward {sum(row['reward'] for row in last) / len(last):.2f}" if last else ""
+                    reward = ""
+                    if rows:
+                        last = [row["reward"] for row in rows[-20:]]
+                        reward = f"reward {sum(last) / len(last):.2f}"
                     progress.update(bars[arm], completed=len(rows), reward=reward)
                     if arm.process.poll() is not None:
                         running.remove(arm)
@@ -130,35 +141,57 @@ def evaluate(command: str, *arguments: str) -> None:
     subprocess.run([*COMMAND, command, *arguments], check=True, start_new_session=True)
 
 
-def asked(recipe: Path, overrides: list[str], key: str) -> Any:
-    """The value of a key of an arm."""
-    return overrides[overrides.index(f"--{key}") + 1] if f"--{key}" in overrides else read_recipe(recipe)[key]
+def value_of_key(recipe: Path, overrides: list[str], key: str) -> Any:
+    """Return the value of a key of an arm, on the command line or else in its recipe."""
+    if f"--{key}" in overrides:
+        return overrides[overrides.index(f"--{key}") + 1]
+    return read_recipe(recipe)[key]
 
 
 def texts(runs: list[Path]) -> Table:
-    """The first held-out prompts, and the first sample of base and of every run; a mark where it is correct."""
+    """Return the first held-out prompts, and the first sample of base and of every run; a mark where it is correct."""
     import pandas as pd  # `--help` need not wait for it
 
     folders = {"base": f"{runs[0]}/samples/base-*", **{run.name: f"{run}/samples/trained-*" for run in runs}}
     table = Table("prompt", *folders, title="Held-out samples; ✓ is correct", show_lines=True)
-    frames = [pd.concat(map(pd.read_parquet, glob(folder))) for folder in folders.values()]
-    frames = [frame[frame["sample"] == 0].set_index("prompt_id") for frame in frames]
-    for place in frames[0].index[:TEXTS]:
-        rows = [frame.loc[place] for frame in frames]
-        cells = [row["completion"] + " ✓" * int(row["correct"]) for row in rows]
-        table.add_row(*(escape(visible(cell)) for cell in (rows[0]["prompt"], *cells)))
+    first_samples = []
+    for folder in folders.values():
+        samples = pd.concat(map(pd.read_parquet, glob(folder)))
+        first_samples.append(samples[samples["sample"] == 0].set_index("prompt_id"))
+    for prompt in first_samples[0].index[:TEXTS]:
+        rows = [samples.loc[prompt] for samples in first_samples]
+        cells = [rows[0]["prompt"]]
+        for row in rows:
+            cells.append(row["completion"] + " ✓" if row["correct"] else row["completion"])
+        table.add_row(*(escape(visible(cell)) for cell in cells))
     return table
 
 
 @reader_may_leave()
 def main() -> None:
-    """Entry point."""
+    """Run the demo; Ctrl-C ends it with one line."""
     with ending_in_one_line(KEPT):
         run_demo()
 
 
 def run_demo() -> None:
     """Train, evaluate and report what the command line says, in the working directory."""
+    args, overrides = parse_options()
+    check_bases(args, overrides)
+    arms = []
+    for seed in args.seeds:
+        for name in args.arms:
+            folder = name if len(args.seeds) == 1 else f"{name}_seed{seed}"
+            arms.append(DemoRun(args.recipes / f"{name}.yaml", args.out / folder, seed, overrides))
+    try:
+        train(arms, max(1, args.side_by_side))
+    except FolderInUseError as error:
+        raise SystemExit(f"error: {error}") from None
+    evaluate_and_report(args, [arm.out for arm in arms])
+
+
+def parse_options() -> tuple[argparse.Namespace, list[str]]:
+    """Return the options of the demo, and the rest of the command line, which overrides the recipes."""
     parser = argparse.ArgumentParser(
         prog=sys.argv[0] if sys.argv[0].startswith("trl-prorl ") else None,
         description="Some arms, held-out pass@k, report. Further options override the recipes.",
@@ -173,39 +206,41 @@ def run_demo() -> None:
     parser.add_argument("--side-by-side", type=int, default=os.cpu_count(), help="arms that train at the same time")
     parser.add_argument("--prompts", type=int, help="held-out prompts of the evaluation")
     parser.add_argument("--samples", type=int, help="samples per prompt")
-    parser.set_defaults(**DEMOS[parser.parse_known_args()[0].model])
+    model = parser.parse_known_args()[0].model
+    parser.set_defaults(**DEMOS[model])
     args, overrides = parser.parse_known_args()
-    pretrained = args.model == SMOLLM2
-    if pretrained and "--max_steps" not in overrides:
+    if args.model == SMOLLM2 and "--max_steps" not in overrides:
         overrides += ["--max_steps", SMOLLM2_STEPS]
     for arm in args.arms:
         if not (args.recipes / f"{arm}.yaml").is_file():
             there = ", ".join(sorted(path.stem for path in args.recipes.glob("*.yaml"))) or "none"
             parser.error(f"--arms {arm}: {args.recipes} has no {arm}.yaml; its recipes: {there}")
+    return args, overrides
 
-    for base in sorted({asked(args.recipes / f"{arm}.yaml", overrides, "model_name_or_path") for arm in args.arms}):
+
+def check_bases(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Print the base of every arm; one that is not there, or damaged, ends the process with one line."""
+    names = {value_of_key(args.recipes / f"{arm}.yaml", overrides, "model_name_or_path") for arm in args.arms}
+    for name in sorted(names):
         try:
-            base = identify(embedded_model(base) if is_embedded(base) else base)
+            base = identify(embedded_model(name) if is_embedded(name) else name)
         except ValueError as error:
             raise SystemExit(f"error: {error}") from None
         sha256 = f", SHA-256 of its weights {base.sha256[:12]}…" if base.sha256 else ""
         console.print(f"base model: {base.name}{sha256}", soft_wrap=True)
 
-    arms = []
-    for seed in args.seeds:
-        for arm in args.arms:
-            folder = args.out / (arm if len(args.seeds) == 1 else f"{arm}_seed{seed}")
-            arms.append(Arm(args.recipes / f"{arm}.yaml", folder, seed, overrides))
-    try:
-        train(arms, max(1, args.side_by_side))
-    except FolderInUseError as error:
-        raise SystemExit(f"error: {error}") from None
-    runs = [str(arm.out) for arm in arms]
-    of_runs = [part for run in runs for part in ("--run", run)]
-    held_out = [*([] if pretrained else ["--checkpoints", "all"]), *of_runs]
-    greedy = ["--no-greedy"] if pretrained else []
-    evaluate("passk", "--prompts", str(args.prompts), "--n", str(args.samples), *greedy, *held_out)
-    evaluate("drift", "--prompts", str(min(args.drift, args.prompts)), *held_out)
-    evaluate("report", "--runs", *runs, "--out", str(args.out))
-    if pretrained:
-        console.print(texts([arm.out for arm in arms]))
+
+def evaluate_and_report(args: argparse.Namespace, runs: list[Path]) -> None:
+    """Evaluate finished runs on held-out prompts, write the report, and print texts of a pretrained model."""
+    is_pretrained = args.model == SMOLLM2
+    options = []
+    if not is_pretrained:
+        options += ["--checkpoints", "all"]
+    for run in runs:
+        options += ["--run", str(run)]
+    greedy = ["--no-greedy"] if is_pretrained else []
+    evaluate("passk", "--prompts", str(args.prompts), "--n", str(args.samples), *greedy, *options)
+    evaluate("drift", "--prompts", str(min(args.drift, args.prompts)), *options)
+    evaluate("report", "--runs", *map(str, runs), "--out", str(args.out))
+    if is_pretrained:
+        console.print(texts(runs))

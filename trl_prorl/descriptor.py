@@ -1,6 +1,6 @@
 """
-What is said of a key where it is declared: its values, what it changes, what a resume may do with it, and which other
-key it needs. Nothing is imported that takes long, because command lines and reports ask before torch is there.
+The descriptor of a key: which values it takes, what it changes, what a resume may do with it, and which other key it
+needs. Nothing is imported that takes long, because command lines and reports ask before torch is there.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ def one_of(*names: str) -> Values:
 
 
 def number(is_right: Callable[[float], bool], words: str) -> Values:
-    """Numbers in a range, in which NaN never is; NumPy's are among them."""
+    """Make the values of numbers in a range, in which NaN never is; NumPy's are among them."""
 
     def check(value: Any) -> bool:
         return isinstance(value, Real) and not isinstance(value, bool) and is_right(value)
@@ -61,7 +61,7 @@ def whole(least: int) -> Values:
 @dataclass(frozen=True)
 class Need:
     """
-    Without what a key has no effect.
+    What a key cannot do without; it has no effect where this is not there.
 
     Attributes:
         is_met (`Callable[[ValueOf], bool]`): Whether it is there.
@@ -76,29 +76,51 @@ class Need:
 
 
 def is_on(value: Any) -> bool:
-    """Whether a value is not off: not `None`, 0, `False` or `"off"`."""
+    """Return whether a value is not off: not `None`, 0, `False` or `"off"`."""
     return value not in (None, 0, "off")
 
 
 def switched_on(changed: Mapping[str, list[Any]], key: str) -> bool:
-    """Whether a key was off, `[then, now]`, and is not any more."""
-    return key in changed and not is_on(changed[key][0]) and is_on(changed[key][1])
+    """Return whether a key was off, `[then, now]`, and is not any more."""
+    if key not in changed:
+        return False
+    then, now = changed[key]
+    return is_on(now) and not is_on(then)
 
 
 def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
-    """Whether a key was on, and is not any more."""
-    return key in changed and is_on(changed[key][0]) and not is_on(changed[key][1])
+    """Return whether a key was on, and is not any more."""
+    if key not in changed:
+        return False
+    then, now = changed[key]
+    return is_on(then) and not is_on(now)
 
 
 def needs(*keys: str, value: Any = None, written: str | None = None, line: str | None = None) -> Need:
-    """The need of one of some keys, which is on or has a certain value (of a tuple, one): as `written`, or a line."""
+    """
+    Make the need of another key.
+
+    Args:
+        keys (`str`): The keys of which one has to be on, or to have the value.
+        value (`Any`, *optional*): The value, or several as a tuple.
+        written (`str`, *optional*): How the refusal spells what is missing.
+        line (`str`, *optional*): A whole refusal, of a key that does more than adjust the others.
+    """
     values = value if isinstance(value, tuple) else (value,)
-    written = written or " or ".join(keys) + (f": {' or '.join(map(str, values))}" if value is not None else "")
-    return Need(
-        lambda value_of: any(is_on(value_of(key)) if value is None else value_of(key) in values for key in keys),
-        line or f"{{key}}={{value!r}} has no effect without {written}. Set that, or leave {{key}} out.",
-        adjusted=line is None,
-    )
+
+    def is_met(value_of: ValueOf) -> bool:
+        if value is None:
+            return any(is_on(value_of(key)) for key in keys)
+        return any(value_of(key) in values for key in keys)
+
+    if line is not None:
+        return Need(is_met, line)
+    if written is None:
+        written = " or ".join(keys)
+        if value is not None:
+            written += f": {' or '.join(map(str, values))}"
+    line = f"{{key}}={{value!r}} has no effect without {written}. Set that, or leave {{key}} out."
+    return Need(is_met, line, adjusted=True)
 
 
 # What a resume does with a key that has changed, by its values then and now, and all keys as they are now: a reason
@@ -124,8 +146,8 @@ class Key:
         effect (`Effect` or `Callable[[Any], Effect]`):
             What it changes where it is not at its default, or what a value changes.
         resume (`Resume`): [`applies`], [`free`] or a rule of its own.
-        need (`Need`, *optional*), example (`Any`, *optional*): Without what it has no effect, and a value that shows
-            it in docs/reference.md; neither goes without the other.
+        need (`Need`, *optional*), example (`Any`, *optional*): What it cannot do without, and a value that shows it in
+            docs/reference.md; both are given, or neither.
         label (`str`, *optional*): Its form in the names of arms; `None`: `key=value`.
         fast (`Any`, *optional*): The value that the key `fast` gives it.
         default (`Any`), nullable (`bool`): Of the field that it describes.
@@ -144,60 +166,70 @@ class Key:
     @property
     def choices(self) -> tuple[str | None, ...]:
         """All its values, where they are names."""
-        return (None, *self.values.names) if self.values.names and self.nullable else self.values.names
+        if self.values.names and self.nullable:
+            return (None, *self.values.names)
+        return self.values.names
 
     def wrong(self, name: str, value: Any) -> str | None:
-        """The line that refuses a value that is wrong by itself, with the key, the value and what is right."""
+        """Return the line that refuses a value that is wrong by itself, with the key, the value and what is right."""
         if self.values.is_right(value) or (self.nullable and value is None):
             return None
-        choices = ", ".join(map(str, self.choices))
-        return (
-            f"{name}={value!r} is not one of {choices}."
-            if choices
-            else f"{name}={value!r} must be {self.values.words}."
-        )
+        if self.choices:
+            return f"{name}={value!r} is not one of {', '.join(map(str, self.choices))}."
+        return f"{name}={value!r} must be {self.values.words}."
 
     def unused(self, name: str, value_of: ValueOf) -> str | None:
-        """The line that refuses its value if that is not its default though nothing uses it."""
+        """Return the line that refuses its value if that is not its default though nothing uses it."""
         value = value_of(name)
         if self.need is None or value == self.default or self.need.is_met(value_of):
             return None
         return self.need.line.format(key=name, value=value)
 
     def effect_of(self, name: str, value_of: ValueOf) -> Effect:
-        """What its value changes."""
+        """Return what its value changes."""
         value = value_of(name)
         if value in (None, self.default):
             return Effect.NOTHING
         effect = self.effect(value) if callable(self.effect) else self.effect
-        return effect if effect and not self.unused(name, value_of) else Effect.NOTHING
+        if not effect or self.unused(name, value_of):
+            return Effect.NOTHING
+        return effect
 
 
 def declared(cls: type) -> dict[str, Key]:
     """
-    The descriptors of a dataclass's fields, by name. Raises `TypeError`: a field has none, or one that contradicts
-    itself.
+    Collect the descriptors of a dataclass's fields, by name.
+
+    Raises:
+        `TypeError`: A field has no descriptor, or one that contradicts itself.
     """
-    keys, hints = {}, get_type_hints(cls, include_extras=True)
+    keys = {}
+    hints = get_type_hints(cls, include_extras=True)
     for field in fields(cls):
-        name, hint = field.name, hints[field.name]
-        found = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Key)]
-        if len(found) != 1:
+        name = field.name
+        hint = hints[name]
+        descriptors = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Key)]
+        if len(descriptors) != 1:
             raise TypeError(f"{name} has no descriptor: declare it as Annotated[TYPE, Key(...)] = DEFAULT.")
-        key = keys[name] = replace(found[0], default=field.default, nullable=NoneType in get_args(hint.__origin__))
-        if (key.need is None) != (key.example is None) or (key.need and key.example == key.default):
+        key = replace(descriptors[0], default=field.default, nullable=NoneType in get_args(hint.__origin__))
+        keys[name] = key
+        has_one_alone = (key.need is None) != (key.example is None)
+        if has_one_alone or (key.need and key.example == key.default):
             raise TypeError(f"{name}: a key that needs another one has an example, which is not its default.")
         if key.resume is free and key.effect is not Effect.NOTHING:
             raise TypeError(f"{name} changes training, so that a resume is not free to change it.")
-        if wrong := key.wrong(name, key.default):
+        wrong = key.wrong(name, key.default)
+        if wrong:
             raise TypeError(f"{wrong} It is the default.")
     return keys
 
 
 def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
-    Refuse a value that is wrong by itself. `keys`: the descriptors of a configuration's fields. Raises `ValueError`:
-    naming the first such key, its value and what is right.
+    Refuse a value that is wrong by itself. `keys`: the descriptors of a configuration's fields.
+
+    Raises:
+        `ValueError`: The line names the first such key, its value and what is right.
     """
     for name, key in keys.items():
         line = key.wrong(name, getattr(configuration, name))
@@ -207,8 +239,10 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
 
 def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
-    Refuse a value that nothing would ever look at. `keys`: the descriptors of a configuration's fields. Raises
-    `ValueError`: naming the first such key, its value and the cure.
+    Refuse a value that nothing would ever look at. `keys`: the descriptors of a configuration's fields.
+
+    Raises:
+        `ValueError`: The line names the first such key, its value and the cure.
     """
 
     def value_of(name: str) -> Any:

@@ -24,7 +24,9 @@ def main() -> None:
     from trl.scripts.env import print_env
 
     print_env()
-    flags = {*CPUINFO.read_text().split()} & {"avx2", "avx512_bf16", "amx_bf16"} if CPUINFO.exists() else ()
+    flags = set()
+    if CPUINFO.exists():
+        flags = {"avx2", "avx512_bf16", "amx_bf16"} & set(CPUINFO.read_text().split())
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)]
     print(f"- trl-prorl version: {versions().get('trl-prorl')}, commit {git_commit()}")
     print(f"- Files for accelerate launch --config_file: {launcher_files()}")
@@ -33,8 +35,8 @@ def main() -> None:
 
 def cpu_computes_bf16() -> bool | None:
     """
-    Whether this CPU has instructions for bf16. `None` where that is not known: the kernel lists a CPU's flags on
-    Linux, and those of ARM say nothing of torch's kernels.
+    Return whether this CPU has instructions for bf16. `None` where that is not known: the kernel lists a CPU's flags
+    on Linux, and those of ARM say nothing of torch's kernels.
     """
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     for line in lines:
@@ -45,14 +47,14 @@ def cpu_computes_bf16() -> bool | None:
 
 
 def launcher_files() -> Path:
-    """The folder `accelerate_configs`: within the package once installed, beside it in a checkout."""
+    """Return the folder `accelerate_configs`: within the package once installed, beside it in a checkout."""
     package = Path(__file__).parent
     within = package / "accelerate_configs"
     return within if within.is_dir() else package.parent / "accelerate_configs"
 
 
 def installed(package: str) -> str | None:
-    """The version of a package that may be missing."""
+    """Return the version of a package that may be missing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -60,7 +62,7 @@ def installed(package: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
+    """Look up the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
     found = {}
     for package in (*PACKAGES, *OPTIONAL):
         number = installed(package)
@@ -73,7 +75,9 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that this file lies in, with `-dirty` if it was changed; `None` outside one."""
+    """
+    Return the commit of the checkout that this file lies in, with `-dirty` if it was changed; `None` outside one.
+    """
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
@@ -82,7 +86,7 @@ def git_commit() -> str | None:
 
 
 def hardware(device: Any) -> dict[str, Any]:
-    """Of this machine; its GPU is named if the run is on it."""
+    """Describe this machine; its GPU is named if the run is on it."""
     import torch
 
     found = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}

@@ -12,8 +12,8 @@ STAGED = "_push-"  # begins the name of a folder that a push in the background r
 @contextmanager
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
     """
-    A path to write to instead of `path`, which is replaced when the block ends. A reader never sees half a file; if
-    writing fails, the old file stays.
+    Yield a path to write to instead of `path`, which is replaced when the block ends. A reader never sees half a
+    file; if writing fails, the old file stays.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.part")
@@ -25,8 +25,10 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def free_name(path: Path) -> Path:
-    """`metrics.jsonl` → `metrics.1.jsonl`, or the next number that is free."""
+    """Return `metrics.1.jsonl` for `metrics.jsonl`, or the next number that is free."""
     number = 1
-    while (candidate := path.with_suffix(f".{number}{path.suffix}")).exists():
+    while True:
+        candidate = path.with_suffix(f".{number}{path.suffix}")
+        if not candidate.exists():
+            return candidate
         number += 1
-    return candidate

@@ -24,11 +24,17 @@ from .descriptor import (
     one_of,
     whole,
 )
+from .length_rewards import LENGTH_REWARDS
 from .objective.anchors import ANCHOR_KEYS, ANCHORS
 from .resets.treatments import SCALE_FORMS, TREATMENTS, WITH_ALPHA, is_treatment
 
 
-NOTHING, STEP, TERM, KL, BOUNDARY, RESET = (Effect(0), *Effect)
+NOTHING = Effect.NOTHING
+STEP = Effect.STEP
+TERM = Effect.TERM
+KL = Effect.KL
+BOUNDARY = Effect.BOUNDARY
+RESET = Effect.RESET
 
 POSITIVE = number(lambda value: 0 < value < math.inf, "a positive number")
 NOT_NEGATIVE = number(lambda value: 0 <= value < math.inf, "a finite number that is not negative")
@@ -36,7 +42,8 @@ FINITE = number(math.isfinite, "a finite number")
 SWITCH = Values(lambda value: isinstance(value, bool), "true or false")
 ELSEWHERE = Values(lambda value: True)  # checked by whoever knows what there is
 OFF_ON_AUTO = one_of("off", "on", "auto")
-RATIOS, ACTIONS = one_of("no_ratio", "unclipped", "clipped"), one_of("event", "reset", "stop")
+RATIOS = one_of("no_ratio", "unclipped", "clipped")
+ACTIONS = one_of("event", "reset", "stop")
 SHARE = number(lambda value: 0 <= value <= 1, "in [0, 1]; 1 is a hard copy")
 DECAY = number(lambda value: 0 <= value < 1, "in [0, 1)")
 FACTOR = number(lambda value: 0 < value <= 1, "in (0, 1]; to clear the state use optimizer_reset: hard")
@@ -44,14 +51,25 @@ RATE_FACTOR = number(lambda value: 0 < value <= 1, "in (0, 1]")
 TREATMENT = Values(is_treatment, names=(*TREATMENTS, *SCALE_FORMS))
 TEXT = Values(lambda value: isinstance(value, str), "a text")
 PATH = Values(lambda value: isinstance(value, (str, os.PathLike)), "a path")
-NAMES = Values(
-    lambda value: isinstance(value, list) and value != [] and all(isinstance(name, str) for name in value),
-    "a list of names of reward functions",
+
+
+def are_names(value: Any) -> bool:
+    """Return whether a value is a list of texts that is not empty."""
+    return isinstance(value, list) and value != [] and all(isinstance(name, str) for name in value)
+
+
+NAMES = Values(are_names, "a list of names of reward functions")
+ADVANTAGES = one_of(
+    "raw", "centered", "group_normalized", "batch_normalized", "global_normalized", "rloo", "max", "best_of_group"
 )
 
-ADVANTAGES = one_of(
-    *("raw", "centered", "group_normalized", "batch_normalized", "global_normalized", "rloo", "max", "best_of_group")
-)
+
+def needs_anchor(words: str) -> Need:
+    """
+    Return the need of a key that acts on the KL to an anchor; `words` follow the key and its value in its refusal.
+    """
+    return needs(*ANCHOR_KEYS, line=f"{{key}}={{value!r}} {words}")
+
 
 REFERENCE = needs("beta", line="{key}={value!r} needs a reference: set beta > 0, or {key}: cached.")
 REWARDED_ANCHORS = [anchor for anchor in ANCHORS if anchor.works_in_reward]
@@ -67,14 +85,12 @@ A_PUSHED_REFERENCE = needs(
     line="{key}={value!r} pushes the reference, but beta=0 means that there is none. Leave {key} out, or set "
     "beta > 0.",
 )
-AN_ANCHOR, ANCHORED_ROWS, ADAPTED = (
-    needs(*ANCHOR_KEYS, line=f"{{key}}={{value!r}} {words}")
-    for words in (
-        f"bounds the KL to an anchor, and there is none. Set {ONE_OF_ANCHORS}, or leave {{key}} out.",
-        f"leaves rows out of the KL, and there is none. Set {ONE_OF_ANCHORS}, or leave {{key}} out.",
-        f"adapts the coefficient of an anchor, and there is none. Set {ONE_OF_ANCHORS} to the coefficient to begin "
-        "with.",
-    )
+AN_ANCHOR = needs_anchor(f"bounds the KL to an anchor, and there is none. Set {ONE_OF_ANCHORS}, or leave {{key}} out.")
+ANCHORED_ROWS = needs_anchor(
+    f"leaves rows out of the KL, and there is none. Set {ONE_OF_ANCHORS}, or leave {{key}} out."
+)
+ADAPTED = needs_anchor(
+    f"adapts the coefficient of an anchor, and there is none. Set {ONE_OF_ANCHORS} to the coefficient to begin with."
 )
 A_FLOOR = needs(
     "entropy_floor", line="{key}={value!r} never stops anything without entropy_floor: set it, in nats per token."
@@ -83,45 +99,64 @@ AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
 AN_ALPHA = needs("optimizer_reset", value=WITH_ALPHA)
 PACKED = needs("pack_groups", written='pack_groups: "on"')
 ROUNDS = needs("dynamic_sampling_rounds")
+
+
+def requests_reset(value_of: ValueOf) -> bool:
+    """Return whether any key requests resets, of those that need none themselves."""
+    for name, key in KEYS.items():
+        if key.need is not A_RESET and RESET in key.effect_of(name, value_of):
+            return True
+    return False
+
+
 A_RESET = Need(
-    lambda value_of: any(
-        RESET in key.effect_of(name, value_of) for name, key in KEYS.items() if key.need is not A_RESET
-    ),
+    requests_reset,
     "{key}={value!r} is never applied: nothing requests a reset. Set ref_reset_every (or ref_reset_kl, "
     "ref_reset_stall, ref_reset_drop), or leave {key} out. With triggers of your own alone, set ref_reset_every to "
     "more than max_steps.",
 )
 
 
+# Rules of a resume, see `Resume` in descriptor.py.
+
+
 def has_average(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
-    return "the policy's average since the run began is not in it" if is_on(now) and not is_on(then) else None
+    """Elastic Reset cannot be switched on: its average begins with the run."""
+    if is_on(now) and not is_on(then):
+        return "the policy's average since the run began is not in it"
+    return None
 
 
 def has_grown(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
-    why = "its adapter may have grown, and would not be made again; a larger value acts"
-    return why if is_on(then) and not is_on(now) else None
+    """Growth cannot be switched off."""
+    if is_on(then) and not is_on(now):
+        return "its adapter may have grown, and would not be made again; a larger value acts"
+    return None
 
 
 def has_restarted(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
+    """Restarts of the adapter can neither be switched on nor off."""
     return "a run with restarts keeps its reference in the frozen weights, another one in an adapter"
 
 
 def has_moved(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
-    why = "without resets the reference is the base, and this run's has moved; a larger value acts"
-    resets = any(is_on(keys.get(name)) for name in TRIGGER_KEYS)
-    return why if is_on(then) and not is_on(now) and keys.get("beta") and not resets else None
+    """The last trigger of a run with a reference cannot be switched off."""
+    still_resets = any(is_on(keys.get(name)) for name in TRIGGER_KEYS)
+    if is_on(then) and not is_on(now) and keys.get("beta") and not still_resets:
+        return "without resets the reference is the base, and this run's has moved; a larger value acts"
+    return None
 
 
 def dependent(values: Values, need: Need, example: Any, label: str | None = None) -> Key:
-    """The descriptor of a key that says how something is done that another one asks for."""
+    """Describe a key that only adjusts what another key switches on."""
     return Key(values, NOTHING, applies, need, example, label)
 
 
-def _of_loss_mode(mode: str) -> Effect:
+def effect_of_loss_mode(mode: str) -> Effect:
     return STEP | KL if mode == "no_ratio" else STEP
 
 
-def _of_guard(action: str) -> Effect:
+def effect_of_guard(action: str) -> Effect:
     return RESET if action == "reset" else NOTHING
 
 
@@ -397,13 +432,13 @@ class ProlongedKeys:
     dynamic_sampling_rounds: Annotated[int, Key(whole(0), STEP, applies)] = 0
     dynamic_sampling_rewards: Annotated[list[str] | None, dependent(NAMES, ROUNDS, ["gsm8k"])] = None
     advantage_estimator: Annotated[str | None, Key(ADVANTAGES, STEP, applies)] = None
-    loss_mode: Annotated[str | None, Key(RATIOS, _of_loss_mode, applies, label="{}")] = None
+    loss_mode: Annotated[str | None, Key(RATIOS, effect_of_loss_mode, applies, label="{}")] = None
 
     entropy_floor: Annotated[float | None, Key(POSITIVE, NOTHING, applies)] = None
     entropy_patience: Annotated[int, dependent(whole(1), needs("entropy_floor"), 20)] = 10
     entropy_stop: Annotated[bool, dependent(SWITCH, A_FLOOR, True)] = False
     guard_gap: Annotated[float | None, Key(POSITIVE, NOTHING, applies)] = None
-    guard_gap_action: Annotated[str, Key(ACTIONS, _of_guard, applies, needs("guard_gap"), "stop")] = "event"
+    guard_gap_action: Annotated[str, Key(ACTIONS, effect_of_guard, applies, needs("guard_gap"), "stop")] = "event"
     rollback: Annotated[int, Key(whole(0), NOTHING, applies)] = 0
     rollback_rate: Annotated[float, dependent(RATE_FACTOR, needs("rollback"), 0.3)] = 0.5
     nonfinite: Annotated[str, Key(one_of("stop", "skip"), NOTHING, applies)] = "stop"
@@ -415,7 +450,10 @@ class ProlongedKeys:
     hub_push_reference: Annotated[bool, Key(SWITCH, NOTHING, free, A_PUSHED_REFERENCE, example=True)] = False
 
 
-COSINE, TARGET, OVERLONG = (needs("length_reward", value=name) for name in ("cosine", "target", "overlong"))
+def needs_length_reward(name: str) -> Need:
+    """Return the need of a key that adjusts one length reward."""
+    assert name in LENGTH_REWARDS
+    return needs("length_reward", value=name)
 
 
 @dataclass
@@ -470,25 +508,26 @@ class TaskKeys:
     train_rows: Annotated[int | None, Key(ELSEWHERE, NOTHING, applies)] = None
     eval_rows: Annotated[int, Key(ELSEWHERE, NOTHING, applies)] = 64
 
-    length_reward: Annotated[str | None, Key(one_of("cosine", "target", "overlong"), NOTHING, applies)] = None
-    length_least: Annotated[float, dependent(FINITE, COSINE, -0.5)] = -1.0
-    length_on: Annotated[int, dependent(whole(1), COSINE, 100)] = 1
-    length_off: Annotated[int, dependent(whole(0), COSINE, 500)] = 0
-    length_target: Annotated[int | None, dependent(whole(1), TARGET, 200)] = None
-    length_cost: Annotated[float, dependent(NOT_NEGATIVE, TARGET, 0.001)] = 0.0003
-    length_margin: Annotated[int | None, dependent(whole(1), OVERLONG, 64)] = None
+    length_reward: Annotated[str | None, Key(one_of(*LENGTH_REWARDS), NOTHING, applies)] = None
+    length_least: Annotated[float, dependent(FINITE, needs_length_reward("cosine"), -0.5)] = -1.0
+    length_on: Annotated[int, dependent(whole(1), needs_length_reward("cosine"), 100)] = 1
+    length_off: Annotated[int, dependent(whole(0), needs_length_reward("cosine"), 500)] = 0
+    length_target: Annotated[int | None, dependent(whole(1), needs_length_reward("target"), 200)] = None
+    length_cost: Annotated[float, dependent(NOT_NEGATIVE, needs_length_reward("target"), 0.001)] = 0.0003
+    length_margin: Annotated[int | None, dependent(whole(1), needs_length_reward("overlong"), 64)] = None
 
     thinking_budget: Annotated[int | None, Key(whole(1), NOTHING, applies)] = None
     thinking_text: Annotated[str, dependent(TEXT, needs("thinking_budget"), "Answer: ")] = "\n\nFinal answer: "
     thinking_answer_tokens: Annotated[int, dependent(whole(1), needs("thinking_budget"), 16)] = 32
 
 
-KEYS, TASK_KEYS = declared(ProlongedKeys), declared(TaskKeys)
+KEYS = declared(ProlongedKeys)
+TASK_KEYS = declared(TaskKeys)
 TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.effect is RESET)
 FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
-# No number of a run depends on them, nor on these of TRL and transformers: where things are written, shown and sent,
-# and how long to wait for them. Model and data are told apart by content, in checkpoint/identity.py.
-FREE_KEYS = {name for name, key in (KEYS | TASK_KEYS).items() if key.resume is free} | set(
+# Keys of TRL and transformers on which no number of a run depends: where things are written, shown and sent, and how
+# long to wait for them. Model and data are told apart by content, in checkpoint/identity.py.
+FREE_UPSTREAM_KEYS = (
     "output_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level "
     "log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "
     "trackio_static_space_id save_only_model save_strategy save_steps save_on_each_node save_total_limit "
@@ -498,12 +537,13 @@ FREE_KEYS = {name for name, key in (KEYS | TASK_KEYS).items() if key.resume is f
     "local_rank do_train do_eval do_predict ddp_timeout log_completions log_multimodal num_completions_to_print "
     "log_unique_prompts log_completions_hub_repo include_num_input_tokens_seen "
     "restore_callback_states_from_checkpoint vllm_server_base_url vllm_server_host vllm_server_port "
-    "vllm_server_timeout vllm_group_port model_name_or_path dataset_name".split()
-)
+    "vllm_server_timeout vllm_group_port model_name_or_path dataset_name"
+).split()
+FREE_KEYS = {name for name, key in (KEYS | TASK_KEYS).items() if key.resume is free} | {*FREE_UPSTREAM_KEYS}
 
 
 def effects(value_of: ValueOf) -> Effect:
-    """What the keys of a configuration change together."""
+    """Combine what all keys of a configuration change, given the value of each."""
     together = NOTHING
     for name, key in KEYS.items():
         together |= key.effect_of(name, value_of)

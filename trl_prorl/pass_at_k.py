@@ -14,7 +14,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         c (`int`): Correct ones among them, from 0 to `n`.
         k (`int`): Size of the draw, from 1 to `n`.
 
-    Returns `float`: The estimate, in [0, 1]. Raises `ValueError`: if `k` is not in [1, n] or `c` not in [0, n].
+    Returns:
+        `float`: The estimate, in [0, 1].
+
+    Raises:
+        `ValueError`: If `k` is not in [1, n] or `c` not in [0, n].
     """
     if k < 1:
         raise ValueError(f"k={k} must be at least 1.")

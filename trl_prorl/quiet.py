@@ -36,9 +36,10 @@ def hold_old_names() -> None:
 @contextmanager
 def without_warning(logger: str, part: str) -> Iterator[None]:
     """Leave out the messages of a logger that contain `part`."""
-    theirs, keep = logging.getLogger(logger), _leaves_out(part)
-    theirs.addFilter(keep)
+    target = logging.getLogger(logger)
+    keep = _leaves_out(part)
+    target.addFilter(keep)
     try:
         yield
     finally:
-        theirs.removeFilter(keep)
+        target.removeFilter(keep)

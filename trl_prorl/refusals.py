@@ -29,24 +29,30 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 def check_batch(args: "ProRLConfig") -> None:
     """
-    Refuse a generation batch that does not hold whole groups. Raises `ValueError`: naming the keys that make it up.
+    Refuse a generation batch that does not hold whole groups.
+
+    Raises:
+        `ValueError`: The line names the keys that make it up.
     """
     for key in ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"):
-        if getattr(args, key) is not None and getattr(args, key) < 1:
-            raise ValueError(f"{key}={getattr(args, key)} must be at least 1.")
-    size, group = args.generation_batch_size, args.num_generations
+        value = getattr(args, key)
+        if value is not None and value < 1:
+            raise ValueError(f"{key}={value} must be at least 1.")
+    size = args.generation_batch_size
+    group = args.num_generations
     if not group or group < 2:
         raise ValueError(f"num_generations={group} must be at least 2: an advantage compares completions.")
     if size is not None and size % group:
         keys = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+        factors = ", ".join(f"{key}={getattr(args, key)}" for key in keys)
         raise ValueError(
-            f"num_generations={group} does not divide the {size} completions of a generation batch "
-            f"({', '.join(f'{key}={getattr(args, key)}' for key in keys)}). Set it to a divisor, or change those."
+            f"num_generations={group} does not divide the {size} completions of a generation batch ({factors}). Set "
+            "it to a divisor, or change those."
         )
 
 
 def check_deepspeed(args: "ProRLConfig") -> None:
-    """Raises `ValueError`: DeepSpeed is asked for, and is not installed."""
+    """Raise `ValueError` if a configuration needs DeepSpeed, and it is not installed."""
     if args.deepspeed and not is_deepspeed_available():
         raise ValueError(
             f"deepspeed={args.deepspeed!r} needs DeepSpeed: pip install 'trl-prorl[deepspeed]', or leave the key out."
@@ -55,28 +61,38 @@ def check_deepspeed(args: "ProRLConfig") -> None:
 
 def check_precision(args: "ProRLConfig", by_default: bool) -> None:
     """
-    Refuse, with the keys, bfloat16 that transformers has refused without them. Raises `ValueError`: it is asked for,
-    or nothing is asked for, and torch finds no GPU that computes in it.
+    Refuse bfloat16 with the name of its key, after transformers has refused it without.
+
+    Args:
+        args (`ProRLConfig`): The configuration.
+        by_default (`bool`): Whether `bf16` was not given, so that it has become true.
+
+    Raises:
+        `ValueError`: torch finds no GPU that computes in bfloat16.
     """
-    asked = next((key for key in ("bf16", "bf16_full_eval") if getattr(args, key)), None)
-    if asked and not (args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
-        default = ", the default," if by_default and asked == "bf16" else ""
+    key = next((key for key in ("bf16", "bf16_full_eval") if getattr(args, key)), None)
+    if key and not (args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
+        default = ", the default," if by_default and key == "bf16" else ""
         raise ValueError(
-            f"{asked}=True{default} needs a GPU that computes in bfloat16, and torch finds none here. "
-            f"Set {asked}: false, and use_cpu: true to train on a CPU."
+            f"{key}=True{default} needs a GPU that computes in bfloat16, and torch finds none here. "
+            f"Set {key}: false, and use_cpu: true to train on a CPU."
         )
 
 
 def check_launcher(args: "ProRLConfig") -> None:
     """
-    Refuse a precision of the launcher's that would silently win over the keys, and tell of processes that it did not
-    start. Raises `ValueError`: `accelerate launch` was told to compute in bf16 or fp16, and the keys say float32.
+    Refuse a precision of the launcher's that would silently win over the keys, and warn of processes that it did not
+    start.
+
+    Raises:
+        `ValueError`: `accelerate launch` sets bf16 or fp16, and the keys say float32.
     """
-    asked = args.mixed_precision
-    if asked in ("bf16", "fp16") and not getattr(args, asked):
+    precision = args.mixed_precision
+    if precision in ("bf16", "fp16") and not getattr(args, precision):
         raise ValueError(
-            f"{asked}=False, but the launcher says mixed_precision={asked}, which would win. Set {asked}: true, or "
-            "launch with --mixed_precision no (a file of accelerate_configs/ or your own default may say otherwise)."
+            f"{precision}=False, but the launcher says mixed_precision={precision}, which would win. Set {precision}: "
+            "true, or launch with --mixed_precision no (a file of accelerate_configs/ or your own default may say "
+            "otherwise)."
         )
     launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
     if launched and "WORLD_SIZE" not in os.environ and args.world_size == 1:
@@ -106,13 +122,13 @@ class Refusal:
     words: str
 
     def line(self, args: "ProRLConfig") -> str:
-        """The line that refuses a configuration."""
+        """Write the line that refuses a configuration."""
         trigger = next((key for key in TRIGGER_KEYS if getattr(args, key)), "guard_gap")
         return self.words.format(args=args, trigger=trigger, value=getattr(args, trigger))
 
 
-def _by_itself(args: "ProRLConfig") -> bool:
-    """Whether dynamic sampling leaves it to TRL to compute the advantages of each round."""
+def trl_computes_advantages(args: "ProRLConfig") -> bool:
+    """Return whether TRL computes the advantages of each round of dynamic sampling."""
     return args.dynamic_sampling_rounds > 0 and args.advantage_estimator is None
 
 
@@ -155,13 +171,13 @@ REFUSALS = (
     ),
     Refusal(
         {"dynamic_sampling_rounds": 2, "scale_rewards": "batch"},
-        lambda args: _by_itself(args) and args.scale_rewards == "batch",
+        lambda args: trl_computes_advantages(args) and args.scale_rewards == "batch",
         "dynamic_sampling_rounds with scale_rewards='batch' would scale each round by itself. Set "
         "advantage_estimator: batch_normalized, which is computed over the final batch.",
     ),
     Refusal(
         {"dynamic_sampling_rounds": 2, "multi_objective_aggregation": "normalize_then_sum"},
-        lambda args: _by_itself(args) and args.multi_objective_aggregation != "sum_then_normalize",
+        lambda args: trl_computes_advantages(args) and args.multi_objective_aggregation != "sum_then_normalize",
         "dynamic_sampling_rounds with multi_objective_aggregation={args.multi_objective_aggregation!r} would "
         "normalise each round by itself. Set it to sum_then_normalize.",
     ),
@@ -302,7 +318,12 @@ REFUSALS = (
 
 
 def check_combinations(args: "ProRLConfig") -> None:
-    """Refuse keys that contradict one another. Raises `ValueError`: the line of the first refusal that applies."""
+    """
+    Refuse keys that contradict one another.
+
+    Raises:
+        `ValueError`: The line of the first refusal that applies.
+    """
     for refusal in REFUSALS:
         if refusal.when(args):
             raise ValueError(refusal.line(args))

@@ -26,11 +26,12 @@ from .config import ProRLConfig
 from .embedded.gguf_base import is_gguf
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
+from .interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual
 from .launch.checks import check_prompts_fit, check_rows, check_trackers, prompt_lengths
-from .launch.command_line import first_look, parsed, refuse
-from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
-from .launch.pipes import reader_may_leave
+from .launch.command_line import check_arguments, parse, refuse
+from .launch.interrupt import what_is_kept
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
+from .pipes import reader_may_leave
 from .record.folder_lock import LOCK_FILE, check_free
 from .record.folders import RunFolders
 from .record.meter import check_record
@@ -46,8 +47,16 @@ def build(
     task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig
 ) -> tuple[ProRLTrainer, str | bool | None]:
     """
-    The trainer of a recipe, and the checkpoint that it resumes from, as `Trainer.train` takes it. Raises `ValueError`:
-    the recipe asks for something that cannot be done; raised before a model is loaded.
+    Make the trainer of a recipe.
+
+    Args:
+        task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]): The recipe.
+
+    Returns:
+        The trainer, and the checkpoint that it resumes from, as `Trainer.train` takes it.
+
+    Raises:
+        `ValueError`: Something in the recipe cannot be done. No model has been loaded.
     """
     check_packages(args)
     if args.max_steps == 0 or (args.max_steps < 0 and args.num_train_epochs == 0):
@@ -115,7 +124,7 @@ def check_turns(task, given: dict) -> None:
 
 
 def rows_of(task, split: str, key: str, task_args: TaskArguments):
-    """The rows of a split, as many as a key says; a complaint about their number names the key."""
+    """Make the rows of a split, as many as a key says; a complaint about their number names the key."""
     try:
         return check_dataset(task, task.rows(split, getattr(task_args, key), seed=task_args.task_seed))
     except ValueError as error:
@@ -145,11 +154,20 @@ def check_packages(args: ProRLConfig) -> None:
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
     """
-    Refuse an output folder that a new run may not have, and a resume that would not continue the same run. The main
-    process looks, for all processes: by the time another one looked, the run might have begun. `recipe`: what a recipe
-    holds beside `args`. Returns `bool`: whether there is a checkpoint to resume from. A run that was cut short before
-    its first one begins again; a run that came to its end is not trained a second time. Raises `ValueError`: naming
-    the folder or the checkpoint, what is wrong with it, and what to do.
+    Refuse an output folder that a new run may not have, and a resume that would not continue the same run. A run that
+    was cut short before its first checkpoint begins again; one that came to its end is not trained a second time.
+
+    The main process looks, for all processes: by the time another one looked, the run might have begun.
+
+    Args:
+        args (`ProRLConfig`): The configuration.
+        recipe (`tuple`): The recipe's other dataclasses.
+
+    Returns:
+        `bool`: Whether there is a checkpoint to resume from.
+
+    Raises:
+        `ValueError`: The line names the folder or the checkpoint, what is wrong with it, and what to do.
     """
     return by_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
 
@@ -165,25 +183,8 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     try:
         checkpoint, _ = find_checkpoint(args.resume_from_checkpoint, args.output_dir, content=False)
     except ValueError:
-        model = finished_model(args.output_dir, run_dir)
-        if args.resume_from_checkpoint.lower() == "true" and model is not None:
-            raise ValueError(
-                f"output_dir={args.output_dir!r} holds a finished run without a complete checkpoint ({model} is its "
-                "model): there is nothing to resume. Choose another output_dir, with save_strategy: steps if the run "
-                "is to go on later."
-            ) from None
-        # A run that was killed before its first row has left one of these.
-        begun = (run_dir / METRICS_FILE).exists() or (run_dir / LOCK_FILE).exists()
-        newest, unusable = newest_complete(args.output_dir, content=False)
-        if args.resume_from_checkpoint.lower() != "true" or newest is not None:
+        if not _begins_again(args, folders):
             raise
-        if unusable and not begun:
-            raise
-        folders.check_nothing_foreign()
-        if begun:
-            print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
-        else:  # it was killed before it wrote anything, or was never started
-            print(f"there is no run in {args.output_dir} yet: the run begins at step 0", file=sys.stderr)
         return False
     if not folders.has_checkpoint(checkpoint):
         _check_new(folders)
@@ -194,6 +195,37 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)
     check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
+    return True
+
+
+def _begins_again(args: ProRLConfig, folders: RunFolders) -> bool:
+    """
+    Return whether a resume for which there is no checkpoint begins the run at step 0; a line on stderr says so.
+
+    Raises:
+        `ValueError`: The run came to its end.
+    """
+    if args.resume_from_checkpoint.lower() != "true":
+        return False  # it names a checkpoint
+    model = finished_model(args.output_dir, folders.run_dir)
+    if model is not None:
+        raise ValueError(
+            f"output_dir={args.output_dir!r} holds a finished run without a complete checkpoint ({model} is its "
+            "model): there is nothing to resume. Choose another output_dir, with save_strategy: steps if the run "
+            "is to go on later."
+        ) from None
+    newest, unusable = newest_complete(args.output_dir, content=False)
+    if newest is not None:
+        return False
+    # A run that was killed before its first row has left one of these.
+    begun = (folders.run_dir / METRICS_FILE).exists() or (folders.run_dir / LOCK_FILE).exists()
+    if unusable and not begun:
+        return False
+    folders.check_nothing_foreign()
+    if begun:
+        print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
+    else:  # it was killed before it wrote anything, or was never started
+        print(f"there is no run in {args.output_dir} yet: the run begins at step 0", file=sys.stderr)
     return True
 
 
@@ -209,11 +241,14 @@ def _check_new(folders: RunFolders) -> None:
 
 
 def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:
-    """A file of the model that a run left as it came to its end; `None` if it did not come to its end."""
+    """Return a file of the model that a run left as it came to its end; `None` if it did not come to its end."""
     if recorded_run_id(run_dir) is not None and saved_run_id(output_dir) is None:
         return None  # the id is written last
-    files = (path for pattern in WEIGHTS for path in sorted(Path(output_dir).glob(pattern)))
-    return next((path for path in files if path.name != "training_args.bin"), None)
+    for pattern in WEIGHTS:
+        for path in sorted(Path(output_dir).glob(pattern)):
+            if path.name != "training_args.bin":
+                return path
+    return None
 
 
 def check_base(model: str | None, task: str) -> None:
@@ -228,8 +263,11 @@ def check_base(model: str | None, task: str) -> None:
 
 def find_model(name: str | None) -> str:
     """
-    The model to load: a local folder, a Hub name, the folder of an embedded model, or that of a GGUF file's model.
-    Raises `ValueError`: it is none of them, or an embedded model's files are not the ones that were shipped.
+    Return the model to load: a local folder, a Hub name, the folder of an embedded model, or that of a GGUF file's
+    model.
+
+    Raises:
+        `ValueError`: It is none of them, or an embedded model's files are not the ones that were shipped.
     """
     if name is None:
         raise ValueError(f"model_name_or_path is missing: a Hub name, a local folder, a GGUF file, or {EMBEDDED!r}.")
@@ -266,13 +304,13 @@ def check_context(lengths: list[int], model: str, revision: str, args: ProRLConf
 @reader_may_leave()
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """
-    Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. Input
-    that cannot be used is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit
-    code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback.
+    Run the command line of a recipe script. Without `--config` the default recipe is run; further arguments override
+    it. Input that cannot be used is one line on stderr and exit code 2; a run that begins and has to stop is one line
+    and exit code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback.
     """
     with ending_in_one_line(NOTHING_BEGUN):
-        recipe = parsed(first_look(default_recipe, argv))
-    run(*recipe)
+        configurations = parse(check_arguments(default_recipe, argv))
+    run(*configurations)
 
 
 def run(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) -> None:
@@ -284,7 +322,8 @@ def run(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) ->
         train(trainer, resume)
     except KeyboardInterrupt:
         begun = trainer is not None and trainer.has_begun
-        kept = what_is_kept(args.output_dir, begun, model=begun and finished_model(args.output_dir, trainer.run_dir))
+        model = finished_model(args.output_dir, trainer.run_dir) if begun else None
+        kept = what_is_kept(args.output_dir, begun, model)
         end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
     except (RunError, ValueError, OSError, pickle.UnpicklingError) as error:
         begun = trainer is not None and trainer.has_begun

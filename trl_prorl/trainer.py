@@ -114,7 +114,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.compact = None
-        if self.acceleration.generation == "on":
+        if self.acceleration.generation.on:
             self.compact = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
         optional = optional_parts(self, policy)
         self.rollback = optional.get("rollback")

@@ -143,13 +143,13 @@ MODEL_VALUES = {
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """The types that a type allows."""
+    """Return the types that a type allows."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
 
 
 def _stated_values(field: Any, hint: Any) -> Values | None:
-    """The words of a field whose class lists them: as its choices, or as an enumeration in its type."""
+    """Return the words of a field whose class lists them: as its choices, or as an enumeration in its type."""
     if field.metadata.get("choices"):
         return one_of(*field.metadata["choices"])
     for option in _options(hint):
@@ -160,8 +160,8 @@ def _stated_values(field: Any, hint: Any) -> Values | None:
 
 def descriptors(cls: type, values: Mapping[str, Values]) -> dict[str, Key]:
     """
-    The descriptors of a dataclass of TRL's, by field: the values given here, else those that the class states. A field
-    that this version of TRL does not have is left out.
+    Return the descriptors of a dataclass of TRL's, by field: the values given here, else those that the class states.
+    A field that this version of TRL does not have is left out.
     """
     hints = typing.get_type_hints(cls)
     keys = {}
@@ -181,8 +181,10 @@ MODEL_KEYS = descriptors(ModelConfig, MODEL_VALUES)
 
 def check_finite(configuration: Any) -> None:
     """
-    Refuse NaN and infinity in every field of a configuration, at any depth of a mapping or a list. Raises
-    `ValueError`: naming the key and its value; a bound may be infinite.
+    Refuse NaN and infinity in every field of a configuration, at any depth of a mapping or a list.
+
+    Raises:
+        `ValueError`: The line names the key and its value; a bound may be infinite.
     """
     for field in fields(configuration):
         value = getattr(configuration, field.name, None)

@@ -17,7 +17,7 @@ DIFFERENT_OBJECTIVE = (
     "B optimises a different objective from A: its KL term is taken to the policy that sampled the batch, A's to a "
     "reference that moves only at resets."
 )
-RESET_APART = ("A", "C", "optimizer-only")  # from the control, by their resets
+DIFFER_BY_RESETS = ("A", "C", "optimizer-only")  # from the control
 NEVER_RESET = "never reset: it is the control"
 
 
@@ -54,15 +54,18 @@ class Variant:
     different_objective: bool = False
 
 
-def _has_reference(args: "ProRLConfig") -> bool:
+def has_reference(args: "ProRLConfig") -> bool:
+    """Return whether it has a reference; Elastic Reset is a variant of its own."""
     return args.beta != 0.0 and not args.elastic_reset_every
 
 
-def _moves_reference(args: "ProRLConfig") -> bool:
-    return _has_reference(args) and args.resets and args.ref_reset_mix != 0.0
+def moves_reference(args: "ProRLConfig") -> bool:
+    """Return whether its reference is reset."""
+    return has_reference(args) and args.resets and args.ref_reset_mix != 0.0
 
 
-def _has_none(args: "ProRLConfig") -> bool:
+def has_no_reference(args: "ProRLConfig") -> bool:
+    """Return whether it has no reference, and is no Elastic Reset."""
     return args.beta == 0.0 and not args.elastic_reset_every
 
 
@@ -80,7 +83,7 @@ VARIANTS = {
         ),
         Variant(
             name="control",
-            when=lambda args: _has_reference(args) and not args.resets,
+            when=lambda args: has_reference(args) and not args.resets,
             short="a reference that never moves",
             description="KL to the initial policy, a reference that is never reset",
             anchor="KL to initial policy",
@@ -89,7 +92,7 @@ VARIANTS = {
         ),
         Variant(
             name="A",
-            when=lambda args: _moves_reference(args) and not args.treats_optimizer,
+            when=lambda args: moves_reference(args) and not args.treats_optimizer,
             short="a reference that is reset",
             description="KL to a frozen reference that is set to the policy at each reset; the optimizer is kept",
             anchor="KL to moving reference",
@@ -98,7 +101,7 @@ VARIANTS = {
         ),
         Variant(
             name="B",
-            when=lambda args: _has_none(args) and args.beta_old != 0.0,
+            when=lambda args: has_no_reference(args) and args.beta_old != 0.0,
             short="no reference, KL to the sampling policy",
             description="KL to pi_old, the policy that sampled the batch: no reference model and no reference "
             "forward; a different objective from A's",
@@ -111,7 +114,7 @@ VARIANTS = {
         ),
         Variant(
             name="C",
-            when=lambda args: _moves_reference(args) and args.treats_optimizer,
+            when=lambda args: moves_reference(args) and args.treats_optimizer,
             short="as A, optimizer reset too",
             description="as A, and the optimizer's state is reset together with the reference",
             anchor="KL to moving reference",
@@ -121,7 +124,7 @@ VARIANTS = {
         ),
         Variant(
             name="optimizer-only",
-            when=lambda args: _has_reference(args) and args.resets and args.ref_reset_mix == 0.0,
+            when=lambda args: has_reference(args) and args.resets and args.ref_reset_mix == 0.0,
             short="a reference that stays, optimizer reset",
             description="KL to the initial policy, whose reference stays while the optimizer's state is reset",
             anchor="KL to initial policy",
@@ -139,7 +142,7 @@ VARIANTS = {
         ),
         Variant(
             name="base-anchored",
-            when=lambda args: _has_none(args) and args.beta_old == 0.0 and args.beta_base != 0.0,
+            when=lambda args: has_no_reference(args) and args.beta_old == 0.0 and args.beta_base != 0.0,
             short="KL to the base policy alone",
             description="KL to the base policy alone, by `beta_base`",
             anchor="KL to base policy",
@@ -151,24 +154,34 @@ VARIANTS = {
 }
 
 
-def without_reset(variant: str, config: Mapping[str, Any], applied: int | None, steps: int | None) -> str | None:
+def describe_missing_reset(variant: str, keys: Mapping[str, Any], resets: int | None, steps: int | None) -> str | None:
     """
-    What to say after the name of a run that resets would set apart from the control, and that had none: of a variant,
-    its keys, the resets and the optimizer steps on record. `None` if it was reset, or if that is not known.
+    Describe a run without a reset, if its variant differs from the control by resets alone.
+
+    Args:
+        variant (`str`): The name of its variant.
+        keys (`Mapping[str, Any]`): Its configuration.
+        resets (`int`, *optional*): How many resets are on record. `None`: that is not known.
+        steps (`int`, *optional*): How many optimizer steps are on record.
+
+    Returns:
+        `str` or `None`: Words that follow the run's name: "has not been reset yet". `None`: there is nothing to say.
     """
-    if applied != 0 or variant not in RESET_APART:
+    if variant not in DIFFER_BY_RESETS or resets != 0:
         return None
-    last = config.get("max_steps") or 0
-    if last > 0 and (steps or 0) >= last:
-        return NEVER_RESET
-    return "has not been reset yet" if last > 0 else "has not been reset"
+    last_step = keys.get("max_steps") or 0
+    if last_step <= 0:
+        return "has not been reset"
+    if (steps or 0) < last_step:
+        return "has not been reset yet"
+    return NEVER_RESET
 
 
 def optimises_another_objective(variant: str) -> bool:
-    """Whether a variant, by its name, is known to optimise another objective than A."""
+    """Return whether a variant, by its name, is known to optimise another objective than A."""
     return variant in VARIANTS and VARIANTS[variant].different_objective
 
 
 def variant_of(args: "ProRLConfig") -> str:
-    """The name of a configuration's variant."""
+    """Return the name of a configuration's variant."""
     return next(variant.name for variant in VARIANTS.values() if variant.when(args))

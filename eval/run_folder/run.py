@@ -11,7 +11,7 @@ import pandas as pd
 from trl_prorl.errors import InputError
 from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.record.run_files import EVALUATION_KEYS
-from trl_prorl.variants import VARIANTS, without_reset
+from trl_prorl.variants import VARIANTS, describe_missing_reset
 
 
 # TRL's own defaults, for the keys a recipe leaves out.
@@ -161,7 +161,7 @@ class RecordedRun:
         """What to say after the name of a run that resets should set apart, and that had none; `None` otherwise."""
         applied = self.reset_steps()
         steps = None if self.metrics.empty else int(self.metrics["step"].max())
-        return without_reset(self.variant, self.config, None if applied is None else len(applied), steps)
+        return describe_missing_reset(self.variant, self.config, None if applied is None else len(applied), steps)
 
 
 def sort_runs(runs: list[RecordedRun]) -> list[RecordedRun]:

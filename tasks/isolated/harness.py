@@ -36,7 +36,7 @@ class PlainUnpickler(Unpickler):
 
 
 def read_frame(descriptor: int) -> bytes:
-    """The next frame, and not a byte more. Raises `EOFError` at the end, and if a frame is too long."""
+    """Return the next frame, and not a byte more. Raises `EOFError` at the end, and if a frame is too long."""
     size = int.from_bytes(read_exactly(descriptor, 4), "big")
     if size > MAX_FRAME:
         raise EOFError(f"a frame of {size} bytes")
@@ -62,7 +62,8 @@ def write_frame(descriptor: int, payload: bytes) -> None:
 
 def plain(value):
     """
-    The value in built-in types; subclasses of these become the type itself. Raises `TypeError` for anything else.
+    Return the value in built-in types; subclasses of these become the type itself. Raises `TypeError` for anything
+    else.
     """
     for kind in PLAIN:
         if isinstance(value, kind):
@@ -77,7 +78,7 @@ def plain(value):
 
 
 def new_module(setup: str) -> dict:
-    """The namespace of a new module in which `setup` has run; classes defined there can be pickled."""
+    """Return the namespace of a new module in which `setup` has run; classes defined there can be pickled."""
     module = type(sys)(MODULE)
     sys.modules[MODULE] = module
     exec(compile(setup, "<setup>", "exec"), module.__dict__)
@@ -107,7 +108,9 @@ class Remote:
     """A function of the code, as the tests see it."""
 
     def __init__(self, name: str, requests: int, replies: int):
-        self.name, self.requests, self.replies = name, requests, replies
+        self.name = name
+        self.requests = requests
+        self.replies = replies
 
     def __call__(self, *arguments, **options):
         write_frame(self.requests, dumps((self.name, arguments, options), PROTOCOL))
@@ -115,12 +118,13 @@ class Remote:
         if succeeded is True:
             return value
         kind = getattr(builtins, value, None)
-        # `__new__`, because some exceptions cannot be made without arguments.
-        raise kind.__new__(kind) if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(value)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            raise kind.__new__(kind)  # some exceptions cannot be made with no arguments
+        raise RuntimeError(value)
 
 
 def names_of(code) -> set[str]:
-    """The global names (and attributes) that a code object uses, the functions defined in it included."""
+    """Return the global names (and attributes) that a code object uses, the functions defined in it included."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, type(code)):
@@ -129,7 +133,10 @@ def names_of(code) -> set[str]:
 
 
 def count_passed(setup: str, tests: list[str], entry_point: str, requests: int, replies: int) -> int:
-    """Number of tests that run to their end. Names that neither the setup nor Python defines belong to the code."""
+    """
+    Return the number of tests that run to their end. Names that neither the setup nor Python defines belong to the
+    code.
+    """
     namespace = new_module(setup)
     namespace[entry_point] = Remote(entry_point, requests, replies)
     passed = 0

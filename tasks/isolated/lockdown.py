@@ -125,18 +125,34 @@ FIRST_UNKNOWN = 452
 # Machine -> (its name in the kernel, place in the pairs of numbers above).
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # 1 is EPERM, which raises an exception in Python
-NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16  # bytes into the kernel's `seccomp_data`
+# Instructions of a filter.
+LOAD = 0x20
+JUMP_IF_EQUAL = 0x15
+JUMP_IF_AT_LEAST = 0x35
+JUMP_IF_ANY_BIT = 0x45
+RETURN = 0x06
+# What it returns.
+ALLOW = 0x7FFF0000
+REFUSE = 0x00050000 | 1  # 1 is EPERM, which raises an exception in Python
+KILL = 0x80000000
+# Bytes into the kernel's `seccomp_data`.
+NUMBER_AT = 0
+MACHINE_AT = 4
+ARGUMENTS_AT = 16
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
 NOBODY = 65534
 
 
 def filter_program(machine: str) -> bytes:
     """
-    The filter as the kernel reads it: instructions of 8 bytes (code, jump if true, jump if false, operand). Raises
-    `OSError`: if the numbers of this machine's system calls are not known.
+    Return the filter as the kernel reads it: instructions of 8 bytes (code, jump if true, jump if false, operand).
+
+    Raises:
+        `OSError`: If the numbers of this machine's system calls are not known.
     """
     if machine not in MACHINES:
         raise OSError(f"the system calls of {machine!r} are not known, only those of {', '.join(MACHINES)}")
@@ -161,7 +177,8 @@ def filter_program(machine: str) -> bytes:
                 (RETURN, 0, 0, REFUSE),
                 (RETURN, 0, 0, ALLOW),
             ]
-    return b"".join(struct.pack("HBBI", *step) for step in [*steps, (RETURN, 0, 0, ALLOW)])
+    steps.append((RETURN, 0, 0, ALLOW))
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
 class FilterProgram(ctypes.Structure):
@@ -171,7 +188,7 @@ class FilterProgram(ctypes.Structure):
 
 
 def prctl(operation: int, first: int, second: int = 0) -> None:
-    """The C library's `prctl`; raises `OSError` if it fails."""
+    """Call the C library's `prctl`; raise `OSError` if it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(operation, *(ctypes.c_ulong(value) for value in (first, second, 0, 0))):
         raise OSError(ctypes.get_errno(), f"prctl({operation}) failed: {os.strerror(ctypes.get_errno())}")
@@ -179,8 +196,10 @@ def prctl(operation: int, first: int, second: int = 0) -> None:
 
 def refuse_system_calls() -> None:
     """
-    Refuse the system calls of `REFUSED` from now on. Raises `OSError`: if the machine is not known or the kernel has
-    no seccomp.
+    Refuse the system calls of `REFUSED` from now on.
+
+    Raises:
+        `OSError`: If the machine is not known or the kernel has no seccomp.
     """
     instructions = filter_program(os.uname().machine if sys.maxsize > 2**32 else "32-bit")
     program = FilterProgram(len(instructions) // 8, instructions)
@@ -210,8 +229,13 @@ def limit(memory_mib: int, cpu_seconds: int | None = None) -> None:
     Limit the address space (MiB) and the processor time (s); forbid files and memory dumps. Beyond the time the kernel
     kills the process; beyond the memory Python raises `MemoryError`.
     """
-    limits = {resource.RLIMIT_AS: memory_mib * 2**20, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
-    limits |= {resource.RLIMIT_NOFILE: 64, resource.RLIMIT_MSGQUEUE: 0}
+    limits = {
+        resource.RLIMIT_AS: memory_mib * 2**20,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
     if cpu_seconds is not None:
         limits[resource.RLIMIT_CPU] = cpu_seconds
     for key, value in limits.items():

@@ -7,7 +7,7 @@ from math_verify import parse, verify
 
 
 def compare(request: dict) -> dict:
-    """`{"gold", "answer"}`, both LaTeX without delimiters -> `{"equal"}`."""
+    """Answer `{"gold", "answer"}`, both LaTeX without delimiters -> `{"equal"}`."""
     # math-verify's own time limits are signals, which cannot interrupt a power of integers; the owner kills this
     # process instead.
     gold, answer = (parse(f"\\boxed{{{request[key]}}}", parsing_timeout=None) for key in ("gold", "answer"))

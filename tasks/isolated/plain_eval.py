@@ -35,14 +35,19 @@ def check_plain(source: str, names: dict) -> None:
         if not isinstance(node, NODES):
             raise ValueError(f"{type(node).__name__} in an answer")
         if isinstance(node, ast.Name):
-            value = names.get(node.id)
-            of_sympy = isinstance(value, Basic) or (isinstance(value, type) and issubclass(value, Basic))
-            if node.id in UNEVALUATED or not (
-                of_sympy
-                or node.id in FUNCTIONS
-                or (node.id in BUILTINS and value in (None, getattr(builtins, node.id)))
-            ):
+            if not is_plain_name(node.id, names.get(node.id)):
                 raise ValueError(f"the name {node.id} in an answer")
+
+
+def is_plain_name(name: str, value: object) -> bool:
+    """Return whether a name with this value may stand in an expression; see [`check_plain`]."""
+    if name in UNEVALUATED:
+        return False
+    if name in FUNCTIONS or isinstance(value, Basic):
+        return True
+    if isinstance(value, type) and issubclass(value, Basic):
+        return True
+    return name in BUILTINS and value in (None, getattr(builtins, name))
 
 
 def guard(modules: tuple[str, ...]) -> None:
@@ -54,11 +59,16 @@ def guard(modules: tuple[str, ...]) -> None:
 
 
 def guarded(evaluate: Callable, modules: tuple[str, ...]) -> Callable:
+    """Return the `eval` that [`guard`] puts in the place of Python's."""
+
     def plain_eval(source, *scopes):
         caller = sys._getframe(1)
         scopes = scopes or (caller.f_globals, caller.f_locals)
         if isinstance(source, str) and caller.f_globals.get("__name__", "").startswith(modules):
-            check_plain(source, {name: value for scope in scopes for name, value in scope.items()})
+            names = {}
+            for scope in scopes:
+                names.update(scope)
+            check_plain(source, names)
         return evaluate(source, *scopes)
 
     return plain_eval

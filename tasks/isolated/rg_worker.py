@@ -26,7 +26,10 @@ NO_NUMBER = re.compile(r"(?<![A-Za-z0-9_])(?:nan|inf|infinity|oo|zoo)j?(?![A-Za-
 
 
 def configuration(family: str, level: int | None, config: tuple) -> dict:
-    """The settings of a family at a level of its curriculum (from 1), or its own settings; `config` overrides both."""
+    """
+    Return the settings of a family at a level of its curriculum (from 1), or its own settings; `config` overrides
+    both.
+    """
     settings = {}
     if level is not None:
         curriculum: BaseCurriculum = create_curriculum(family)
@@ -37,7 +40,7 @@ def configuration(family: str, level: int | None, config: tuple) -> dict:
 
 @lru_cache(maxsize=4096)
 def question(family: str, level: int | None, config: tuple, seed: int) -> tuple:
-    """A data set of one question, and that question."""
+    """Return a data set of one question, and that question."""
     settings = {**configuration(family, level, config), "seed": seed, "size": 1}
     dataset = reasoning_gym.create_dataset(family, **settings)
     return dataset, dataset[0]
@@ -49,7 +52,8 @@ def answer(request: dict) -> dict:
     `{"do": "make", ..., "seed"}` -> `{"question", "answer"}`.
     `{"do": "score", ..., "seed", "answer"}` -> `{"score"}`.
     """
-    family, level = request["family"], request["level"]
+    family = request["family"]
+    level = request["level"]
     config = tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in sorted(request["config"].items()))
     if request["do"] == "check":
         return {"problem": find_problem(family, level, config)}
@@ -60,14 +64,16 @@ def answer(request: dict) -> dict:
 
 
 def score(dataset, entry: dict, text: str) -> float:
-    """The scorer's points; 0 for an answer with NaN or an infinity, unless the family's own answer has one too."""
+    """
+    Return the scorer's points; 0 for an answer with NaN or an infinity, unless the family's own answer has one too.
+    """
     if NO_NUMBER.search(text) and not NO_NUMBER.search(entry["answer"] or ""):
         return 0.0
     return float(dataset.score_answer(text, entry))
 
 
 def is_fooled(dataset, entry: dict, text: str) -> bool:
-    """Whether a text that is not the answer gets a full point."""
+    """Return whether a text that is not the answer gets a full point."""
     try:
         return text != (entry["answer"] or "").strip() and score(dataset, entry, text) == 1.0
     except Exception:
@@ -75,7 +81,7 @@ def is_fooled(dataset, entry: dict, text: str) -> bool:
 
 
 def find_problem(family: str, level: int | None, config: tuple) -> str | None:
-    """The problem with the name or the settings."""
+    """Return the problem with the name or the settings."""
     if family not in DATASETS:
         nearest = get_close_matches(family, DATASETS, n=3) or sorted(DATASETS)
         return f"reasoning-gym has no family {family!r}; the nearest of its {len(DATASETS)} are {', '.join(nearest)}"

@@ -14,7 +14,7 @@ from test_links_and_commands import why_wrong
 
 from eval.command_lines import gpu_check
 from trl_prorl.launch.shipped_recipes import shipped_recipes
-from trl_prorl.train import first_look, parsed
+from trl_prorl.train import check_arguments, parse
 
 
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
@@ -100,6 +100,6 @@ def test_the_notebook_for_a_t4_names_commands_keys_and_files_that_exist():
     assert gpu_check(ours[1].split()[2:]).minutes == 20
     assert " --fp16 true " in ours[2]  # which needs a card
     _, _, recipe, *keys = ours[2].replace("--fp16 true", "--use_cpu true").split()
-    _, args, model = parsed(first_look(shipped_recipes()[recipe], keys))
+    _, args, model = parse(check_arguments(shipped_recipes()[recipe], keys))
     assert (args.bf16, model.dtype, args.beta_old > 0) == (False, "float32", True)
     compile(code[-2], "cell", "exec")

@@ -46,7 +46,8 @@ def gguf_sha256(name: str) -> str | None:
     Args:
         name (`str`): Path of a GGUF file, or of the folder that one was converted into.
 
-    Returns `str` or `None`: `None` if the path is neither, or is not here.
+    Returns:
+        `str` or `None`: `None` if the path is neither, or is not here.
     """
     if is_gguf(name):
         return file_sha256(Path(name)) if Path(name).is_file() else None

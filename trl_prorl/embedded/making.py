@@ -79,8 +79,10 @@ FAMILIES = {
 
 def settings_of(task: str = "reverse_digits", seed: int = 0, threads: int = 1) -> EmbeddedSettings:
     """
-    The settings of an embedded model. All but the first one are stored in bf16. Raises `ValueError`: if there are no
-    demonstrations for the task.
+    Return the settings of an embedded model. All but the first one are stored in bf16.
+
+    Raises:
+        `ValueError`: If there are no demonstrations for the task.
     """
     if task not in FAMILIES:
         raise ValueError(f"--task {task}: there are demonstrations for {', '.join(FAMILIES)}. Give one of these.")
@@ -89,7 +91,12 @@ def settings_of(task: str = "reverse_digits", seed: int = 0, threads: int = 1) -
     return settings if is_default else replace(settings, stored="bfloat16")
 
 
-MARKERS = PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
+PAD = "<|pad|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+SYSTEM = "<|system|>"
+END = "<|end|>"
+MARKERS = (PAD, USER, ASSISTANT, SYSTEM, END)
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] }}"
@@ -100,46 +107,62 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are the 256 bytes and five markers of a chat; it can encode any text."""
+    """Return a tokenizer whose tokens are the 256 bytes and five markers of a chat; it can encode any text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*MARKERS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = {"pad_token": PAD, "eos_token": END, "extra_special_tokens": [USER, ASSISTANT, SYSTEM]}
-    settings = {"padding_side": "left", "clean_up_tokenization_spaces": False}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **settings)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        extra_special_tokens=[USER, ASSISTANT, SYSTEM],
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
 
 def wrong_reversal(row: Mapping, rng: random.Random) -> str:
-    """Digits to reverse, by one of four wrong rules: copy the question, sort, rotate by one, or random digits."""
+    """Reverse digits by one of four wrong rules: copy the question, sort, rotate by one, or random digits."""
     question = row["answer"][::-1]
     rule = rng.randrange(4)
-    if rule == 3:
-        return "".join(rng.choice("0123456789") for _ in question)
-    return (question, "".join(sorted(question)), question[1:] + question[:1])[rule]
+    if rule == 0:
+        return question
+    if rule == 1:
+        return "".join(sorted(question))
+    if rule == 2:
+        return question[1:] + question[:1]
+    return "".join(rng.choice("0123456789") for _ in question)
 
 
 def wrong_order(row: Mapping, rng: random.Random) -> str:
     """
-    Digits to sort, by one of four wrong rules: copy the question, sort in descending order, leave one digit out, or
+    Sort digits by one of four wrong rules: copy the question, sort in descending order, leave one digit out, or
     sort only the first half.
     """
     question = row["prompt"][0]["content"].split()[1:]
     right = row["answer"].split()
-    rule, half = rng.randrange(4), len(question) // 2
-    if rule == 2:
+    rule = rng.randrange(4)
+    if rule == 0:
+        answer = question
+    elif rule == 1:
+        answer = right[::-1]
+    elif rule == 2:
         left_out = rng.randrange(len(right))
-        return " ".join(right[:left_out] + right[left_out + 1 :])
-    return " ".join(question if rule == 0 else right[::-1] if rule == 1 else sorted(question[:half]) + question[half:])
+        answer = right[:left_out] + right[left_out + 1 :]
+    else:
+        half = len(question) // 2
+        answer = sorted(question[:half]) + question[half:]
+    return " ".join(answer)
 
 
 def wrong_sum(row: Mapping, rng: random.Random) -> str:
     """
-    A chain of additions by one of four wrong rules: forget every carry, skip the working and guess, leave the sum
-    unmarked, or leave one number out. A sum without carries comes out right by the first one.
+    Answer a chain of additions by one of four wrong rules: forget every carry, skip the working and guess, leave the
+    sum unmarked, or leave one number out. A sum without carries comes out right by the first one.
     """
     terms = [int(term) for term in row["prompt"][0]["content"].split()[1:]]
     rule = rng.randrange(4)
@@ -154,13 +177,16 @@ def wrong_sum(row: Mapping, rng: random.Random) -> str:
 
 
 def add_without_carry(a: int, b: int) -> int:
-    """The sum digit by digit, every carry forgotten: 55 for 17 + 48."""
-    return 10 * add_without_carry(a // 10, b // 10) + (a + b) % 10 if a and b else a + b
+    """Return the sum digit by digit, every carry forgotten: 55 for 17 + 48."""
+    if a == 0 or b == 0:
+        return a + b
+    return 10 * add_without_carry(a // 10, b // 10) + (a + b) % 10
 
 
 def worked(terms: Sequence[int], add: Callable[[int, int], int] = operator.add) -> str:
-    """An answer as the task wants it, with another rule of addition: `17+48=55 55+5=50 #### 50`."""
-    steps, total = [], terms[0]
+    """Return an answer as the task wants it, with another rule of addition: `17+48=55 55+5=50 #### 50`."""
+    steps = []
+    total = terms[0]
     for term in terms[1:]:
         steps.append(f"{total}+{term}={add(total, term)}")
         total = add(total, term)
@@ -172,32 +198,44 @@ WRONG_ANSWERS = {"reverse_digits": wrong_reversal, "sorting": wrong_order, "sums
 
 
 def demonstrations(settings: EmbeddedSettings) -> Dataset:
-    """Prompt-completion rows of mixed quality, from the train split of the task, or of each task, alone."""
+    """Return prompt-completion rows of mixed quality, from the train split of the task, or of each task, alone."""
     rng = random.Random(settings.seed)
     names = TAUGHT.get(settings.task, (settings.task,))
     task = tasks.get_task("mixture", tasks={name: {"level": settings.level, "weight": 1} for name in names})
 
-    def demonstrate(row):
-        wrong = row["task"] == names[0] and rng.random() < settings.wrong_share
-        answer = WRONG_ANSWERS[names[0]](row, rng) if wrong else task.gold(row)
-        return {"prompt": row["prompt"], "completion": [{"role": "assistant", "content": answer}]}
-
-    return Dataset.from_list([demonstrate(row) for row in task.rows("train", settings.rows, seed=settings.seed)])
+    demonstrated = []
+    for row in task.rows("train", settings.rows, seed=settings.seed):
+        if row["task"] == names[0] and rng.random() < settings.wrong_share:
+            answer = WRONG_ANSWERS[names[0]](row, rng)
+        else:
+            answer = task.gold(row)
+        demonstrated.append({"prompt": row["prompt"], "completion": [{"role": "assistant", "content": answer}]})
+    return Dataset.from_list(demonstrated)
 
 
 def new_model(settings: EmbeddedSettings, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """The network with random weights, from the settings' seed."""
+    """Return the network with random weights, from the settings' seed."""
     set_seed(settings.seed)
-    sizes = {name: getattr(settings, name) for name in ("hidden_size", "intermediate_size", "initializer_range")}
-    heads = {"num_attention_heads": settings.heads, "num_key_value_heads": settings.heads}
-    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    fixed = {"max_position_embeddings": 2048, "tie_word_embeddings": True, "dtype": "float32"}
-    layers = {"vocab_size": len(tokenizer), "num_hidden_layers": settings.layers}
-    return Qwen2ForCausalLM(Qwen2Config(**layers, **heads, **sizes, **tokens, **fixed))
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        initializer_range=settings.initializer_range,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    return Qwen2ForCausalLM(config)
 
 
 def rounded(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Weights in another type; those that are tied stay tied, so that a file has them once."""
+    """Convert weights to another type; those that are tied stay tied, so that a file has them once."""
     once = {value.data_ptr(): value.to(dtype) for value in weights.values()}
     return {name: once[value.data_ptr()] for name, value in weights.items()}
 
@@ -205,7 +243,10 @@ def rounded(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, t
 def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) -> None:
     """
     Make an embedded model, and write down what it was made with and the hashes of its files. `settings`: defaults to
-    those of the demo's model. Raises `ValueError`: the folder is there already.
+    those of the demo's model.
+
+    Raises:
+        `ValueError`: The folder is there already.
     """
     settings = settings or EmbeddedSettings()
     if folder.exists():
@@ -214,11 +255,22 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
     aside = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     tokenizer = byte_tokenizer()
     model = new_model(settings, tokenizer)
-    own = {name: getattr(settings, name) for name in ("learning_rate", "adam_beta2", "seed")}
-    own |= {"max_steps": settings.steps, "per_device_train_batch_size": settings.batch_size}
-    fixed = {"lr_scheduler_type": "cosine", "warmup_steps": 20, "bf16": False, "use_cpu": True}
-    fixed |= {"gradient_checkpointing": False, "logging_steps": 50, "save_strategy": "no", "report_to": "none"}
-    args = SFTConfig(str(aside), **own, **fixed)
+    args = SFTConfig(
+        str(aside),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        adam_beta2=settings.adam_beta2,
+        lr_scheduler_type="cosine",
+        warmup_steps=20,
+        seed=settings.seed,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        logging_steps=50,
+        save_strategy="no",
+        report_to="none",
+    )
     trainer = SFTTrainer(model=model, args=args, train_dataset=demonstrations(settings), processing_class=tokenizer)
     trainer.train()
     # The configuration goes on saying float32, so that transformers loads the weights as such.

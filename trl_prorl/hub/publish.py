@@ -45,7 +45,7 @@ Content = Path | bytes
 
 
 def make_api(token: str | None = None) -> HfApi:
-    """The Hub's client; without a token it takes `HF_TOKEN` or that of `hf auth login`."""
+    """Return the Hub's client; without a token it takes `HF_TOKEN` or that of `hf auth login`."""
     from .. import __version__
 
     return HfApi(token=token, library_name="trl-prorl", library_version=__version__)
@@ -55,16 +55,19 @@ def files_to_push(
     model_dir: str | os.PathLike, run_dir: str | os.PathLike, *, reference: bool = False, record: bool = True
 ) -> dict[str, Content]:
     """
-    The files of a run that are pushed: the model or adapter, the tokenizer, the card and the record. No pickle, no
-    checkpoint, no log, no secret.
+    Choose the files of a run that are pushed: the model or adapter, the tokenizer, the card and the record. No pickle,
+    no checkpoint, no log, no secret.
 
     Args:
         model_dir (`str` or `os.PathLike`): Where model, tokenizer and card are.
         run_dir (`str` or `os.PathLike`): Where the record is.
         reference, record (`bool`, *optional*): Whether to push the frozen adapter `ref` and the record, too.
 
-    Returns `dict[str, Path | bytes]`: file or content by its path in the repository. Raises `ValueError`: there is no
-    model, or no adapter `ref` although it is asked for.
+    Returns:
+        `dict[str, Path | bytes]`: File or content by its path in the repository.
+
+    Raises:
+        `ValueError`: There is no model, or no adapter `ref` although it shall be pushed.
     """
     model_dir, run_dir = Path(model_dir), Path(run_dir)
     files: dict[str, Content] = _matching(model_dir, MODEL_FILES)
@@ -96,12 +99,18 @@ def files_to_push(
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Content]:
-    names = sorted(path.name for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
-    return {name: folder / name for name in names if any(fnmatch.fnmatchcase(name, each) for each in patterns)}
+    """Return the files of a folder that match a pattern, by name; none if it is not there."""
+    if not folder.is_dir():
+        return {}
+    found: dict[str, Content] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns):
+            found[path.name] = path
+    return found
 
 
 def _adapter_config(path: Path) -> Content:
-    """`adapter_config.json` with the Hub's name of the base, where it names a folder in the Hub's cache."""
+    """Return `adapter_config.json` with the Hub's name of the base, where it names a folder in the Hub's cache."""
     config = read_json(path, ADAPTER)
     name = config.get("base_model_name_or_path")
     hub_id = identify(name).hub_id if name else None
@@ -111,7 +120,12 @@ def _adapter_config(path: Path) -> Content:
 
 
 def repo_name(hub_model_id: str | None, folder: str | os.PathLike) -> str:
-    """The repository's name, `hub_model_id` or else the folder's. Raises `ValueError`: the Hub allows no such name."""
+    """
+    Return the repository's name, `hub_model_id` or else the folder's.
+
+    Raises:
+        `ValueError`: The Hub allows no such name.
+    """
     name = hub_model_id or Path(folder).resolve().name
     try:
         validate_repo_id(name)
@@ -125,9 +139,18 @@ def repo_name(hub_model_id: str | None, folder: str | os.PathLike) -> str:
 
 def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) -> str:
     """
-    Make sure that the repository is there and that the token is good, before anything is trained. `name`: with or
-    without its namespace; `private`: whether a new one is private, `None` is the Hub's default. Returns `str`: its
-    full name. Raises `ValueError`: it cannot be pushed to.
+    Make sure that a repository is there and that the token is good, before anything is trained.
+
+    Args:
+        name (`str`): Its name, with or without its namespace.
+        private (`bool`, *optional*): Whether a new one is private; `None` is the Hub's default.
+        api (`HfApi`, *optional*): The client.
+
+    Returns:
+        `str`: Its full name.
+
+    Raises:
+        `ValueError`: It cannot be pushed to.
     """
     api = api or make_api()
     try:
@@ -157,17 +180,18 @@ def push(
         api (`HfApi`, *optional*): The client.
         folder (`str`, *optional*): A folder of the repository that keeps none but these files.
 
-    Raises [`~trl_prorl.errors.PushError`]: it failed.
+    Raises:
+        [`~trl_prorl.errors.PushError`]: It failed.
     """
     api = api or make_api()
     try:
-        operations: list = [
-            CommitOperationAdd(path, content if isinstance(content, bytes) else str(content))
-            for path, content in sorted(files.items())
-        ]
+        operations: list = []
+        for path, content in sorted(files.items()):
+            operations.append(CommitOperationAdd(path, content if isinstance(content, bytes) else str(content)))
         if folder is not None:
-            there = [path for path in api.list_repo_files(repo, revision=revision) if path.startswith(f"{folder}/")]
-            operations += [CommitOperationDelete(path) for path in there if path not in files]
+            for path in api.list_repo_files(repo, revision=revision):
+                if path.startswith(f"{folder}/") and path not in files:
+                    operations.append(CommitOperationDelete(path))
         return api.create_commit(repo, operations, commit_message=message, revision=revision)
     except FAILURES as error:
         raise PushError(
@@ -177,12 +201,12 @@ def push(
 
 
 def push_command(run_dir: str | os.PathLike) -> str:
-    """The command that pushes a run later."""
+    """Return the command that pushes a run later."""
     return f"`trl-prorl push --run {shlex.quote(str(run_dir))}`"
 
 
 def explain(error: BaseException) -> str:
-    """A line that says what a failure means and what to do."""
+    """Return a line that says what a failure means and what to do."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__  # an upload's own failure lies beneath that of its thread
     said = _line(getattr(error, "server_message", None) or error)
@@ -209,11 +233,13 @@ def stage(files: Mapping[str, Content], folder: Path) -> dict[str, Content]:
     deletes checkpoints.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    for name, path in files.items():
-        if isinstance(path, Path):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            copy_or_link(path, folder / name)
-    return {name: folder / name if isinstance(content, Path) else content for name, content in files.items()}
+    staged: dict[str, Content] = dict(files)
+    for name, content in files.items():
+        if isinstance(content, Path):
+            staged[name] = folder / name
+            staged[name].parent.mkdir(parents=True, exist_ok=True)
+            copy_or_link(content, staged[name])
+    return staged
 
 
 def copy_or_link(source: str | os.PathLike, target: str | os.PathLike) -> None:

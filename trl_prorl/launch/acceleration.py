@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from accelerate.utils import gather_object
 
+from ..choice import Choice
 from ..rollout.compact_probe import probe as probe_generation
 from ..rollout.generation import complete_config, why_not_compact
 from ..scoring.first_layers import tried_on_first_layers
@@ -24,78 +25,102 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Acceleration:
     """
+    The accelerations of a run.
+
     Attributes:
-        packing (`str`): `"on"`, with a remark if the model's numbers were not tried, or `"off"` with the reason.
-        generation (`str`): `"on"` for compact sampling, or `"off"` with the reason.
+        packing (`Choice`): Whether groups are packed.
+        generation (`Choice`): Whether rollouts are sampled compactly.
     """
 
-    packing: str
-    generation: str
+    packing: Choice
+    generation: Choice
 
     @property
     def packs(self) -> bool:
         """Whether groups are packed."""
-        return self.packing.startswith("on")
+        return self.packing.on
 
     @classmethod
     def of(cls, trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> "Acceleration":
         """
-        Try what a configuration asks for, with a trainer made by TRL, its unwrapped policy, and TRL's
-        log-probabilities: policy, `input_ids`, `attention_mask`, `logits_to_keep` → `(B, C)`. Raises `ValueError`:
-        something is asked for and not possible.
+        Try which accelerations are possible, and log why others are not.
+
+        Args:
+            trainer (`ProRLTrainer`): TRL has made it.
+            policy (`torch.nn.Module`): Its model, unwrapped.
+            padded (`Callable`): TRL's log-probabilities: policy, `input_ids`, `attention_mask`, `logits_to_keep` →
+                shape `(B, C)`.
+
+        Raises:
+            `ValueError`: The configuration asks for something that is not possible.
         """
         args = trainer.args
         if args.skip_zero_rows and has_images(trainer):
             raise ValueError(
                 "skip_zero_rows=True leaves out rows of text alone, and the prompts have images: set it false."
             )
-        found = cls(_packing(trainer, policy, padded), _generation(trainer, policy))
-        reasons = {
-            "reuse_old_logps": args.why_no_reuse,
-            "pack_groups": found.packing.partition("off: ")[2],
-            "compact_generation": found.generation.partition("off: ")[2],
-        }
-        alike = {why: ", ".join(key for key in reasons if reasons[key] == why) for why in reasons.values() if why}
-        lines = " ".join(f"{keys}: {why}" for why, keys in alike.items())
-        if trainer.is_world_process_zero() and lines:
-            logger.warning("Not possible here, so that the run is computed as without it: %s", lines)
-        if found.packs and args.pack_max_tokens is not None:
+        made = cls(choose_packing(trainer, policy, padded), choose_generation(trainer, policy))
+        impossible = describe_impossible(
+            {
+                "reuse_old_logps": args.why_no_reuse,
+                "pack_groups": None if made.packing.on else made.packing.reason,
+                "compact_generation": None if made.generation.on else made.generation.reason,
+            }
+        )
+        if trainer.is_world_process_zero() and impossible:
+            logger.warning("Not possible here, so that the run is computed as without it: %s", impossible)
+        if made.packs and args.pack_max_tokens is not None:
             if trainer.environments is not None:
                 raise ValueError(
                     f"pack_max_tokens={args.pack_max_tokens} bounds the prompts of the data, and environments write "
                     "into them at their reset: leave it out, and lower per_device_train_batch_size."
                 )
             check_prompts_fit(trainer.train_dataset, trainer.eval_dataset, trainer.tokenize_prompts, args)
-        return found
+        return made
+
+
+def describe_impossible(reasons: Mapping[str, str | None]) -> str:
+    """Write one line of keys with the reasons why they are not possible; keys with the same reason stand together."""
+    keys_by_reason: dict[str, list[str]] = {}
+    for key, reason in reasons.items():
+        if reason:
+            keys_by_reason.setdefault(reason, []).append(key)
+    return " ".join(f"{', '.join(keys)}: {reason}" for reason, keys in keys_by_reason.items())
 
 
 def has_images(trainer) -> bool:
-    """Whether prompts may have images."""
+    """Return whether prompts may have images."""
     columns = getattr(trainer.train_dataset, "column_names", None) or ()
     return trainer._is_vlm or not {"image", "images"}.isdisjoint(columns)
 
 
 def shards_weights(trainer) -> bool:
-    """Whether no process has the whole policy."""
+    """Return whether no process has the whole policy."""
     plugin = trainer.args.deepspeed_plugin
     return trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
 
 
-def chosen(trainer, key: str, objections: Mapping[str, bool], *tests: Callable[[], str | None]) -> str:
+def choose(trainer, key: str, find_objection: Callable[[], str | None]) -> Choice:
     """
-    `"on"`, or `"off"` with the reason: the first objection that holds, or the first that a test returns. Raises
-    `ValueError`: the key asks for what is not possible.
+    Decide whether an acceleration is on.
+
+    Args:
+        trainer (`ProRLTrainer`): Its configuration may say `"off"`, `"on"` or `"auto"`.
+        key (`str`): The key of the acceleration.
+        find_objection (`Callable`): Finds a sentence that says why it is not possible, or `None`.
+
+    Raises:
+        `ValueError`: The key is `"on"`, and it is not possible.
     """
-    asked = getattr(trainer.args, key)
-    if asked == "off":
-        return "off"
-    objections = {str(trainer.args.given_up): trainer.args.gives_up(key)} | dict(objections)
-    reason = next((text for text, holds in objections.items() if holds), None)
-    for test in tests:
-        reason = reason or test()
-    if reason is not None and asked == "on":
-        raise ValueError(f"{key}='on' is not possible: {reason} Set {key}: \"off\", or auto to fall back.")
-    return "on" if reason is None else f"off: {reason}"
+    value = getattr(trainer.args, key)
+    if value == "off":
+        return Choice(False)
+    objection = trainer.args.given_up if trainer.args.gives_up(key) else find_objection()
+    if objection is None:
+        return Choice(True)
+    if value == "on":
+        raise ValueError(f"{key}='on' is not possible: {objection} Set {key}: \"off\", or auto to fall back.")
+    return Choice(False, objection)
 
 
 def check_pack_processes(limit: int | None, processes: int) -> None:
@@ -107,60 +132,80 @@ def check_pack_processes(limit: int | None, processes: int) -> None:
         )
 
 
-def _agreed(reason: str | None) -> str | None:
-    """The first reason that any process has, the same on every one."""
-    return next(filter(None, gather_object([reason])), None)
+def first_of_all_processes(objection: str | None) -> str | None:
+    """Return the objection of the first process that has one, the same on every process."""
+    for found in gather_object([objection]):
+        if found:
+            return found
+    return None
 
 
-def _packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str:
-    accelerator, sharded = trainer.accelerator, shards_weights(trainer)
-    objections = {
-        "the prompts have images.": has_images(trainer),
-        "the load-balancing loss averages over tokens, prompts included, as padded.": trainer.aux_loss_enabled,
-    }
+def choose_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Choice:
+    """Decide whether groups are packed; the arguments are those of [`Acceleration.of`]."""
+    sharded = shards_weights(trainer)
+
+    def find_objection() -> str | None:
+        if has_images(trainer):
+            return "the prompts have images."
+        if trainer.aux_loss_enabled:
+            return "the load-balancing loss averages over tokens, prompts included, as padded."
+        objection = why_not(policy)
+        if objection is not None:
+            return objection
+        check_pack_processes(trainer.args.pack_max_tokens, trainer.accelerator.num_processes)
+        if sharded:
+            logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
+            return None
+        return try_packing(trainer, policy, padded)
+
+    packing = choose(trainer, "pack_groups", find_objection)
+    if packing.on and sharded:
+        return Choice(True, "its numbers were not tried, because the weights are sharded")
+    return packing
+
+
+def try_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str | None:
+    """Compare packed numbers and gradients with TRL's on a few tokens. Returns an objection, or `None`."""
+    accelerator = trainer.accelerator
 
     def packed(*rows):
         with leaned(policy):  # as the run will compute, if it packs
             return packed_logps(policy, *rows, autocast=accelerator.autocast)[0]
 
-    def probed() -> str | None:
-        check_pack_processes(trainer.args.pack_max_tokens, accelerator.num_processes)
-        if sharded:
-            logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
-            return None
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-        rows = vocabulary(policy), partial(padded, policy), packed, dtype
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    arguments = (policy, vocabulary(policy), partial(padded, policy), packed, dtype)
 
-        def trial() -> str | None:
-            return probe_packing(policy, *rows) or probe_gradients(policy, *rows)
+    def trial() -> str | None:
+        return probe_packing(*arguments) or probe_gradients(*arguments)
 
-        return _agreed(tried_on_first_layers(policy, trial))
-
-    found = chosen(trainer, "pack_groups", objections, lambda: why_not(policy), probed)
-    untried = "; its numbers were not tried, because the weights are sharded"
-    return found + untried if found == "on" and sharded else found
+    return first_of_all_processes(tried_on_first_layers(policy, trial))
 
 
-def _generation(trainer, policy: torch.nn.Module) -> str:
-    objections = {
-        "use_vllm=True samples with vLLM.": trainer.use_vllm,
-        "use_transformers_continuous_batching=True samples another way.": trainer.use_transformers_continuous_batching,
-        "the prompts have images.": has_images(trainer),
-        "the weights are sharded.": shards_weights(trainer),
-    }
+def choose_generation(trainer, policy: torch.nn.Module) -> Choice:
+    """Decide whether rollouts are sampled compactly."""
 
-    def settings() -> str | None:
-        config = trainer.generation_config  # another engine, which an objection names, has none
-        own = getattr(policy, "generation_config", None)
-        return why_not_compact(config if own is None else complete_config(config, own))
-
-    def probed() -> str | None:
+    def find_objection() -> str | None:
+        if trainer.use_vllm:
+            return "use_vllm=True samples with vLLM."
+        if trainer.use_transformers_continuous_batching:
+            return "use_transformers_continuous_batching=True samples another way."
+        if has_images(trainer):
+            return "the prompts have images."
+        if shards_weights(trainer):
+            return "the weights are sharded."
+        config = trainer.generation_config
+        own_config = getattr(policy, "generation_config", None)
+        if own_config is not None:
+            config = complete_config(config, own_config)
+        objection = why_not_compact(config)
+        if objection is not None:
+            return objection
         trial = partial(probe_generation, policy, vocabulary(policy))
-        return _agreed(tried_on_first_layers(policy, trial))
+        return first_of_all_processes(tried_on_first_layers(policy, trial))
 
-    return chosen(trainer, "compact_generation", objections, settings, probed)
+    return choose(trainer, "compact_generation", find_objection)
 
 
 def vocabulary(policy: torch.nn.Module) -> int:
-    """Number of a model's tokens."""
+    """Return the number of a model's tokens."""
     return policy.get_input_embeddings().weight.shape[0]

@@ -13,8 +13,10 @@ from ..rollout.verdicts import draw_sizes, find_verifier
 
 def check_trackers(names: Iterable[str]) -> None:
     """
-    Refuse a tracker of `report_to` that transformers does not know, or whose package is not installed. Raises
-    `ValueError`: naming the tracker.
+    Refuse a tracker of `report_to` that transformers does not know, or whose package is not installed.
+
+    Raises:
+        `ValueError`: The line names the tracker.
     """
     installed = get_available_reporting_integrations()
     for name in names:
@@ -29,8 +31,10 @@ def check_trackers(names: Iterable[str]) -> None:
 
 def check_columns(rows: Any) -> None:
     """
-    Refuse a training set that is empty, or has no prompts; one that is no [`~datasets.Dataset`] is left to TRL. Raises
-    `ValueError`: naming the columns that are there, and the one that is needed.
+    Refuse a training set that is empty, or has no prompts; one that is no [`~datasets.Dataset`] is left to TRL.
+
+    Raises:
+        `ValueError`: The line names the columns that are there, and the one that is needed.
     """
     if not isinstance(rows, Dataset):
         return
@@ -43,20 +47,28 @@ def check_columns(rows: Any) -> None:
         )
 
 
-def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
+def check_pass_at_k(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
     """
-    Refuse a pass@k that no evaluation will measure. Raises `ValueError`: naming the key, its value and what is
-    measured. `asked`: names of metrics by the key that asks for them; other metrics are TRL's affair. `functions`,
-    `n`: the reward functions, and completions of a prompt in an evaluation. `evaluation`: the evaluation set, or
-    several by name.
+    Refuse a pass@k that no evaluation will measure.
+
+    Args:
+        metrics (`Mapping[str, str]`): Names of metrics by the key that watches them; others than pass@k are TRL's.
+        functions (`Iterable`): The reward functions.
+        n (`int`): Completions of a prompt in an evaluation.
+        evaluation (`Dataset` or `dict`): The evaluation set, or several by name.
+
+    Raises:
+        `ValueError`: The line names the key, its value and what is measured.
     """
     verifier = find_verifier(functions)
     if verifier is not None and is_async_callable(verifier):
         raise ValueError(
             f"the verifier {verifier.__qualname__!r} of a reward function is asynchronous: make it plain."
         )
-    sets = {f"eval_{name}_": rows for name, rows in evaluation.items()} if isinstance(evaluation, dict) else {}
-    for key, metric in asked.items():
+    sets_by_prefix = {"eval_": evaluation}
+    if isinstance(evaluation, dict) and evaluation:
+        sets_by_prefix = {f"eval_{name}_": rows for name, rows in evaluation.items()}
+    for key, metric in metrics.items():
         if "pass@" not in metric:
             continue
         if verifier is None:
@@ -67,11 +79,16 @@ def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, 
             )
         full = metric if metric.startswith("eval_") else f"eval_{metric}"  # transformers takes both
         known = []
-        for prefix, rows in (sets or {"eval_": evaluation}).items():
-            whole, tasks = [f"{prefix}pass@{k}" for k in draw_sizes(n)], tasks_of(rows)
-            known += whole + [f"{each}/{task}" for task in tasks or () for each in whole]
-            if tasks is None and full.partition("/")[0] in whole:
-                known.append(full)
+        for prefix, rows in sets_by_prefix.items():
+            of_set = [f"{prefix}pass@{k}" for k in draw_sizes(n)]
+            known += of_set
+            tasks = tasks_of(rows)
+            if tasks is None:
+                if full.partition("/")[0] in of_set:
+                    known.append(full)  # perhaps of a task
+                continue
+            for task in tasks:
+                known += [f"{name}/{task}" for name in of_set]
         if full not in known:
             raise ValueError(
                 f"{key}={metric!r} is not measured: with {n} completions a prompt (num_generations_eval, else "
@@ -80,18 +97,22 @@ def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, 
 
 
 def tasks_of(rows: Any) -> list[str] | None:
-    """The names in a dataset's column `task` if they are several; `None` if its rows cannot be looked at."""
+    """Return the names in a dataset's column `task` if they are several; `None` if its rows cannot be looked at."""
     if not isinstance(rows, Dataset):
         return None
-    names = sorted({name for name in rows["task"] if isinstance(name, str)}) if "task" in rows.column_names else []
+    if "task" not in rows.column_names:
+        return []
+    names = sorted({name for name in rows["task"] if isinstance(name, str)})
     return names if len(names) > 1 else []
 
 
 def check_rows(rows: Any, batch: int, num_generations: int) -> None:
     """
     Refuse a training set that does not fill one generation batch of so many completions, `num_generations` of each
-    prompt: TRL would train 0 steps. One that is no [`~datasets.Dataset`] is left to TRL. Raises `ValueError`: naming
-    both numbers.
+    prompt: TRL would train 0 steps. One that is no [`~datasets.Dataset`] is left to TRL.
+
+    Raises:
+        `ValueError`: The line names both numbers.
     """
     needed = batch // num_generations
     if isinstance(rows, Dataset) and len(rows) < needed:
@@ -105,10 +126,13 @@ def check_rows(rows: Any, batch: int, num_generations: int) -> None:
 def check_in_one_place(model: Any) -> None:
     """
     Refuse a model of which transformers has left a part on the CPU or on disk, because the GPU had no room for it:
-    every forward would move that part, and nothing could read its weights. Raises `ValueError`: naming how much was
-    left.
+    every forward would move that part, and nothing could read its weights.
+
+    Raises:
+        `ValueError`: The line names how much was left.
     """
-    places = [str(place).split(":")[0] for place in (getattr(model, "hf_device_map", None) or {}).values()]
+    device_map = getattr(model, "hf_device_map", None) or {}
+    places = [str(place).split(":")[0] for place in device_map.values()]
     left = sum(place in ("cpu", "disk") for place in places)
     if left and (left < len(places) or "disk" in places):
         raise ValueError(
@@ -119,20 +143,26 @@ def check_in_one_place(model: Any) -> None:
 
 
 def prompt_lengths(rows: Dataset, tokenize: Callable[[list], list[list[int]]]) -> list[int]:
-    """The number of tokens of every prompt; `tokenize` makes token ids of prompts."""
+    """Return the number of tokens of every prompt; `tokenize` makes token ids of prompts."""
     prompts = rows["prompt"]
-    return [len(ids) for start in range(0, len(prompts), 1000) for ids in tokenize(prompts[start : start + 1000])]
+    lengths = []
+    for start in range(0, len(prompts), 1000):
+        lengths += [len(ids) for ids in tokenize(prompts[start : start + 1000])]
+    return lengths
 
 
 def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], list[list[int]]], args: Any) -> None:
     """
     Refuse prompts of a set, or of several by name, that exceed `pack_max_tokens` with the longest completion: the run
-    would stop when such a prompt comes. Streamed prompts are checked then. Raises `ValueError`: naming the prompt and
-    what it needs.
+    would stop when such a prompt comes. Streamed prompts are checked then.
+
+    Raises:
+        `ValueError`: The line names the prompt and what it needs.
     """
-    limit, longest_completion = args.pack_max_tokens, args.max_completion_length
-    sets = evaluation if isinstance(evaluation, dict) else {"validation": evaluation}
-    for which, rows in {"training": train, **sets}.items():
+    limit = args.pack_max_tokens
+    longest_completion = args.max_completion_length
+    others = evaluation if isinstance(evaluation, dict) else {"validation": evaluation}
+    for which, rows in {"training": train, **others}.items():
         if not isinstance(rows, Dataset) or len(rows) == 0:
             continue
         lengths = prompt_lengths(rows, tokenize)

@@ -1,6 +1,9 @@
 """
-The command line of a recipe script: help on our own keys at once, and what trains after imports that take seconds. The
-options and the recipe are checked once, by the parser (recipe.py).
+The command line of a recipe script. Help on our own keys is printed at once, and a misspelt key is refused at once;
+what trains is imported afterwards, which takes seconds.
+
+A recipe is read once, by [`check_arguments`], which checks all but the types of other libraries' keys. The parser
+(recipe.py) checks those, and makes the configurations.
 """
 
 import itertools
@@ -8,16 +11,25 @@ import os
 import sys
 import textwrap
 import typing
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import NoReturn
 
-from ..text import visible
-from .interrupt import NOTHING_BEGUN, end_at_once
-from .pipes import reader_may_leave
+from ..interrupt import NOTHING_BEGUN, end_at_once
+from ..pipes import reader_may_leave
+from ..text import nearest, visible
 from .plugin import without_plugins
-from .recipe_check import check_config_option, check_options, check_recipe, nearest, read_recipe
-from .recipe_keys import Key, own_keys, possible_keys, recipe_keys
+from .recipe_check import (
+    Recipe,
+    check_config_option,
+    check_keys,
+    check_options,
+    check_types,
+    load_recipe,
+    read_recipe,
+)
+from .recipe_keys import KeyHelp, own_keys, possible_keys, recipe_keys
 from .shipped_recipes import SUFFIXES, recipe_file
 
 
@@ -25,22 +37,40 @@ WIDTH = 80
 HELP = ("-h", "--help", "--help-all")
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """
+    A command line that [`check_arguments`] has checked.
+
+    Attributes:
+        argv (`list[str]`): With `--config PATH`, and without plugins, which are loaded.
+        recipe (`Recipe`, *optional*): The recipe at that path, if it was read and checked.
+    """
+
+    argv: list[str]
+    recipe: Recipe | None = None
+
+
 @reader_may_leave()
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
-    """As [`~trl_prorl.train.main`], for a recipe script: what trains is imported once the recipe is in order."""
+    """Run [`~trl_prorl.train.main`] for a recipe script; what trains is imported once the recipe is in order."""
     end_at_once(NOTHING_BEGUN)
-    recipe = parsed(first_look(default_recipe, argv))
+    configurations = parse(check_arguments(default_recipe, argv))
     from ..train import run
 
-    run(*recipe)
+    run(*configurations)
 
 
-def first_look(default_recipe: str | Path | None, argv: list[str] | None = None) -> list[str]:
+def check_arguments(default_recipe: str | Path | None, argv: list[str] | None = None) -> Arguments:
     """
-    The command line with its recipe. `--help` prints and ends the process; a recipe that is not there is one line on
-    stderr and exit code 2. `default_recipe`: the recipe if no `--config` is given; without either, the command line
-    gives all keys. Returns `list[str]`: the command line, with `--config PATH` and the launcher's precision in front
-    where the default recipe is run.
+    Check a command line and its recipe, as far as that takes no long import. `--help` prints and ends the process;
+    what is wrong is one line on stderr and exit code 2.
+
+    Args:
+        default_recipe (`str` or `Path`, *optional*): The recipe if no `--config` is given. It is trained with the
+            launcher's precision and device, unless the command line gives others. Without either recipe, the command
+            line gives all keys.
+        argv (`list[str]`, *optional*): The command line, by default the process's own.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(argument in HELP for argument in argv):
@@ -57,105 +87,140 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
             place = argv.index("--config") + 1
             if not argv[place].endswith(SUFFIXES):
                 argv[place] = str(recipe_file(argv[place]))
-        elif default_recipe is not None:  # the launcher's precision and device, unless the command line gives others
+        elif default_recipe is not None:
             argv = ["--config", str(default_recipe), *launcher_keys(), *argv]
-        check_names(argv)
+        return Arguments(argv, check_names(argv))
     except ValueError as error:
         refuse(error)
-    return argv
 
 
-def check_names(argv: list[str]) -> None:
+def check_names(argv: list[str]) -> Recipe | None:
     """
-    Raise a `ValueError` for a key that nobody has, or a value of the wrong kind for one of ours, at once. The parser
-    checks the rest, after imports that take seconds.
+    Check the keys of a command line and of the recipe that it names, as far as that takes no long import.
+
+    Returns:
+        `Recipe` or `None`: The recipe. `None`: there is none, or the names of other libraries' keys are not known, so
+            that the parser checks all of it.
+
+    Raises:
+        `ValueError`: A key that nobody has, or a value of the wrong kind for one of ours.
     """
-    if not (names := possible_keys()):
-        return
-    flags = {f"--{no}{name}" for name in names for no in ("", "no_")}
-    check_options(argv, {"--config"} | flags | {flag.replace("_", "-") for flag in flags})
-    if "--config" in argv:
-        hints = {name: key.hint for name, key in own_keys().items()}
-        check_recipe(argv[argv.index("--config") + 1], hints, names)
+    names = possible_keys()
+    if not names:
+        return None
+    flags = {"--config"}
+    for name in names:
+        for flag in (f"--{name}", f"--no_{name}"):
+            flags.update([flag, flag.replace("_", "-")])
+    check_options(argv, flags)
+    if "--config" not in argv:
+        return None
+    recipe = load_recipe(argv[argv.index("--config") + 1])
+    check_keys(recipe, names)
+    check_types(recipe, {name: key.hint for name, key in own_keys().items()})
+    return recipe
 
 
-def parsed(argv: list[str]) -> tuple:
-    """[`~trl_prorl.launch.recipe.parse_recipe`]; what is wrong with it is one line on stderr and exit code 2."""
+def parse(arguments: Arguments) -> tuple:
+    """Call [`~trl_prorl.launch.recipe.parse_recipe`]; what is wrong is one line on stderr and exit code 2."""
     from .recipe import parse_recipe  # torch and the configurations of transformers and TRL, which know all keys
 
     try:
-        return parse_recipe(argv)
+        return parse_recipe(arguments.argv, arguments.recipe)
     except (ValueError, OSError) as error:
         refuse(error)
 
 
 def refuse(error: Exception, code: int = 2) -> NoReturn:
-    """One line on stderr, and an exit code."""
+    """End the process with one line on stderr, and an exit code."""
     print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
     raise SystemExit(code) from None
 
 
 def program() -> str:
-    """The name that the process was started by."""
+    """Return the name that the process was started by."""
     path = Path(sys.argv[0])
     return "python -m trl_prorl.train" if path.parts[-2:] == ("trl_prorl", "train.py") else path.name
 
 
 def help_text(argv: list[str], default_recipe: str | Path | None) -> str:
-    """What `--help`, `--help KEY ...` and `--help-all` print. Raises `ValueError`: there is no such key."""
+    """
+    Return what `--help`, `--help KEY ...` and `--help-all` print.
+
+    Raises:
+        `ValueError`: There is no such key.
+    """
     if "--help-all" in argv:
         return all_keys(default_recipe)
     place = next(place for place, argument in enumerate(argv) if argument in HELP)
-    asked = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[place + 1 :]))
-    keys = own_keys() if own_keys().keys() >= {*asked} else recipe_keys()
-    for name in asked:
+    names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[place + 1 :]))
+    if not names:
+        return one_screen(default_recipe)
+    keys = own_keys()
+    if not keys.keys() >= set(names):
+        keys = recipe_keys()
+    for name in names:
         if name not in keys:
             raise ValueError(f"--help {name}: there is no such key{nearest(name, keys)}.")
-    return "\n".join(describe(keys[name]) for name in asked) or one_screen(default_recipe)
+    return "\n".join(describe(keys[name]) for name in names)
 
 
 def one_screen(default_recipe: str | Path | None) -> str:
-    """`--config`, our own keys by name, and how to learn more."""
-    lines = [*_head(default_recipe), ""]
-    groups: dict[str, list[str]] = {}
+    """Write about `--config`, our own keys by name, and how to learn more."""
+    names_by_group: dict[str, list[str]] = {}
     for key in own_keys().values():
-        groups.setdefault(f"that {key.group}" if key.group else "of the task", []).append(key.name)
-    for group, names in groups.items():
+        group = f"that {key.group}" if key.group else "of the task"
+        names_by_group.setdefault(group, []).append(key.name)
+    lines = [*_head(default_recipe), ""]
+    for group, names in names_by_group.items():
         lines += [f"Keys {group}:", *_wrapped(" ".join(names), "  ")]
-    lines.append("And all of TRL's GRPOConfig and ModelConfig." + _theirs(default_recipe))
-    return "\n".join([*lines[:-1], *_wrapped(lines[-1])])
-
-
-def all_keys(default_recipe: str | Path | None) -> str:
-    """`--config` and every key with its meaning, our own first."""
-    lines, keys = _head(default_recipe), recipe_keys().values()
-    for ours, title in ((True, "Keys of trl-prorl"), (False, "Keys of TRL and transformers")):
-        lines += ["", f"{title}:", "", *(describe(key) for key in keys if (key.name in own_keys()) == ours)]
+    lines += _wrapped("And all of TRL's GRPOConfig and ModelConfig." + _keys_of_others(default_recipe))
     return "\n".join(lines)
 
 
-def describe(key: Key) -> str:
-    """A key with its type, its default and its meaning."""
-    default = "" if key.default is None else f" (default: {key.default.replace(chr(39), chr(34))})"
+def all_keys(default_recipe: str | Path | None) -> str:
+    """Write about `--config` and every key with its meaning, our own first."""
+    keys = recipe_keys()
+    own_names = [name for name in keys if name in own_keys()]
+    other_names = [name for name in keys if name not in own_keys()]
+    lines = _head(default_recipe)
+    for title, names in (("Keys of trl-prorl", own_names), ("Keys of TRL and transformers", other_names)):
+        lines += ["", f"{title}:", ""]
+        lines += [describe(keys[name]) for name in names]
+    return "\n".join(lines)
+
+
+def describe(key: KeyHelp) -> str:
+    """Return a key with its type, its default and its meaning."""
+    default = ""
+    if key.default is not None:
+        default = f" (default: {key.default.replace(chr(39), chr(34))})"
     text = key.text.replace("[`~", "`").replace("[`", "`").replace("`]", "`")
     return "\n".join([f"  --{key.name} {_type(key)}{default}", *_wrapped(text, " " * 6)])
 
 
-def _type(key: Key) -> str:
-    hints = (hint for hint in typing.get_args(key.hint) or [key.hint] if hint is not NoneType)
-    return " or ".join(dict.fromkeys(getattr(hint, "__name__", str(hint)).upper() for hint in hints))
+def _type(key: KeyHelp) -> str:
+    hints = [hint for hint in typing.get_args(key.hint) or [key.hint] if hint is not NoneType]
+    names = [getattr(hint, "__name__", str(hint)).upper() for hint in hints]
+    return " or ".join(dict.fromkeys(names))
 
 
 def _head(default_recipe: str | Path | None) -> list[str]:
-    config = "what to train" + (f" (default: {_short(default_recipe)})" if default_recipe else "")
-    of_commands = program().startswith("trl-prorl ")
+    if program().startswith("trl-prorl "):
+        recipe = "RECIPE"
+        what = (
+            "  RECIPE                what to train: a file, or a name that this command lists\n"
+            "                        when it is given nothing; --config RECIPE is the same"
+        )
+    else:
+        recipe = "[--config RECIPE.yaml]"
+        what = "  --config RECIPE.yaml  what to train"
+        if default_recipe:
+            what += f" (default: {_short(default_recipe)})"
     return [
-        f"usage: {program()} {'RECIPE' if of_commands else '[--config RECIPE.yaml]'} [--KEY VALUE ...]",
+        f"usage: {program()} {recipe} [--KEY VALUE ...]",
         "",
-        f"  --config RECIPE.yaml  {config}"
-        if not of_commands
-        else "  RECIPE                what to train: a file, or a name that this command lists\n"
-        "                        when it is given nothing; --config RECIPE is the same",
+        what,
         "  --KEY VALUE           a key of the recipe; the command line wins",
         "  --plugin FILE.py      a file of yours that registers a task",
         "  --help KEY ...        what these keys mean",
@@ -163,8 +228,8 @@ def _head(default_recipe: str | Path | None) -> list[str]:
     ]
 
 
-def _theirs(default_recipe: str | Path | None) -> str:
-    """The keys of others that a recipe sets."""
+def _keys_of_others(default_recipe: str | Path | None) -> str:
+    """Return the keys of others that a recipe sets."""
     if default_recipe is None or not Path(default_recipe).is_file():
         return ""
     names = [name for name in read_recipe(default_recipe) if name not in own_keys() and name != "env"]
@@ -173,7 +238,9 @@ def _theirs(default_recipe: str | Path | None) -> str:
 
 def _short(path: str | Path) -> str:
     parts = Path(path).parts
-    return "/".join(parts[parts.index("recipes") :]) if "recipes" in parts else str(path)
+    if "recipes" not in parts:
+        return str(path)
+    return "/".join(parts[parts.index("recipes") :])
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -182,8 +249,10 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 def launcher_keys() -> list[str]:
     """
-    The precision and the device of the launcher, as a command line; nothing without a launcher. Raises `ValueError`:
-    this machine has no GPU, and the launcher was told of several, or of fp16.
+    Write the precision and the device of the launcher as a command line; it is empty without a launcher.
+
+    Raises:
+        `ValueError`: This machine has no GPU, and the launcher is set to several, or to fp16.
     """
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION")
     if precision is None:
@@ -201,5 +270,8 @@ def launcher_keys() -> list[str]:
         raise ValueError("accelerate launch says mixed_precision=fp16, which needs a GPU. Launch with no, or bf16.")
     if use_cpu and precision == "bf16":
         print("The launcher says bf16, and this run is on a CPU: it computes in bf16 there.", file=sys.stderr)
-    keys = {"bf16": precision == "bf16", "fp16": precision == "fp16", "use_cpu": use_cpu}
-    return [part for key, value in keys.items() for part in (f"--{key}", str(value).lower())]
+    return [
+        *("--bf16", "true" if precision == "bf16" else "false"),
+        *("--fp16", "true" if precision == "fp16" else "false"),
+        *("--use_cpu", "true" if use_cpu else "false"),
+    ]

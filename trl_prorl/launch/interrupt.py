@@ -1,113 +1,20 @@
-"""Ctrl-C, and one line about what it leaves behind."""
+"""What a run that Ctrl-C has ended leaves behind. How a process ends is in `trl_prorl/interrupt.py`."""
 
-import itertools
 import os
-import signal
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from ..checkpoint.files import newest_complete
-
-
-INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
-NOTHING_BEGUN = "no step was begun, and nothing has changed."
-NOTHING_CHANGED = "nothing has changed. The same command begins anew."
-
-
-class EndAtOnce:
-    """Handler of SIGINT that ends the process: a line on stderr, if there is one to write, and exit code 130."""
-
-    def __init__(self, what: str | None):
-        self.line = f"interrupted: {what}\n".encode() if what else b""
-
-    def __call__(self, number, frame) -> NoReturn:
-        os.write(2, self.line)  # `print` may be what was interrupted
-        os._exit(INTERRUPTED)
-
-
-def end_at_once(what: str | None = None) -> None:
-    """
-    From now on Ctrl-C ends the process at once: while libraries are imported, some of which swallow a
-    `KeyboardInterrupt`, and where the line was written already. SIGINT stays ignored where it is. `what`: what was
-    kept, and how to go on; without it no line is written.
-    """
-    ours = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is threading.main_thread():
-        if ours is signal.default_int_handler or isinstance(ours, EndAtOnce):
-            signal.signal(signal.SIGINT, EndAtOnce(what))
-
-
-def interrupt_as_usual() -> None:
-    """After [`end_at_once`]: Ctrl-C raises `KeyboardInterrupt` again."""
-    if isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def is_started_as_module(package: str) -> bool:
-    """
-    Whether this process is `python -m PACKAGE…`, which is being imported for it, under its own name or within
-    `trl_prorl`.
-    """
-    named = (name for flag, name in itertools.pairwise(sys.orig_argv) if flag[:1] == "-" and flag[-1:] == "m")
-    return sys.argv[:1] == ["-m"] and any(
-        name.removeprefix("trl_prorl.").partition(".")[0] == package for name in named
-    )
-
-
-@contextmanager
-def ending_in_one_line(what: str) -> Iterator[None]:
-    """Within it Ctrl-C ends the process with one line, which says what was kept, and exit code 130."""
-    interrupt_as_usual()
-    try:
-        yield
-    except KeyboardInterrupt:
-        end_interrupted(what)
-
-
-def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoReturn:
-    """
-    End the process after Ctrl-C: one line on stderr, and exit code 130. `what`: what was kept, and how to go on.
-    `tell`: whether this process prints it. Several `processes` of a run do not wait for one another, because not all
-    may still be there.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the line is written even if the key is pressed again
-    if tell:
-        print(f"interrupted: {what}", file=sys.stderr)
-    if processes > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(INTERRUPTED)
-    raise SystemExit(INTERRUPTED) from None
-
-
-class EndWithout:
-    """An exception hook that ends the process without the traceback of one error; the hook before has others."""
-
-    def __init__(self, error: BaseException):
-        self.error = error
-        self.before = sys.excepthook
-
-    def __call__(self, kind, value, trace) -> None:
-        if value is self.error:
-            raise SystemExit(INTERRUPTED)  # Python's own code depends on what libraries do at its exit
-        self.before(kind, value, trace)
-
-
-def tell_interrupted(error: KeyboardInterrupt, what: str, tell: bool = True) -> None:
-    """
-    Print one line on stderr in the place of the traceback of a `KeyboardInterrupt` that is about to be raised again.
-
-    For a user's own script: who catches the error goes on with it, and a notebook shows it; if nobody catches it,
-    the process ends with exit code 130. `what`: what was kept, and how to go on; `tell`: whether this process
-    prints it.
-    """
-    if tell:
-        print(f"interrupted: {what}", file=sys.stderr)
-    sys.excepthook = EndWithout(error)
+from ..interrupt import (  # noqa: F401  which commands import from here
+    INTERRUPTED,
+    NOTHING_BEGUN,
+    NOTHING_CHANGED,
+    end_at_once,
+    end_interrupted,
+    ending_in_one_line,
+    interrupt_as_usual,
+    is_started_as_module,
+    tell_interrupted,
+)
 
 
 BY_COMMAND = "Go on with the same command and --resume_from_checkpoint True"
@@ -116,8 +23,12 @@ BY_SCRIPT = "Go on with train(resume_from_checkpoint=True)"
 
 def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None = None) -> str:
     """
-    The line about what an interrupted run of a recipe has left behind in `output_dir`. `begun`: whether this process
-    began a step; `model`: a file of the model, if the run had come to its end.
+    Describe what an interrupted run of a recipe has left behind, in one line.
+
+    Args:
+        output_dir (`str` or `os.PathLike`): Its folder.
+        begun (`bool`): Whether this process began a step.
+        model (`Path`, *optional*): A file of the model, if the run had come to its end.
     """
     checkpoint, _ = newest_complete(output_dir, content=False)
     if checkpoint is not None:
@@ -133,7 +44,7 @@ def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None 
 
 
 def what_a_script_keeps(output_dir: str | os.PathLike, begun: bool) -> str:
-    """As [`what_is_kept`], for a script of a user's."""
+    """Describe what an interrupted script of a user's has left behind; see [`what_is_kept`]."""
     checkpoint, _ = newest_complete(output_dir, content=False)
     if checkpoint is not None:
         return f"{checkpoint} and the record up to it are kept. {BY_SCRIPT}."

@@ -24,13 +24,11 @@ from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..objective.anchors import ANCHORS
 from ..quiet import without_warning
-from ..record.folders import RunFolders
 from ..record.processes import check_shared
 from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.adapter_requests import RANKS, let_engine_take_adapters
-from ..rollout.dynamic_sampling import find_functions
 from ..rollout.verdicts import find_verifier
 from ..scoring.dropout import check_dropout_config
 from ..scoring.head import check_full_model
@@ -69,54 +67,36 @@ class Plan:
     @classmethod
     def of(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
         """
-        Check a trainer's arguments. Raises `ValueError` or `TypeError`: naming the value and the cure; no model has
-        been loaded.
+        Check a trainer's arguments, before a model is loaded.
+
+        Args:
+            trainer (`GRPOTrainer`), model, reward_funcs, args, others (`tuple`), named (`dict`):
+                The trainer that is being made, and the arguments of its `__init__`.
+
+        Raises:
+            `ValueError` or `TypeError`: The line names the value and the cure.
         """
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)
             args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
         if not isinstance(args, ProRLConfig):
             raise TypeError(f"args is a {type(args).__name__}; ProRLTrainer needs a ProRLConfig.")
-        _check_kernel(args)
-        check_trackers(args.report_to)
-        tell_of_emulated_bf16(args, model)
-        folders = RunFolders.of(args)
-        folders.check_are_folders()
-        if args.world_size > 1:
-            check_shared(folders.paths, args.process_index)
+        _check_surroundings(args, model)
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
-        if given.get("environment_factory") is None:  # an environment brings its own prompts
-            check_columns(given.get("train_dataset"))
-        check_rows(given.get("train_dataset"), args.generation_batch_size, args.num_generations)
-        functions = given.get("reward_funcs")
-        functions = functions if isinstance(functions, list) else [functions]
-        weights = args.reward_weights
-        if given.get("environment_factory") is None and weights is not None and len(weights) != len(functions):
-            raise ValueError(
-                f"reward_weights={weights!r} has another length than the reward functions, of which there are "
-                f"{len(functions)}. Give one weight for each."
-            )
-        if given.get("environment_factory") is None and all(map(inspect.isroutine, functions)):
-            names = [get_callable_name(function) for function in functions]  # models get their names when loaded
-            find_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
-        _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
-        keys, config = changing_keys(args), given.get("peft_config")
-        _check_optimizer(args, given.get("optimizers"))
+        _check_data_and_rewards(args, given)
+        keys = changing_keys(args)
+        optimizers = given.get("optimizers")
+        _check_optimizer(args, optimizers)
+        config = given.get("peft_config")
         adapter = model.peft_config.get("default") if isinstance(model, PeftModel) else config
         check_initialisation(adapter)
-        own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
-        resets = args.resets or own_triggers
-        if resets and args.generates_inside_accumulation:
-            raise ValueError(UNCLEAN_SCHEDULE.line(args))
-        _check_sharding(args, resets)
-        if args.rollback and args.world_size > 1:
-            raise ValueError(
-                f"rollback={args.rollback} with {args.world_size} processes is not supported. Train in one, or leave "
-                "rollback out."
-            )
+        callbacks = given.get("callbacks") or []
+        has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
+        resets = args.resets or has_own_triggers
+        _check_schedule(args, resets)
         if args.lora_growth_every:
-            _check_growth(args, adapter, given.get("optimizers"))
+            _check_growth(args, adapter, optimizers)
         if not args.disable_dropout:
             args.check_or_give_up(check_dropout_config, config)
         restarts = args.adapter_restart == "merge"
@@ -125,20 +105,21 @@ class Plan:
         if args.vllm_enable_lora:
             _check_requests(args, adapter)
         moves = args.beta != 0.0 and resets and not restarts
-        whole = config is None and not isinstance(model, PeftModel)
-        if moves and whole and _uses_fsdp(args) and args.save_strategy != "no":
-            raise ValueError(
-                f"save_strategy={args.save_strategy!r}: under FSDP the reference of a model that is trained whole is "
-                "sharded, and a checkpoint cannot hold it. Use LoRA, DDP (accelerate_configs/multi_gpu.yaml), or "
-                'save_strategy: "no".'
-            )
+        given_wrapped = isinstance(model, PeftModel)
+        if moves and config is None and not given_wrapped:
+            _check_full_reference(args)
         if moves or args.copied_anchors:
             check_adapter(model, config)
-        fresh_adapter = getattr(config, "init_lora_weights", None) in (True, "gaussian")
-        given_wrapped = isinstance(model, PeftModel)
-        casts_head = args.cast_lm_head_to_fp32 and (config is not None or given_wrapped)
         _rehearse(args, given)
-        return cls(given, keys, resets, moves, fresh_adapter, given_wrapped, casts_head)
+        return cls(
+            given=given,
+            keys=keys,
+            resets=resets,
+            moves=moves,
+            fresh_adapter=getattr(config, "init_lora_weights", None) in (True, "gaussian"),
+            given_wrapped=given_wrapped,
+            casts_head=args.cast_lm_head_to_fp32 and (config is not None or given_wrapped),
+        )
 
     @property
     def args(self) -> ProRLConfig:
@@ -150,7 +131,9 @@ class Plan:
         Make the model a `PeftModel` where its reference has to move. Given a `peft_config`, TRL's reference is the
         base model, which cannot move; given a `PeftModel`, it is an adapter of its own.
         """
-        given, model, args = self.given, self.given["model"], self.args
+        given = self.given
+        model = given["model"]
+        args = self.args
         init = args.model_init_kwargs or {}
         if args.cast_lm_head_to_fp32 and not self.casts_head:
             check_full_model(model, revision=init.get("revision"), trust_remote_code=args.trust_remote_code)
@@ -162,16 +145,20 @@ class Plan:
         if isinstance(model, str):
             self.loads = True
             if given.get("processing_class") is None:
-                sides = {"truncation_side": "left", "padding_side": "left"}
-                chosen = {"revision": init.get("revision"), "trust_remote_code": args.trust_remote_code}
-                given["processing_class"] = AutoProcessor.from_pretrained(model, **sides, **chosen)
+                given["processing_class"] = AutoProcessor.from_pretrained(
+                    model,
+                    revision=init.get("revision"),
+                    trust_remote_code=args.trust_remote_code,
+                    truncation_side="left",
+                    padding_side="left",
+                )
             model = _loaded(model, args, quantisation)
         check_in_one_place(model)
         given["model"] = get_peft_model(model, given.pop("peft_config"))
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """While TRL's trainer is built: provide what it looks for at a path, and drop a warning that is not true."""
+        """Provide what TRL's trainer looks for while it is built, and drop warnings that are not true."""
         model = self.given["model"]
         full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
         with ExitStack() as stack:
@@ -195,36 +182,102 @@ class Plan:
             yield
 
 
+def _check_surroundings(args: ProRLConfig, model) -> None:
+    """Refuse a machine, trackers and folders with which a run could not begin."""
+    _check_kernel(args)
+    check_trackers(args.report_to)
+    tell_of_emulated_bf16(args, model)
+    folders = RunFolders.of(args)
+    folders.check_are_folders()
+    if args.world_size > 1:
+        check_shared(folders.paths, args.process_index)
+
+
+def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
+    """Refuse a training set, reward functions and metrics that do not fit one another."""
+    rows = given.get("train_dataset")
+    functions = given.get("reward_funcs")
+    if not isinstance(functions, list):
+        functions = [functions]
+    has_environment = given.get("environment_factory") is not None  # it brings its own prompts and rewards
+    if not has_environment:
+        check_columns(rows)
+    check_rows(rows, args.generation_batch_size, args.num_generations)
+    if not has_environment:
+        _check_reward_functions(args, functions)
+    _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
+
+
+def _check_reward_functions(args: ProRLConfig, functions: list) -> None:
+    weights = args.reward_weights
+    if weights is not None and len(weights) != len(functions):
+        raise ValueError(
+            f"reward_weights={weights!r} has another length than the reward functions, of which there are "
+            f"{len(functions)}. Give one weight for each."
+        )
+    if all(map(inspect.isroutine, functions)):
+        names = [get_callable_name(function) for function in functions]  # models get their names when loaded
+        find_functions(args.dynamic_sampling_rewards, names, weights)
+
+
+def _check_schedule(args: ProRLConfig, resets: bool) -> None:
+    """Refuse resets and roll-backs that the schedule or the processes do not allow."""
+    if resets and args.generates_inside_accumulation:
+        raise ValueError(UNCLEAN_SCHEDULE.line(args))
+    _check_sharding(args, resets)
+    if args.rollback and args.world_size > 1:
+        raise ValueError(
+            f"rollback={args.rollback} with {args.world_size} processes is not supported. Train in one, or leave "
+            "rollback out."
+        )
+
+
+def _check_full_reference(args: ProRLConfig) -> None:
+    """Refuse checkpoints of a reference that FSDP shards."""
+    if _uses_fsdp(args) and args.save_strategy != "no":
+        raise ValueError(
+            f"save_strategy={args.save_strategy!r}: under FSDP the reference of a model that is trained whole is "
+            "sharded, and a checkpoint cannot hold it. Use LoRA, DDP (accelerate_configs/multi_gpu.yaml), or "
+            'save_strategy: "no".'
+        )
+
+
 def _rehearse(args: ProRLConfig, given: dict[str, Any]) -> None:
     """Rehearse the keys whose values are small languages, with what the trainer is given."""
     rows = given.get("train_dataset")
     prompts = []
     if isinstance(rows, Dataset) and "prompt" in rows.column_names:
         prompts = rows["prompt"][:1]
-    own_optimizer = (given.get("optimizers") or (None,))[0] is not None
-    rehearse(args, given["model"], given.get("peft_config"), given.get("processing_class"), prompts, not own_optimizer)
+    makes_optimizer = not _has_own_optimizer(given.get("optimizers"))
+    rehearse(args, given["model"], given.get("peft_config"), given.get("processing_class"), prompts, makes_optimizer)
+
+
+def _has_own_optimizer(optimizers) -> bool:
+    """Return whether a trainer is given an optimizer, `(optimizer, schedule)`, in place of the keys."""
+    return bool(optimizers) and optimizers[0] is not None
 
 
 def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) -> None:
-    asked = {"metric_for_best_model": args.metric_for_best_model or ""}
-    if args.watches_metric:
-        asked["ref_reset_metric"] = args.ref_reset_metric
-    for callback in callbacks or []:
-        if isinstance(callback, ReferenceResetCallback):
-            asked |= {f"the metric of {type(callback).__name__}": metric for metric in callback.metrics()}
     if args.guard_gap is not None and find_verifier(functions) is None:
         raise ValueError(
             f"guard_gap={args.guard_gap} needs to know which completions are correct, and no reward function has a "
             "verifier. Leave it out, or give a function one: function.verifier = verify, which is called as the "
             "function itself and returns a bool for each completion."
         )
-    check_pass_at_k(asked, functions, args.num_generations_eval or args.num_generations, eval_dataset)
+    metrics = {"metric_for_best_model": args.metric_for_best_model or ""}
+    if args.watches_metric:
+        metrics["ref_reset_metric"] = args.ref_reset_metric
+    for callback in callbacks or []:
+        if isinstance(callback, ReferenceResetCallback):
+            for metric in callback.metrics():
+                metrics[f"the metric of {type(callback).__name__}"] = metric
+    check_pass_at_k(metrics, functions, args.num_generations_eval or args.num_generations, eval_dataset)
 
 
 def _check_optimizer(args: ProRLConfig, optimizers) -> None:
     if args.optimizer_reset == "keep":
         return
-    if optimizers is not None and optimizers[0] is not None:
+    if _has_own_optimizer(optimizers):
         check_optimizer(optimizers[0], args.optimizer_reset)
         return
     cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
@@ -272,8 +325,10 @@ def _uses_fsdp(args: ProRLConfig) -> bool:
 def _check_growth(args: ProRLConfig, config, optimizers) -> None:
     """Refuse growth of what is no plain LoRA, or lies in several processes, or has an optimizer of another kind."""
     check_growing_config(args.lora_growth_every, args.lora_growth_max_rank, config)
-    own = optimizers is not None and optimizers[0] is not None
-    check_growing_optimizer(type(inner_of(optimizers[0])) if own else Trainer.get_optimizer_cls_and_kwargs(args)[0])
+    if _has_own_optimizer(optimizers):
+        check_growing_optimizer(type(inner_of(optimizers[0])))
+    else:
+        check_growing_optimizer(Trainer.get_optimizer_cls_and_kwargs(args)[0])
     _check_one_process(args, f"lora_growth_every={args.lora_growth_every}", "lora_growth_every")
 
 
@@ -286,8 +341,8 @@ def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -
         )
     check_product(peft_config, "adapter_restart", "merge", begins_at_0=True)
     init = args.model_init_kwargs or {}
-    asked = quantization_config or init.get("quantization_config") or getattr(model, "hf_quantizer", None)
-    if asked is not None:
+    quantiser = quantization_config or init.get("quantization_config") or getattr(model, "hf_quantizer", None)
+    if quantiser is not None:
         raise ValueError(
             "adapter_restart='merge' with a quantised model, into whose weights nothing can be merged without loss. "
             "Leave load_in_4bit and load_in_8bit out, or leave adapter_restart out."
@@ -296,13 +351,16 @@ def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -
 
 
 def _largest_rank(args: ProRLConfig, config) -> int:
-    return max(config.r, args.lora_growth_max_rank) if args.lora_growth_every else config.r
+    if args.lora_growth_every:
+        return max(config.r, args.lora_growth_max_rank)
+    return config.r
 
 
 def _check_requests(args: ProRLConfig, config) -> None:
     """Refuse an adapter that vLLM does not serve, or whose weights are not whole in this process."""
     check_product(config, "vllm_enable_lora", True)
-    if (rank := _largest_rank(args, config)) > RANKS[-1]:
+    rank = _largest_rank(args, config)
+    if rank > RANKS[-1]:
         raise ValueError(
             f"vllm_enable_lora=True: vLLM serves ranks up to {RANKS[-1]}, and the adapter's reaches {rank}. Lower "
             "lora_r or lora_growth_max_rank, or leave vllm_enable_lora out."
@@ -324,7 +382,7 @@ def _check_one_process(args: ProRLConfig, given: str, key: str) -> None:
 
 
 def _loaded(model: str, args: ProRLConfig, quantization_config):
-    """The model of a path or a Hub name, loaded as TRL loads it."""
+    """Return the model of a path or a Hub name, loaded as TRL loads it."""
     init = dict(args.model_init_kwargs or {})
     if quantization_config is not None:
         init["quantization_config"] = quantization_config

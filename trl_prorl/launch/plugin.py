@@ -13,10 +13,13 @@ from ..errors import InputError
 
 def load_plugin(file: str) -> None:
     """
-    Run the file once, as a module of its own name that finds the files beside it. Raises `InputError`: it is not
-    there, raises, or registers nothing, or what is no class.
+    Run the file once, as a module of its own name that finds the files beside it.
+
+    Raises:
+        `InputError`: It is not there, raises, or registers nothing, or what is no class.
     """
-    path, registry = Path(file).expanduser().resolve(), tasks.registry
+    path = Path(file).expanduser().resolve()
+    registry = tasks.registry
     if path in registry.PLUGINS:
         return
     if not path.is_file() or path.suffix != ".py":
@@ -46,14 +49,17 @@ def load_plugin(file: str) -> None:
 
 
 def without_plugins(argv: list[str]) -> list[str]:
-    """A command line without its `--plugin FILE`, which are loaded."""
-    rest, words = [], iter(argv)
+    """Load each `--plugin FILE` of a command line, and return the command line without them."""
+    rest = []
+    words = iter(argv)
     for word in words:
         name, equals, file = word.partition("=")
         if name != "--plugin":
             rest.append(word)
-        elif not (file := file if equals else next(words, "")):
+            continue
+        if not equals:
+            file = next(words, "")
+        if not file:
             raise InputError("--plugin needs the path of a Python file after it")
-        else:
-            load_plugin(file)
+        load_plugin(file)
     return rest

@@ -60,7 +60,7 @@ def tell_of_emulated_bf16(args: Any, model: Any) -> None:
 
 
 def computes_in_bf16(args: Any, model: Any) -> bool:
-    """Whether products are in bf16: under autocast, or because the weights are."""
+    """Return whether products are in bf16: under autocast, or because the weights are."""
     if args.bf16:
         return True
     if isinstance(model, torch.nn.Module):

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trl import ModelConfig, ScriptArguments, TrlParser
@@ -17,14 +17,14 @@ from ..config import ProRLConfig
 from ..descriptor import check_used, check_values
 from ..errors import InputError
 from ..keys import TASK_KEYS, TaskKeys
-from ..record.run_files import parse_json
-from ..rollout.length_rewards import cosine_length_reward, target_length_reward
+from ..length_rewards import LENGTH_REWARDS
 from ..rollout.thinking import make_interrupted_rollout
 from ..rollout.turns import transcript
-from ..text import short
+from ..text import parse_json, short
 from ..upstream_keys import MODEL_KEYS, check_finite
 from .precision import chosen_precision
-from .recipe_check import check_config_option, check_options, check_recipe
+from .recipe_check import Recipe, check_config_option, check_options, check_recipe, check_types
+from .recipe_keys import own_keys
 
 
 @dataclass
@@ -43,18 +43,24 @@ class TaskArguments(TaskKeys, ScriptArguments):
         check_values(self, TASK_KEYS)
         check_finite(self)
         check_used(self, TASK_KEYS)
-        for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
-            if self.length_reward == key and getattr(self, needed) is None:
-                raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
+        needed = self._length_key()
+        if needed is not None and getattr(self, needed) is None:
+            raise ValueError(f"length_reward={self.length_reward!r} needs {needed}, in tokens.")
         if isinstance(self.task_options, str):
             try:
                 self.task_options = parse_json(self.task_options)
             except ValueError as error:
                 raise ValueError(f"task_options={short(self.task_options)} is not JSON: {error}.") from error
 
+    def _length_key(self) -> str | None:
+        """Return the key that holds the length of the length reward, if it has one."""
+        if self.length_reward is None:
+            return None
+        return LENGTH_REWARDS[self.length_reward].length_key
+
     def check_lengths(self, max_completion_length: int | None) -> None:
         """Refuse a length reward that is about lengths that no completion of at most so many tokens has."""
-        name = {"target": "length_target", "overlong": "length_margin"}.get(self.length_reward)
+        name = self._length_key()
         if name is None or max_completion_length is None:
             return
         length = getattr(self, name)
@@ -65,26 +71,18 @@ class TaskArguments(TaskKeys, ScriptArguments):
             )
 
     def make_task(self):
-        """The task; `dataset_name` is its `path`."""
+        """Return the task; `dataset_name` is its `path`."""
         return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
-        """The task's reward function, and the one for the length if there is one."""
+        """Return the task's reward function, and the one for the length if there is one."""
         rewards = [task_reward(task)]
-        if self.length_reward == "cosine":
-            rewards.append(
-                cosine_length_reward(max_completion_length, self.length_least, on=self.length_on, off=self.length_off)
-            )
-        elif self.length_reward == "target":
-            rewards.append(target_length_reward(self.length_target, self.length_cost))
-        elif self.length_reward == "overlong":
-            from trl.rewards import get_soft_overlong_punishment
-
-            rewards.append(get_soft_overlong_punishment(max_completion_length, self.length_margin))
+        if self.length_reward is not None:
+            rewards.append(LENGTH_REWARDS[self.length_reward].make(self, max_completion_length))
         return rewards
 
     def make_rollout(self, args: ProRLConfig) -> Callable | None:
-        """The rollout function, if generation is not TRL's own."""
+        """Return the rollout function, if generation is not TRL's own."""
         if self.thinking_budget is None:
             return None
         if self.thinking_budget + self.thinking_answer_tokens >= args.max_completion_length:
@@ -98,22 +96,27 @@ class TaskArguments(TaskKeys, ScriptArguments):
         return make_interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
 
 
+def rows_of_columns(columns: Mapping[str, typing.Any], count: int) -> list[dict[str, typing.Any]]:
+    """Return the first `count` rows of the columns that are lists, as TRL passes them to a reward function."""
+    lists = {name: column for name, column in columns.items() if isinstance(column, list)}
+    return [{name: column[place] for name, column in lists.items()} for place in range(count)]
+
+
 def task_reward(task) -> Callable[..., list[float]]:
     """
-    A TRL reward function from a task, and its verifier for evaluations. `task`: its `reward_many(completions, rows)`
-    and `verify_many` get the plain text of completions, and the rows' columns.
+    Make a TRL reward function of a task, with its verifier for evaluations.
+
+    Args:
+        task (`Task`): Its `reward_many` and `verify_many` get the plain text of completions, and a row for each.
     """
 
-    def asked(completions, columns):
-        columns = {name: column for name, column in columns.items() if isinstance(column, list)}
-        rows = [{name: column[i] for name, column in columns.items()} for i in range(len(completions))]
-        return list(map(transcript, completions)), rows
-
     def reward(completions, **columns):
-        return task.reward_many(*asked(completions, columns))
+        texts = [transcript(completion) for completion in completions]
+        return task.reward_many(texts, rows_of_columns(columns, len(texts)))
 
     def verifier(completions, **columns):
-        return task.verify_many(*asked(completions, columns))
+        texts = [transcript(completion) for completion in completions]
+        return task.verify_many(texts, rows_of_columns(columns, len(texts)))
 
     reward.__name__ = task.name
     verifier.__name__ = verifier.__qualname__ = f"{task.name}.verify"
@@ -121,7 +124,7 @@ def task_reward(task) -> Callable[..., list[float]]:
     return reward
 
 
-class Given(argparse.Namespace):
+class GivenKeys(argparse.Namespace):
     """The keys that were given. HfArgumentParser deletes those too that were not."""
 
     def __delattr__(self, key):
@@ -132,23 +135,33 @@ class RecipeParser(TrlParser):
     """
     A [`~trl.TrlParser`] whose complaints, of misspelt keys and wrong types too, are a `ValueError` of one line, and
     which makes the dataclasses by the keys that were given alone.
+
+    Attributes:
+        recipe (`Recipe`, *optional*): The recipe of `--config`, if [`check_arguments`] has read and checked it.
     """
 
+    recipe: Recipe | None = None
+
     def parse_known_args(self, args=None, namespace=None):
-        return super().parse_known_args(args, namespace or Given())
+        return super().parse_known_args(args, namespace or GivenKeys())
 
     def error(self, message):
         raise ValueError(message)
 
     def parse_args_and_config(self, args, **kwargs):
         args = check_config_option(args)
-        check_options(args, {"--config"} | {flag for action in self._actions for flag in action.option_strings})
+        flags = {"--config"}
+        for action in self._actions:
+            flags.update(action.option_strings)
+        check_options(args, flags)
+        # Without this the parser fills in defaults, and a configuration cannot tell which keys were given.
         self.set_defaults_with_config(**{action.dest: argparse.SUPPRESS for action in self._actions})
         if "--config" in args:
             place = args.index("--config")
-            recipe = chosen_precision(check_recipe(args[place + 1], self.hints()))
-            os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
-            self.set_defaults_with_config(**recipe)  # as TrlParser does, which knows no base
+            keys = chosen_precision(self._checked_keys(args[place + 1]))
+            env = keys.pop("env", None) or {}
+            os.environ.update({name: str(value) for name, value in env.items()})
+            self.set_defaults_with_config(**keys)  # as TrlParser does, which knows no base
             args = args[:place] + args[place + 2 :]
         try:
             return super().parse_args_and_config(args, **kwargs)
@@ -157,18 +170,43 @@ class RecipeParser(TrlParser):
         except (TypeError, AttributeError, ArithmeticError, ImportError, RecursionError) as error:  # TRL's checks
             raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
 
+    def _checked_keys(self, path: str) -> dict[str, typing.Any]:
+        """Return the keys of the recipe. What the command line has read and checked is not read and checked again."""
+        hints = self.hints()
+        if self.recipe is None:
+            return check_recipe(path, hints)
+        others = {name: hint for name, hint in hints.items() if name not in own_keys()}
+        check_types(self.recipe, others)
+        return self.recipe.keys
+
     def hints(self) -> dict[str, typing.Any]:
-        """The type of every key, as a recipe may spell it."""
+        """Return the type of every key, as a recipe may spell it."""
         found = {}
         for dataclass_type in self.dataclass_types:
             hints = typing.get_type_hints(dataclass_type)
-            found |= {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type) if field.init}
+            for field in dataclasses.fields(dataclass_type):
+                if field.init:
+                    found[field.name] = hints[field.name]
         return found
 
 
-def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
-    """A recipe and what a command line overrides. Raises `ValueError`: naming the key, its value and the cure."""
-    task_args, args, model_args = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(argv)
+def parse_recipe(argv: list[str], recipe: Recipe | None = None) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
+    """
+    Make the configurations of a recipe and of what a command line overrides.
+
+    Args:
+        argv (`list[str]`): The command line.
+        recipe (`Recipe`, *optional*): The recipe that it names, if that was read and checked already.
+
+    Returns:
+        The task, the training and the model.
+
+    Raises:
+        `ValueError`: A key is wrong. The line names it, its value and the cure.
+    """
+    parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
+    parser.recipe = recipe
+    task_args, args, model_args = parser.parse_args_and_config(argv)
     check_values(model_args, MODEL_KEYS)
     check_finite(model_args)
     task_args.check_lengths(args.max_completion_length)

@@ -3,20 +3,20 @@ Refuses what is wrong with a recipe or a command line, in one line with the key,
 takes long is imported, so that the complaint comes before anything else happens.
 """
 
-import difflib
 import os
 import re
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..errors import InputError
-from ..record.run_files import parse_json, read_text
-from ..text import cut, short
+from ..record.run_files import read_text
+from ..text import cut, nearest, parse_json, short
 
 
 # Variables that a recipe may set: none by which a library or a child process could be made to run code.
@@ -57,9 +57,16 @@ INIT = frozenset(
 )
 RATES = re.compile("drop|jitter|noise")  # and those that a model with dropout needs (scoring/dropout.py)
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # text of these keys may be the path of a JSON file
-TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-TYPES |= {list: "a list", dict: "a mapping"}
-DEEPEST, MOST = 50, 20_000  # values inside values, and values of one key
+TYPES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+}
+MAX_DEPTH = 50  # values inside values
+MAX_VALUES = 20_000  # of one key
 
 
 class UniqueKeys(yaml.SafeLoader):
@@ -80,20 +87,156 @@ class UniqueKeys(yaml.SafeLoader):
         return node
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """
+    A recipe as it was read.
+
+    Attributes:
+        layers (`list[tuple[Path, dict[str, Any]]]`): Its files with their own keys, the base first if there is one.
+    """
+
+    layers: list[tuple[Path, dict[str, Any]]]
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of the base and its own, which win. `null` unsets a key of the base, which has its default then."""
+        found: dict[str, Any] = {}
+        for _, keys in self.layers:
+            for key, value in keys.items():
+                if value is None and key in found:
+                    del found[key]
+                elif key != BASE:
+                    found[key] = value
+        return found
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """
+    Read a recipe, and its base if it names one.
+
+    Raises:
+        `ValueError`: There is no such file, it holds no mapping, or the base has a base.
+    """
+    path = Path(path)
+    keys = _read_mapping(path, f"--config {path}")
+    if BASE not in keys:
+        return Recipe([(path, keys)])
+    name = keys[BASE]
+    said = f"{path}: {BASE}={short(name)}"
+    if not isinstance(name, str):
+        raise InputError(f"{said} is {kind(name)}, and {BASE} takes the path of a recipe, relative to {path}.")
+    base = path.parent / name
+    keys_of_base = _read_mapping(base, said)
+    if BASE in keys_of_base:
+        raise InputError(f"{said} has a base of its own, {short(keys_of_base[BASE])}; one level is all there is.")
+    return Recipe([(base, keys_of_base), (path, keys)])
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """Return the keys of a recipe, see [`load_recipe`] and [`Recipe.keys`]; nothing is checked."""
+    return load_recipe(path).keys
+
+
+def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Read a recipe and check all of it.
+
+    Args:
+        path (`str` or `Path`): Its file.
+        hints (`Mapping[str, Any]`): The type of every key.
+
+    Returns:
+        `dict[str, Any]`: Its keys.
+
+    Raises:
+        `ValueError`: As [`load_recipe`], [`check_keys`] and [`check_types`].
+    """
+    recipe = load_recipe(path)
+    check_keys(recipe, hints)
+    check_types(recipe, hints)
+    return recipe.keys
+
+
+def check_keys(recipe: Recipe, names: Collection[str]) -> None:
+    """
+    Check all of a recipe that can be checked without the types of its keys.
+
+    Args:
+        recipe (`Recipe`): The recipe.
+        names (`Collection[str]`): The names of all keys.
+
+    Raises:
+        `ValueError`: It has an unknown key, sets a variable that it may not, or would run code. The line names the
+            file, the key and the value.
+    """
+    for file, keys in recipe.layers:
+        check_env(file, keys.get("env"))
+        for key, value in keys.items():
+            if key in ("env", BASE):
+                continue
+            check_runs_no_code(file, key, value)
+            if key not in names:
+                cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(str(key)), [*names, BASE])
+                raise InputError(f"{file}: unknown key {short(key)}{cure}.")
+            if value is False and key.endswith("_strategy"):
+                raise InputError(f'{file}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
+
+
+def check_types(recipe: Recipe, hints: Mapping[str, Any]) -> None:
+    """
+    Check the values of a recipe against the types of its keys.
+
+    Args:
+        recipe (`Recipe`): The recipe.
+        hints (`Mapping[str, Any]`): The types by key; other keys are left out.
+
+    Raises:
+        `ValueError`: A value is of another type, or is text that stands for a mapping which would run code. The line
+            names the file, the key, the value and the type.
+    """
+    below: set[str] = set()
+    for file, keys in recipe.layers:
+        for key, value in keys.items():
+            if key not in hints or (value is None and key in below):
+                continue
+            hint = hints[key]
+            if isinstance(value, str) and takes_mapping(hint):
+                check_runs_no_code(file, key, json_mapping(file, key, value))
+            if key in BARE:
+                hint = hint | bool
+            if not fits(value, hint):
+                raise InputError(f"{file}: {key}={short(value)} is {kind(value)}, and {key} takes {spell_type(hint)}.")
+        below |= keys.keys()
+
+
+def split_config_option(arguments: Iterable[str]) -> list[str]:
+    """Split each `--config=PATH` of a command line into two words."""
+    words: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--config="):
+            words += argument.split("=", 1)
+        else:
+            words.append(argument)
+    return words
+
+
 def check_config_option(arguments: list[str]) -> list[str]:
     """
-    A command line with `--config=PATH` in two parts. Raises `ValueError`: it begins with no option, or does not name
-    one recipe.
+    Split `--config=PATH` of a command line into two words.
+
+    Raises:
+        `ValueError`: The command line begins with no option, or does not name one recipe.
     """
-    arguments = [part for arg in arguments for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
-    if arguments and not arguments[0].startswith("-"):
-        cure = f": write --config {arguments[0]}" if arguments[0].endswith((".yaml", ".yml")) else ""
-        raise InputError(f"{arguments[0]!r} follows no option{cure}.")
-    if "--config" in arguments and arguments[-1] == "--config":
+    words = split_config_option(arguments)
+    if words and not words[0].startswith("-"):
+        cure = f": write --config {words[0]}" if words[0].endswith((".yaml", ".yml")) else ""
+        raise InputError(f"{words[0]!r} follows no option{cure}.")
+    if "--config" in words and words[-1] == "--config":
         raise InputError("--config needs the path of a recipe after it.")
-    if arguments.count("--config") > 1:
+    if words.count("--config") > 1:
         raise InputError("--config is given twice; a run has one recipe.")
-    return arguments
+    return words
 
 
 def check_options(arguments: list[str], flags: Collection[str]) -> None:
@@ -101,82 +244,20 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
     for argument in arguments:
         name = argument.split("=")[0]
         key = name.lstrip("-").replace("-", "_")
-        misspelt = argument.startswith("--") or re.match(r"-[a-z]\w", argument)  # a negative number is a value
-        if misspelt and name not in flags:
+        is_option = argument.startswith("--") or re.match(r"-[a-z]\w", argument)  # a negative number is a value
+        if is_option and name not in flags:
             cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(name), flags)
             raise InputError(f"unknown option {short(argument)}{cure}.")
 
 
-def check_recipe(path: str | Path, hints: Mapping[str, Any], others: Collection[str] = ()) -> dict[str, Any]:
-    """
-    The keys of a YAML recipe, as [`read_recipe`], checked with the types of their values, which `hints` has by key;
-    `others` are keys of any type. Raises `ValueError`: naming the recipe, the key, the value and the type that it
-    takes.
-    """
-    layers = recipe_layers(path)
-    for place, (file, keys) in enumerate(layers):
-        check_env(file, keys.get("env"))
-        for key, value in keys.items():
-            if key in ("env", BASE):
-                continue
-            check_runs_no_code(file, key, value, hints.get(key))
-            if key not in hints and key not in others:
-                cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(str(key)), [*hints, *others, BASE])
-                raise InputError(f"{file}: unknown key {short(key)}{cure}.")
-            if value is False and key.endswith("_strategy"):
-                raise InputError(f'{file}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
-            unsets = value is None and any(key in below for _, below in layers[:place])
-            hint = hints.get(key, Any) | bool if key in BARE else hints.get(key, Any)
-            if not unsets and not fits(value, hint):
-                takes = spelt(hint)
-                raise InputError(f"{file}: {key}={short(value)} is {kind(value)}, and {key} takes {takes}.")
-    return merged(layers)
-
-
-def read_recipe(path: str | Path) -> dict[str, Any]:
-    """
-    The keys of a recipe: those of its base, if it names one, and its own, which win. `null` unsets a key of the base,
-    which then has its default. Raises `ValueError`: there is no such file, or it holds no mapping; the same of the
-    base.
-    """
-    return merged(recipe_layers(path))
-
-
-def merged(layers: list[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
-    """The keys of a recipe's layers."""
-    found: dict[str, Any] = {}
-    for _, keys in layers:
-        unset = {key for key, value in keys.items() if value is None and key in found}
-        found = {key: value for key, value in (found | keys).items() if key not in unset | {BASE}}
-    return found
-
-
-def recipe_layers(path: str | Path) -> list[tuple[Path, dict[str, Any]]]:
-    """
-    The files of a recipe, its base first, each with its own keys. Raises `ValueError`: as [`read_recipe`], or the base
-    has a base.
-    """
-    path = Path(path)
-    recipe = _read(path, f"--config {path}")
-    if BASE not in recipe:
-        return [(path, recipe)]
-    asked = recipe[BASE]
-    said = f"{path}: {BASE}={short(asked)}"
-    if not isinstance(asked, str):
-        raise InputError(f"{said} is {kind(asked)}, and {BASE} takes the path of a recipe, relative to {path}.")
-    base = path.parent / asked
-    keys = _read(base, said)
-    if BASE in keys:
-        raise InputError(f"{said} has a base of its own, {short(keys[BASE])}; one level is all there is.")
-    return [(base, keys), (path, recipe)]
-
-
-def _read(path: Path, said: str) -> dict[str, Any]:
+def _read_mapping(path: Path, said: str) -> dict[str, Any]:
+    """Return the keys of one file. `said`: how an error names it."""
     if not os.path.isfile(path):
-        raise InputError(f"{said}: there is no such file{'' if said.endswith(str(path)) else f', {cut(str(path))}'}.")
+        place = "" if said.endswith(str(path)) else f", {cut(str(path))}"
+        raise InputError(f"{said}: there is no such file{place}.")
     text = read_text(path)
     try:
-        recipe = yaml.load(text, UniqueKeys)
+        keys = yaml.load(text, UniqueKeys)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -185,95 +266,119 @@ def _read(path: Path, said: str) -> dict[str, Any]:
         raise InputError(f"{said} is nested too deeply.") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # `!!int x` and the like
         raise InputError(f"{said} is not YAML: {cut(str(error))}.") from error
-    if not isinstance(recipe, dict):
-        held = "nothing" if recipe is None else kind(recipe)
+    if not isinstance(keys, dict):
+        held = "nothing" if keys is None else kind(keys)
         raise InputError(f"{said} holds {held}; a recipe is a mapping of keys to values.")
-    return recipe
+    return keys
 
 
 def check_env(path: str | Path, env: Any) -> None:
     """Raise `ValueError` if a recipe sets a variable that is not one of [`SAFE_ENV`], or sets it to no text."""
-    if not isinstance(env, dict | None):
+    if env is None:
+        return
+    if not isinstance(env, dict):
         raise InputError(f"{path}: env={short(env)} is {kind(env)}, and env takes a mapping of variables to text.")
-    unsafe = sorted(set(map(str, env or {})) - SAFE_ENV)
+    unsafe = sorted({str(name) for name in env} - SAFE_ENV)
     if unsafe:
         raise InputError(
             f"{path}: env sets {cut(', '.join(unsafe), 100)}, which a recipe may not: set it in the shell. A recipe "
             f"may set {', '.join(sorted(SAFE_ENV))}."
         )
-    for name, value in (env or {}).items():
+    for name, value in env.items():
         if not isinstance(value, str | int | float) or not str(value).isprintable():
             raise InputError(f"{path}: env: {name}={short(value)} is {kind(value)}, and a variable takes text.")
 
 
-def check_runs_no_code(path: str | Path, key: str, value: Any, hint: Any) -> None:
+def check_runs_no_code(path: str | Path, key: str, value: Any) -> None:
     """
-    Recipes are passed around, so none may make the machine run code that is not installed on it. Text that the parser
-    turns into a mapping is looked at as that mapping. Raises `ValueError`: a value does, at any depth. On the command
-    line, where users type it themselves, it is allowed.
+    Check that no value of a key, at any depth, makes the machine run code that is not installed on it, because recipes
+    are passed around. On the command line, where users type it themselves, it is allowed.
+
+    Raises:
+        `ValueError`: A value does. The line names the file, the key and the value.
     """
-    if isinstance(value, str) and takes_mapping(hint):
-        value = json_mapping(path, key, value)
-    for names, inner in _values(path, key, value):
-        last, does = names[-1], None
-        chosen = next((name for name in names if name.endswith("_implementation")), None)
-        if last in SWITCHES and inner not in (None, False, *(("false", "False") if len(names) == 1 else ())):
-            does = SWITCHES[last]
-        elif isinstance(inner, str) and "/" in inner and chosen:
-            last, does = chosen, "download a kernel and run it"
-        elif last == "backend" and isinstance(inner, str) and "." in inner:
-            does = "import a module"  # DeepSpeed's compile.backend
-        said = f"{path}: {'' if len(names) == 1 or last == key else f'{key}: '}{cut(last, 60)}={short(inner)}"
-        cure = f"If you trust it, give --{key} on the command line."
-        if does is not None:
-            raise InputError(f"{said} would {does}, which a recipe may not ask for. {cure}")
-        is_rate = isinstance(inner, int | float) and RATES.search(last)
-        if names[:-1] == ("model_init_kwargs",) and not is_rate and last not in {*INIT, *SWITCHES}:
-            known = ", ".join(sorted(INIT))
-            raise InputError(f"{said}: of a model's arguments a recipe may give {known}, and rates of dropout. {cure}")
+    cure = f"If you trust it, give --{key} on the command line."
+    for way, inner in _values_inside(path, key, value):
+        last, action = _action_of(way, inner)
+        place = cut(last, 60)
+        if len(way) > 1 and last != key:
+            place = f"{key}: {place}"
+        said = f"{path}: {place}={short(inner)}"
+        if action is not None:
+            raise InputError(f"{said} would {action}, which a recipe may not ask for. {cure}")
+        if way[:-1] == ("model_init_kwargs",) and last not in INIT and last not in SWITCHES:
+            is_rate = isinstance(inner, int | float) and RATES.search(last)
+            if not is_rate:
+                known = ", ".join(sorted(INIT))
+                raise InputError(
+                    f"{said}: of a model's arguments a recipe may give {known}, and rates of dropout. {cure}"
+                )
 
 
-def _values(path: str | Path, key: str, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """A value and every value inside it, each with the keys that lead to it."""
-    left, count = [((str(key),), value)], 0
+def _action_of(way: tuple[str, ...], value: Any) -> tuple[str, str | None]:
+    """
+    Return what a value inside a key makes the machine do.
+
+    Args:
+        way (`tuple[str, ...]`): The keys that lead to it.
+        value (`Any`): The value.
+
+    Returns:
+        The key that says so, usually the last one, and what it does; `None` if that is harmless.
+    """
+    last = way[-1]
+    is_off = value in (None, False) or (len(way) == 1 and value in ("false", "False"))
+    if last in SWITCHES and not is_off:
+        return last, SWITCHES[last]
+    if isinstance(value, str):
+        implementation = next((name for name in way if name.endswith("_implementation")), None)
+        if implementation is not None and "/" in value:
+            return implementation, "download a kernel and run it"
+        if last == "backend" and "." in value:
+            return last, "import a module"  # DeepSpeed's compile.backend
+    return last, None
+
+
+def _values_inside(path: str | Path, key: str, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield a value and every value inside it, each with the keys that lead to it."""
+    left = [((str(key),), value)]
+    count = 0
     while left:
-        names, inner = left.pop()
+        way, inner = left.pop()
         count += 1
-        if count > MOST or len(names) > DEEPEST:
+        if count > MAX_VALUES or len(way) > MAX_DEPTH:
             raise InputError(f"{path}: {key} is {kind(value)} that is too large, or holds itself. Shorten it.")
-        yield names, inner
-        items = inner.items() if isinstance(inner, dict) else enumerate(inner) if isinstance(inner, list) else ()
-        left += [((*names, str(name)), one) for name, one in items]
+        yield way, inner
+        if isinstance(inner, dict):
+            left += [((*way, str(name)), one) for name, one in inner.items()]
+        elif isinstance(inner, list):
+            left += [((*way, str(place)), one) for place, one in enumerate(inner)]
 
 
 def takes_mapping(hint: Any) -> bool:
-    """Whether a type is that of a mapping, or allows one."""
+    """Return whether a type is that of a mapping, or allows one."""
     return dict in (hint, typing.get_origin(hint)) or any(map(takes_mapping, typing.get_args(hint)))
 
 
 def json_mapping(path: str | Path, key: str, text: str) -> dict[str, Any]:
-    """The mapping that the parser makes of a key's text, JSON or the path of a file of it; else a `ValueError`."""
+    """
+    Return the mapping that the parser makes of a key's text, JSON or the path of a file of it; else a `ValueError`.
+    """
+    may_be_path = key in FILES and not text.startswith("{")
     try:
-        found = parse_json(read_text(text) if key in FILES and not text.startswith("{") else text)
+        mapping = parse_json(read_text(text) if may_be_path else text)
     except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
+        mapping = None
+    if isinstance(mapping, dict):
+        return mapping
     other = ", or the path of a file of one" if key in FILES else ""
     raise InputError(f"{path}: {key}={short(text)} is not a JSON object. Write a mapping{other}.")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"`, or an empty string; upper and lower case are alike."""
-    by_lower = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
-
-
 def fits(value: Any, hint: Any) -> bool:
     """
-    Whether a YAML value fits a field's type. Text fits anything: the parser converts it or complains, and one word may
-    stand for a list (`lora_target_modules: all-linear`).
+    Return whether a YAML value fits a field's type. Text fits anything: the parser converts it or complains, and one
+    word may stand for a list (`lora_target_modules: all-linear`).
     """
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
@@ -292,7 +397,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def kind(value: Any) -> str:
-    """The type of a value in the words of a recipe's author."""
+    """Return the type of a value in the words of a recipe's author."""
     if value is None:
         return "empty"
     if isinstance(value, int) and abs(value) >= 2**63:
@@ -300,8 +405,14 @@ def kind(value: Any) -> str:
     return TYPES.get(type(value), type(value).__name__)
 
 
-def spelt(hint: Any) -> str:
-    """The values that a type takes, in these words."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    words = ((TYPES | {type(None): "null"}).get(typing.get_origin(option) or option, "text") for option in options)
+def spell_type(hint: Any) -> str:
+    """Return the values that a type takes, in these words."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
+    words = []
+    for option in options:
+        if option is types.NoneType:
+            words.append("null")
+        else:
+            words.append(TYPES.get(typing.get_origin(option) or option, "text"))
     return " or ".join(dict.fromkeys(words))

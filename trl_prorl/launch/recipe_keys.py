@@ -24,9 +24,9 @@ DECLARE = {
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyHelp:
     """
-    A key of a recipe: a field of a dataclass.
+    What `--help` says of a key of a recipe, which is a field of a dataclass.
 
     Attributes:
         name (`str`), hint (`Any`): Its name and its type.
@@ -43,14 +43,14 @@ class Key:
 
 
 @functools.cache
-def own_keys() -> dict[str, Key]:
-    """Our own keys, by name. Nothing that takes long is imported."""
+def own_keys() -> dict[str, KeyHelp]:
+    """Return our own keys, by name. Nothing that takes long is imported."""
     return _described(TaskKeys, ProlongedKeys)
 
 
 @functools.cache
-def recipe_keys() -> dict[str, Key]:
-    """All keys, our own first, by name."""
+def recipe_keys() -> dict[str, KeyHelp]:
+    """Return all keys, our own first, by name."""
     from trl import GRPOConfig, ModelConfig, ScriptArguments
 
     return own_keys() | _described(ScriptArguments, GRPOConfig, ModelConfig)
@@ -58,7 +58,7 @@ def recipe_keys() -> dict[str, Key]:
 
 def possible_keys() -> frozenset[str]:
     """
-    The names of all keys, and a few more: whatever the files that declare them annotate. They are read as text,
+    Return the names of all keys, and a few more: whatever the files that declare them annotate. They are read as text,
     because importing them takes seconds, which a misspelt key need not. Empty if a file is not where it is expected.
     """
     found = set(own_keys())
@@ -72,33 +72,49 @@ def possible_keys() -> frozenset[str]:
     return frozenset(found)
 
 
-def _described(*classes: type) -> dict[str, Key]:
-    keys: dict[str, Key] = {}
+def _described(*classes: type) -> dict[str, KeyHelp]:
+    keys: dict[str, KeyHelp] = {}
     for cls in classes:
-        texts = {name: entry for base in reversed(cls.__mro__) for name, entry in _entries(base.__doc__ or "").items()}
+        entries: dict[str, tuple[str, str | None]] = {}
+        for base in reversed(cls.__mro__):
+            entries.update(_entries(base.__doc__ or ""))
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
-            text, group = texts.get(field.name) or (str(field.metadata.get("help") or "").replace("%%", "%"), None)
-            is_made = field.default is dataclasses.MISSING
-            default = None if is_made else repr(getattr(field.default, "value", field.default))  # of an enumeration
-            keys[field.name] = Key(field.name, hints[field.name], default, text, group)
+            text = str(field.metadata.get("help") or "").replace("%%", "%")
+            group = None
+            if field.name in entries:
+                text, group = entries[field.name]
+            default = None
+            if field.default is not dataclasses.MISSING:
+                default = repr(getattr(field.default, "value", field.default))  # of an enumeration
+            keys[field.name] = KeyHelp(field.name, hints[field.name], default, text, group)
     return keys
 
 
 def _entries(docstring: str) -> dict[str, tuple[str, str | None]]:
-    """The description that a docstring gives each key, and the group that it puts the key in."""
-    found: dict[str, tuple[list[str], str | None]] = {}
-    group, current, indent = None, None, ""
+    """Return the description that a docstring gives each key, and the group that it puts the key in."""
+    lines_of: dict[str, list[str]] = {}
+    group_of: dict[str, str | None] = {}
+    group = None
+    current = None  # the key whose lines these are
+    indent = ""  # of its entry
     for line in docstring.splitlines():
-        if match := GROUP.match(line):
-            group, current = match[1], None
-        elif (match := ENTRY.match(line)) and (current is None or len(match[1]) <= len(indent)):
-            indent, current = match[1], match[2]
-            found[current] = ([], group)
+        group_line = GROUP.match(line)
+        entry = ENTRY.match(line)
+        if group_line:
+            group = group_line[1]
+            current = None
+        elif entry and (current is None or len(entry[1]) <= len(indent)):
+            indent = entry[1]
+            current = entry[2]
+            lines_of[current] = []
+            group_of[current] = group
         elif current and line.strip() and not line.startswith(indent + " "):
             current = None
         elif current:
-            found[current][0].append(line)
-    return {
-        name: (" ".join(textwrap.dedent("\n".join(lines)).split()), group) for name, (lines, group) in found.items()
-    }
+            lines_of[current].append(line)
+    found = {}
+    for name, lines in lines_of.items():
+        text = " ".join(textwrap.dedent("\n".join(lines)).split())
+        found[name] = (text, group_of[name])
+    return found

@@ -40,7 +40,9 @@ OF_LORA = ("target_modules", "modules_to_save", "target_parameters")
 def refused_by_name(**keys: Any) -> Iterator[None]:
     """
     Turn whatever is raised within into a line that names some keys with their values, without those that are `None`.
-    Raises `InputError`: something was raised.
+
+    Raises:
+        `InputError`: Something was raised.
     """
     try:
         yield
@@ -58,8 +60,7 @@ def rehearse(
     args: ProRLConfig, model: Any, peft_config: Any, processor: Any, prompts: list, makes_optimizer: bool
 ) -> None:
     """
-    Rehearse a configuration; nothing of the process changes. Raises `InputError`: a key has a value that could not be
-    used.
+    Rehearse a configuration; nothing of the process changes.
 
     Args:
         args (`ProRLConfig`):
@@ -72,6 +73,9 @@ def rehearse(
             A prompt for the chat template, or none.
         makes_optimizer (`bool`):
             Whether optimizer and schedule are made by the keys.
+
+    Raises:
+        `InputError`: A key has a value that could not be used.
     """
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whatever warns here warns again
@@ -94,7 +98,8 @@ def rehearse_optimizer(args: ProRLConfig, model: Any = None) -> None:
     Make the optimizer for one number. `model`: one without weights, which some optimizers look at. Refuses arguments
     that are not written as names with values, and one that the optimizer leaves unread.
     """
-    entries = [entry for entry in (args.optim_args or "").replace(" ", "").split(",") if entry]
+    text = (args.optim_args or "").replace(" ", "")
+    entries = [entry for entry in text.split(",") if entry]
     for entry in entries:
         name, _, value = entry.partition("=")
         if not name.isidentifier() or value == "" or "=" in value:
@@ -120,16 +125,17 @@ def rehearse_optimizer(args: ProRLConfig, model: Any = None) -> None:
 
 
 def _changes_optimizer(args: ProRLConfig, model: Any, name: str) -> bool:
-    """Whether some value of an argument reaches the optimizer."""
-    found = []
+    """Return whether some value of an argument reaches the optimizer."""
+    outcomes = set()
     for value in ("", f"{name}=0.123", f"{name}=1", f"{name}=float16"):
         changed = copy.copy(args)
         changed.optim_args = value
         try:
-            found.append(str(Trainer.get_optimizer_cls_and_kwargs(changed, model)[1]))
+            _, arguments = Trainer.get_optimizer_cls_and_kwargs(changed, model)
+            outcomes.add(str(arguments))
         except Exception as error:
-            found.append(type(error).__name__)  # it was read, and is not of this kind
-    return len(set(found)) > 1
+            outcomes.add(type(error).__name__)  # it was read, and is not of this kind
+    return len(outcomes) > 1
 
 
 def rehearse_schedule(args: ProRLConfig) -> None:
@@ -218,9 +224,11 @@ def rehearse_template(args: ProRLConfig, processor: Any, prompts: list) -> None:
 
 def skeleton_of(model: str, args: ProRLConfig) -> PreTrainedModel | None:
     """
-    A model without its weights, from its configuration alone. Refuses a `model_init_kwargs` that the configuration
-    does not take, and an implementation of attention that this machine does not have. Returns `None`: a model of this
-    kind cannot be made without weights.
+    Return a model without its weights, from its configuration alone. Refuses a `model_init_kwargs` that the
+    configuration does not take, and an implementation of attention that this machine does not have.
+
+    Returns:
+        `None`: A model of this kind cannot be made without weights.
     """
     init = dict(args.model_init_kwargs or {})
     trusted = {"trust_remote_code": args.trust_remote_code}
@@ -271,5 +279,5 @@ def rehearse_adapter(skeleton: PreTrainedModel, config: LoraConfig) -> PreTraine
 
 
 def _is_among(name: str, there: list[str]) -> bool:
-    """Whether a name, or the end of one, is that of a module or a parameter."""
+    """Return whether a name, or the end of one, is that of a module or a parameter."""
     return any(other == name or other.endswith(f".{name}") for other in there)

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
-from .recipe_check import nearest
+from ..text import nearest
+from .recipe_check import split_config_option
 
 
 PACKAGE = Path(__file__).parent.parent
@@ -15,53 +16,61 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def recipes_folder() -> Path:
-    """The folder of the recipes."""
+    """Return the folder of the recipes."""
     installed = PACKAGE / "recipes"
     return installed if installed.is_dir() else PACKAGE.parent / "recipes"
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that can be trained, by name and sorted: all but the bases of others."""
+    """Return the recipes that can be trained, by name and sorted: all but the bases of others."""
     folder = recipes_folder()
     files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in folder.rglob("*.yaml")}
     return {name: files[name] for name in sorted(files) if files[name].stem != "base"}
 
 
-def recipe_file(asked: str) -> Path:
+def recipe_file(name_or_path: str) -> Path:
     """
-    The file of a recipe: a file, which wins if it is there, or the name of a shipped recipe. Raises `ValueError`: it
-    is neither.
+    Return the file of a recipe: a file, which wins if it is there, or the name of a shipped recipe.
+
+    Raises:
+        `ValueError`: It is neither.
     """
-    file, shipped = Path(asked), shipped_recipes()
+    file = Path(name_or_path)
+    shipped = shipped_recipes()
     if file.is_file():
         return file
-    if asked in shipped:
-        return shipped[asked]
-    name = asked.removeprefix("./").removeprefix("recipes/").rstrip("/")
-    name = name.removesuffix(file.suffix) if file.suffix in SUFFIXES else name
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    name = name_or_path.removeprefix("./").removeprefix("recipes/").rstrip("/")
+    if file.suffix in SUFFIXES:
+        name = name.removesuffix(file.suffix)
     beside = [other for other in shipped if other.rpartition("/")[0] == name]
     within = beside or [other for other in shipped if other.startswith(f"{name}/")]
     if within:
-        raise ValueError(f"{asked!r} is a folder of recipes: name one of {', '.join(within)}.")
+        raise ValueError(f"{name_or_path!r} is a folder of recipes: name one of {', '.join(within)}.")
     cure = f" (did you mean {name!r}?)" if name in shipped else nearest(name, shipped)
     raise ValueError(
-        f"{asked!r} is neither a file nor the name of a shipped recipe{cure}. `trl-prorl train` lists those."
+        f"{name_or_path!r} is neither a file nor the name of a shipped recipe{cure}. `trl-prorl train` lists those."
     )
 
 
 def with_recipe(arguments: Iterable[str]) -> list[str]:
     """
-    A command line that names its recipe by `--config PATH`: the recipe may come first, without an option, and be the
-    name of a shipped one. Raises `ValueError`: as [`recipe_file`].
+    Return a command line that names its recipe by `--config PATH`: the recipe may come first, without an option, and
+    be the name of a shipped one.
+
+    Raises:
+        `ValueError`: As [`recipe_file`].
     """
-    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    words = split_config_option(arguments)
     if words and not words[0].startswith("-"):
         words.insert(0, "--config")
-    # Behind the options a recipe would be taken for the value of one, or for nothing.
-    for before, word in itertools.pairwise(words if "--config" not in words else ()):
-        if not before.startswith("-") and (word.endswith(SUFFIXES) or word in shipped_recipes()):
-            raise ValueError(f"{word!r} follows no option: the recipe comes first, before every option.")
-    return [
-        str(recipe_file(word)) if place and words[place - 1] == "--config" else word
-        for place, word in enumerate(words)
-    ]
+    if "--config" not in words:
+        # Behind the options a recipe would be taken for the value of one, or for nothing.
+        for before, word in itertools.pairwise(words):
+            if not before.startswith("-") and (word.endswith(SUFFIXES) or word in shipped_recipes()):
+                raise ValueError(f"{word!r} follows no option: the recipe comes first, before every option.")
+    found = words[:1]
+    for before, word in itertools.pairwise(words):
+        found.append(str(recipe_file(word)) if before == "--config" else word)
+    return found

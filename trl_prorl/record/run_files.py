@@ -13,6 +13,7 @@ import yaml
 from yaml.composer import Composer
 
 from ..errors import InputError
+from ..text import parse_json
 from . import shapes
 from .shapes import Shape, ShapeError, array, finite, flag, integer, measured, optional, scalar, table, text
 
@@ -180,25 +181,6 @@ def read_text(path: str | os.PathLike) -> str:
         raise InputError(f"'{path}' is no text ({error.reason} at byte {error.start}); write it again") from error
     except OSError as error:
         raise InputError(f"'{path}' cannot be read ({error.strerror or error})") from error
-
-
-def parse_json(content: str) -> Any:
-    """
-    Parse a JSON value.
-
-    Raises:
-        `json.JSONDecodeError`: It is not JSON, or is cut off.
-        `ValueError`: It is JSON, and is nested deeper or holds a longer number than can be read.
-    """
-    try:
-        return json.loads(content)
-    except json.JSONDecodeError:
-        raise
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except ValueError:  # Python makes no integer of so many digits
-        json.loads(content, parse_int=str)  # the rest may be cut off
-        raise ValueError("it holds a whole number of thousands of digits") from None
 
 
 def read_json(path: str | os.PathLike, shape: Shape = OBJECT) -> Any:

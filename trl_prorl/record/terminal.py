@@ -9,7 +9,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from ..objective.anchors import ANCHORS
 from ..resets.triggers import TRIGGER_KEYS
-from ..variants import RESET_APART, VARIANTS
+from ..variants import DIFFER_BY_RESETS, VARIANTS
 from .run_files import GROWTH, RESET
 
 
@@ -164,7 +164,7 @@ class Terminal(PrinterCallback):
 
     def _warn_of_no_reset(self, args, steps: int) -> None:
         first = args.first_reset(sys.maxsize)
-        is_control = "; it is the control" if args.variant in RESET_APART else ""
+        is_control = "; it is the control" if args.variant in DIFFER_BY_RESETS else ""
         logger.warning(
             f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} comes with the generation after "
             f"step {first}, and the run ends at step {steps}{is_control}. Lower ref_reset_every, or raise max_steps "

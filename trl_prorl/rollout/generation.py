@@ -14,9 +14,9 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
+from ..choice import Choice
 from ..parts import Part, fired
 from ..scoring.first_layers import tried_on_first_layers
-from .choice import Choice
 from .compact import compact_sample, contiguous_states, cut_at_end, find_distinct, pad_left
 from .merged_copy import MergedCopy, why_not_merged
 

@@ -12,7 +12,7 @@ READER_LEFT = 141  # 128 + SIGPIPE, as a shell has it
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Within it nothing complains that stdout's reader has left: what is unread is dropped, and the command ends."""
+    """Let stdout's reader leave: what is unread is dropped, the command ends, and nothing complains."""
     try:
         yield
     except BrokenPipeError:
@@ -21,11 +21,12 @@ def reader_may_leave() -> Iterator[None]:
         raise SystemExit(READER_LEFT) from None
     finally:
         if _has_left():  # else Python complains as it writes the rest at its exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
 
 
 def _has_left() -> bool:
-    """Whether stdout is a pipe that nobody reads any more."""
+    """Return whether stdout is a pipe that nobody reads any more."""
     try:
         descriptor = sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):  # it is closed, or no file
