@@ -37,6 +37,7 @@ from .record.folders import (
     check_free,
     check_model_stays,
     check_nothing_foreign,
+    check_record_stays,
     check_usable,
     find_earlier_run,
     folders_of,
@@ -197,6 +198,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
         _check_new(output_dir, run_dir)
     else:
         base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
+        check_record_stays(checkpoint, run_dir)
         check_model_stays(base, output_dir)
     check_record(run_dir)
     then = read_json(checkpoint / IDENTITY_FILE)

@@ -17,6 +17,7 @@ from ..record.folders import (
     by_main_process,
     check_model_stays,
     check_nothing_foreign,
+    check_record_stays,
     check_usable,
     folders_of,
     set_earlier_run_aside,
@@ -109,6 +110,7 @@ class CheckpointMixin:
         if self._begins_in_its_folder():
             check_nothing_foreign(output_dir, self.run_dir)
         else:
+            check_record_stays(self._resume.checkpoint, self.run_dir)
             check_model_stays(self.base_name(), output_dir)
 
     def _begins_in_its_folder(self) -> bool:

@@ -23,7 +23,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .run_files import METRICS_FILE
+from ..errors import InputError
+from .run_files import CONFIG_FILE, METRICS_FILE, read_yaml
 from .run_id import recorded_run_id, saved_run_id
 
 
@@ -168,12 +169,31 @@ def has_begun(run_dir: Path) -> bool:
     return record.exists() and record.stat().st_size > 0
 
 
+def holds_record(run_dir: Path) -> bool:
+    """Whether a folder holds the record of a run, which may have done nothing yet."""
+    return has_begun(run_dir) or recorded_run_id(run_dir) is not None
+
+
 def holds_run(output_dir: Path, run_dir: Path) -> bool:
-    """Whether a run, ours or one of TRL's trainer, has left its traces in its two folders."""
-    if has_begun(run_dir) or recorded_run_id(run_dir) is not None or saved_run_id(output_dir) is not None:
+    """
+    Whether a run, ours or one of TRL's trainer, has left its traces in `output_dir`, or its record in `run_dir`. A
+    record in another folder counts where it names this `output_dir`: else it is that of a run elsewhere.
+    """
+    if saved_run_id(output_dir) is not None:
+        return True
+    if holds_record(run_dir) and (output_dir.resolve() == run_dir.resolve() or _names(run_dir, output_dir)):
         return True
     traces = ("training_args.bin", "checkpoint-*/trainer_state.json", "completions/completions_*.parquet")
     return any(next(output_dir.glob(trace), None) is not None for trace in traces)
+
+
+def _names(run_dir: Path, output_dir: Path) -> bool:
+    """Whether the record in `run_dir` is that of a run with this `output_dir`."""
+    try:
+        named = read_yaml(run_dir / CONFIG_FILE).get("output_dir")
+    except InputError:
+        return False
+    return named is not None and Path(named).resolve() == output_dir.resolve()
 
 
 def find_earlier_run(output_dir: Path, run_dir: Path) -> Path | None:
@@ -234,15 +254,38 @@ def check_nothing_foreign(output_dir: Path, run_dir: Path) -> None:
     Refuse folders in which a new run would overwrite or delete what belongs to no run. Raises `ValueError`: naming the
     key, the folder and the files.
     """
-    if holds_run(output_dir, run_dir):
-        return
-    places = [("output_dir", output_dir, (*SAVED, *LEFT_BEHIND)), ("run_dir", run_dir, RECORD)]
-    if output_dir.resolve() == run_dir.resolve():
-        places = [("output_dir", output_dir, (*RECORD, *SAVED, *LEFT_BEHIND))]
+    places = []
+    one_folder = output_dir.resolve() == run_dir.resolve()
+    if not holds_run(output_dir, run_dir):
+        record = RECORD if one_folder else ()
+        places.append(("output_dir", output_dir, (*record, *SAVED, *LEFT_BEHIND)))
+    if not one_folder and not holds_record(run_dir):
+        places.append(("run_dir", run_dir, RECORD))
     for key, folder, patterns in places:
         found = [path.name for path in find_named(folder, patterns) if not _is_empty(path)]
         if found:
             raise ValueError(_foreign_line(key, folder, found))
+
+
+def check_record_stays(checkpoint: Path, run_dir: Path) -> None:
+    """
+    Refuse a resume that would cut or overwrite a record that is not its run's. Raises `ValueError`: naming `run_dir`
+    and what it holds.
+    """
+    written = saved_run_id(checkpoint)
+    recorded = recorded_run_id(run_dir)
+    if written is None or written == recorded:  # an earlier version wrote no id
+        return
+    if recorded is not None:
+        raise ValueError(
+            f"run_dir={str(run_dir)!r} holds the record of another run than {checkpoint}, which would be lost. Choose "
+            "another run_dir, or move what is there."
+        )
+    if checkpoint.resolve().parent == run_dir.resolve():  # the run's own folder, whose env.json is damaged
+        return
+    found = [path.name for path in find_named(run_dir, RECORD) if not _is_empty(path)]
+    if found:
+        raise ValueError(_foreign_line("run_dir", run_dir, found))
 
 
 def check_model_stays(base: str | None, output_dir: Path) -> None:
@@ -360,7 +403,7 @@ def _write_tokens(folders: Iterable[str | os.PathLike]) -> str:
 
 def _remove_tokens(folders: Iterable[str | os.PathLike]) -> None:
     for folder in folders:
-        for path in Path(folder).glob(f"{TOKEN}*"):
+        for path in find_named(Path(folder), (re.escape(TOKEN) + "[0-9a-f]{32}",)):
             path.unlink(missing_ok=True)
 
 
