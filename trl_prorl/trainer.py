@@ -36,6 +36,7 @@ from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome, Rows, Sampled, groups_together, set_advantages, written_by_others
+from .rollout.rewards import settle_models
 from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts, watched
 from .scoring.scorer import PolicyPass, Scorer
@@ -270,6 +271,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         began = time.perf_counter()
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        of_each = self.reward_funcs, self.reward_func_names
+        rewards = settle_models(*of_each, rewards, self.args.nonfinite, self.model.training)
         seconds = time.perf_counter() - began
         correct = self.verdicts.judge(inputs, prompts, completions)
         size = self.num_generations if self.model.training else self.num_generations_eval

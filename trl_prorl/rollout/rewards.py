@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any
@@ -89,9 +89,10 @@ def watched(
 ) -> Callable:
     """
     A reward function, as TRL calls it, that raises [`RewardError`] in place of any other error. A reward model is left
-    as it is. `seconds`: its time limit for one batch. `nonfinite`: `"stop"` refuses NaN and infinity. `"skip"` passes
-    both on as infinity, because TRL reads NaN as `None`, its sign that a function does not apply to a completion;
-    `None` is always allowed. An evaluation has no step to leave out, so such rewards are left out there, as NaN.
+    as it is, see [`settle_models`]. `seconds`: its time limit for one batch. `nonfinite`: `"stop"` refuses NaN and
+    infinity. `"skip"` passes both on as infinity, because TRL reads NaN as `None`, its sign that a function does not
+    apply to a completion; `None` is always allowed. An evaluation has no step to leave out, so such rewards are left
+    out there, as NaN.
     `training`: whether a call is for training and not for an evaluation.
     """
 
@@ -156,6 +157,27 @@ def watched(
             return check(rewards, prompts)
 
     return functools.update_wrapper(watch, function) if hasattr(function, "__name__") else watch
+
+
+def settle_models(
+    functions: Sequence[Callable], names: Sequence[str], rewards: torch.Tensor, nonfinite: str, training: bool
+) -> torch.Tensor:
+    """
+    The rewards of all functions, shape `(N, F)`, in which NaN and infinity of a reward model are what [`watched`]
+    makes of those of a function. A model has no `None`, for which TRL would take its NaN. Raises
+    [`NonFiniteRewardError`]: with `nonfinite="stop"`, naming the model.
+    """
+    for place, (function, name) in enumerate(zip(functions, names, strict=True)):
+        broken = ~torch.isfinite(rewards[:, place])
+        if not isinstance(function, torch.nn.Module) or not broken.any():
+            continue
+        if nonfinite == "stop":
+            raise NonFiniteRewardError(
+                f"reward model {name!r} returned {rewards[broken, place][0].item()} for {int(broken.sum())} of "
+                f"{len(rewards)} completions. Mend it, or set nonfinite: skip."
+            )
+        rewards[broken, place] = math.inf if training else math.nan
+    return rewards
 
 
 def own_traceback(error: BaseException) -> BaseException | None:
