@@ -9,6 +9,7 @@ from tiny_run import QUESTIONS
 
 from trl_prorl.record.checkpoint_names import find_named
 from trl_prorl.record.folders import RECORD, SAVED, RunFolders
+from trl_prorl.record.processes import _remove_tokens, _write_tokens
 
 
 ROOT = Path(__file__).parent.parent
@@ -126,6 +127,51 @@ def test_a_folder_of_the_record(by_recipe, by_script, tmp_path):
     (line,) = by_script(tmp_path / "script", run_dir=str(record))
     assert line.startswith(f"run_dir='{record}' holds env.json: ")
     assert hash_files(record) == before
+
+
+def test_a_record_elsewhere_says_nothing_about_an_output_dir_that_it_does_not_name(by_recipe, by_script, tmp_path):
+    """A record in `run_dir` is that of a run with another `output_dir`: what lies in this one belongs to no run."""
+    record = tmp_path / "record"
+    other = tmp_path / "other"
+    out = tmp_path / "out"
+    assert by_script(other, run_dir=str(record)) == []
+    before = fill(out, ["model.safetensors", "_incomplete-checkpoint-7/notes.txt"]) | hash_files(record)
+    for lines in (by_script(out, run_dir=str(record)), by_recipe(out, "embedded", "--run_dir", str(record))):
+        assert f"output_dir='{out}' holds _incomplete-checkpoint-7, model.safetensors: " in lines[0]
+    assert hash_files(out) | hash_files(record) == before
+    # A run that was killed in its first save has left half a checkpoint, and its record names the folder.
+    shutil.rmtree(other)
+    fill(other, ["_incomplete-checkpoint-1/checkpoint-1/adapter_config.json"])
+    assert by_script(other, run_dir=str(record)) == []
+    assert (record / "earlier-1").is_dir()
+
+
+def test_a_resume_takes_no_record_that_is_not_its_run_s(by_recipe, by_script, tmp_path):
+    """Given another `run_dir` than the run had: it would cut the record there to its own steps."""
+    out = tmp_path / "out"
+    other = tmp_path / "other"
+    foreign = tmp_path / "foreign"
+    assert by_script(out) == []
+    assert by_script(other) == []
+    before = hash_files(other, without=["run.lock"]) | fill(foreign, ["config.yaml", "env.json"])
+    for run_dir, said in ((other, "holds the record of another run"), (foreign, "holds config.yaml, env.json: ")):
+        by_either = by_script(out, resume=True, max_steps=3, run_dir=str(run_dir))
+        by_either += by_recipe(out, "embedded", "--run_dir", str(run_dir), "--resume_from_checkpoint", "True")
+        assert len(by_either) == 2
+        assert all(f"run_dir='{run_dir}' {said}" in line for line in by_either)
+    assert hash_files(other, without=["run.lock"]) | hash_files(foreign) == before
+    moved = tmp_path / "moved"
+    assert by_script(out, resume=True, max_steps=3, run_dir=str(moved)) == []
+    assert by_script(out, resume=True, max_steps=4, run_dir=str(moved)) == []
+    assert [row["step"] for row in read_rows(moved)] == [3, 4]
+
+
+def test_files_for_which_processes_look_are_theirs_alone(tmp_path):
+    before = fill(tmp_path, [".shared-notes", ".shared-0/a"])
+    name = _write_tokens([tmp_path])
+    assert name in hash_files(tmp_path)
+    _remove_tokens([tmp_path])
+    assert hash_files(tmp_path) == before
 
 
 def test_what_a_run_writes_is_known(make_trainer, tmp_path):

@@ -9,8 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from run_record import read_rows
+from tiny_run import vowels
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from trl_prorl.errors import RewardError
+from trl_prorl.errors import NonFiniteRewardError, RewardError
 from trl_prorl.rollout.rewards import DeadlineExceeded, call_within, guard_reward
 
 
@@ -157,6 +160,23 @@ def test_an_evaluation_leaves_out_what_is_not_finite():
     assert math.isnan(first)
     assert math.isnan(second)
     assert third == 1.0
+
+
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_nan_of_a_reward_model_is_not_taken_for_none(make_trainer, tiny_model, nonfinite):
+    """TRL adds up what is not NaN, and would train on 0."""
+    config = AutoConfig.from_pretrained(tiny_model, num_labels=1, pad_token_id=0)
+    judge = AutoModelForSequenceClassification.from_config(config)
+    torch.nn.init.constant_(judge.score.weight, math.nan)
+    given = {"reward_funcs": [judge, vowels]}
+    given["reward_processing_classes"] = [AutoTokenizer.from_pretrained(tiny_model), None]
+    trainer = make_trainer(nonfinite=nonfinite, num_iterations=1, max_steps=2, trainer_kwargs=given)
+    if nonfinite == "stop":
+        with pytest.raises(NonFiniteRewardError, match="^reward model .* returned nan for 8 of 8 completions"):
+            trainer.train()
+        return
+    trainer.train()
+    assert [row["nonfinite_skips"] for row in read_rows(trainer)] == [1, 2]
 
 
 OWN_SCRIPT = """

@@ -218,7 +218,7 @@ def test_two_nodes_without_a_shared_disk_are_refused_in_one_line_before_a_model_
 
 def test_a_file_that_comes_late_is_waited_for_and_one_of_a_killed_run_is_removed(tmp_path, monkeypatch):
     """As a network file system has it."""
-    (tmp_path / ".shared-of-a-killed-run").touch()
+    (tmp_path / f".shared-{32 * '0'}").touch()
     late = []
     monkeypatch.setattr(processes.Path, "touch", lambda path: late.append(path))
     monkeypatch.setattr(processes.time, "sleep", lambda seconds: late.pop().write_text(""))

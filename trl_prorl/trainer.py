@@ -37,7 +37,7 @@ from .resets.controller import Reason, Resets
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import keep_weights
 from .rollout.outcome import Outcome, Rows, Sampled, count_written_by_others, keep_groups_together, set_advantages
-from .rollout.rewards import guard_reward
+from .rollout.rewards import guard_reward, settle_models
 from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts
 from .scoring.references import AnchorModels
@@ -296,6 +296,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         began = time.perf_counter()
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        training = self.model.training
+        rewards = settle_models(self.reward_funcs, self.reward_func_names, rewards, self.args.nonfinite, training)
         seconds = time.perf_counter() - began
         correct = self.verdicts.judge(inputs, prompts, completions)
         size = self.num_generations if self.model.training else self.num_generations_eval

@@ -153,6 +153,7 @@ class CheckpointMixin:
         if self._begins_in_its_folder():
             self.folders.check_nothing_foreign()
         else:
+            self.folders.check_record_stays(self._resume.checkpoint)
             self.folders.check_model_stays(self.base_name())
 
     def _begins_in_its_folder(self) -> bool:

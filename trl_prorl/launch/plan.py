@@ -24,11 +24,13 @@ from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..objective.anchors import ANCHORS
 from ..quiet import without_warning
+from ..record.folders import RunFolders
 from ..record.processes import check_shared
 from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.adapter_requests import RANKS, let_engine_take_adapters
+from ..rollout.dynamic_sampling import find_functions
 from ..rollout.verdicts import find_verifier
 from ..scoring.dropout import check_dropout_config
 from ..scoring.head import check_full_model

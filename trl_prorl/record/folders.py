@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import InputError
 from .checkpoint_names import LEFT_BEHIND, find_named, is_of_run, remove_checkpoint, rename_abandoned, steps_of
 from .folder_lock import LOCK_FILE, FolderLock, is_foreign_lock
-from .run_files import METRICS_FILE
+from .run_files import CONFIG_FILE, METRICS_FILE, read_yaml
 from .run_id import recorded_run_id, saved_run_id
 
 
@@ -153,13 +154,39 @@ class RunFolders:
         Raises:
             `ValueError`: The message names the key, the folder and the files.
         """
-        if self.has_traces():
-            return
         for folder in self.each:
+            is_known = self.holds_record() if folder.key == "run_dir" else self.has_traces()
+            if is_known:
+                continue
             found = find_named(folder.path, folder.written + folder.left_behind)
             names = [path.name for path in found if not _is_empty(path)]
             if names:
                 raise ValueError(_describe_foreign(folder, names))
+
+    def check_record_stays(self, checkpoint: Path) -> None:
+        """
+        Refuse a resume that would cut or overwrite a record that is not its run's.
+
+        Args:
+            checkpoint (`Path`): The run goes on from here.
+
+        Raises:
+            `ValueError`: The message names `run_dir` and what it holds.
+        """
+        saved = saved_run_id(checkpoint)
+        recorded = recorded_run_id(self.run_dir)
+        if saved is None or saved == recorded:  # an earlier version wrote no id
+            return
+        if recorded is not None:
+            raise ValueError(
+                f"run_dir={str(self.run_dir)!r} holds the record of another run than {checkpoint}, which would be "
+                "lost. Choose another run_dir, or move what is there."
+            )
+        if checkpoint.resolve().parent == self.run_dir.resolve():  # the run's own folder, whose env.json is damaged
+            return
+        names = [path.name for path in find_named(self.run_dir, RECORD) if not _is_empty(path)]
+        if names:
+            raise ValueError(_describe_foreign(Folder("run_dir", self.run_dir, RECORD), names))
 
     def check_model_stays(self, base: str | None) -> None:
         """
@@ -181,14 +208,33 @@ class RunFolders:
 
     # ------------------------------------------------------------------------------------ an earlier run
 
+    def holds_record(self) -> bool:
+        """Whether `run_dir` holds the record of a run, which may have done nothing yet."""
+        return has_begun(self.run_dir) or recorded_run_id(self.run_dir) is not None
+
     def has_traces(self) -> bool:
-        """Whether a run, ours or one of TRL's trainer, has left its traces."""
-        if has_begun(self.run_dir) or recorded_run_id(self.run_dir) is not None:
-            return True
+        """
+        Whether a run, ours or one of TRL's trainer, has left its traces in `output_dir`, or its record in `run_dir`.
+
+        A record in another folder counts where it names this `output_dir`: else it is that of a run elsewhere.
+        """
         if saved_run_id(self.output_dir) is not None:
+            return True
+        if self.holds_record() and self._record_is_of_output_dir():
             return True
         traces = ("training_args.bin", "checkpoint-*/trainer_state.json", "completions/completions_*.parquet")
         return any(any(self.output_dir.glob(trace)) for trace in traces)
+
+    def _record_is_of_output_dir(self) -> bool:
+        """Whether the record in `run_dir` is that of a run with this `output_dir`."""
+        output_dir = self.output_dir.resolve()
+        if self.run_dir.resolve() == output_dir:
+            return True
+        try:
+            named = read_yaml(self.run_dir / CONFIG_FILE).get("output_dir")
+        except InputError:
+            return False
+        return named is not None and Path(named).resolve() == output_dir
 
     def find_earlier_run(self) -> Path | None:
         """Find a file or folder of the run that is there; `None` if there is none, or one that did nothing yet."""

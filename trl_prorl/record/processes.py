@@ -1,12 +1,15 @@
 """What one process does for all of a run, and what all of them have to see."""
 
 import os
+import re
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from .checkpoint_names import find_named
 
 
 TOKEN = ".shared-"  # begins the name of a file for which all processes look
@@ -91,7 +94,7 @@ def _write_tokens(folders: Iterable[str | os.PathLike]) -> str:
 
 def _remove_tokens(folders: Iterable[str | os.PathLike]) -> None:
     for folder in folders:
-        for path in Path(folder).glob(f"{TOKEN}*"):
+        for path in find_named(Path(folder), (rf"{re.escape(TOKEN)}[0-9a-f]{{32}}",)):
             path.unlink(missing_ok=True)
 
 

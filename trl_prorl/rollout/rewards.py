@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +98,7 @@ def guard_reward(
     """
     Wrap a reward function so that it raises [`RewardError`] in place of any other error.
 
-    A reward model is left as it is.
+    A reward model is left as it is, see [`settle_models`].
 
     Args:
         function (`Callable`): The reward function, which may be asynchronous.
@@ -128,6 +128,40 @@ def guard_reward(
     if hasattr(function, "__name__"):
         functools.update_wrapper(guarded, function)
     return guarded
+
+
+def settle_models(
+    functions: Sequence[Callable], names: Sequence[str], rewards: torch.Tensor, nonfinite: str, training: bool
+) -> torch.Tensor:
+    """
+    Treat NaN and infinity of a reward model as [`guard_reward`] treats those of a function.
+
+    A model has no `None`, for which TRL would take its NaN.
+
+    Args:
+        functions (`Sequence[Callable]`): Reward functions and models.
+        names (`Sequence[str]`): Their names, for messages.
+        rewards (`torch.Tensor` of shape `(N, F)`): What they returned, changed in place.
+        nonfinite (`str`): As in [`guard_reward`].
+        training (`bool`): Whether the rewards are for training and not for an evaluation.
+
+    Returns:
+        `torch.Tensor` of shape `(N, F)`: The same rewards.
+
+    Raises:
+        [`NonFiniteRewardError`]: With `nonfinite="stop"`, naming the model.
+    """
+    for place, (function, name) in enumerate(zip(functions, names, strict=True)):
+        broken = ~torch.isfinite(rewards[:, place])
+        if not isinstance(function, torch.nn.Module) or not broken.any():
+            continue
+        if nonfinite == "stop":
+            raise NonFiniteRewardError(
+                f"reward model {name!r} returned {rewards[broken, place][0].item()} for {int(broken.sum())} of "
+                f"{len(rewards)} completions. Mend it, or set nonfinite: skip."
+            )
+        rewards[broken, place] = math.inf if training else math.nan
+    return rewards
 
 
 @dataclass(frozen=True)
