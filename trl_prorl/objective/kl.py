@@ -18,7 +18,7 @@ ratio r = exp(logπ_θ − logπ_old):
 With a ratio of whole sequences, no estimator is exact. A bound on the estimate (`kl_clamp`; verl and NeMo RL bound k3
 at 10) takes the gradient of the tokens beyond it away. The values are from J. Schulman's note "Approximating KL
 Divergence" (2020, http://joschu.net/blog/kl-approx.html); the statements on gradients are checked in
-`tests/test_kl.py` by enumerating every completion.
+`tests/objective/test_kl.py` by enumerating every completion.
 """
 
 import torch

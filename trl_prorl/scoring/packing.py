@@ -10,7 +10,7 @@ completions. Here a prompt stands once, before its completions, and each complet
 
 Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token: a
 label then stands one place to the right of the state that predicts it, as the shift inside TRL's fused LM head
-expects. Values and gradients are TRL's up to rounding (`tests/test_packing.py`).
+expects. Values and gradients are TRL's up to rounding (`tests/scoring/test_packing.py`).
 [`prefix_attention`][`~trl_prorl.scoring.prefix_attention`] restricts attention, so a row needs no padding: all groups
 of a micro-batch stand in one row, unless `max_tokens` separates them.
 """

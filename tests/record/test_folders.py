@@ -12,7 +12,7 @@ from trl_prorl.record.folders import RECORD, SAVED, RunFolders
 from trl_prorl.record.processes import _remove_tokens, _write_tokens
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "recipes" / "grpo_variantA.py"
 SMALL = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --train_rows 16 --lora_r 4 "
 SMALL += "--disable_tqdm true --save_strategy steps --save_steps 1 --save_total_limit 1"

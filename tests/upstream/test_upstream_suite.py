@@ -17,7 +17,7 @@ from trl.trainer import utils
 from trl_prorl import ProRLConfig, ProRLTrainer
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "upstream"
 
 

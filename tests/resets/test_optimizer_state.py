@@ -197,7 +197,7 @@ def sizes(mode, alpha, updates, constant, t=10**8):
     return found
 
 
-CONCEPTS = (Path(__file__).parents[1] / "docs" / "concepts.md").read_text()
+CONCEPTS = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
 
 
 def test_the_table_of_updates_after_a_reset():

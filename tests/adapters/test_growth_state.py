@@ -157,7 +157,7 @@ def test_optimizers_that_are_not_understood_are_refused():
 
 def test_the_other_ways_of_the_measurement():
     """`docs/examples/rank_growth/measure.py` compares the migration with these."""
-    path = Path(__file__).parents[1] / "docs" / "examples" / "rank_growth" / "measure.py"
+    path = Path(__file__).parents[2] / "docs" / "examples" / "rank_growth" / "measure.py"
     measure = SimpleNamespace(**run_path(str(path)))
     state = {"step": torch.tensor(7.0), "exp_avg": FOUR, "exp_avg_sq": FOUR**2}
     moments = {"exp_avg": (2, 3), "exp_avg_sq": (2, 3)}

@@ -18,7 +18,7 @@ from trl_prorl.launch.recipe_keys import DECLARE, own_keys, possible_keys, recip
 from trl_prorl.train import TaskArguments
 
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base")
 # They compare no variants.
 QWEN_ON_A_CPU = RECIPES / "gsm8k" / "qwen2.5-coder-1.5b-cpu"

@@ -159,7 +159,7 @@ def test_an_infinite_reward_stops_and_names_function_and_prompt(make_trainer):
         make_trainer(reward=endless).train()
 
 
-RECIPES = Path(__file__).parent.parent / "recipes" / "tiny" / "gamed"
+RECIPES = Path(__file__).parents[2] / "recipes" / "tiny" / "gamed"
 FILES = ("events.jsonl", "metrics.jsonl")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "tests" / "trajectories"
 
 

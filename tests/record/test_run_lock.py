@@ -18,7 +18,7 @@ from trl_prorl.record.folder_lock import LOCK_FILE, FolderInUseError, FolderLock
 from trl_prorl.record.processes import check_shared
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "tiny" / "variantA.yaml"
 A = {"beta": 0.3, "ref_reset_every": 3, "num_iterations": 2}
 

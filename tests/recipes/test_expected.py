@@ -14,7 +14,7 @@ from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.launch.recipe_check import read_recipe
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("expected", ROOT / "recipes" / "tiny" / "expected.py")
 expected = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(expected)

@@ -198,7 +198,7 @@ def test_the_demos_base_is_what_its_command_makes(tmp_path):
         assert weights_sha256(str(tmp_path / "and again")) == made
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TASKS = ("reverse_digits", "sorting")
 NAMES = [f"embedded:{task}:0" for task in TASKS]
 

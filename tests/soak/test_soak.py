@@ -13,8 +13,8 @@ from trl_prorl.launch.recipe import parse_recipe
 from trl_prorl.train import build
 
 
-ROOT = Path(__file__).parents[1]
-SOAK = Path(__file__).parent / "soak"
+ROOT = Path(__file__).parents[2]
+SOAK = Path(__file__).parents[1] / "soak"
 sys.path.append(str(SOAK))
 
 from cases import CASES, command, make_model  # noqa: E402
@@ -24,11 +24,11 @@ from mutants import MUTANTS  # noqa: E402
 BASES = {"Part", "Reference", "Trigger"}
 # What a checkpoint holds of these is not in the soak yet; another test loses nothing of it in a resume.
 TRIED_ELSEWHERE = {
-    "ElasticAverage": "tests/test_kill.py",
-    "ElasticResets": "tests/test_kill.py",
-    "EntropyWatch": "tests/test_resets.py",
-    "GuardGap": "tests/test_guards.py",
-    "Rollback": "tests/test_rollback.py",
+    "ElasticAverage": "tests/checkpoint/test_kill.py",
+    "ElasticResets": "tests/checkpoint/test_kill.py",
+    "EntropyWatch": "tests/resets/test_resets.py",
+    "GuardGap": "tests/guards/test_guards.py",
+    "Rollback": "tests/checkpoint/test_rollback.py",
 }
 
 

@@ -26,7 +26,7 @@ from trl_prorl.hub import publish
 from trl_prorl.record.run_id import write_run_id
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SMALL = "--max_steps 3 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --ref_reset_every 1 "
 SMALL += "--lora_r 4 --disable_tqdm true --push_to_hub true"
 MODEL = {"README.md", "adapter_config.json", "adapter_model.safetensors"}

@@ -17,7 +17,7 @@ from trl_prorl.demo import DemoRun, train
 from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_a_script_keeps, what_is_kept
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "grpo_variantA.py"
 LONG = "--max_steps 500 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --lora_r 4 "
 LONG += "--disable_tqdm true --save_strategy steps"

@@ -13,7 +13,7 @@ from trl_prorl.launch import precision
 from trl_prorl.launch.recipe import parse_recipe
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # Lines of /proc/cpuinfo, shortened.
 INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu sse2 avx2 avx512f {}\nbugs\t\t: amx_bf16\n"
 ARM = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd sve bf16\nCPU part\t: 0xd40\n"

@@ -10,7 +10,7 @@ from run_record import read_rows
 from trl_prorl.launch.recipe_check import read_recipe
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - set(RECIPES.rglob("base.yaml")))
 # Of every folder the arm that most others share their code with; `make test-slow` runs all.

@@ -11,7 +11,7 @@ from run_record import write_run
 from trl_prorl.pipes import reader_may_leave
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 INTO_A_CLOSED_PIPE = """
 import os, runpy, sys
 reading, writing = os.pipe()

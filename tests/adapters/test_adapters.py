@@ -84,7 +84,7 @@ def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
 
 def test_recipes_of_quantised_bases_take_steps_that_bf16_holds():
     """A new A of Qwen2.5-1.5B's narrowest layers, as PEFT draws it; an update of Adam is at most the learning rate."""
-    files = sorted((Path(__file__).parent.parent / "recipes").rglob("*.yaml"))
+    files = sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml"))
     quantised = [recipe for file in files if (recipe := read_recipe(file)).get("load_in_4bit")]
     assert quantised
     torch.manual_seed(0)

@@ -140,7 +140,7 @@ def test_an_event_is_a_line(event, line):
     assert write_event_line({"step_applied": 8, **event}) == line
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from trl_prorl.record.base_model import identify
 from trl_prorl.train import find_model
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STAND_IN = embedded_model()
 
 

@@ -15,7 +15,7 @@ from trl_prorl.launch.recipe_keys import own_keys, recipe_keys
 from trl_prorl.launch.shipped_recipes import recipe_file, shipped_recipes, with_recipe
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "recipes" / "grpo_variantA.py")
 RECIPE = ROOT / "recipes" / "tiny" / "variantA.yaml"
 # An interpreter in which the libraries that take seconds cannot be imported.

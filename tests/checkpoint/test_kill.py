@@ -10,7 +10,7 @@ import pytest
 from run_record import error_lines, read_events
 
 
-sys.path.append(str(Path(__file__).parent / "soak"))
+sys.path.append(str(Path(__file__).parents[1] / "soak"))
 
 from same_run import differences  # noqa: E402
 
@@ -45,7 +45,7 @@ def train(forks, tiny_model, tmp_path):
     return run
 
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "tiny" / "variantA.yaml"
+RECIPE = Path(__file__).parents[2] / "recipes" / "tiny" / "variantA.yaml"
 KILLED = -signal.SIGKILL
 A = {"beta": 0.3, "ref_reset_every": 3, "num_iterations": 2}
 B = {"beta_old": 0.3, "num_iterations": 3, "reuse_old_logps": True}

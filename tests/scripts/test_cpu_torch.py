@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "cpu_torch.py"
 
 
