@@ -201,7 +201,8 @@ def test_what_is_abandoned_twice_has_two_names(tmp_path):
         assert list(abandoned.values()) == names
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
     (tmp_path / "other").mkdir()
-    another_folder, name_of_the_user = RunFolders(tmp_path / "other"), tmp_path / "abandoned-checkpoint-4"
+    another_folder = RunFolders(tmp_path / "other")
+    name_of_the_user = tmp_path / "abandoned-checkpoint-4"
     assert another_folder.abandon_newer(tmp_path / "checkpoint-2") == {}
     assert RunFolders(tmp_path).abandon_newer(name_of_the_user) == {}
 

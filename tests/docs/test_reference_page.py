@@ -149,34 +149,37 @@ def right_once():
     return reward
 
 
+# Every key that adds columns to the record.
+RICH_KEYS = {
+    "beta": 0.1,
+    "beta_old": 0.1,
+    "beta_base": 0.1,
+    "ref_reset_every": 2,
+    "optimizer_reset": "soft",
+    "elastic_reset_every": 2,
+    "lora_growth_every": 2,
+    "kl_clamp": 10.0,
+    "log_update_norm": True,
+    "skip_zero_rows": True,
+    "drop_zero_rows": True,
+    "dynamic_sampling_rounds": 1,
+    "nonfinite": "skip",
+    "entropy_floor": 100.0,
+    "entropy_patience": 1,
+    "max_steps": 6,
+    "save_strategy": "steps",
+    "save_steps": 4,
+}
+
+
 def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
-    keys = {
-        "beta": 0.1,
-        "beta_old": 0.1,
-        "beta_base": 0.1,
-        "ref_reset_every": 2,
-        "optimizer_reset": "soft",
-        "elastic_reset_every": 2,
-        "lora_growth_every": 2,
-        "kl_clamp": 10.0,
-        "log_update_norm": True,
-        "skip_zero_rows": True,
-        "drop_zero_rows": True,
-        "dynamic_sampling_rounds": 1,
-        "nonfinite": "skip",
-        "entropy_floor": 100.0,
-        "entropy_patience": 1,
-        "max_steps": 6,
-        "save_strategy": "steps",
-        "save_steps": 4,
-    }
     given = {
         "columns": {"task": ["talk"] * 16},
         "trainer_kwargs": {"rollout_func": make_interrupted_rollout(2, 2, "so")},
     }
-    rich = run(reward=everything(), **given, **keys)
+    rich = run(reward=everything(), **given, **RICH_KEYS)
     plain = run(num_iterations=1)
-    again = make_trainer(reward=everything(), **given, **keys, output_dir=rich.args.output_dir)
+    again = make_trainer(reward=everything(), **given, **RICH_KEYS, output_dir=rich.args.output_dir)
     events = read_rows(rich, "events.jsonl")  # the resume takes back what came after its checkpoint
     again.train(resume_from_checkpoint=str(Path(rich.args.output_dir, "checkpoint-4")))
 

@@ -187,7 +187,8 @@ def test_options_of_a_task_that_are_nested_too_deeply_are_refused():
 def test_a_command_line_reads_and_checks_each_file_of_its_recipe_once(recipe, monkeypatch):
     recipe("task: sorting\nuse_cpu: true\nbf16: false\n", "base.yaml")
     arm = recipe("base: ../base.yaml\nbeta: 1.0\n")
-    read, checked = Counter(), Counter()
+    read = Counter()
+    checked = Counter()
 
     def counted(function, counter):
         def count(path, *more, **named):
