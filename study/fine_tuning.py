@@ -38,7 +38,7 @@ VARIANT = "fine-tuning"  # in env.json: it is none of the product's
 
 
 @dataclass(frozen=True)
-class Recipe:
+class FineTuningRecipe:
     """A run's recipe: the task, the training and the model."""
 
     task: TaskArguments
@@ -54,11 +54,11 @@ class Drawn:
     tokens: int
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: Path) -> FineTuningRecipe:
     """Read the recipe of a file, with the product's checks."""
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
     task, training, model = parser.parse_args_and_config(["--config", str(path)])
-    return Recipe(task, training, model)
+    return FineTuningRecipe(task, training, model)
 
 
 def draw(base: str, tokenizer, task: Task, rows: list[dict], longest: int) -> Drawn:
@@ -92,7 +92,7 @@ def demonstrations(task: Task, rows: list[dict], texts: list[list[str]]) -> list
     return found
 
 
-def settings(recipe: Recipe, folder: Path) -> SFTConfig:
+def settings(recipe: FineTuningRecipe, folder: Path) -> SFTConfig:
     """
     Return TRL's settings of the fine-tuning: every update has as many texts, and the loss is that of the completion.
     """
@@ -119,7 +119,7 @@ def settings(recipe: Recipe, folder: Path) -> SFTConfig:
     )
 
 
-def make_trainer(recipe: Recipe, base: str, tokenizer, rows: list[dict], folder: Path) -> SFTTrainer:
+def make_trainer(recipe: FineTuningRecipe, base: str, tokenizer, rows: list[dict], folder: Path) -> SFTTrainer:
     """Make TRL's trainer of the demonstrations. Raises `RunError`: there are too few for one update."""
     args = settings(recipe, folder)
     texts = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -146,7 +146,7 @@ def metric_rows(log_history: list[dict], tokens: int) -> list[dict]:
     return rows
 
 
-def write_record(folder: Path, recipe: Recipe, trainer: SFTTrainer, tokens: int) -> None:
+def write_record(folder: Path, recipe: FineTuningRecipe, trainer: SFTTrainer, tokens: int) -> None:
     """Write `config.yaml`, `env.json` and `metrics.jsonl`, by which a run's folder is read."""
     write_config(folder, recipe.training, (recipe.task, recipe.model))
     write_env(folder, recipe.training, trainer.model, base=recipe.model.model_name_or_path)
@@ -156,7 +156,7 @@ def write_record(folder: Path, recipe: Recipe, trainer: SFTTrainer, tokens: int)
     (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def fine_tune(recipe: Recipe) -> None:
+def fine_tune(recipe: FineTuningRecipe) -> None:
     """Draw, choose and train, and leave the run's folder, which appears once it is whole."""
     folder = Path(recipe.training.output_dir)
     aside = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")

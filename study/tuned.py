@@ -21,10 +21,10 @@ from study.tables import Tables
 
 TIE = 0.01  # of the score
 STILL = 0.02  # pass@1
-KEYS = ("beta", "beta_old")
+COEFFICIENTS = ("beta", "beta_old")
 
 
-class Choice(NamedTuple):
+class TunedValue(NamedTuple):
     """A value that a tuning block has chosen for a family and a key, and the mean scores by value."""
 
     block: str
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
     value: float
 
 
-def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None = None) -> Choice | None:
+def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None = None) -> TunedValue | None:
     """
     Choose the value of a key for a family.
 
@@ -46,7 +46,7 @@ def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None
         own (`dict`, *optional*): The recipe of an arm: then of the runs that have its keys alone.
 
     Returns:
-        `Choice` or `None`: `None` until every run that tries a value has ended, or where none does.
+        `TunedValue` or `None`: `None` until every run that tries a value has ended, or where none does.
     """
 
     def other_keys(recipe: dict) -> dict:
@@ -65,17 +65,17 @@ def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None
         value = min(scores.index[scores <= STILL], default=scores.index.max())
     else:
         value = scores.index[scores >= scores.max() - TIE].max()
-    return Choice(block.name, family, key, block.tuned_by, scores.to_dict(), float(value))
+    return TunedValue(block.name, family, key, block.tuned_by, scores.to_dict(), float(value))
 
 
-def choices(matrix: Matrix, tables: Tables) -> list[Choice]:
+def choices(matrix: Matrix, tables: Tables) -> list[TunedValue]:
     """List all choices that have been made."""
     found = []
     for block in matrix.blocks:
         if not block.tunes:
             continue
         for family in block.families:
-            for key in KEYS:
+            for key in COEFFICIENTS:
                 choice = choose(block, family, key, tables)
                 if choice is not None:
                     found.append(choice)

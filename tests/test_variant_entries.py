@@ -49,6 +49,7 @@ def test_every_configuration_is_of_exactly_one_variant():
     off_or_on = ((0.0, 0.1), (0.0, 0.1), (0.0, 0.1), (False, True), (0.0, 0.5, 1.0), (False, True), (0, 4))
     for values in itertools.product(*off_or_on):
         args = SimpleNamespace(**dict(zip(rule, values, strict=True)))
+        args.anchored = args.beta != 0.0 or args.beta_old != 0.0 or args.beta_base != 0.0
         (name,) = [variant.name for variant in VARIANTS.values() if variant.when(args)]
         seen.add(name)
     assert seen == set(VARIANTS) == {name for name, _ in KEYS}

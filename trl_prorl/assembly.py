@@ -24,7 +24,7 @@ from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.head import add_frozen_head, cast_head_to_fp32
-from .scoring.lean_lora import lean
+from .scoring.lean_lora import use_lean_layers
 
 
 def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Acceleration:
@@ -59,7 +59,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
         add_frozen_head(policy.get_base_model(), trainer.temperature)
     acceleration = Acceleration.of(trainer, policy, padded)
     if may_pack_lora and acceleration.packs:
-        lean(policy)
+        use_lean_layers(policy)
     return acceleration
 
 

@@ -26,5 +26,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         raise ValueError(f"k={k} exceeds n={n} samples of a prompt; draw more samples or lower k.")
     if not 0 <= c <= n:
         raise ValueError(f"c={c} correct samples must lie between 0 and n={n}.")
-    n, c, k = int(n), int(c), int(k)  # of NumPy's integers, too, which do not hold a binomial
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+    # Python's integers: NumPy's do not hold a binomial.
+    samples = int(n)
+    wrong = samples - int(c)
+    return 1.0 - math.comb(wrong, int(k)) / math.comb(samples, int(k))

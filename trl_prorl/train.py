@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
 
-from .checkpoint.files import find_checkpoint, newest_complete
+from .checkpoint.files import find_checkpoint, find_newest_checkpoint
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .config import ProRLConfig
 from .embedded.gguf_base import is_gguf
@@ -215,7 +215,7 @@ def _begins_again(args: ProRLConfig, folders: RunFolders) -> bool:
             "model): there is nothing to resume. Choose another output_dir, with save_strategy: steps if the run "
             "is to go on later."
         ) from None
-    newest, unusable = newest_complete(args.output_dir, content=False)
+    newest, unusable = find_newest_checkpoint(args.output_dir, content=False)
     if newest is not None:
         return False
     # A run that was killed before its first row has left one of these.

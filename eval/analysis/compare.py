@@ -23,7 +23,7 @@ from trl_prorl.eval.analysis.statistics import (
     t_interval,
 )
 from trl_prorl.eval.run_folder.run import RecordedRun, require_passk
-from trl_prorl.record.provenance import evaluation_of
+from trl_prorl.record.provenance import describe_evaluation
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
@@ -219,7 +219,7 @@ def _check_pairs(pairs: list[tuple[Row, Row]], k: int | None) -> None:
             raise InputError(why)
         for run in (a.run, b.run):
             if k is GREEDY and not has_greedy(run):
-                how = evaluation_of(run.config, run.env, run.path)
+                how = describe_evaluation(run.config, run.env, run.path)
                 raise InputError(f"'{run.name}' has no greedy decoding in passk.json; {how} adds it")
         if k is not GREEDY and not 1 <= k <= a.run.passk["n"]:
             raise InputError(f"--k {k} must lie between 1 and the {a.run.passk['n']} samples of passk.json")

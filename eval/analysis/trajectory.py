@@ -14,6 +14,7 @@ from trl_prorl.eval.run_folder.run import RecordedRun, require_passk
 
 MIN_CHECKPOINTS = 3
 ERROR_RATE = 0.05
+TOLERANCE = 1e-12  # of the fit, relative; the default leaves an error that differs between processors
 RESAMPLES = 1000
 MIN_RESAMPLES = 39
 
@@ -162,7 +163,11 @@ def fit_saturation(steps, values, errors) -> SaturationFit:
     errors = errors[1:]
     guess = math.log(max(1 - p0, 1e-3) / max(1 - values[-1], 1e-3))
     # In units of the whole run, so that the rate is of order 1.
-    (rate,), _ = leastsq(lambda rate: (values - saturation(steps / length, rate, p0)) / errors, guess)
+
+    def weighted_residuals(rate):
+        return (values - saturation(steps / length, rate, p0)) / errors
+
+    (rate,), _ = leastsq(weighted_residuals, guess, ftol=TOLERANCE, xtol=TOLERANCE)
     alpha = float(rate / length)
     residuals = values - saturation(steps, alpha, p0)
     chi2 = float(np.sum((residuals / errors) ** 2))

@@ -29,7 +29,7 @@ from trl_prorl.eval.pages.table import (
     table_of,
 )
 from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.record.provenance import evaluation_of
+from trl_prorl.record.provenance import describe_evaluation
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
@@ -170,7 +170,7 @@ def missing_statements(runs: list[RecordedRun]) -> list[str]:
     names = ", ".join(f"`{run.name}`" for run in missing)
     can_be = [run for run in missing if run.can_be_evaluated]
     if not can_be:
-        how = evaluation_of(missing[0].config, missing[0].env, missing[0].path)
+        how = describe_evaluation(missing[0].config, missing[0].env, missing[0].path)
         return [f"Not evaluated on held-out prompts: {names}. {how} does it."]
     return [f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."]
 

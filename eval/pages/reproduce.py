@@ -4,7 +4,7 @@ import shlex
 
 from trl_prorl.eval.pages.document import Code, Section, Text
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, RecordedRun
-from trl_prorl.record.provenance import evaluation_of, plugin_options
+from trl_prorl.record.provenance import describe_evaluation, plugin_options
 
 
 def passk_command(runs: list[RecordedRun]) -> str:
@@ -54,5 +54,5 @@ def sections(runs: list[RecordedRun], command: str) -> list[Section]:
         "and seed. Then:"
     )
     own = [run for run in runs if not run.can_be_evaluated]
-    how_own = [Text(f"{evaluation_of(run.config, run.env, run.path)} evaluates `{run.name}`.") for run in own]
+    how_own = [Text(f"{describe_evaluation(run.config, run.env, run.path)} evaluates `{run.name}`.") for run in own]
     return [Section("How to reproduce", [how, *how_own, Code(f"{evaluation_commands(runs)}\n{command}".strip())])]

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from trl_prorl.errors import InputError
-from trl_prorl.record.provenance import evaluation_of
+from trl_prorl.record.provenance import describe_evaluation
 from trl_prorl.record.run_files import EVALUATION_KEYS
 from trl_prorl.variants import VARIANTS, describe_missing_reset
 
@@ -178,5 +178,7 @@ def require_passk(run: RecordedRun) -> dict:
         InputError: If the run was not evaluated, naming the command that does it.
     """
     if run.passk is None:
-        raise InputError(f"'{run.path / 'passk.json'}' is missing; run {evaluation_of(run.config, run.env, run.path)}")
+        raise InputError(
+            f"'{run.path / 'passk.json'}' is missing; run {describe_evaluation(run.config, run.env, run.path)}"
+        )
     return run.passk

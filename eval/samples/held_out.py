@@ -21,7 +21,7 @@ from trl_prorl.eval.samples.models import Point, checkpoint_points, identity, lo
 from trl_prorl.eval.samples.sampling import SamplingSettings, judge_completions, prepare_for_sampling, progress, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.record.provenance import evaluation_of, plugin_options
+from trl_prorl.record.provenance import describe_evaluation, plugin_options
 from trl_prorl.record.run_files import EVALUATION_KEYS
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
@@ -240,7 +240,7 @@ def check_run(run_dir: Path) -> dict:
         if "task" in missing:
             line += (
                 " (a task of `trl-prorl tasks list`, whose data they were); "
-                f"{evaluation_of(config, env, run_dir)} measures rewards and data of your own"
+                f"{describe_evaluation(config, env, run_dir)} measures rewards and data of your own"
             )
         raise InputError(line)
     config = with_local_paths(run_dir, config)
@@ -276,7 +276,7 @@ def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] 
     """
     config = check_run(run_dir)
     env = read_env(run_dir)
-    how = f"; {evaluation_of(config, env, run_dir)} has the run's own" if plugin_options(env) else ""
+    how = f"; {describe_evaluation(config, env, run_dir)} has the run's own" if plugin_options(env) else ""
     for name in (TaskName.of_run(config), *map(TaskName.parse, others)):
         try:
             name.make()

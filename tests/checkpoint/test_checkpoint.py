@@ -17,7 +17,7 @@ from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import Trainer, TrainerCallback
 
 from trl_prorl.checkpoint import files as on_disk
-from trl_prorl.checkpoint.files import find_checkpoint, newest_complete, sha256, why_unusable
+from trl_prorl.checkpoint.files import find_checkpoint, find_newest_checkpoint, sha256, why_unusable
 from trl_prorl.checkpoint.state import log_to_json
 from trl_prorl.errors import CheckpointError
 from trl_prorl.record.folders import RunFolders
@@ -46,7 +46,7 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
     # The newest is the highest number, and not the last word.
     checkpoint = write(tmp_path, 10)
     (tmp_path / "checkpoint-best").mkdir()
-    assert newest_complete(tmp_path) == (checkpoint, {})
+    assert find_newest_checkpoint(tmp_path) == (checkpoint, {})
     assert "save_only_model" in why_unusable(write(tmp_path, 11, resumable=False))  # weights alone
 
 
@@ -65,7 +65,7 @@ def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, 
     newer = write(tmp_path, 10)
     (tmp_path / "_incomplete-checkpoint-11").mkdir()
     harm(newer)
-    found, skipped = newest_complete(tmp_path)
+    found, skipped = find_newest_checkpoint(tmp_path)
     assert found == older
     assert set(skipped) == {"checkpoint-10", "_incomplete-checkpoint-11"}
     assert reason in skipped["checkpoint-10"]

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "soak"))
 
 from same_run import differences  # noqa: E402
 
-from trl_prorl.checkpoint.files import newest_complete  # noqa: E402
+from trl_prorl.checkpoint.files import find_newest_checkpoint  # noqa: E402
 
 
 def steps_done(out):
@@ -131,7 +131,7 @@ def test_a_killed_run_ends_as_one_that_was_never_touched(train, case):
     resume = None
     for kill in KILLS.get(case, IN_THE_MIDDLE):
         out = train("run", spec, KILLED, kill, resume=resume, hold_at_step=min(kill + 2, steps))
-        resume = newest_complete(out)[0] is not None
+        resume = find_newest_checkpoint(out)[0] is not None
     train("run", spec, resume=True)
     assert_same_run(out, control)
     events = read_events(control)
@@ -163,7 +163,7 @@ def test_two_processes_go_on_inside_a_generation_batch_and_at_its_end(train, cas
     control = train("control", spec)
     for kill, resume in ((4, None), (5, True)):
         out = train("run", spec, KILLED, resume=resume, kill_at_step=kill)
-        found = newest_complete(out)[0]
+        found = find_newest_checkpoint(out)[0]
         assert found.name == f"checkpoint-{kill - 1}"
         buffers = sorted(path.name for path in found.glob("buffer-*"))
         assert buffers == (["buffer-0.safetensors", "buffer-1.safetensors"] if kill == 4 else [])
@@ -184,7 +184,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(train):
     # Two saves: from the first call of the first to the last of the second.
     for number in [1, *range(5, calls, max(1, calls // 6)), calls - 1, calls]:
         out = train(f"killed{number}", spec, KILLED, kill_at_call=number)
-        checkpoint, skipped = newest_complete(out)
+        checkpoint, skipped = find_newest_checkpoint(out)
         step = int(checkpoint.name.split("-")[1]) if checkpoint else 0
         assert steps_done(out) in (2, 4)
         assert step >= steps_done(out) - 2
@@ -206,7 +206,7 @@ def test_a_disk_that_is_full_is_an_error_that_keeps_the_older_checkpoint(train, 
     assert "GiB are free" in message
     assert "newest checkpoint is checkpoint-2" in message
     assert [path.name for path in out.glob("*checkpoint*")] == ["checkpoint-2"]
-    assert newest_complete(out)[0] == out / "checkpoint-2"
+    assert find_newest_checkpoint(out)[0] == out / "checkpoint-2"
 
 
 FULL_IN_ONE = """
@@ -262,4 +262,4 @@ def test_a_disk_that_is_full_for_one_of_two_processes_ends_both_with_one_line(fo
     (line,) = error_lines(written)
     assert line.startswith(f"error: In process {rank}, {out / 'checkpoint-4'} could not be written")
     assert [path.name for path in out.glob("*checkpoint*")] == ["checkpoint-2"]
-    assert newest_complete(out)[0] == out / "checkpoint-2"
+    assert find_newest_checkpoint(out)[0] == out / "checkpoint-2"

@@ -13,7 +13,7 @@ from tiny_run import constant
 from transformers import TrainerCallback
 
 from tasks import get_task
-from trl_prorl.checkpoint.files import newest_complete
+from trl_prorl.checkpoint.files import find_newest_checkpoint
 from trl_prorl.errors import NonFiniteError, RewardError
 from trl_prorl.guards.entropy_watch import EntropyWatch
 from trl_prorl.guards.finite import all_finite, first_nonfinite
@@ -163,7 +163,7 @@ RECIPES = Path(__file__).parents[2] / "recipes" / "tiny" / "gamed"
 FILES = ("events.jsonl", "metrics.jsonl")
 
 
-def fired(series, gap=0.2):
+def find_events(series, gap=0.2):
     """The places of a series of (gold, reward) at which a guard fires."""
     guard = GuardGap(gap, "event", request=None)
     return [place for place, values in enumerate(series) if guard.observe(*values) is not None]
@@ -186,7 +186,7 @@ RISE = [(0.5, 0.5)] * WINDOW
     ],
 )
 def test_it_fires_when_gold_falls_and_the_reward_does_not(after, places):
-    assert fired(RISE + after) == places
+    assert find_events(RISE + after) == places
 
 
 def test_its_memory_goes_on_in_another_process():
@@ -196,7 +196,7 @@ def test_its_memory_goes_on_in_another_process():
         before = [first.observe(*values) is not None for values in series[:cut]]
         second.load_state_dict(json.loads(json.dumps(first.state_dict())), {})
         after = [second.observe(*values) is not None for values in series[cut:]]
-        assert [place for place, at in enumerate(before + after) if at] == fired(series)
+        assert [place for place, at in enumerate(before + after) if at] == find_events(series)
 
 
 def test_gold_is_the_share_that_the_verifier_accepts(run):
@@ -269,4 +269,4 @@ def test_it_is_an_event_and_may_stop_the_run(run):
         assert event["value"] < 100.0
         assert event["action"] == ("stop" if stop else "log")
         if stop:
-            assert newest_complete(trainer.args.output_dir)[0].name == "checkpoint-3"
+            assert find_newest_checkpoint(trainer.args.output_dir)[0].name == "checkpoint-3"

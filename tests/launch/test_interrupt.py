@@ -12,7 +12,7 @@ import pytest
 from transformers import TrainerCallback
 
 from eval.command import command
-from trl_prorl.checkpoint.files import newest_complete
+from trl_prorl.checkpoint.files import find_newest_checkpoint
 from trl_prorl.demo import DemoRun, train
 from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_a_script_keeps, what_is_kept
 
@@ -55,11 +55,11 @@ def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_pat
     log = tmp_path / "log"
     order = {"ranks": ranks} if ranks else {}
     process = forks.start(run=str(RECIPE), argv=arguments(tiny_model, out, save_steps=2), log=str(log), **order)
-    wait_for(lambda: newest_complete(out, content=False)[0] is not None, process)
+    wait_for(lambda: find_newest_checkpoint(out, content=False)[0] is not None, process)
     (os.killpg if ranks else os.kill)(process, signal.SIGINT)
     assert forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
-    checkpoint, _ = newest_complete(out)
+    checkpoint, _ = find_newest_checkpoint(out)
     cure = "Go on with the same command and --resume_from_checkpoint True."
     assert line == f"interrupted: {checkpoint} and the record up to it are kept. {cure}"
     assert not (out / "run.lock").exists()
@@ -246,7 +246,7 @@ def test_under_the_launcher_our_line_is_there_too(tmp_path, tiny_model):
         command = [*launcher, str(RECIPE), *arguments(tiny_model, out, save_steps=2)]
         process = popen(command, stdout=file, stderr=file, start_new_session=True)
         try:
-            wait_for(lambda: process.poll() is not None or newest_complete(out, content=False)[0], process.pid)
+            wait_for(lambda: process.poll() is not None or find_newest_checkpoint(out, content=False)[0], process.pid)
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(timeout=120) != 0
         finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trl_prorl.record.provenance import evaluation_of, plugin_options, spell_command
+from trl_prorl.record.provenance import describe_evaluation, plugin_options, spell_command
 
 
 OWN = """
@@ -207,6 +207,6 @@ def test_what_evaluates_a_run():
     env = {"command": "trl-prorl train x --plugin own.py --plugin='my task.py' --task roman"}
     assert plugin_options(env) == " --plugin own.py --plugin='my task.py'"
     recipe = {"model_name_or_path": "m", "task": "roman"}
-    assert evaluation_of(recipe, env, "a b").startswith("`trl-prorl passk --plugin own.py --plugin=")
-    assert "--run 'a b'" in evaluation_of(recipe, env, "a b")
-    assert "`python my_script.py`" in evaluation_of({}, {"command": "python my_script.py"}, "run")
+    assert describe_evaluation(recipe, env, "a b").startswith("`trl-prorl passk --plugin own.py --plugin=")
+    assert "--run 'a b'" in describe_evaluation(recipe, env, "a b")
+    assert "`python my_script.py`" in describe_evaluation({}, {"command": "python my_script.py"}, "run")

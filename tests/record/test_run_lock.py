@@ -164,7 +164,7 @@ def test_two_ranks_are_one_run_and_say_one_line(forks, tiny_model, tmp_path):
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(tmp_path / "run"), "--train_rows", "64"]
     log = tmp_path / "log"
     recipe = ROOT / "recipes" / "grpo_variantA.py"
-    forks.start(run=str(recipe), argv=arguments, log=str(log), ranks=2)
+    forks.start(run=str(recipe), argv=arguments, log=str(log), ranks=2, patient=True)
     assert forks.status() == 2
     lock.let_go()
     (line,) = error_lines(log.read_text())

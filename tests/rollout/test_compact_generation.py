@@ -30,7 +30,7 @@ from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packed, packs_bf16, why_not_merged
 from trl_prorl.rollout.thinking import make_interrupted_rollout
-from trl_prorl.scoring.packing_probe import evaluating
+from trl_prorl.scoring.packing_probe import evaluation_mode
 
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]
@@ -490,7 +490,7 @@ def not_the_policy_s(trainer):
     def counted(prompts, *args, **kwargs):
         completions, logps = sampling(prompts, *args, **kwargs)
         wrong = 0
-        with torch.no_grad(), evaluating(policy):
+        with torch.no_grad(), evaluation_mode(policy):
             for prompt, completion in zip(prompts, completions, strict=True):
                 logits = policy(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
                 wrong += int((logits.argmax(-1) != torch.tensor(completion)).sum())
@@ -576,7 +576,7 @@ def test_a_new_training_forgets_that_the_last_went_on_unmerged(make_trainer):
     assert generation.row(1, {"mean_abs_dlogp_sampler": 1.0}) is None  # the policy itself comes first
     assert generation.row(2, {"mean_abs_dlogp_sampler": 0.5})["reason"] == "copy_off_policy"
     assert generation.copy is None
-    assert generation.merged.startswith("off: the copy was 1 nats")
+    assert str(generation.merged).startswith("off: the copy was 1 nats")
     generation.load_state_dict(generation.state_dict(), {})
     assert generation.copy is None
     trainer.train()

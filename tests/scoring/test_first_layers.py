@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from trl_prorl.scoring.first_layers import first_layers, tried_on_first_layers
+from trl_prorl.scoring.first_layers import first_layers, try_first_layers
 
 
 LAYERS = 6
@@ -146,13 +146,13 @@ def test_a_complaint_about_the_first_layers_alone_does_not_count():
         lengths.append(len(model.model.layers))
         return "it is wrong." if len(model.model.layers) in wrong else None
 
-    assert tried_on_first_layers(model, partial(complain_if, (2,))) is None
+    assert try_first_layers(model, partial(complain_if, (2,))) is None
     assert lengths == [2, 6]
     lengths.clear()
-    assert tried_on_first_layers(model, partial(complain_if, (2, 6))) == "it is wrong."
+    assert try_first_layers(model, partial(complain_if, (2, 6))) == "it is wrong."
     assert lengths == [2, 6]
     lengths.clear()
-    assert tried_on_first_layers(model, partial(complain_if, ())) is None
+    assert try_first_layers(model, partial(complain_if, ())) is None
     assert lengths == [2]
 
 

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from trl_prorl.scoring import gradient_probe
 from trl_prorl.scoring.gradient_probe import first_difference, last_of_each_kind, probe_gradients
-from trl_prorl.scoring.lean_lora import Adapted, leaned
+from trl_prorl.scoring.lean_lora import Adapted, lean_layers
 from trl_prorl.scoring.packing import packed_logps
 
 
@@ -46,7 +46,7 @@ def probed(model, precision="fp32", packed=packed_logps):
         model.to(torch.bfloat16)
 
     def as_it_runs(*rows):
-        with leaned(model):
+        with lean_layers(model):
             return packed(model, *rows, autocast=autocast)[0]
 
     return probe_gradients(

@@ -16,7 +16,7 @@ from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_prorl.scoring.head import FrozenHead, add_frozen_head
-from trl_prorl.scoring.lean_lora import LeanLinear, lean
+from trl_prorl.scoring.lean_lora import LeanLinear, use_lean_layers
 from trl_prorl.scoring.packing import packed_logps
 
 
@@ -223,7 +223,7 @@ def test_values_and_gradients_are_pefts(bias, trained):
     for name, param in model.base_model.model[0].base_layer.named_parameters():
         param.requires_grad_(name in trained)
     other = copy.deepcopy(model)
-    lean(other)
+    use_lean_layers(other)
     assert {type(layer) for layer in other.modules()} & {Linear, LeanLinear} == {LeanLinear}
     for theirs, mine in zip(results(model, False), results(other, False), strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-6)
@@ -234,7 +234,7 @@ def test_under_autocast_it_errs_no_more_than_peft(dtype):
     model = layer_of(True, dtype)
     exact = copy.deepcopy(model).float()
     other = copy.deepcopy(model)
-    lean(other)
+    use_lean_layers(other)
     for true, theirs, mine in zip(results(exact, False), results(model, True), results(other, True), strict=True):
         assert (mine - true).norm() <= 1.1 * (theirs - true).norm()
 
@@ -248,7 +248,7 @@ def test_other_calls_are_pefts_to_the_bit(way):
     if way == "merged":
         model.merge_adapter()
     other = copy.deepcopy(model)
-    lean(other)
+    use_lean_layers(other)
     states = torch.ones(3, 24, dtype=torch.bfloat16 if "bf16" in way else torch.float32)
     found = []
     for each in (model, other):
@@ -266,5 +266,5 @@ def test_layers_that_are_left_alone(case):
         base.forward = base.forward
     if case == "hook":
         base.register_forward_hook(lambda *given: None)
-    lean(model)
+    use_lean_layers(model)
     assert not any(isinstance(layer, LeanLinear) for layer in model.modules())

@@ -217,7 +217,7 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     return None
 
 
-def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
+def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
     """
     Find the newest checkpoint that a run can be resumed from, by [`why_unusable`].
 
@@ -252,7 +252,7 @@ def find_checkpoint(
         `ValueError`: There is none, or it cannot be resumed from.
     """
     if resume_from is True or str(resume_from).lower() == "true":
-        found, skipped = newest_complete(output_dir, content)
+        found, skipped = find_newest_checkpoint(output_dir, content)
         if found is None:
             listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
             cure = "Start the run again in another output_dir" if skipped else "Leave it out to begin a run there"

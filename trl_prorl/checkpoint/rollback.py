@@ -23,7 +23,7 @@ import pandas as pd
 
 from ..errors import RunError
 from ..guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
-from ..parts import Part, fired
+from ..parts import Part, make_event
 from ..record.checkpoint_names import CHECKPOINT, steps_of
 from ..record.keys import ROLLBACK
 from ..record.meter import EVENTS_FILE
@@ -112,7 +112,7 @@ class Rollback(Part):
         share = end_by_best(rewards)
         if share is None or share >= COLLAPSE_SHARE:
             return None
-        event = fired("collapse", step, step, "the reward is below half of its best", share, COLLAPSE_SHARE)
+        event = make_event("collapse", step, step, "the reward is below half of its best", share, COLLAPSE_SHARE)
         best = int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())
         return {**event, "action": "stop", "last_good": self._steps[best]}
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ..parts import Part, fired
+from ..parts import Part, make_event
 
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class EntropyWatch(Part):
         logger.warning("Entropy collapse at step %d: %.4g nats per token, below %.4g.", step, entropy, self.floor)
         reason = f"entropy below entropy_floor for {self.patience} steps"
         return {
-            **fired("entropy_collapse", step, step, reason, entropy, self.floor),
+            **make_event("entropy_collapse", step, step, reason, entropy, self.floor),
             "action": "stop" if self.stop else "log",
             "last_good": max(0, step - self.patience),
         }

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..parts import Part, fired
+from ..parts import Part, make_event
 from ..resets.triggers import Reason
 
 
@@ -59,7 +59,7 @@ class GuardGap(Part):
         if self.action == "reset":
             self.request(Reason("guard_gap", value=fall, threshold=self.gap, step=step))
         return {
-            **fired("guard_gap", step, step, "the reward rose while gold fell", fall, self.gap),
+            **make_event("guard_gap", step, step, "the reward rose while gold fell", fall, self.gap),
             "action": self.action,
             "last_good": self._best_step,
         }

@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from ..files import replaced
 from ..record import run_files
 from ..record.base_model import BaseModel, identify, is_hub_name
-from ..record.provenance import evaluation_of, plugin_options, remove_secrets
+from ..record.provenance import describe_evaluation, plugin_options, remove_secrets
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, RESETS
 from ..record.run_id import RUN_ID, is_of_other_run
 from ..record.shapes import Shape, optional, table, text
@@ -197,7 +197,7 @@ def model_card(
         adapter=adapter,
         source=repo or str(weights_dir or folder),
         variant_meaning=_variant_meaning(record),
-        evaluation=evaluation_of(record.config, record.env, run_dir),
+        evaluation=describe_evaluation(record.config, record.env, run_dir),
         plugins=plugin_options(record.env),
         passk_rows=_passk_rows,
         recipe=yaml.safe_dump(record.config, sort_keys=True).strip(),

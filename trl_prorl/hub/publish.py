@@ -69,7 +69,8 @@ def files_to_push(
     Raises:
         `ValueError`: There is no model, or no adapter `ref` although it shall be pushed.
     """
-    model_dir, run_dir = Path(model_dir), Path(run_dir)
+    model_dir = Path(model_dir)
+    run_dir = Path(run_dir)
     files: dict[str, Content] = _matching(model_dir, MODEL_FILES)
     if not any(name.endswith(".safetensors") for name in files):
         raise ValueError(

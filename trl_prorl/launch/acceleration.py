@@ -11,9 +11,9 @@ from accelerate.utils import gather_object
 from ..choice import Choice
 from ..rollout.compact_probe import probe as probe_generation
 from ..rollout.generation import complete_config, why_not_compact
-from ..scoring.first_layers import tried_on_first_layers
+from ..scoring.first_layers import try_first_layers
 from ..scoring.gradient_probe import probe_gradients
-from ..scoring.lean_lora import leaned
+from ..scoring.lean_lora import lean_layers
 from ..scoring.packing import packed_logps, why_not
 from ..scoring.packing_probe import probe as probe_packing
 from .checks import check_prompts_fit
@@ -169,7 +169,7 @@ def try_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Te
     accelerator = trainer.accelerator
 
     def packed(*rows):
-        with leaned(policy):  # as the run will compute, if it packs
+        with lean_layers(policy):  # as the run will compute, if it packs
             return packed_logps(policy, *rows, autocast=accelerator.autocast)[0]
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
@@ -178,7 +178,7 @@ def try_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Te
     def trial() -> str | None:
         return probe_packing(*arguments) or probe_gradients(*arguments)
 
-    return first_of_all_processes(tried_on_first_layers(policy, trial))
+    return first_of_all_processes(try_first_layers(policy, trial))
 
 
 def choose_generation(trainer, policy: torch.nn.Module) -> Choice:
@@ -201,7 +201,7 @@ def choose_generation(trainer, policy: torch.nn.Module) -> Choice:
         if objection is not None:
             return objection
         trial = partial(probe_generation, policy, vocabulary(policy))
-        return first_of_all_processes(tried_on_first_layers(policy, trial))
+        return first_of_all_processes(try_first_layers(policy, trial))
 
     return choose(trainer, "compact_generation", find_objection)
 

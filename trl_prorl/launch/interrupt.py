@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ..checkpoint.files import newest_complete
+from ..checkpoint.files import find_newest_checkpoint
 from ..interrupt import (  # noqa: F401  which commands import from here
     INTERRUPTED,
     NOTHING_BEGUN,
@@ -30,7 +30,7 @@ def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None 
         begun (`bool`): Whether this process began a step.
         model (`Path`, *optional*): A file of the model, if the run had come to its end.
     """
-    checkpoint, _ = newest_complete(output_dir, content=False)
+    checkpoint, _ = find_newest_checkpoint(output_dir, content=False)
     if checkpoint is not None:
         return f"{checkpoint} and the record up to it are kept. {BY_COMMAND}."
     if model:
@@ -45,7 +45,7 @@ def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None 
 
 def what_a_script_keeps(output_dir: str | os.PathLike, begun: bool) -> str:
     """Describe what an interrupted script of a user's has left behind; see [`what_is_kept`]."""
-    checkpoint, _ = newest_complete(output_dir, content=False)
+    checkpoint, _ = find_newest_checkpoint(output_dir, content=False)
     if checkpoint is not None:
         return f"{checkpoint} and the record up to it are kept. {BY_SCRIPT}."
     if begun:

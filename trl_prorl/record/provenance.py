@@ -196,7 +196,7 @@ def plugin_options(env: dict[str, Any]) -> str:
     return "".join(f" {found}" for found in re.findall(r"--plugin[ =](?:'[^']*'|\S+)", env.get("command") or ""))
 
 
-def evaluation_of(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
+def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
     """Say what evaluates a run: a command, or the function for a script with its own rewards and data."""
     if all(config.get(key) for key in EVALUATION_KEYS):
         return f"`trl-prorl passk{plugin_options(env)} --run {shlex.quote(str(run_dir))}`"

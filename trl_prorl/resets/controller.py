@@ -6,7 +6,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from ..descriptor import switched_on
-from ..parts import Part, fired
+from ..parts import Part, make_event
 from .callbacks import ReferenceResetCallback
 from .learning_rate import Rewarmup, restart_schedule, snapshot_schedule
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
@@ -143,7 +143,7 @@ class Resets(Part):
         first = requests[0]
         reason = "+".join(dict.fromkeys(request.reason for request in requests))
         event = {
-            **fired("reset", first.step, step, reason, first.value, first.threshold),
+            **make_event("reset", first.step, step, reason, first.value, first.threshold),
             **restarted,
             "requests": [request.to_dict() for request in requests],
             "ref_reset_mix": args.ref_reset_mix,

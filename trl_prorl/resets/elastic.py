@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ..parts import Part, fired
+from ..parts import Part, make_event
 
 
 ELASTIC_FILE = "elastic.safetensors"
@@ -107,7 +107,7 @@ class ElasticResets(Part):
             return None
         with self.timer.span("reset") as copy:
             self.average.reset()
-        event = fired("elastic_reset", requested, step, "periodic", requested, self.every)
+        event = make_event("elastic_reset", requested, step, "periodic", requested, self.every)
         return {**event, "seconds_copy": copy.seconds, "world_size": self.processes}
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from ..scoring.packing_probe import evaluating, on_gpu, tokens
+from ..scoring.packing_probe import evaluation_mode, on_gpu, tokens
 from .compact import compact_sample, contiguous_states, pad_left, why_not_select
 
 
@@ -58,7 +58,7 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     }
     config = GenerationConfig(**settings)
     drawing = torch.random.fork_rng(devices=on_gpu(device))
-    with torch.no_grad(), drawing, evaluating(model), contiguous_states(model):
+    with torch.no_grad(), drawing, evaluation_mode(model), contiguous_states(model):
         try:
             with_scores = GenerationConfig(**config.to_diff_dict(), return_dict_in_generate=True, output_scores=True)
             theirs = model.generate(

@@ -15,8 +15,8 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
 from ..choice import Choice
-from ..parts import Part, fired
-from ..scoring.first_layers import tried_on_first_layers
+from ..parts import Part, make_event
+from ..scoring.first_layers import try_first_layers
 from .compact import compact_sample, contiguous_states, cut_at_end, find_distinct, pad_left
 from .merged_copy import MergedCopy, why_not_merged
 
@@ -83,7 +83,7 @@ class CompactGeneration(Part):
     may_join = True  # "auto" may find possible here what was not where the run began
 
     def __init__(self, policy: torch.nn.Module, temperature: float, autocasts: bool = False):
-        reason = tried_on_first_layers(policy, partial(why_not_merged, policy))
+        reason = try_first_layers(policy, partial(why_not_merged, policy))
         self.merged = Choice.unless(reason)
         self._mergeable = policy if reason is None else None
         self.measures = False
@@ -169,7 +169,7 @@ class CompactGeneration(Part):
         if of_copy <= self._bound:
             return None
         self._unmerge(f"the copy was {of_copy:.2g} nats a token off the policy, which is {difference:.2g} off itself")
-        return fired("unmerged_generation", step, step, "copy_off_policy", of_copy, self._bound)
+        return make_event("unmerged_generation", step, step, "copy_off_policy", of_copy, self._bound)
 
     def _unmerge(self, reason: str) -> None:
         self.copy = None

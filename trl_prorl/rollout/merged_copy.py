@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from ..scoring.packing_probe import evaluating, tokens
+from ..scoring.packing_probe import evaluation_mode, tokens
 
 
 ROWS = 8  # of an input, for which oneDNN chooses the order; it serves any number
@@ -278,7 +278,7 @@ def _difference(policy: PeftModel, merged: MergedCopy) -> float:
     vocabulary = policy.get_input_embeddings().weight.shape[0]
     ids = tokens(LENGTH, vocabulary)[None].to(next(policy.parameters()).device)
     merged.refresh()
-    with evaluating(policy), evaluating(merged.model):
+    with evaluation_mode(policy), evaluation_mode(merged.model):
         logps = policy(input_ids=ids).logits.float().log_softmax(-1)
         logps_of_copy = merged.model(input_ids=ids).logits.float().log_softmax(-1)
     return (logps - logps_of_copy).abs().mean().item()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from accelerate.utils import set_seed
 
-from .packing_probe import evaluating
+from .packing_probe import evaluation_mode
 
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def check_randomness(
         return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits.float()
 
     try:
-        with torch.random.fork_rng(), autocast or nullcontext(), evaluating(model):
+        with torch.random.fork_rng(), autocast or nullcontext(), evaluation_mode(model):
             model.train()
             first = logits(0)
             drawn = drew_numbers(seed=0, device=device)

@@ -18,7 +18,7 @@ LEAST = 2  # a layer that reads embeddings, and one that reads the output of ano
 PLACES = ("layer_idx", "layer_id", "layer_number", "block_idx", "target_name")
 
 
-def tried_on_first_layers(model: torch.nn.Module, trial: Callable[[], str | None]) -> str | None:
+def try_first_layers(model: torch.nn.Module, trial: Callable[[], str | None]) -> str | None:
     """
     Try a model by its first layers, and by all of them where that finds something.
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .packing_probe import Score, coarsest_unit, evaluating, first_line, on_gpu, tokens
+from .packing_probe import Score, coarsest_unit, evaluation_mode, first_line, on_gpu, tokens
 
 
 # One prompt with two completions, each token of which the model computes once in a packed row.
@@ -50,7 +50,7 @@ def probe_gradients(
     with (
         torch.enable_grad(),
         torch.random.fork_rng(devices=on_gpu(device)),
-        evaluating(model),
+        evaluation_mode(model),
         fill_zeros(params),
     ):
         try:

@@ -84,7 +84,7 @@ def plain_layers(policy: nn.Module) -> Iterable[Linear]:
             yield layer
 
 
-def lean(policy: nn.Module) -> list[Linear]:
+def use_lean_layers(policy: nn.Module) -> list[Linear]:
     """
     Let the plain LoRA layers of a model on a CPU compute so, in place; values change by rounding. Returns the layers
     that were changed.
@@ -96,9 +96,9 @@ def lean(policy: nn.Module) -> list[Linear]:
 
 
 @contextmanager
-def leaned(policy: nn.Module) -> Iterator[None]:
+def lean_layers(policy: nn.Module) -> Iterator[None]:
     """Use lean layers while this lasts; they are PEFT's again afterwards."""
-    layers = lean(policy)
+    layers = use_lean_layers(policy)
     try:
         yield
     finally:

@@ -49,10 +49,11 @@ def probe(
     """
     device = next(model.parameters()).device
     name = type(model).__name__
-    with torch.no_grad(), torch.random.fork_rng(devices=on_gpu(device)), evaluating(model):
+    with torch.no_grad(), torch.random.fork_rng(devices=on_gpu(device)), evaluation_mode(model):
         try:
             ids, mask, keep = unequal_rows(vocabulary)
-            ids, mask = ids.to(device), mask.to(device)
+            ids = ids.to(device)
+            mask = mask.to(device)
             scored = mask[:, -keep:] == 1
             as_padded = padded(ids, mask, keep)[scored]
             changes = rms(packed(ids, mask, keep)[scored] - as_padded)
@@ -133,7 +134,7 @@ def on_gpu(device: torch.device) -> list[torch.device]:
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Put every module into evaluation mode, and restore each module's mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

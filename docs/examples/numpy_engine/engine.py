@@ -234,7 +234,10 @@ def read_tensors(folder, schema):
 
 def write_tensors(folder, schema, values, tensors, dtypes):
     """Write a schema in the plain form: the tensors first, the sidecar last."""
-    folder, header, data, entries = Path(folder), {}, [], []
+    folder = Path(folder)
+    header = {}
+    data = []
+    entries = []
     place = f"{schema}.safetensors"
     begin = 0
     for name, value in tensors.items():

@@ -108,14 +108,17 @@ def objective(logps: np.ndarray, batch: Batch, setting: Setting) -> tuple[float,
         if setting.loss == "clipped":
             beyond = np.where(advantages > 0.0, ratio > 1.0 + setting.epsilon, ratio < 1.0 - setting.epsilon)
             bounded = ratio.clip(1.0 - setting.epsilon, 1.0 + setting.epsilon)
-            per_token, slope = np.where(beyond, -advantages * bounded, per_token), np.where(beyond, 0.0, slope)
+            per_token = np.where(beyond, -advantages * bounded, per_token)
+            slope = np.where(beyond, 0.0, slope)
     if setting.beta != 0.0:
         log_ratio = chosen - batch.anchor
         k3 = np.exp(-log_ratio) - 1.0 + log_ratio
         k3_slope = 1.0 - np.exp(-log_ratio)
         if setting.bias_correction:
-            k3, k3_slope = ratio * k3, ratio * (k3 + k3_slope)
-        per_token, slope = per_token + setting.beta * k3, slope + setting.beta * k3_slope
+            k3_slope = ratio * (k3 + k3_slope)
+            k3 = ratio * k3
+        per_token = per_token + setting.beta * k3
+        slope = slope + setting.beta * k3_slope
     # Each response counts by its weight, each of its tokens equally.
     share = batch.weights[..., None] / chosen.shape[-1]
     on_logps = np.zeros_like(logps)
