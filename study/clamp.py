@@ -23,7 +23,7 @@ PANELS = {"gold": "right: gold", "entropy": "entropy, nats a token"}
 
 class Fit(NamedTuple):
     """
-    Where gold of a run would end, from 0 to 1, and the steps to half of the gain; NaN where the run does not tell.
+    Holds where gold of a run would end, from 0 to 1, and the steps to half of the gain; NaN where the run does not tell.
     """
 
     asymptote: float

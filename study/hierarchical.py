@@ -119,7 +119,7 @@ class Contrast:
 
     @property
     def estimate(self) -> Estimate:
-        """With its 95 % interval, value ± t · error."""
+        """The estimate with its 95 % interval, value ± t · error."""
         half = math.nan
         if self.freedom > 0:
             half = self.error * float(stats.t.ppf((1 + LEVEL) / 2, self.freedom))

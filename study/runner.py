@@ -167,7 +167,7 @@ def ended_at_nonfinite(folder: Path) -> bool:
 
 
 class RunFiles:
-    """Where a run lies on the disk; those on one base lie side by side, and share its samples."""
+    """Names the folders of a run. Runs on one base lie side by side, and share its samples."""
 
     def __init__(self, place: Path, key: RunKey):
         self.folder = place / f"{key.family}-base{key.base_seed}" / f"{key.arm}-seed{key.seed}-{key.steps}"

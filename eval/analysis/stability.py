@@ -37,7 +37,9 @@ def running_mean(values: pd.Series) -> pd.Series:
 
 def running_median_of_positive(values: pd.Series) -> pd.Series:
     """
-    For a KL. The k3 mean is heavy-tailed, one token can lift a step by orders of magnitude, and in the first pass over
+    Return the running median of the positive values, for a KL.
+
+    The k3 mean is heavy-tailed: one token can lift a step by orders of magnitude, and in the first pass over
     a batch the KL to pi_old is 0 by construction; a running mean would show little else.
     """
     return values[values > 0].rolling(SMOOTHING_STEPS, min_periods=1).median()

@@ -232,7 +232,7 @@ def mark_events(axes, arms: list[ReportArm]) -> None:
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:
-    """Where a KL axis turns linear: the smallest positive values, because the KL is exactly 0 after a reset."""
+    """Return where a KL axis turns linear: at the smallest positive values, because a reset makes the KL exactly 0."""
     positive = [values[values > 0] for values in series]
     smallest = [values.quantile(0.05) for values in positive if len(values)]
     return max(min(smallest, default=1e-6), 1e-12)

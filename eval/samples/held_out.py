@@ -68,7 +68,7 @@ class HeldOut:
 
     def store(self, point: Point, sampling: SamplingSettings) -> SampleStore:
         """
-        Where the samples of a model are; those of a neighbouring run are taken over if they are the same model's.
+        Open the store of a model's samples. Those of a neighbouring run are taken over if the model is the same.
         """
         settings = {
             "model": self._identity(point),
