@@ -23,7 +23,9 @@ PANELS = {"gold": "right: gold", "entropy": "entropy, nats a token"}
 
 class Fit(NamedTuple):
     """
-    Holds where gold of a run would end, from 0 to 1, and the steps to half of the gain; NaN where the run does not tell.
+    Holds where gold of a run would end, from 0 to 1, and the steps to half of the gain.
+
+    Both are NaN where the run does not tell.
     """
 
     asymptote: float

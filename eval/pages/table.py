@@ -88,8 +88,8 @@ class Table:
 
     def to_rich(self, narrow: bool = False) -> RichTable:
         """
-        Make the table for the terminal. With `narrow` it fits 80 columns: it has no frame, everything stands to the right,
-        and only the first column folds.
+        Make the table for the terminal. With `narrow` it fits 80 columns: no frame, everything to the right, and only
+        the first column folds.
         """
         caption = escape(visible(" ".join(self.notes))) or None
         table = RichTable(title=escape(visible(self.title)), caption=caption, caption_justify="left")
