@@ -191,7 +191,8 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
         ("events.jsonl", b'{"event": "reset"}\n', "events.jsonl' line 1: it has no 'step_applied'"),
         ("config.yaml", b"a: &a {b: *a}", "config.yaml' is not YAML"),
         ("config.yaml", b"a: [", "config.yaml' is not YAML"),
-        ("config.yaml", b"a: " + b"[" * 100_000, "config.yaml' is not YAML (maximum recursion depth exceeded"),
+        # Python stops at the depth of its stack, newer versions of libyaml before that.
+        ("config.yaml", b"a: " + b"[" * 100_000, "config.yaml' is not YAML ("),
         ("config.yaml", b"output_dir: 5", "config.yaml': output_dir is 5; text is needed"),
         ("config.yaml", b"- a list", "config.yaml' holds a list; it must be a flat mapping"),
         ("config.yaml", None, "config.yaml' is missing"),
