@@ -28,6 +28,14 @@ GROUPS = (4, 8, 16, 32, 64)
 FEW = 4  # prompts of a task or level that say nothing of it
 SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
 GAMED = "watch gold (guard_gap: 0.1), and keep the policy near its base ({}; study/README.md)"
+PAYS_WRONG = "groups that pay a wrong answer like a right one"
+NEEDED_KL = "KL to the base that right answers need"
+UNSEEN = "not measured: no verifier"
+JUDGED = (
+    "give the reward function an attribute verifier, or pass task=. Where only a judge, a rubric or a reward model can "
+    "tell, nothing here and no guard_gap sees that it is gamed: keep a KL to the base (beta with kl_target), read "
+    "samples, and evaluate with another judge"
+)
 ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
 NEVER = 0.9  # share of completions cut at which the end token may be at fault
 EXAMPLE_LENGTH = 60  # characters
@@ -180,6 +188,7 @@ def signal_findings(found: Rollouts, max_completion_length: int | None, gold_len
         verifier_finding(found),
         *needed_kl_findings(found),
         *disagreement_findings(found),
+        *paid_findings(found),
         cut_finding(found, max_completion_length, gold_length),
         *unanswered_findings(found),
     ]
@@ -276,9 +285,7 @@ def verifier_finding(found: Rollouts) -> Finding:
     values = {"verifier": found.source}
     if found.source != FULL_REWARD:
         return Finding(what, found.source, values=values)
-    then = GAMED.format("beta: 0.3")
-    change = f"give the reward function an attribute verifier, or pass task=; then {then} if the reward can be gamed"
-    return Finding(what, "none", change, LOOK, values)
+    return Finding(what, "none", JUDGED, LOOK, values)
 
 
 def needed_kl(found: Rollouts) -> float:
@@ -297,15 +304,17 @@ def needed_kl(found: Rollouts) -> float:
 
 
 def needed_kl_findings(found: Rollouts) -> list[Finding]:
-    """Return the KL that right answers need, where a verifier says which are right."""
+    """Return the KL that right answers need; a number only where a verifier says which are right."""
     if found.source == FULL_REWARD:
-        return []
+        return [Finding(NEEDED_KL, UNSEEN)]
     needed = needed_kl(found)
-    return [Finding("KL to the base that right answers need", f"{needed:.2g} nats a token", values={"kl": needed})]
+    return [Finding(NEEDED_KL, f"{needed:.2g} nats a token", values={"kl": needed})]
 
 
 def disagreement_findings(found: Rollouts) -> list[Finding]:
-    """Groups in which a wrong completion got as much reward as a right one."""
+    """Groups in which a wrong completion got as much reward as a right one; a number only where a verifier tells."""
+    if found.source == FULL_REWARD:
+        return [Finding(PAYS_WRONG, UNSEEN)]
     mixed = 0
     wrong = 0
     for verdicts, rewards in zip(found.groups(found.correct), found.groups(found.rewards), strict=True):
@@ -314,11 +323,25 @@ def disagreement_findings(found: Rollouts) -> list[Finding]:
         if right and others:
             mixed += 1
             wrong += min(right) <= max(others)
-    if not mixed or found.source == FULL_REWARD:
+    if not mixed:
         return []
-    cure = f"the reward can be gamed: mend it, or {GAMED.format(f'beta: 0.3, kl_target: {needed_kl(found):.2g}')}"
-    what = "groups that pay a wrong answer like a right one"
-    return [make_finding(what, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
+    keys = f"kl_target: {needed_kl(found):.2g} with beta: 0.1 to begin with"
+    cure = f"the reward can be gamed: mend it, or {GAMED.format(keys)}"
+    return [make_finding(PAYS_WRONG, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
+
+
+def paid_findings(found: Rollouts) -> list[Finding]:
+    """
+    Return the share of right answers among those that get the highest reward. A policy that only learns to be paid,
+    and stays near its base, ends about there: see the study.
+    """
+    if found.source == FULL_REWARD or not rewards_differ(found.rewards):
+        return []
+    highest = max(without_nan(found.rewards))
+    paid = [right for right, reward in zip(found.correct, found.rewards, strict=True) if reward >= highest - SAME]
+    share = rate(paid)
+    number = f"{percent(share)} of {len(paid)}"
+    return [Finding("right among answers paid in full", number, values={"right_among_paid": share, "paid": len(paid)})]
 
 
 def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:

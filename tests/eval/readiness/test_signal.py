@@ -42,6 +42,7 @@ CUT = "completions cut"
 PAY = "groups that pay"
 VERIFIER = "verifier beside"
 NEEDED = "KL to the base"
+PAID = "right among"
 NEVER = [0] * 80
 ALWAYS = [1] * 80
 MIXED = [1, 0, 0, 1] * 5
@@ -80,9 +81,16 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
         (rollouts(NEVER), NEEDED, "fine", "0.46 nats a token"),
         # Right answers of two tokens, wrong ones of eight.
         (rollouts(MIXED, lengths=[2, 8, 8, 2] * 5), NEEDED, "fine", "0.35 nats a token"),
-        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "beta: 0.3, kl_target: 0.14; "),
+        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "kl_target: 0.14 with beta: 0.1 "),
         (rollouts(MIXED), VERIFIER, "fine", "verify; "),
         (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; give the reward function an attribute verifier"),
+        (rollouts(MIXED, **ANY), VERIFIER, LOOK, "no guard_gap sees that it is gamed"),
+        # Without a verifier the central numbers are said to be missing.
+        (rollouts(MIXED, **ANY), PAY, "fine", "not measured: no verifier; "),
+        (rollouts(MIXED, **ANY), NEEDED, "fine", "not measured: no verifier; "),
+        # Eleven answers get the highest reward, ten of them right; none was measured where nothing is paid more.
+        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAID, "fine", "91 % of 11; "),
+        (rollouts(MIXED, rewards=[0.5, 1.0, math.nan, 0.5] * 5), PAID, "fine", "0 % of 5; "),
         (rollouts([1, 0] * 10, rewards=[math.nan, 0.0, 1.0, math.nan] * 5), PAY, "fine", "0 of 5; "),
         # Half the prompts always solved, half never, as near temperature 0: no group varies, and the reward is right.
         (rollouts([1] * 20 + [0] * 20), SILENT, STOP, "; raise temperature"),
@@ -114,6 +122,12 @@ def test_a_finding_by_hand(found, what, level, said):
     cures = ("base does not solve", "mend the reward", "raise temperature")
     assert sum(cure in finding.change for cure in cures) <= 1
     assert ("end token" in finding.change) == (keys.get("most") == 100)
+
+
+@pytest.mark.parametrize("found", [rollouts(MIXED, **ANY), rollouts(MIXED, rewards=[0.5] * 20)])
+def test_no_share_of_right_among_paid(found):
+    """Without a verifier, and where every answer is paid alike."""
+    assert not [one for one in signal_findings(found, 12, 8, True) if one.what.startswith(PAID)]
 
 
 def test_expected_shares_by_hand():
