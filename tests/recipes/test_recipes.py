@@ -25,7 +25,7 @@ QWEN_ON_A_CPU = RECIPES / "gsm8k" / "qwen2.5-coder-1.5b-cpu"
 ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys", "tiny/growth", "tiny/gamed", "tiny/guess")]
 ALONE += [QWEN_ON_A_CPU]
 FOLDERS = sorted({file.parent for file in FILES} - set(ALONE))
-VARIANT_KEYS = {"output_dir", "beta", "beta_old", "ref_compute"}
+VARIANT_KEYS = {"output_dir", "beta", "beta_old", "kl_target", "kl_horizon", "ref_compute"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
 # The variant of a published scheme, and of a recipe that shows a key.
 OTHERS = {"prorl_v1": "C", "cosmos_rl": "C", "elastic_reset": "elastic", "kimi_k1.5": "B", "rpg_urkl": "B"}
@@ -67,7 +67,8 @@ def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder
     assert all(keys == shared["control"] for keys in shared.values())
     assert len({keys["output_dir"] for keys in recipes.values()}) == len(recipes)
     # A and its control have the same coefficient, C is A but for the optimizer, and B has no reference.
-    assert recipes["variantA"]["beta"] == recipes["control"]["beta"] == recipes["variantC"]["beta"]
+    for key in ("beta", "kl_target", "kl_horizon"):
+        assert recipes["variantA"].get(key) == recipes["control"].get(key) == recipes["variantC"].get(key)
     if folder.name != "events":
         assert recipes["variantA"]["ref_reset_every"] == recipes["variantC"]["ref_reset_every"]
     assert "beta" not in recipes["variantB"]
@@ -89,8 +90,8 @@ def test_the_arms_of_the_qwen_on_a_cpu_differ_in_their_anchor():
     recipes = {file.stem: read_recipe(file) for file in FILES if file.parent == QWEN_ON_A_CPU}
     anchors = {
         "plain": {},
-        "control": {"beta": 0.02, "kl_target": 0.011},
-        "variantA": {"beta": 0.02, "ref_reset_every": 10},
+        "control": {"beta": 0.02, "kl_target": 0.011, "kl_horizon": 5},
+        "variantA": {"beta": 0.02, "kl_target": 0.011, "kl_horizon": 5, "ref_reset_every": 10},
         "variantB": {"beta_old": 0.02},
     }
     assert recipes.keys() == anchors.keys()
@@ -112,7 +113,7 @@ def test_the_gamed_recipes_are_the_tiny_ones_with_a_reward_that_can_be_gamed():
     assert other == task | {"guard_gap", "guard_gap_action"}
     plain, control = (read_recipe(RECIPES / "tiny" / "gamed" / f"{arm}.yaml") for arm in ("plain", "control"))
     other = {key for key in plain.keys() | control.keys() if plain.get(key) != control.get(key)}
-    assert other == {"beta", "output_dir"}
+    assert other == {"beta", "kl_target", "output_dir"}
 
 
 def test_the_guessing_recipes_are_the_tiny_ones_with_a_task_of_several_turns():
