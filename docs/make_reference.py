@@ -7,6 +7,7 @@ python docs/make_reference.py --check    # exit code 1 if it is not current
 import argparse
 import ast
 import dataclasses
+import inspect
 import re
 import sys
 import types
@@ -22,7 +23,15 @@ sys.path.insert(0, str(CHECKOUT))  # of several checkouts this one, whichever is
 from trl import GRPOConfig, ScriptArguments  # noqa: E402
 
 import trl_prorl  # noqa: E402
-from trl_prorl import ProRLConfig  # noqa: E402
+from trl_prorl import (  # noqa: E402
+    KLSpike,
+    Periodic,
+    ProRLConfig,
+    Reason,
+    ReferenceResetCallback,
+    Stall,
+    Trigger,
+)
 from trl_prorl.keys import KEYS  # noqa: E402
 from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
 from trl_prorl.refusals import REFUSALS  # noqa: E402
@@ -69,6 +78,7 @@ INTRODUCTION = [
     "- [Keys of ProRLConfig](#keys-of-prorlconfig)",
     "- [What is refused](#what-is-refused)",
     "- [Keys of a recipe's task](#keys-of-a-recipes-task)",
+    "- [Triggers](#triggers)",
     "- [TRL's keys that matter most](#trls-keys-that-matter-most)",
     "- [metrics.jsonl](#metricsjsonl)",
     "- [events.jsonl](#eventsjsonl)",
@@ -243,6 +253,38 @@ def trl_table() -> list[str]:
     return ["| key | default | meaning |", "|---|---|---|", *rows]
 
 
+def first_paragraph(documented: object) -> str:
+    """Return the first paragraph of a docstring on one line."""
+    paragraph = inspect.getdoc(documented).partition("\n\n")[0]
+    return linked(" ".join(paragraph.split()))
+
+
+def short_entries(cls: type, section: str) -> list[str]:
+    """Return the entries of a docstring's section that say name, type and meaning in one paragraph, as a list."""
+    body = inspect.getdoc(cls).partition(f"{section}:\n")[2].partition("\n\n")[0]
+    paragraphs = re.split(r"\n(?= {4}\w)", body)
+    lines = []
+    for paragraph in paragraphs:
+        name, _, text = " ".join(paragraph.split()).partition(" ")
+        if text:
+            lines.append(f"- `{name}` {linked(text)}")
+    return lines
+
+
+def trigger_section() -> list[str]:
+    """Return what a trigger of one's own is made of, and the triggers that come with the package."""
+    lines = []
+    for cls in (Trigger, Reason, ReferenceResetCallback, Periodic, KLSpike, Stall):
+        lines += [f"### `{cls.__name__}`", "", first_paragraph(cls), ""]
+        section = "Attributes" if cls is Trigger else "Args"
+        lines += short_entries(cls, section)
+        if cls is Trigger:
+            methods = ("observe_step", "observe_evaluation", "applied", "state_dict", "load_state_dict")
+            lines += [f"- `{name}()`: {first_paragraph(getattr(cls, name))}" for name in methods]
+        lines.append("")
+    return lines
+
+
 def make_page() -> str:
     """Return the whole page."""
     examples = refused()
@@ -272,6 +314,11 @@ def make_page() -> str:
         "`dataset_name` (TRL's) is the `path` of a task that reads files. [Tasks](tasks.md) says what there is.",
         "",
         *key_section(TaskArguments, ScriptArguments, [], 3),
+        "## Triggers",
+        "",
+        "All are imported from `trl_prorl`. [How to write one](trigger.md).",
+        "",
+        *trigger_section(),
         "## TRL's keys that matter most",
         "",
         f"All of them: [GRPOConfig]({TRL_DOCS}).",

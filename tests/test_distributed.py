@@ -33,8 +33,9 @@ def two_processes(forks, tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(two_processes, kind):
+def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(two_processes, kind, tmp_path):
     out, ranks = two_processes(kind, 0)
+    assert (tmp_path / "log").read_text().count("2 processes: a step trains on 8 completions, 2 times") == 1
     (event,) = read_rows(out, "events.jsonl")
     metrics = read_rows(out)
     assert ranks[0] == ranks[1]  # bitwise: the same hashes at the same steps

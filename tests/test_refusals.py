@@ -369,6 +369,30 @@ def test_biased_gradients_warn_for_each_anchor_and_say_what_is_exact(keys, warne
     assert all("kl_estimator: k3, use_bias_correction_kl: true" in message for message in messages)
 
 
+@pytest.mark.parametrize(
+    "keys, named",
+    [
+        ({}, None),
+        ({"top_p": 0.9}, "top_p=0.9 TRL scales the loss of every completion by the product"),
+        (
+            {"top_k": 20, "min_p": 0.1, "vllm_importance_sampling_mode": "token_mask"},
+            "top_k=20 and min_p=0.1 TRL scales the loss of every token",
+        ),
+        ({"top_k": 0, "min_p": 0.0}, None),
+        ({"top_p": 0.9, "vllm_importance_sampling_correction": False}, None),
+        ({"top_p": 0.9, "use_vllm": False}, None),
+    ],
+)
+def test_a_cut_softmax_of_vllm_warns_where_trl_s_ratio_would_scale_the_loss(keys, named):
+    """huggingface/trl#6789: log p − log(p / S) is log S, for every token."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config(**{"use_vllm": True, **keys})
+    messages = [str(w.message) for w in caught if "trl#6789" in str(w.message)]
+    assert len(messages) == (named is not None)
+    assert all(named in message for message in messages)
+
+
 def test_a_tracker_that_is_not_installed_is_refused_in_a_script_before_a_model_is_loaded(monkeypatch):
     """transformers finds it missing when the model is there; `mlflow` stands for any tracker without its package."""
     monkeypatch.setattr("trl_prorl.launch.checks.get_available_reporting_integrations", lambda: ["tensorboard"])

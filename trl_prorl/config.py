@@ -59,6 +59,21 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_combinations(self)
         for name, bias in self.gradient_biases.items():
             warnings.warn(f"The gradient of the {name} penalty is biased: {bias}.", stacklevel=3)
+        if self.corrects_sampler and not self.samples_whole:
+            warnings.warn(self._biased_ratio(), stacklevel=3)
+
+    def _biased_ratio(self) -> str:
+        """Say how TRL's correction for vLLM scales the loss where the softmax is cut (huggingface/trl#6789)."""
+        cuts = {"top_p": self.top_p != 1.0, "top_k": bool(self.top_k), "min_p": bool(self.min_p)}
+        keys = " and ".join(f"{key}={getattr(self, key)}" for key, is_set in cuts.items() if is_set)
+        per = "completion by the product of what its tokens keep, so that hardly anything is learned"
+        if self.vllm_importance_sampling_mode.startswith("token"):
+            per = "token by the probability that is kept"
+        return (
+            f"With use_vllm=True and {keys} TRL scales the loss of every {per}: "
+            "vllm_importance_sampling_correction=True compares vLLM's cut softmax with the policy's whole one "
+            "(huggingface/trl#6789). Sample from the whole softmax, or set vllm_importance_sampling_correction=False."
+        )
 
     def _switch_on_accelerations(self) -> None:
         """Give the keys of `fast` their values, unless they were set by hand."""

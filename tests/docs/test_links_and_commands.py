@@ -70,7 +70,7 @@ def why_wrong(command: str, page: str) -> str | None:
         config = rest[rest.index("--config_file") + 1] if "--config_file" in rest else None
         if config and not (ROOT / config).is_file():
             return f"no {config}"
-        rest = [word for word in rest[1:] if word not in ("--config_file", config)]
+        rest = rest[next(i for i, word in enumerate(rest) if word.endswith(".py")) :]  # the launcher's options come first
         program = "python"
     if program == "python" and rest[0] == "-m":
         module = rest[1]
@@ -79,7 +79,8 @@ def why_wrong(command: str, page: str) -> str | None:
         places = [base / file for base in (ROOT, ROOT / "trl_prorl") for file in files]
         return None if module == "pytest" or any(place.is_file() for place in places) else f"no module {module}"
     if program == "python" and rest[0] != "-c":
-        if not (ROOT / rest[0]).is_file() and f"```python\n# {rest[0]}\n" not in page:
+        own = rest[0].startswith("my_") or f"```python\n# {rest[0]}\n" in page
+        if not (ROOT / rest[0]).is_file() and not own:
             return f"no script {rest[0]}"
         given = [rest[i + 1] for i, word in enumerate(rest) if word == "--config"]
         missing = [path for path in given if path.startswith("recipes/") and not (ROOT / path).is_file()]

@@ -3,11 +3,12 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from run_record import read_rows
 
-from trl_prorl.record.terminal import write_event_line, write_log_line
+from trl_prorl.record.terminal import describe_processes, write_event_line, write_log_line
 
 
 SMALL = "--max_steps 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --logging_steps 1".split()
@@ -74,6 +75,22 @@ def test_a_run_on_a_terminal_from_its_banner_to_the_next_command(train):
     assert "nothing to do" not in "\n".join(again)
     over = train("--max_steps", "2", "--resume_from_checkpoint", "the run/checkpoint-2")
     assert "finished, nothing to do: checkpoint-2 is the last step of the run" in over
+
+
+@pytest.mark.parametrize(
+    "processes, accumulated, line",
+    [
+        (1, 8, None),
+        (2, 8, "a step trains on 256 completions, 2 times those of one; gradient_accumulation_steps: 4 keeps 128"),
+        (3, 8, "a step trains on 384 completions, 3 times those of one"),
+        (4, 4, "a step trains on 256 completions, 4 times those of one; gradient_accumulation_steps: 1 keeps 64"),
+    ],
+)
+def test_several_processes_say_that_the_batch_grows(processes, accumulated, line):
+    args = SimpleNamespace(
+        world_size=processes, per_device_train_batch_size=16, gradient_accumulation_steps=accumulated
+    )
+    assert describe_processes(args) == (None if line is None else f"{processes} processes: {line}")
 
 
 @pytest.mark.parametrize("silent", ["--disable_tqdm", ""])

@@ -85,6 +85,19 @@ def describe_resets(args, steps: int) -> str:
     return "; ".join(triggers) or "none"
 
 
+def describe_processes(args) -> str | None:
+    """Say how many completions a step of several processes trains on; `None` for one process."""
+    processes = args.world_size
+    if processes == 1:
+        return None
+    of_one = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    line = f"{processes} processes: a step trains on {of_one * processes} completions, {processes} times those of one"
+    if args.gradient_accumulation_steps % processes == 0:
+        accumulated = args.gradient_accumulation_steps // processes
+        line += f"; gradient_accumulation_steps: {accumulated} keeps {of_one}"
+    return line
+
+
 def banner(trainer, steps: int) -> list[str]:
     """Write the lines with which a run of so many optimizer steps begins."""
     args = trainer.args
@@ -149,6 +162,9 @@ class Terminal(PrinterCallback):
         steps = state.max_steps
         if state.is_world_process_zero and self._resets_by_steps_alone(args) and args.first_reset(steps) is None:
             self._warn_of_no_reset(args, steps)
+        processes = describe_processes(args)
+        if processes is not None:
+            self.say(processes)
         if self.is_watched:
             for line in banner(self.trainer, steps):
                 self.say(line)
