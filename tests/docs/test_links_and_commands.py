@@ -70,7 +70,8 @@ def why_wrong(command: str, page: str) -> str | None:
         config = rest[rest.index("--config_file") + 1] if "--config_file" in rest else None
         if config and not (ROOT / config).is_file():
             return f"no {config}"
-        rest = rest[next(i for i, word in enumerate(rest) if word.endswith(".py")) :]  # the launcher's options come first
+        # The launcher's options come first.
+        rest = rest[next(i for i, word in enumerate(rest) if word == "-m" or word.endswith(".py")) :]
         program = "python"
     if program == "python" and rest[0] == "-m":
         module = rest[1]
