@@ -325,7 +325,7 @@ def disagreement_findings(found: Rollouts) -> list[Finding]:
             wrong += min(right) <= max(others)
     if not mixed:
         return []
-    keys = f"kl_target: {needed_kl(found):.2g} with beta: 0.1 to begin with"
+    keys = f"kl_target: {needed_kl(found):.2g} with beta: 0.3 to begin with"
     cure = f"the reward can be gamed: mend it, or {GAMED.format(keys)}"
     return [make_finding(PAYS_WRONG, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
 

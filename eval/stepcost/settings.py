@@ -22,11 +22,12 @@ FOLDER = Path(__file__).parent.parent  # GSM8K's lengths are of its texts, `inst
 GRPOTrainer = "trl:GRPOTrainer"  # by name: they take seconds to import
 ProRLTrainer = "trl_prorl:ProRLTrainer"
 BASELINE = "TRL β>0"
+DEFAULT = "TRL β=0"  # as TRL trains where nothing is said of beta
 ACCELERATED = {"reuse_old_logps": True}
 PACKED = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
 ARMS = {
     BASELINE: (GRPOTrainer, {"beta": 0.02}),
-    "TRL β=0": (GRPOTrainer, {"beta": 0.0}),
+    DEFAULT: (GRPOTrainer, {"beta": 0.0}),
     "A0": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "ref_compute": "naive_epoch", **ACCELERATED}),
     "A": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, **ACCELERATED}),
     "B": (ProRLTrainer, {"beta_old": 0.02, **ACCELERATED}),
@@ -37,7 +38,7 @@ ARMS = {
     "C packed": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **PACKED}),
 }
 MORE_ARMS = {  # by name alone; frozen weights in fp32 where those of the run are in bf16, and both compute in bf16
-    **{f"{name}, fp32": (GRPOTrainer, ARMS[name][1] | {"dtype": "float32"}) for name in (BASELINE, "TRL β=0")},
+    **{f"{name}, fp32": (GRPOTrainer, ARMS[name][1] | {"dtype": "float32"}) for name in (BASELINE, DEFAULT)},
     "ours, all off": (ProRLTrainer, {"beta": 0.02}),
 }
 FLOOR = "floor"  # no trainer: what the products and the weights' way through memory cost

@@ -9,12 +9,20 @@ from matplotlib.ticker import NullFormatter
 from rich.console import Console
 from rich.table import Table
 
-from trl_prorl.eval.stepcost.settings import BASELINE, FLOOR
+from trl_prorl.eval.stepcost.settings import BASELINE, DEFAULT, FLOOR
 from trl_prorl.variants import VARIANTS
 
 
 ROUNDS = {"generation": "generated", "update phase": "phase", "whole step": "whole"}  # heading and key of every round
 COLOURS = {"generation": "#BBBBBB", "scoring": "#CC79A7", "update": "#56B4E9"}
+WORDS = {  # of the arms whose names a reader of the chart may not know
+    BASELINE: "TRL, KL to a reference",
+    DEFAULT: "TRL, no KL",
+    "plain packed": "no KL",
+    "A packed": "A: the reference moves",
+    "B packed": "B: KL to π_old",
+    "C packed": "C: A, Adam's state reset",
+}
 GROWTH_STYLES = {  # of `GROWTH_ARMS`
     BASELINE: {"color": "#000000", "marker": "o"},
     "A packed": {"color": VARIANTS["A"].colour, "marker": "s"},
@@ -73,8 +81,8 @@ def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:
         console.print(table)
 
 
-def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
-    """One panel a setting: bars of generation, scoring and update, and the ratio of the whole to TRL's."""
+def draw(results: dict[str, dict[str, dict]], path: Path, baseline: str = BASELINE) -> None:
+    """One panel a setting: bars of generation, scoring and update, and how many times as fast as `baseline` it is."""
     columns = min(3, len(results))
     rows = (len(results) + 2) // 3
     figure = Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")
@@ -87,10 +95,12 @@ def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
             panel.barh(names, widths, left=left, color=colour, label=stage)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         for place, name in enumerate(names):
-            panel.text(left[place], place, f" {ratio(result, name, rounds='whole')[0]:.2f}×", va="center", fontsize=8)
+            times, _, _ = ratio(result, name, baseline, "whole")
+            panel.text(left[place], place, f" {times:.2f}×", va="center", fontsize=8)
+        panel.set_yticks(range(len(names)), [WORDS.get(name, name) for name in names])
         panel.set_title(title, fontsize=9)
         panel.set_xlim(0, 1.18 * max(left))
-        panel.set_xlabel("seconds an optimizer step; ×: against TRL's", fontsize=8)
+        panel.set_xlabel(f"seconds of a step; ×: times as fast as “{WORDS[baseline]}”", fontsize=8)
         panel.tick_params(labelsize=8)
     for panel in axes[len(results) :]:
         panel.set_visible(False)

@@ -29,6 +29,7 @@ FIRST = RUNS[~SECOND & ~THIRD]
 SMOLLM2 = RUNS[RUNS.block == "pretrained"].groupby("seed").filter(lambda of: len(of) == 4)  # seeds with all arms
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
 ONE_LINE = " ".join(PAGE.split())
+FRONT = " ".join((ROOT / "README.md").read_text().split()).replace(" %", "%")
 
 
 def signed(value):
@@ -42,8 +43,12 @@ def less(arm, reference, column="pass@1"):
 
 def alone(values):
     """The ordinary t-interval over bases, as the page writes it."""
-    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    low, high = t_interval(values)
     return f"{signed(np.mean(values))} [{signed(low)}, {signed(high)}]"
+
+
+def t_interval(values):
+    return stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
 
 
 def holm(p_values):
@@ -66,6 +71,17 @@ def test_the_page_is_short_and_every_question_has_a_picture():
     pages = {f"pages/{name}.md" for name in ("details", "findings", "smollm2")}
     pages |= {f"protocols/{name}.md" for name in ("protocol", "protocol2")}
     assert pages <= {link.partition("#")[0] for link in LINK.findall(PAGE)}
+
+
+def test_no_anchor_gained_where_the_reward_is_exact():
+    """The front page's sentence: no arm's interval lies above plain, in any family."""
+    assert "training without a KL scored as well as with any on three tasks with exact rewards" in FRONT
+    arms = set(CORE.index.get_level_values("arm")) - {"plain"}
+    assert {"control", "A", "B", "C_hard"} <= arms
+    for arm in arms:
+        for family in FAMILIES:
+            low, _ = t_interval(less(arm, "plain")[family])
+            assert low < 0, (arm, family)
 
 
 def test_every_number_of_three_digits_is_in_the_findings():
@@ -91,6 +107,9 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
     hours = RUNS[SECOND].seconds.sum() / 3600
     assert f"{SECOND.sum()} runs, {hours:.1f} core-hours, of a [second one]" in ONE_LINE
     assert (arms["pass@1"]["control"] > arms["pass@1"]["plain"]).all()
+    gained = (pairs["control"] - pairs["plain"]).dropna().groupby(level=0).mean().loc[1:5]
+    points = f"{100 * gained.mean():.0f} points of pass@1 higher than none"
+    assert f"a fixed KL to the starting model ended {points}" in FRONT
 
 
 @pytest.mark.parametrize("block, family", [("gamed", "gamed_sorting"), ("gamed2", "gamed_reverse")])
@@ -247,10 +266,14 @@ def test_gold_of_the_pretrained_model_is_gamed():
     rights = texts.groupby(["arm", "prompt"]).right.mean().unstack("arm")
     for where in (page, ONE_LINE):
         assert alone(sense.A - sense.control) in where
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    for where in (page, ONE_LINE, readme):  # the registered outcome beside the later one
+    for where in (page, ONE_LINE):  # the registered outcome beside the later one
         assert alone(rights.control - rights.plain) in where
         assert alone(sense.control - sense.plain) in where
+    low, high = t_interval(rights.control - rights.plain)
+    assert low < 0 < high
+    assert "the registered measure found no difference" in FRONT
+    shares = f"at {sense.plain.mean():.1%} right instead of {sense.base.mean():.1%}"
+    assert f"training without a KL ended below the base, {shares}" in FRONT
     assert f"{of.bare['plain']} of its {of.right['plain']} right texts" in ONE_LINE
 
 

@@ -1,19 +1,29 @@
-"""What README says, done: its blocks one after the other, as they stand. Model and data come from the Hub's cache."""
+"""
+What README and docs/own-script.md say, done: their blocks one after the other, as they stand. Model and data come from
+the Hub's cache.
+"""
 
 import json
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 import torch
-from doc_pages import ROOT, blocks, commands
+from doc_pages import FENCE, ROOT, blocks, commands, named_file
 from hub_cache import COMMIT
+
+from study.cost import relative, rounds
 
 
 README = (ROOT / "README.md").read_text()
+OWN_SCRIPT = (ROOT / "docs" / "own-script.md").read_text()
+THREE = README[README.index("## Three commands") : README.index("## Results")]
 # What a machine without a GPU, and a test, cannot do as the recipe says.
 SMALL = "--bf16 false --use_cpu true --dtype float32 --gradient_checkpointing false --max_steps 2 --train_rows 2"
 SMALL += " --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --max_completion_length 4"
 SMALL += " --disable_tqdm true"
+TINY = "--max_steps 2 --disable_tqdm true"
 FEW = "--prompts 2 --n 1 --no-greedy --max-new-tokens 4"
 
 
@@ -32,9 +42,11 @@ def run(forks, tmp_path):
 
 
 def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
-    (script,) = [block.text for block in blocks(README) if block.language == "python"]
-    assert "range(128)" in script  # the stand-in has four rows
-    (tmp_path / "own.py").write_text(script.replace("range(128)", "range(4)"))
+    script = named_file(OWN_SCRIPT, "own.py")
+    for told, small in (("range(128)", "range(4)"), ("max_steps=1000", "max_steps=2")):  # the stand-in has few rows
+        assert told in script
+        script = script.replace(told, small)
+    (tmp_path / "own.py").write_text(script)
     run("own.py")
     made = tmp_path / "runs" / "my-run"
     files = {"adapter_config.json", "README.md", "config.yaml", "metrics.jsonl", "env.json", "passk.json"}
@@ -42,7 +54,8 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     measured = json.loads((made / "passk.json").read_text())
     assert (measured["prompts"], measured["n"]) == (4, 16)
     assert measured["base"]["pass@1"] == 0.0
-    run("trl-prorl report --runs runs/*")
+    assert commands(OWN_SCRIPT) == ["trl-prorl report --runs 'runs/*'"]
+    run(*commands(OWN_SCRIPT))
     assert (tmp_path / "runs" / "report.html").is_file()
     # The card's own lines, from the same folder.
     (usage,) = [block.text for block in blocks((made / "README.md").read_text()) if block.language == "python"]
@@ -53,25 +66,82 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     (line,) = [line for line in written.splitlines() if line.startswith("error: ")]
     assert "has no model_name_or_path and no task; add" in line
     assert "model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct, task: …" in line
+    # Longer: its schedule is constant, so a larger max_steps and a resume are all that it takes.
+    longer = script.replace("max_steps=2", "max_steps=4").replace(".train()", ".train(resume_from_checkpoint=True)")
+    (tmp_path / "own.py").write_text(longer)
+    run("own.py")
+    steps = [json.loads(line)["step"] for line in (made / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+    learning_rates = {json.loads(line)["lr"] for line in (made / "metrics.jsonl").read_text().splitlines()}
+    assert len(learning_rates) == 1
 
 
-def test_the_commands_for_one_gpu(run, tmp_path):
-    section = README[README.index("## A recipe, on one GPU") : README.index("## Evidence")]
-    install, check, train, passk, report = commands(section)
-    assert install == "pip install -e ."
-    written = run(f"{check} --prompts 2 {SMALL}", expected=1)  # random weights solve nothing
-    assert "cannot learn: groups without signal" in " ".join(written.split())
+# A recipe of the Hub's Qwen takes what the tiny one, whose model comes with the package, does not need.
+RECIPES = {"tiny/gamed/control": TINY, "gsm8k/qwen2.5-0.5b/plain": SMALL}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_three_commands(recipe, run, tmp_path):
+    """As they stand, and with the recipe that the page names for a GPU."""
+    assert f"`{recipe}`" in THREE or f" {recipe}\n" in THREE
+    told = [line.replace("tiny/gamed/control", recipe) for line in commands(THREE) if line.startswith("trl-prorl ")]
+    assert len(told) == 3
+    preflight, train, passk = told
+    of_qwen = recipe.startswith("gsm8k")
+    if of_qwen:
+        train = train.replace(" --kl_target 0.13", "")  # plain has no KL
+    written = run(f"{preflight} --prompts 2 {RECIPES[recipe]}", expected=1 if of_qwen else 0)
+    if of_qwen:  # random weights solve nothing
+        assert "cannot learn: groups without signal" in " ".join(written.split())
     assert not list(tmp_path.iterdir())
-    for command, further in ((train, SMALL), (passk, FEW), (report, "")):
-        assert command.startswith("trl-prorl ")
-        run(f"{command} {further}")
-    runs = tmp_path / "runs" / "gsm8k" / "qwen2.5-0.5b"
-    assert json.loads((runs / "plain" / "passk.json").read_text())["task"] == "gsm8k"
-    # Which model of the Hub it was: in the record of training, and of every evaluation.
-    assert json.loads((runs / "plain" / "env.json").read_text())["base_commit"] == COMMIT
-    samples = [json.loads(path.read_text()) for path in (runs / "plain" / "samples").glob("base-*/_settings.json")]
-    assert [one["model"] for one in samples] == [{"name": "Qwen/Qwen2.5-0.5B-Instruct", "commit": COMMIT}]
-    assert (runs / "report.html").is_file()
+    run(f"{train} {RECIPES[recipe]}")
+    run(f"{passk} {FEW}")
+    made = tmp_path / "runs" / recipe
+    measured = json.loads((made / "passk.json").read_text())
+    assert measured["task"] == ("gsm8k" if of_qwen else "sorting")
+    folder = Path(recipe).parent
+    (report,) = re.findall(r"`(trl-prorl report [^`]+)`", THREE)
+    run(report.replace("tiny/gamed", str(folder)))
+    assert (tmp_path / "runs" / folder / "report.html").is_file()
+    if of_qwen:
+        # Which model of the Hub it was: in the record of training, and of every evaluation.
+        assert json.loads((made / "env.json").read_text())["base_commit"] == COMMIT
+        samples = [json.loads(path.read_text()) for path in (made / "samples").glob("base-*/_settings.json")]
+        assert [one["model"] for one in samples] == [{"name": "Qwen/Qwen2.5-0.5B-Instruct", "commit": COMMIT}]
+
+
+def test_what_the_three_commands_print(run):
+    """The names of findings, columns and rows that the page shows are those that are printed."""
+    shown = " ".join(" ".join(block.text for block in blocks(THREE)).split())
+    written = run(f"trl-prorl preflight tiny/gamed/control {TINY}")
+    for finding in ("base pass rate (verify)", "the reward can be gamed: mend it, or watch gold"):
+        assert finding in shown
+        assert finding in " ".join(re.sub("[│┃]", " ", written).split())
+
+
+def test_the_front_page_is_short():
+    """About 600 words of running text, and at most two numbers in a sentence; tables, code and output apart."""
+    text = "\n".join(line for line in FENCE.sub("", README).split("\n") if not re.match(r"\||#| {4}", line))
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    assert len(re.findall(r"\S*\w\S*", text)) <= 650
+    without_code = re.sub(r"`[^`]*`", "", " ".join(text.split()))
+    for sentence in re.split(r"(?<=[.:?!])\s+", without_code):
+        assert len(re.findall(r"(?<![\w.-])\d[\d.,]*", sentence)) <= 2, sentence
+
+
+def test_both_trainers_of_the_diff_have_a_folder_of_their_own():
+    (diff,) = [block.text for block in blocks(README) if block.language == "diff"]
+    folders = re.findall(r'output_dir="([^"]+)"', diff)
+    assert len(set(folders)) == 2
+
+
+def test_a_step_takes_a_third_of_the_time():
+    """With the same KL: of the rounds of which the picture is drawn."""
+    assert "A step in a third of TRL's time" in README
+    seconds = rounds(ROOT)
+    assert {"plain packed", "A packed", "B packed", "C packed"} < set(seconds)
+    assert relative(seconds, "plain packed", "TRL β=0").value == pytest.approx(1 / 3, abs=0.04)
+    assert relative(seconds, "A packed", "TRL β>0").value == pytest.approx(1 / 3, abs=0.04)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

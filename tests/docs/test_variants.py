@@ -97,7 +97,7 @@ def figures(page):
     return re.findall(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]", as_one_line(page.read_text()))
 
 
-WITH_FIGURES = [ROOT / name for name in ("README.md", "study/README.md", "study/pages/details.md")]
+WITH_FIGURES = [ROOT / name for name in ("study/README.md", "study/pages/details.md")]
 
 
 @pytest.mark.parametrize("page", [*WITH_FIGURES, *sorted(VARIANTS.glob("*.md"))], ids=lambda page: page.stem)
@@ -116,7 +116,7 @@ def test_pages_that_compare_a_and_b_say_that_the_objectives_differ(page):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "study/README.md", "study/pages/details.md", "docs/variants/A.md", "docs/variants/B.md"]
+    "page", ["study/README.md", "study/pages/details.md", "docs/variants/A.md", "docs/variants/B.md"]
 )
 def test_every_share_that_b_keeps_of_a_says_so_beside_it(page):
     """A reader of one paragraph, item or row has to see it."""

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from transformers import Qwen2Model
 
 from eval import step_cost
 from eval.stepcost import measuring
 from eval.stepcost import settings as of_cost
-from eval.stepcost.settings import ARMS, BASELINE, MORE_ARMS, Batches, parse, settings
-from eval.stepcost.tables import ratio
+from eval.stepcost.settings import ARMS, BASELINE, DEFAULT, MORE_ARMS, Batches, parse, settings
+from eval.stepcost.tables import draw, ratio
 from eval.stepcost.trainers import Stopwatch, generation_seconds, make_trainer
 from trl_prorl.record.meter import JsonLines, measure_gpu
 
@@ -46,6 +47,23 @@ def test_ratios_are_of_pairs():
     """10/5, 30/10 and 20/20: the median of ratios is 2, though the ratio of medians were 2, 3 or 1 by pairs."""
     result = {BASELINE: {"phase": [10.0, 30.0, 20.0]}, "A": {"phase": [5.0, 10.0, 20.0]}}
     assert ratio(result, "A") == (2.0, 1.0, 3.0)
+
+
+def test_the_chart_compares_with_the_baseline_that_is_asked_for(tmp_path, monkeypatch):
+    """8 and 6 seconds of TRL, 3 of ours: twice as fast as TRL without a KL, in words that need no legend."""
+    whole = {BASELINE: 8.0, DEFAULT: 6.0, "plain packed": 3.0}
+    result = {}
+    for name, seconds in whole.items():
+        result[name] = {"generation": 1.0, "scoring": 0.0, "update": seconds - 1.0, "whole": [seconds]}
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    draw({"one": result}, tmp_path / "chart.png", DEFAULT)
+    (panel,) = drawn[0].axes
+    times = [text.get_text().strip() for text in panel.texts]
+    words = [label.get_text() for label in panel.get_yticklabels()]
+    expected = {"TRL, KL to a reference": "0.75×", "TRL, no KL": "1.00×", "no KL": "2.00×"}
+    assert dict(zip(words, times, strict=True)) == expected
+    assert "“TRL, no KL”" in panel.get_xlabel()
 
 
 def test_settings():

@@ -81,7 +81,7 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
         (rollouts(NEVER), NEEDED, "fine", "0.46 nats a token"),
         # Right answers of two tokens, wrong ones of eight.
         (rollouts(MIXED, lengths=[2, 8, 8, 2] * 5), NEEDED, "fine", "0.35 nats a token"),
-        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "kl_target: 0.14 with beta: 0.1 "),
+        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "kl_target: 0.14 with beta: 0.3 "),
         (rollouts(MIXED), VERIFIER, "fine", "verify; "),
         (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; give the reward function an attribute verifier"),
         (rollouts(MIXED, **ANY), VERIFIER, LOOK, "no guard_gap sees that it is gamed"),
