@@ -1,6 +1,6 @@
 """
-docs/methods.md: a step's cost is the cost that runs count, every treatment has its row, measurements are in the log, and
-B is said to be another objective.
+docs/methods.md: a step's cost is the cost that runs count, every treatment has its row, measurements are in the log,
+and B is said to be another objective.
 """
 
 import re

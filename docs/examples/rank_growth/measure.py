@@ -241,7 +241,9 @@ def draw(picture: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("command", choices=("run", "one", "tables", "figure"))
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "rank_growth", help="where the runs and the picture go")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "runs" / "rank_growth", help="where the runs and the picture go"
+    )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     args, overrides = parser.parse_known_args()
