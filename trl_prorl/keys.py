@@ -242,7 +242,7 @@ class ProlongedKeys:
             so that none is held beside it; works with `beta=0` too. Files hold one adapter over the model that the run
             began from, whose rank is `lora_r` times one more than the restarts. In the host's memory each weight that
             is merged into takes 4 bytes, and its own once more. In bf16 each restart moves the policy by rounding: see
-            docs/growth.md. Not for full fine-tuning and quantised models.
+            docs/methods.md. Not for full fine-tuning and quantised models.
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
             rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
@@ -269,7 +269,7 @@ class ProlongedKeys:
         lora_growth_every (`int`, *optional*, defaults to `0`):
             Optimizer steps from one growth of the LoRA adapters to the next, each applied at the next generation
             boundary, before a reset there: more ranks for the policy and its frozen copies, while every function stays
-            what it is. Adam keeps its state of the old ranks, and its step count. 0: never. See docs/growth.md.
+            what it is. Adam keeps its state of the old ranks, and its step count. 0: never. See docs/methods.md.
         lora_growth_step (`int`, *optional*, defaults to `4`):
             Ranks that a growth adds.
         lora_growth_max_rank (`int`, *optional*, defaults to `64`):

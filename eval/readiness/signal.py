@@ -32,8 +32,8 @@ PAYS_WRONG = "groups that pay a wrong answer like a right one"
 NEEDED_KL = "KL to the base that right answers need"
 UNSEEN = "not measured: no verifier"
 JUDGED = (
-    "give the reward function an attribute verifier, or pass task=. Where only a judge, a rubric or a reward model can "
-    "tell, nothing here and no guard_gap sees that it is gamed: keep a KL to the base (beta with kl_target), read "
+    "give the reward function an attribute verifier, or pass task=. Where only a judge, a rubric or a reward model "
+    "can tell, nothing here and no guard_gap sees that it is gamed: keep a KL to the base (beta with kl_target), read "
     "samples, and evaluate with another judge"
 )
 ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"

@@ -1,6 +1,6 @@
 """
-docs/variants: a step's cost is the cost that runs count, every treatment has its row, measurements are in the log, and
-B is said to be another objective.
+docs/methods.md: a step's cost is the cost that runs count, every treatment has its row, measurements are in the log,
+and B is said to be another objective.
 """
 
 import re
@@ -14,7 +14,7 @@ from trl_prorl import ProRLConfig
 from trl_prorl.resets.treatments import ALPHA, TREATMENTS
 
 
-VARIANTS = ROOT / "docs" / "variants"
+METHODS = ROOT / "docs" / "methods.md"
 LOG = (ROOT / "docs" / "log.md").read_text() + (ROOT / "study" / "log.md").read_text()
 CALLS = {"0": 0, "m": 1, "2 m": 2}
 KEYS = {
@@ -24,43 +24,47 @@ KEYS = {
     "B": {"beta_old": 0.1},
     "C": {"beta": 0.1, "ref_reset_every": 4, "optimizer_reset": "hard"},
 }
+TRL = "TRL"  # the row of the control without `fast`
 
 
 def stated_calls():
     """{arm: (policy, reference, π_old)} in multiples of m."""
+    row = r"(?m)^\| (\w+) \|.*\| ([\w ]+) \| ([\w ]+) \| ([\w ]+) \|$"
     stated = {}
-    for page in VARIANTS.glob("*.md"):
-        for arm, *cells in re.findall(r"(?m)^\| (\w+) \| ([\w ]+) \| ([\w ]+) \| ([\w ]+) \|$", page.read_text()):
-            if arm in KEYS:
-                stated[arm] = tuple(CALLS[cell.strip()] for cell in cells)
+    for arm, *cells in re.findall(row, METHODS.read_text()):
+        if arm in (*KEYS, TRL):
+            stated[arm] = tuple(CALLS[cell.strip()] for cell in cells)
     return stated
 
 
-@pytest.mark.parametrize("arm", KEYS)
+@pytest.mark.parametrize("arm", [*KEYS, TRL])
 def test_what_a_step_costs_is_counted(arm, run):
-    trainer = run(**KEYS[arm], reuse_old_logps=True, gradient_accumulation_steps=2, max_steps=2, num_iterations=2)
+    variant = "control" if arm == TRL else arm
+    cheap = {"reuse_old_logps": arm != TRL}
+    trainer = run(**KEYS[variant], **cheap, gradient_accumulation_steps=2, max_steps=2, num_iterations=2)
     rows = read_rows(trainer)
-    assert trainer.args.variant == arm
+    assert trainer.args.variant == variant
     m = trainer.args.steps_per_generation
     counted = tuple(sum(row[f"{kind}_forward_calls"] for row in rows) for kind in ("policy", "ref", "old"))
     assert m == 2
     assert counted == tuple(m * times for times in stated_calls()[arm])
 
 
-@pytest.mark.parametrize("arm", ["A", "B", "C"])
+@pytest.mark.parametrize("arm", ["control", "A", "B", "C"])
 def test_the_keys_that_define_a_variant_make_it(arm):
-    keys = yaml.safe_load(next(b.text for b in blocks((VARIANTS / f"{arm}.md").read_text()) if b.language == "yaml"))
+    _, section = METHODS.read_text().split(f"\n## {arm[0].upper()}{arm[1:]}\n")
+    keys = yaml.safe_load(next(block.text for block in blocks(section) if block.language == "yaml"))
     assert ProRLConfig(output_dir="run", use_cpu=True, bf16=False, **keys).variant == arm
 
 
-def rows_of_treatments(page):
+def rows_of_treatments():
     """Read the table of `optimizer_reset`: {treatment: (m, v, t, learning-rate schedule)}."""
-    table = re.search(r"(?m)^\| `optimizer_reset` \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text())[1]
+    table = re.search(r"(?m)^\| `optimizer_reset` \|.*\n\|[-|]+\n((?:\|.*\n)+)", METHODS.read_text())[1]
     rows = {}
     for line in table.splitlines():
-        first, *cells = [cell.strip().replace("α ", "α") for cell in line.strip("|").split("|")]
+        first, *cells = [cell.strip() for cell in line.strip("|").split("|")]
         name = re.match(r"`(\w+)`", first)[1]
-        rows[name] = tuple(cells[:4])
+        rows[name] = tuple(cells)
     return rows
 
 
@@ -72,17 +76,17 @@ def row_of(treatment):
         row.append(known.get(factor))
     row.append("0" if treatment.clears_step else "t")
     row.append("starts again" if treatment.restarts_schedule else "goes on")
+    row.append("initial scale" if treatment.resets_scaler else "kept")
     return row
 
 
-@pytest.mark.parametrize("page", ["docs/concepts.md", "docs/variants/C.md"])
-def test_every_treatment_has_its_row(page):
-    rows = rows_of_treatments(page)
-    assert set(rows) == set(TREATMENTS), f"{page} has a row for {sorted(rows)}, TREATMENTS has {sorted(TREATMENTS)}"
+def test_every_treatment_has_its_row():
+    rows = rows_of_treatments()
+    assert set(rows) == set(TREATMENTS), f"the page has a row for {sorted(rows)}, TREATMENTS has {sorted(TREATMENTS)}"
     for name, treatment in TREATMENTS.items():
         for cell, expected in zip(rows[name], row_of(treatment), strict=True):
             if expected is not None:
-                assert cell == expected, f"{page}: the row of {name}"
+                assert cell == expected, f"the row of {name}"
 
 
 NUMBER = r"(?:[+−]?\d\.\d+|\d+%)"
@@ -100,24 +104,28 @@ def figures(page):
 WITH_FIGURES = [ROOT / name for name in ("study/README.md", "study/pages/details.md")]
 
 
-@pytest.mark.parametrize("page", [*WITH_FIGURES, *sorted(VARIANTS.glob("*.md"))], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*WITH_FIGURES, METHODS], ids=lambda page: page.stem)
 def test_figures_are_in_the_log_or_in_the_study_s_findings(page):
     known = as_one_line(LOG + (ROOT / "study/pages/findings.md").read_text())
     assert figures(page)
     assert [figure for figure in figures(page) if figure not in known] == []
 
 
-COMPARING = ["README.md", "docs/concepts.md", "docs/performance.md", "docs/variants/A.md", "docs/variants/B.md"]
-
-
-@pytest.mark.parametrize("page", [*COMPARING, "docs/troubleshooting.md", "recipes/tiny/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/performance.md", "docs/troubleshooting.md", "recipes/tiny/README.md"]
+)
 def test_pages_that_compare_a_and_b_say_that_the_objectives_differ(page):
     assert re.search(r"(different|another) objective", " ".join((ROOT / page).read_text().split()))
 
 
-@pytest.mark.parametrize(
-    "page", ["study/README.md", "study/pages/details.md", "docs/variants/A.md", "docs/variants/B.md"]
-)
+def test_the_methods_say_once_that_b_is_another_objective():
+    """Where B is introduced: right below the table of arms, before anything compares it."""
+    page = " ".join(METHODS.read_text().split())
+    assert len(re.findall(r"(different|another|other) objective", page)) == 1
+    assert "B is a different objective." in page.split("### ")[0]
+
+
+@pytest.mark.parametrize("page", ["study/README.md", "study/pages/details.md"])
 def test_every_share_that_b_keeps_of_a_says_so_beside_it(page):
     """A reader of one paragraph, item or row has to see it."""
     parts = [as_one_line(part) for part in re.split(r"\n\s*\n|\n(?=- |\|)", (ROOT / page).read_text())]

@@ -197,37 +197,41 @@ def sizes(mode, alpha, updates, constant, t=10**8):
     return found
 
 
-CONCEPTS = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
+METHODS = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 
 
 def test_the_table_of_updates_after_a_reset():
-    row = r"^\| `(\w+)`(?:, α ([\d.]+))? \| (constant|± g by chance) \| (.*) \|$"
-    rows = re.findall(row, CONCEPTS, re.MULTILINE)
-    assert len(rows) == 10
-    for mode, alpha, kind, cells in rows:
-        found = sizes(mode, float(alpha or 1), 1000, kind == "constant")
-        *cells, largest = cells.split(" | ")
-        assert [f"{found[k - 1]:.2f}" for k in (1, 2, 5, 10, 30, 100, 1000)] == cells, (mode, alpha, kind)
-        size, _, place = largest.partition(", the ")
-        assert f"{max(found):.2f}" == size, (mode, alpha, kind)
-        number = 1 if place == "first" else int(re.match(r"\d*", place)[0] or 0)
-        assert number in (0, found.index(max(found)) + 1), (mode, alpha, kind)
+    """A cell has two sizes, of a constant gradient and of signs by chance; the last one says which is the largest."""
+    row = r"^\| `(\w+)`(?:, α ([\d.]+))? \| (\d\.\d\d/.*) \|$"
+    rows = re.findall(row, METHODS, re.MULTILINE)
+    assert len(rows) == 5
+    for mode, alpha, cells in rows:
+        by_kind = [cell.split("/") for cell in re.sub(r"[()]", "", cells).replace(" | ", " ").split(" ")]
+        for kind, constant in enumerate((True, False)):
+            found = sizes(mode, float(alpha or 1), 1000, constant)
+            *shown, largest = [cell[kind] for cell in by_kind[:8]]
+            assert [f"{found[k - 1]:.2f}" for k in (1, 2, 5, 10, 30, 100, 1000)] == shown, (mode, alpha, constant)
+            assert f"{max(found):.2f}" == largest, (mode, alpha, constant)
+            for places in by_kind[8:]:
+                place = found.index(max(found)) + 1
+                assert places[kind] in (str(place), "–"), (mode, alpha, constant)
 
 
 def test_the_sentences_about_early_resets_and_cleared_step_counts():
-    page = " ".join(CONCEPTS.split())
+    page = " ".join(METHODS.split())
     found = sizes("soft", 0.1, 100, constant=True, t=40)
     assert (f"{found[0]:.2f}", f"{max(found):.2f}", found.index(max(found)) + 1) == ("0.55", "1.40", 20)
-    assert "updates the first one is 0.55 and the largest, the 20th, 1.40" in page
+    assert "after 40 updates the first one is 0.55, and the largest, the 20th, 1.40" in page
     found = sizes("step", 1.0, 2327, constant=True)
     assert (f"{found[0]:.2f}", f"{min(found):.2f}", found.index(min(found)) + 1) == ("0.32", "0.15", 12)
     assert found[286] < 0.5 < found[287]
     assert found[2325] < 0.95 < found[2326]
-    assert "0.32 for the first, 0.15 for the 12th, half for the 288th, 0.95 for the 2327th" in page
+    assert "the least is the 12th, half is reached by the 288th, and 0.95 by the 2327th" in page
     # A reset every 40 updates; after each the first, and the mean of the 40 that follow.
     runs = [sizes("step", 1.0, 40, constant=True, t=t) for t in (40, 80, 120, 160, 200)]
-    assert f"the first one after each is {', '.join(f'{found[0]:.2f}' for found in runs)}" in page
-    assert f"have on average {', '.join(f'{sum(found) / 40:.2f}' for found in runs)} of" in page
+    assert "| `step`, a reset every 40 updates | 40 | 80 | 120 | 160 | 200 |" in page
+    assert f"| first update after it | {' | '.join(f'{found[0]:.2f}' for found in runs)} |" in page
+    assert f"| mean of the 40 after it | {' | '.join(f'{sum(found) / 40:.2f}' for found in runs)} |" in page
 
 
 def test_a_state_that_is_not_understood_changes_nothing():

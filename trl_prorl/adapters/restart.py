@@ -48,7 +48,7 @@ def warn_of_rounding(policy: PeftModel, mixed_precision: str) -> None:
         return
     logger.warning(
         "adapter_restart='merge' rounds the merged weights to %s, so that each restart moves the policy a little: by "
-        "0.005 to 0.015 nats a token in a small model (docs/growth.md). Leave reset intervals long enough to learn "
+        "0.005 to 0.015 nats a token in a small model (docs/methods.md). Leave reset intervals long enough to learn "
         "more than that. Nothing is lost with bf16: false and model_init_kwargs: {dtype: float32}.",
         str(rounded).removeprefix("torch."),
     )

@@ -7,7 +7,8 @@ A treatment (treatments.py) applied to an optimizer's memory: pure functions on 
 | torch SGD with momentum | `momentum_buffer` | none |
 | torch Adafactor | none | `row_var`, `col_var`, `variance` |
 | transformers Adafactor | `exp_avg` (with β1) | `exp_avg_sq_row`, `exp_avg_sq_col`, `exp_avg_sq` |
-| bitsandbytes Adam family | `state1` or its `absmax1` | `state2` or its `absmax2` |
+| bitsandbytes Adam family, from 4,096 values on | `absmax1` of `state1` | `absmax2` of `state2` |
+| the same, below | `state1`, in fp32 | `state2`, in fp32 |
 
 Let a treatment multiply m by f1 and v by f2 after t updates. Under a constant gradient, and without ε, Adam's k-th
 update after that is its learning rate times
@@ -27,7 +28,7 @@ where n is k after `hard` and `step`, and t + k otherwise; without a reset the f
 So `soft(α)` lowers the first updates and raises later ones, because m is refilled sooner than v; they would reach 1/√α
 only with β1 = 0. `step` corrects moments that need no correction: m̂ is too large by 1/(1 − β1^k), √v̂ by
 1/√(1 − β2^k), so the updates are √(1 − β2^k) / (1 − β1^k) of the usual ones. For noisy gradients, and for an early
-reset, see docs/concepts.md. An 8-bit state is scaled through its block maxima `absmax`, which is exact. The
+reset, see docs/methods.md. An 8-bit state is scaled through its block maxima `absmax`, which is exact. The
 uint8 codes are never touched, because code 0 does not stand for zero.
 """
 

@@ -4,7 +4,7 @@ cleared but for its step count, or moved as a flat prefix, beside a fixed small 
 
     python docs/examples/rank_growth/measure.py run      # what is missing of five seeds, one run after another
     python docs/examples/rank_growth/measure.py tables   # runs.csv and steps.csv beside this file
-    python docs/examples/rank_growth/measure.py figure   # from the tables: docs/rank_growth.png, and the numbers
+    python docs/examples/rank_growth/measure.py figure   # from the tables: a picture in --out, and the numbers
 
 A run takes two to three minutes of one core, its evaluation one more. `run` may be killed at any time and goes on with
 the run that it was in; `--seeds 1` and `--arms` take fewer. Reconvergence and dip are those of
@@ -41,7 +41,6 @@ ROOT = HERE.parents[2]
 RECIPES = ROOT / "recipes" / "tiny" / "growth"
 RUNS = HERE / "runs.csv"
 STEPS = HERE / "steps.csv"
-PICTURE = ROOT / "docs" / "rank_growth.png"
 GROWTHS = (60, 120, 180)
 BEFORE = 10  # steps of a close-up
 AFTER = 40
@@ -185,7 +184,7 @@ def shown(estimate: Estimate) -> str:
 
 
 def numbers() -> str:
-    """The table of the page, in markdown."""
+    """A table of every arm, in markdown."""
     scores = {arm: {} for arm in ARMS}
     for row in read_table(RUNS):
         scores[row["arm"]][int(row["seed"])] = float(row["pass@1"])
@@ -212,7 +211,7 @@ def numbers() -> str:
     return "\n".join(lines)
 
 
-def draw() -> None:
+def draw(picture: Path) -> None:
     """Rewards over the run, and the size of the updates around a growth."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     whole, close = figure.subplots(1, 2)
@@ -235,13 +234,16 @@ def draw() -> None:
         ylabel="norm of the update, by its mean before",
         title="Size of the updates, mean over growths and seeds",
     )
-    figure.savefig(PICTURE, dpi=100)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=100)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("command", choices=("run", "one", "tables", "figure"))
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "rank_growth", help="where the runs go")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "runs" / "rank_growth", help="where the runs and the picture go"
+    )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     args, overrides = parser.parse_known_args()
@@ -252,7 +254,7 @@ def main() -> None:
     elif args.command == "tables":
         write_tables(args.out, args.arms, args.seeds)
     else:
-        draw()
+        draw(args.out / "rank_growth.png")
         print(numbers())
 
 
