@@ -140,7 +140,7 @@ def text(rows: pd.DataFrame) -> str:
         "training seed and the sampling of answers, but neither other prompts nor another base. If all five arms are "
         "run anew, up to one time in four one of them lies outside.\n\n"
         "Differences of the means, with 95 % t-intervals over the training seeds, paired by seed: "
-        f"A − control {_difference(a, control)}; B − A {_difference(b, a)} (B, another objective, has "
+        f"A − control {_difference(a, control)}; B − A {_difference(b, a)} (B has "
         f"{ratio.value:.0%} [{ratio.low:.0%}, {ratio.high:.0%}] of A's score); plain − B {_difference(plain, b)}; "
         f"C − A {_difference(c, a)}.\n"
     )
