@@ -15,8 +15,8 @@ from trl_prorl.eval.gpucheck.parts import PARTS
 from trl_prorl.eval.run_folder.reading import add_run_option, find_run_folders, load_config
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.stepcost.settings import parse as step_cost
+from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once
 from trl_prorl.launch import command_line
-from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
 from trl_prorl.launch.plugin import load_plugin
 
 
