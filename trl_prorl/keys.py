@@ -26,7 +26,7 @@ from .descriptor import (
 )
 from .length_rewards import LENGTH_REWARDS
 from .objective.anchors import ANCHOR_KEYS, ANCHORS
-from .resets.treatments import SCALE_FORMS, TREATMENTS, WITH_ALPHA, is_treatment
+from .resets.treatments import SCALE_FORMS, TREATMENTS, is_treatment, names_with_alpha
 
 
 NOTHING = Effect.NOTHING
@@ -96,7 +96,12 @@ A_FLOOR = needs(
     "entropy_floor", line="{key}={value!r} never stops anything without entropy_floor: set it, in nats per token."
 )
 AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
-AN_ALPHA = needs("optimizer_reset", value=WITH_ALPHA)
+AN_ALPHA = Need(
+    lambda value_of: value_of("optimizer_reset") in names_with_alpha(),  # a script may have added treatments
+    f"{{key}}={{value!r}} has no effect without optimizer_reset: {' or '.join(names_with_alpha())}. Set that, or "
+    "leave {key} out.",
+    adjusted=True,
+)
 PACKED = needs("pack_groups", written='pack_groups: "on"')
 ROUNDS = needs("dynamic_sampling_rounds")
 
