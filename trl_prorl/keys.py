@@ -5,7 +5,7 @@ reference, refusals, the rules of a resume, the names of arms and `ProRLConfig.i
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -530,6 +530,8 @@ KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)
 TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.effect is RESET)
 FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
+# Keys of ours whose values on and off YAML reads as true and false.
+BARE_WORDS = ("pack_groups", "compact_generation")
 # Keys of TRL and transformers on which no number of a run depends: where things are written, shown and sent, and how
 # long to wait for them. Model and data are told apart by content, in checkpoint/identity.py.
 FREE_UPSTREAM_KEYS = (
@@ -545,6 +547,22 @@ FREE_UPSTREAM_KEYS = (
     "vllm_server_timeout vllm_group_port model_name_or_path dataset_name"
 ).split()
 FREE_KEYS = {name for name, key in (KEYS | TASK_KEYS).items() if key.resume is free} | {*FREE_UPSTREAM_KEYS}
+
+
+def read_bare_word(value: Any) -> Any:
+    """Make text again of a bare on or off."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value
+
+
+def switched_on_by_fast(given: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys to which `fast` gives a value: those at their defaults that were not set by hand."""
+    found = {}
+    for key, value in FAST.items():
+        if key not in given and values[key] == KEYS[key].default:
+            found[key] = value
+    return found
 
 
 def effects(value_of: ValueOf) -> Effect:
