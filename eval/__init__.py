@@ -1,7 +1,7 @@
 import sys
 
 import trl_prorl  # noqa: F401  before PEFT, see trl_prorl/quiet.py
-from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once, is_started_as_module
+from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once, is_started_as_module
 from trl_prorl.short_names import be_one_module
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.launch.interrupt import INTERRUPTED, end_at_once, interrupt_as_usual
+from trl_prorl.interrupt import INTERRUPTED, end_at_once, interrupt_as_usual
 from trl_prorl.pipes import reader_may_leave
 from trl_prorl.text import visible
 

@@ -9,14 +9,15 @@ import os
 import sys
 from pathlib import Path
 
+from trl_prorl.announce import announce
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.gpucheck.parts import PARTS
 from trl_prorl.eval.run_folder.reading import add_run_option, find_run_folders, load_config
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.stepcost.settings import parse as step_cost
+from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once
 from trl_prorl.launch import command_line
-from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
 from trl_prorl.launch.plugin import load_plugin
 
 
@@ -28,18 +29,32 @@ LEAST_PROMPTS = 2
 
 def check_arguments(name: str) -> None:
     """
-    Parse the command line of `eval.NAME` before its imports, and end the process where it asks for help or is wrong.
+    Parse the command line of `eval.NAME` before its imports, and end the process where it asks for help or is wrong;
+    else say what it is about to look at.
     """
     parse = globals().get(name)
     if parse is not None:
 
-        def parse_only(argv) -> None:
-            parse(argv)
+        def parse_and_announce(argv) -> None:
+            announce(first_line(name, parse(argv)))
 
-        code = command(parse_only, kept=NOTHING_CHANGED)()
+        code = command(parse_and_announce, kept=NOTHING_CHANGED)()
         if code:
             sys.exit(code)
     end_at_once(NOTHING_CHANGED)
+
+
+def first_line(name: str, parsed) -> str:
+    """Return what `eval.NAME` is about to look at, by its command line."""
+    if name == "preflight":
+        _, arguments = parsed
+        what = arguments.recipe_name
+    else:
+        runs = getattr(parsed, "runs", None) or [getattr(parsed, "run", "this machine")]
+        what = str(runs[0])
+        if len(runs) > 1:
+            what += f" and {len(runs) - 1} more"
+    return f"{name.replace('_', '-')}: {what}. Importing libraries ..."
 
 
 class Plugin(argparse.Action):

@@ -53,8 +53,8 @@ from trl_prorl.eval.readiness.first_steps import (
 from trl_prorl.eval.readiness.signal import Rollouts, sample_base, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
+from trl_prorl.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.command_line import Arguments
-from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder, check_packages

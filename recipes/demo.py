@@ -1,6 +1,6 @@
 """The demo: `trl-prorl demo` in a checkout. `make demo` runs it."""
 
-from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
+from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ The study: `python -m study run`, `status`, `figures`, `drop`, `take-over`; `mak
 study-figures`.
 """
 
-from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
+from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from random import Random
-
-from datasets import Dataset
+from typing import TYPE_CHECKING
 
 from .base import Task, build_dataset, check_integer, check_request, content_split, stable_hash
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 MAX_LEVEL = 8
@@ -45,7 +48,7 @@ class GeneratedTask(Task):
         """
         return prompt
 
-    def rows(self, split: str, n: int, seed: int = 0) -> Dataset:
+    def rows(self, split: str, n: int, seed: int = 0) -> "Dataset":
         """See [`Task.rows`]; `n=None` is refused, because generated questions have no end."""
         check_request(split, n, seed)
         if n is None:

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-
-from datasets import Dataset, load_dataset
+from typing import TYPE_CHECKING
 
 from .base import Task
 from .final_answer import MAX_LENGTH, NOT_A_UNIT, TAG
 from .loaded import FILES, Problem, by_question, load_problems, loaded_rows, need, split_training_file
 from .math_equality import equal_number
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 MAX_MARKED = 16
@@ -149,6 +152,8 @@ def load_from(path: str) -> dict[str, list[Problem]]:
     """
     if Path(path).is_dir():
         return load_problems(GSM8K.name, path, parse_problem)
+    from datasets import load_dataset  # not for a list of tasks
+
     try:
         rows = {split: load_dataset(path, "main", split=split) for split in FILES}
     except OSError as error:
@@ -209,7 +214,7 @@ class GSM8K(MarkedNumber):
             raise ValueError(f"instruction={instruction!r} must be a text: it stands below each question")
         self.instruction = instruction
 
-    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+    def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         splits = {name: self._with_instruction(problems) for name, problems in load_from(self.path).items()}
         return loaded_rows(self.name, self.path, splits, split, n, seed)
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from datasets import Dataset
+from typing import TYPE_CHECKING, NamedTuple
 
 from trl_prorl.text import parse_json, short
 
@@ -18,6 +16,10 @@ from .base import (
     content_split,
     stable_hash,
 )
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
@@ -150,7 +152,7 @@ def split_training_file(name: str, train: Mapping[str, Problem], test: Mapping[s
 
 def loaded_rows(
     name: str, path: str | Path, splits: Mapping[str, Sequence[Problem]], split: str, n: int | None, seed: int
-) -> Dataset:
+) -> "Dataset":
     """
     Return rows of one split in the order that the seed gives, whatever the order of the file; `n=None` means all rows.
 
@@ -177,7 +179,7 @@ class LoadedTask(Task):
         self.path = path
         self._problems = None if path is None else load_problems(self.name, path, parse)
 
-    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+    def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """See [`Task.rows`]; only questions from a file accept `n=None`."""
         if self._problems is None:
             return super().rows(split, n, seed)

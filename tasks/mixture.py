@@ -1,11 +1,14 @@
 """Several tasks in one run."""
 
 from collections.abc import Callable, Mapping, Sequence
-
-from datasets import Dataset
+from typing import TYPE_CHECKING
 
 from .base import Task, check_request
 from .registry import get_task
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def check_members(tasks: object) -> dict[str, dict]:
@@ -94,8 +97,10 @@ class Mixture(OfMembers):
             if turns > 1:
                 raise ValueError(f"tasks: {name!r} has up to {turns} turns, a mixture one: train on it by itself")
 
-    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+    def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """See [`Task.rows`]; `n=None` is refused, and a member whose share is below one row is an error."""
+        from datasets import Dataset  # not for a list of tasks
+
         check_request(split, n, seed)
         if n is None:
             raise ValueError("n=None: a mixture has no end, so say how many rows (train_rows)")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from run_record import write_run
 
 from eval.analysis.statistics import prediction_interval
 from trl_prorl import demo as demo_module
@@ -19,7 +20,7 @@ from trl_prorl.embedded.shipped import DEFAULT, embedded_model, weights_sha256
 
 ROOT = Path(__file__).parent.parent
 SEED = 7
-PROGRESS = re.compile(r"(\w+: [\w\- ,]+: +\d+%\|.*)?")
+PROGRESS = re.compile(r"(\w+: [\w\- ,]+: +\d+%\|.*|(demo|passk|drift|report): .*)?")
 ARMS = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
 
 
@@ -49,6 +50,7 @@ def script(monkeypatch):
     """A function that runs the demo's main, which trains nothing and evaluates nothing."""
     monkeypatch.setattr(demo_module, "train", lambda arms, side_by_side: None)
     monkeypatch.setattr(demo_module.subprocess, "run", lambda *args, **kwargs: None)
+    monkeypatch.setattr(demo_module, "show_arms", lambda runs, out: None)
 
     def main(*arguments):
         monkeypatch.setattr(sys, "argv", ["demo.py", *arguments])
@@ -75,6 +77,7 @@ def test_with_a_pretrained_model_it_is_two_arms_and_their_texts(monkeypatch, tmp
     asked = []
     trained = []
     monkeypatch.setattr(demo_module, "evaluate", lambda *words: asked.append(words))
+    monkeypatch.setattr(demo_module, "show_arms", lambda runs, out: asked.append(("table", out)))
     monkeypatch.setattr(demo_module, "train", lambda arms, side_by_side: trained.extend(arms))
     for run, label in (("control", "base"), ("control", "trained"), ("plain", "trained")):
         folder = tmp_path / run / "samples" / f"{label}-0"
@@ -90,6 +93,7 @@ def test_with_a_pretrained_model_it_is_two_arms_and_their_texts(monkeypatch, tmp
     assert asked[0][:6] == ("passk", "--prompts", "24", "--n", "4", "--no-greedy")
     assert "--checkpoints" not in asked[0]
     assert asked[1][:3] == ("drift", "--prompts", "8")
+    assert asked[-1] == ("table", tmp_path)
     said = capsys.readouterr().out
     shown = ("control base text ✓", "control trained text ", "plain trained text ", "[tea]")
     assert all(text in said for text in shown)
@@ -118,6 +122,35 @@ def test_an_arm_deletes_nothing_that_it_did_not_write(tmp_path, caplog):
     assert (out / "earlier-1" / "checkpoint-1" / "model.safetensors").read_text() == "stopped"
     (out / "model.safetensors").write_text("somebody's")
     assert not arm.finished  # no run wrote them
+
+
+def test_it_ends_with_one_table_of_the_arms_and_the_path_of_the_report(tmp_path, monkeypatch, capsys):
+    """Numbers by hand: two arms of ten steps, four prompts of two samples each."""
+    settings = {"prompts": 4, "n": 2, "k": [1, 2], "prompt_ids": ["a", "b", "c", "d"], "split": "test"}
+    settings |= {"temperature": 1.0, "seed": 0, "task": "reverse_digits"}
+    intervals = {"interval@1": [0.0, 1.0], "interval@2": [0.0, 1.0]}
+    base = {"correct": [1, 0, 0, 0], "pass@1": 0.125, "pass@2": 0.25, **intervals}
+    for name, rewards, correct, greedy, distance in (
+        ("plain", [0.1] * 9 + [0.75], [2, 1, 0, 0], 0.5, 0.25),
+        ("control", [0.2] * 10, [2, 2, 2, 1], 1.0, 0.125),
+    ):
+        trained = {"correct": correct, "pass@1": sum(correct) / 8, "pass@2": sum(map(bool, correct)) / 4, **intervals}
+        sides = {"base": base, "trained": trained}
+        sides["greedy"] = {side: {"accuracy": greedy, "correct": [1, 1, 0, 0]} for side in ("base", "trained")}
+        rows = [{"step": step, "reward": reward} for step, reward in enumerate(rewards, start=1)]
+        points = [{"step": step, "kl_to_base": kl} for step, kl in ((0, 0.0), (10, distance))]
+        files = {"env": {"variant": name}, "passk": settings | sides, "drift": {"points": points}}
+        write_run(tmp_path / name, {"output_dir": str(tmp_path / name)}, rows, **files)
+    monkeypatch.setattr(demo_module.console, "_width", 80)
+    demo_module.show_arms([tmp_path / "plain", tmp_path / "control"], tmp_path)
+    shown = capsys.readouterr().out
+    header, _, plain, control = shown.splitlines()[2:6]
+    headings = ["arm", "reward", "pass@1", "pass@2", "greedy", "KL to base"]
+    assert [cell.strip() for cell in header.split("┃")] == headings
+    assert [cell.strip() for cell in plain.split("│")] == ["plain", "0.75", "0.12 → 0.38", "0.50", "0.50", "0.250"]
+    assert [cell.strip() for cell in control.split("│")] == ["control", "0.20", "0.12 → 0.88", "1.00", "1.00", "0.125"]
+    assert f"the report: {tmp_path / 'report.html'}" in shown
+    assert max(map(len, shown.splitlines()[:-1])) <= 80
 
 
 @pytest.mark.slow
@@ -156,7 +189,7 @@ def test_the_report_is_written_and_shown(demo):
     report = (out / "report.md").read_text()
     for arm, variant in ARMS.items():
         assert arm in report
-        assert arm in shown
+        assert len(re.findall(rf"^ *{arm} ", shown, re.MULTILINE)) == 1  # a row of the one table
         assert json.loads((out / arm / "env.json").read_text())["variant"] == variant
     assert "different objective" in report
     for picture in ("summary.png", "ref_cost.png"):

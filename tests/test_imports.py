@@ -117,10 +117,10 @@ def test_the_analysis_is_arrays_records_and_tables_in_numbers_out(module):
 # The floors of `trl_prorl` and of `tasks` beside it: a folder imports itself and what lies on lower floors; files at
 # the top of the package may import files on their own floor.
 FLOORS = (
-    "errors files text interrupt pipes quiet pass_at_k short_names parts descriptor variants environment "
+    "announce errors files text interrupt pipes quiet pass_at_k short_names parts descriptor variants environment "
     "length_rewards choice",
     "objective resets tasks",
-    "embedded scoring keys config refusals upstream_keys",
+    "embedded scoring keys config refusals upstream_keys upstream_values",
     "guards record",
     "adapters rollout checkpoint interchange",
     "hub launch",

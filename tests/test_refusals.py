@@ -14,12 +14,13 @@ from trl import GRPOConfig
 from trl.trainer.base_config import _BaseConfig
 
 from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.config import CHECKED
 from trl_prorl.keys import A_RESET, KEYS, TASK_KEYS, TRIGGER_KEYS
 from trl_prorl.launch.command_line import launcher_keys
 from trl_prorl.launch.recipe import parse_recipe
-from trl_prorl.refusals import CHECKED, REFUSALS
+from trl_prorl.refusals import REFUSALS
 from trl_prorl.train import TaskArguments
-from trl_prorl.upstream_keys import _options
+from trl_prorl.upstream_values import options_of
 
 
 CPU = {"output_dir": "run", "use_cpu": True, "bf16": False}
@@ -263,7 +264,7 @@ def test_a_number_without_a_range_is_finite(name, value):
 
 def test_every_number_of_trl_has_a_range_or_is_finite():
     hints = typing.get_type_hints(GRPOConfig)
-    fractions = {field.name for field in dataclasses.fields(GRPOConfig) if float in _options(hints[field.name])}
+    fractions = {field.name for field in dataclasses.fields(GRPOConfig) if float in options_of(hints[field.name])}
     assert fractions - set(VALUED) == {*OTHER_FLOATS.split(), "vllm_importance_sampling_cap"}  # the last is deprecated
 
 
@@ -411,8 +412,8 @@ def test_a_tracker_that_is_not_installed_is_refused_in_a_script_before_a_model_i
     ],
 )
 def test_bf16_without_a_gpu_is_refused_with_its_key(monkeypatch, keys, begins):
-    for module in ("trl_prorl.refusals", "transformers.training_args"):
-        monkeypatch.setattr(f"{module}.is_torch_bf16_gpu_available", lambda: False)
+    for module in ("utils", "training_args"):
+        monkeypatch.setattr(f"transformers.{module}.is_torch_bf16_gpu_available", lambda: False)
     with pytest.raises(ValueError) as error:
         ProRLConfig(**keys)
     assert str(error.value).startswith(begins)
@@ -452,6 +453,7 @@ def test_a_launcher_whose_precision_is_not_the_keys_is_refused(monkeypatch, key)
 )
 def test_a_default_recipe_takes_precision_and_device_from_the_launcher(monkeypatch, env, gpu, keys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("trl_prorl.launch.command_line.torch_finds_no_gpu", lambda: False)
     for key in ("MIXED_PRECISION", "USE_CPU"):
         monkeypatch.delenv(f"ACCELERATE_{key}", raising=False)
     for key, value in env.items():
@@ -481,7 +483,7 @@ def test_processes_that_the_launcher_did_not_start_are_told_of(monkeypatch, capl
 
 
 def test_deepspeed_that_is_not_installed_is_refused(monkeypatch):
-    monkeypatch.setattr("trl_prorl.refusals.is_deepspeed_available", lambda: False)
+    monkeypatch.setattr("transformers.integrations.is_deepspeed_available", lambda: False)
     told = r"^deepspeed='zero.json' needs DeepSpeed: pip install 'trl-prorl\[deepspeed\]'"
     with pytest.raises(ValueError, match=told):
         config(deepspeed="zero.json")

@@ -268,13 +268,14 @@ def test_a_resume_from_another_working_directory_is_the_same_run(recipe, tmp_pat
 
 
 @pytest.mark.parametrize("key", ["output_dir", "run_dir"])
-def test_a_read_only_folder_is_told_before_a_model_is_loaded(tmp_path, monkeypatch, key):
-    (tmp_path / "disk").mkdir()
-    real = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "disk" and real(path, mode))
-    folders = {"output_dir": str(tmp_path / "out"), key: str(tmp_path / "disk" / "deep" / "run")}
-    with pytest.raises(ValueError, match=f"deep/run' cannot be written: {tmp_path}/disk is read-only"):
+def test_a_folder_that_cannot_be_made_is_told_before_a_model_is_loaded(tmp_path, key):
+    """Permissions do not tell: root has them in /proc."""
+    folders = {"output_dir": str(tmp_path / "out"), key: "/proc/deep/run"}
+    with pytest.raises(ValueError, match=f"{key}='/proc/deep/run' cannot be written: no folder can be made in /proc"):
         check_folder(ProRLConfig(use_cpu=True, bf16=False, **folders), ())
+    assert not list(tmp_path.iterdir())  # what was made to find out is gone
+    check_folder(ProRLConfig(use_cpu=True, bf16=False, output_dir=str(tmp_path / "out")), ())
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_tools_of_prolonged_training_in_one_recipe(recipe, tmp_path, tiny_model):

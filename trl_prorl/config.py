@@ -10,13 +10,18 @@ from typing import Any
 from trl import GRPOConfig
 
 from .descriptor import Effect, check_used, check_values
-from .keys import FAST, KEYS, ProlongedKeys, effects
+from .keys import BARE_WORDS, FAST, KEYS, ProlongedKeys, effects, read_bare_word, switched_on_by_fast
 from .objective.anchors import ANCHOR_KEYS, ANCHORS
 from .objective.kl import gradient_bias
-from .refusals import CHECKED, check_batch, check_combinations, check_deepspeed, check_launcher, check_precision
+from .refusals import check_batch, check_combinations, check_deepspeed, check_launcher, check_precision
 from .resets.treatments import treatment_of
-from .upstream_keys import check_finite
+from .upstream_keys import TRAINING_KEYS, check_finite
+from .upstream_values import resume_word
 from .variants import variant_of
+
+
+# Ours, and those of TRL's that it does not check itself.
+CHECKED = KEYS | TRAINING_KEYS
 
 
 class KeepsKeywords:
@@ -40,6 +45,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     def __post_init__(self):
         self.given_up: str | None = None  # why `fast` accelerates nothing, see `check_or_give_up`
+        self.precision_reason: str | None = None  # why a recipe's `bf16: auto` has chosen it, see launch/precision.py
         if self.fast:
             self._switch_on_accelerations()
         self._read_bare_words()
@@ -77,21 +83,14 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     def _switch_on_accelerations(self) -> None:
         """Give the keys of `fast` their values, unless they were set by hand."""
-        for key, value in FAST.items():
-            if key not in self.given and getattr(self, key) == KEYS[key].default:
-                setattr(self, key, value)
+        for key, value in switched_on_by_fast(self.given, vars(self)).items():
+            setattr(self, key, value)
 
     def _read_bare_words(self) -> None:
         """Make text again of a bare on, off, true or false, which YAML takes for a bool."""
-        for key in ("pack_groups", "compact_generation"):
-            value = getattr(self, key)
-            if isinstance(value, bool):
-                setattr(self, key, "on" if value else "off")
-        resume = str(self.resume_from_checkpoint).lower()
-        if resume == "true":
-            self.resume_from_checkpoint = "True"
-        elif resume == "false":
-            self.resume_from_checkpoint = None
+        for key in BARE_WORDS:
+            setattr(self, key, read_bare_word(getattr(self, key)))
+        self.resume_from_checkpoint = resume_word(self.resume_from_checkpoint)
 
     # What the keys change of TRL's training.
 

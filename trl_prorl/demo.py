@@ -2,6 +2,7 @@
 The demo: embedded model, five arms of `recipes/tiny`, held-out pass@k, report: `trl-prorl demo`, `make demo`.
 
 Arms run side by side, one thread each. Finished arms are kept: a second call continues where the first one stopped.
+It ends with one table of the arms; all others are in the report.
 `--model smollm2` trains a pretrained language model in place of the embedded one: the control and plain, and what each
 writes in the end beside what the base writes.
 """
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 from glob import glob
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .announce import announce
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
 from .interrupt import INTERRUPTED, ending_in_one_line
 from .launch.recipe_check import read_recipe
@@ -137,8 +140,19 @@ def train(arms: list[DemoRun], side_by_side: int) -> None:
 
 
 def evaluate(command: str, *arguments: str) -> None:
-    """Run a command that evaluates. It does not get the terminal's Ctrl-C, which is the demo's to tell."""
-    subprocess.run([*COMMAND, command, *arguments], check=True, start_new_session=True)
+    """
+    Run a command that evaluates. Its progress is shown, and its tables are not, which the report has. It does not get
+    the terminal's Ctrl-C, which is the demo's to tell.
+    """
+    words = [*COMMAND, command, *arguments]
+    subprocess.run(words, check=True, start_new_session=True, stdout=subprocess.DEVNULL)
+
+
+def show_arms(runs: list[Path], out: Path) -> None:
+    """Print a row for each run, and where the report is."""
+    summary = import_module(".eval.pages.summary", __package__)  # pandas takes a second
+    console.print("", summary.summary_table(runs).to_rich(narrow=True), "", sep="\n")
+    console.print(f"Everything else is in the report: {out / 'report.html'}", soft_wrap=True, highlight=False)
 
 
 def value_of_key(recipe: Path, overrides: list[str], key: str) -> Any:
@@ -177,6 +191,7 @@ def main() -> None:
 def run_demo() -> None:
     """Train, evaluate and report what the command line says, in the working directory."""
     args, overrides = parse_options()
+    announce(f"demo: trains {', '.join(args.arms)} into {args.out}, evaluates them and writes a report")
     check_bases(args, overrides)
     arms = []
     for seed in args.seeds:
@@ -244,3 +259,4 @@ def evaluate_and_report(args: argparse.Namespace, runs: list[Path]) -> None:
     evaluate("report", "--runs", *map(str, runs), "--out", str(args.out))
     if is_pretrained:
         console.print(texts(runs))
+    show_arms(runs, args.out)

@@ -5,7 +5,7 @@ reference, refusals, the rules of a resume, the names of arms and `ProRLConfig.i
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ from .descriptor import (
 )
 from .length_rewards import LENGTH_REWARDS
 from .objective.anchors import ANCHOR_KEYS, ANCHORS
-from .resets.treatments import SCALE_FORMS, TREATMENTS, WITH_ALPHA, is_treatment
+from .resets.treatments import SCALE_FORMS, TREATMENTS, is_treatment, names_with_alpha
 
 
 NOTHING = Effect.NOTHING
@@ -96,7 +96,12 @@ A_FLOOR = needs(
     "entropy_floor", line="{key}={value!r} never stops anything without entropy_floor: set it, in nats per token."
 )
 AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
-AN_ALPHA = needs("optimizer_reset", value=WITH_ALPHA)
+AN_ALPHA = Need(
+    lambda value_of: value_of("optimizer_reset") in names_with_alpha(),  # a script may have added treatments
+    f"{{key}}={{value!r}} has no effect without optimizer_reset: {' or '.join(names_with_alpha())}. Set that, or "
+    "leave {key} out.",
+    adjusted=True,
+)
 PACKED = needs("pack_groups", written='pack_groups: "on"')
 ROUNDS = needs("dynamic_sampling_rounds")
 
@@ -525,6 +530,8 @@ KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)
 TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.effect is RESET)
 FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
+# Keys of ours whose values on and off YAML reads as true and false.
+BARE_WORDS = ("pack_groups", "compact_generation")
 # Keys of TRL and transformers on which no number of a run depends: where things are written, shown and sent, and how
 # long to wait for them. Model and data are told apart by content, in checkpoint/identity.py.
 FREE_UPSTREAM_KEYS = (
@@ -540,6 +547,22 @@ FREE_UPSTREAM_KEYS = (
     "vllm_server_timeout vllm_group_port model_name_or_path dataset_name"
 ).split()
 FREE_KEYS = {name for name, key in (KEYS | TASK_KEYS).items() if key.resume is free} | {*FREE_UPSTREAM_KEYS}
+
+
+def read_bare_word(value: Any) -> Any:
+    """Make text again of a bare on or off."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value
+
+
+def switched_on_by_fast(given: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys to which `fast` gives a value: those at their defaults that were not set by hand."""
+    found = {}
+    for key, value in FAST.items():
+        if key not in given and values[key] == KEYS[key].default:
+            found[key] = value
+    return found
 
 
 def effects(value_of: ValueOf) -> Effect:

@@ -1,6 +1,8 @@
 """
 What a [`~trl_prorl.ProRLConfig`] refuses beside what the descriptor of a key says: the machine, the batch, and
 combinations, each in one line with the key, the value and the cure. `docs/make_reference.py` shows the examples.
+
+Nothing is imported that takes long: a command line makes the checks for which it knows enough before that is.
 """
 
 import logging
@@ -9,12 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers.integrations import is_deepspeed_available
-from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
-
-from .keys import KEYS, TRIGGER_KEYS
+from .keys import TRIGGER_KEYS
 from .resets.treatments import TREATMENTS
-from .upstream_keys import TRAINING_KEYS
 
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Ours, and those of TRL's that it does not check itself.
-CHECKED = KEYS | TRAINING_KEYS
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
@@ -53,25 +49,37 @@ def check_batch(args: "ProRLConfig") -> None:
 
 def check_deepspeed(args: "ProRLConfig") -> None:
     """Raise `ValueError` if a configuration needs DeepSpeed, and it is not installed."""
-    if args.deepspeed and not is_deepspeed_available():
+    if not args.deepspeed:
+        return
+    from transformers.integrations import is_deepspeed_available
+
+    if not is_deepspeed_available():
         raise ValueError(
             f"deepspeed={args.deepspeed!r} needs DeepSpeed: pip install 'trl-prorl[deepspeed]', or leave the key out."
         )
 
 
-def check_precision(args: "ProRLConfig", by_default: bool) -> None:
+def finds_bf16_gpu() -> bool:
+    """Return whether transformers lets this machine train in bfloat16 on a device that is no CPU."""
+    from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
+
+    return is_torch_bf16_gpu_available() or is_torch_xla_available()
+
+
+def check_precision(args: "ProRLConfig", by_default: bool, finds_gpu: Callable[[], bool] = finds_bf16_gpu) -> None:
     """
-    Refuse bfloat16 with the name of its key, after transformers has refused it without.
+    Refuse bfloat16 with the name of its key, which transformers refuses without.
 
     Args:
         args (`ProRLConfig`): The configuration.
         by_default (`bool`): Whether `bf16` was not given, so that it has become true.
+        finds_gpu (`Callable`, *optional*): Whether there is a GPU that computes in bfloat16.
 
     Raises:
         `ValueError`: torch finds no GPU that computes in bfloat16.
     """
     key = next((key for key in ("bf16", "bf16_full_eval") if getattr(args, key)), None)
-    if key and not (args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
+    if key and not (args.use_cpu or finds_gpu()):
         default = ", the default," if by_default and key == "bf16" else ""
         raise ValueError(
             f"{key}=True{default} needs a GPU that computes in bfloat16, and torch finds none here. "

@@ -32,7 +32,7 @@ from .launch.command_line import check_arguments, parse, refuse
 from .launch.interrupt import what_is_kept
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
 from .pipes import reader_may_leave
-from .record.folder_lock import LOCK_FILE, check_free
+from .record.folder_lock import LOCK_FILE
 from .record.folders import RunFolders
 from .record.meter import check_record
 from .record.processes import by_main_process
@@ -175,10 +175,8 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
 def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     folders = RunFolders.of(args)
     run_dir = folders.run_dir
-    folders.check_usable()
-    check_free(*folders.paths)
+    folders.check_available(resumes=bool(args.resume_from_checkpoint))
     if not args.resume_from_checkpoint:
-        _check_new(folders)
         return False
     try:
         checkpoint, _ = find_checkpoint(args.resume_from_checkpoint, args.output_dir, content=False)
@@ -187,7 +185,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
             raise
         return False
     if not folders.has_checkpoint(checkpoint):
-        _check_new(folders)
+        folders.check_new()
     else:
         base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
         folders.check_record_stays(checkpoint)
@@ -228,17 +226,6 @@ def _begins_again(args: ProRLConfig, folders: RunFolders) -> bool:
     else:  # it was killed before it wrote anything, or was never started
         print(f"there is no run in {args.output_dir} yet: the run begins at step 0", file=sys.stderr)
     return True
-
-
-def _check_new(folders: RunFolders) -> None:
-    """Refuse folders in which a recipe may not begin a run."""
-    folders.check_nothing_foreign()
-    earlier = folders.find_earlier_run()
-    if earlier is not None:
-        raise ValueError(
-            f"output_dir={str(folders.output_dir)!r} already holds a run ({earlier}): choose another output_dir, "
-            "remove it, or continue it with --resume_from_checkpoint True."
-        )
 
 
 def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:

@@ -21,8 +21,9 @@ from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
 from .hub.uploads import Uploads
+from .interrupt import tell_interrupted
 from .launch.acceleration import shards_weights
-from .launch.interrupt import tell_interrupted, what_a_script_keeps
+from .launch.interrupt import what_a_script_keeps
 from .launch.plan import Plan
 from .objective.aggregation import Aggregation, without_ratio
 from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor

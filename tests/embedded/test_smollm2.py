@@ -98,7 +98,9 @@ def test_the_command_installs_the_packages_without_llama_cpp_and_says_so_before(
 def test_a_pip_that_fails_is_one_line(cache, pip, monkeypatch, capsys):
     monkeypatch.setattr(smollm2.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=1))
     assert smollm2.main([]) == 2
-    assert capsys.readouterr().err.startswith("error: pip install gguf>=0.10")
+    announced, refused = capsys.readouterr().err.splitlines()
+    assert announced.startswith("smollm2: ")
+    assert refused.startswith("error: pip install gguf>=0.10")
 
 
 def test_it_is_converted_once_whole_into_the_files_weights_rounded_and_loads_offline(cache, package, capsys):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from no_libraries import without_libraries
 
 from trl_prorl import train
 from trl_prorl.commands import COMMANDS
@@ -18,29 +19,6 @@ from trl_prorl.launch.shipped_recipes import recipe_file, shipped_recipes, with_
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "recipes" / "grpo_variantA.py")
 RECIPE = ROOT / "recipes" / "tiny" / "variantA.yaml"
-# An interpreter in which the libraries that take seconds cannot be imported.
-WITHOUT = """
-import runpy, sys
-
-def hook(event, args):
-    if event == "import" and args[0] in ("torch", "transformers", "trl", "peft", "datasets", "numpy", "pandas"):
-        raise ImportError(args[0])
-
-sys.addaudithook(hook)
-first, *sys.argv = sys.argv[1:]
-if first == "-m":
-    sys.path.insert(0, "")
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-else:
-    sys.argv.insert(0, first)
-    sys.path.insert(0, first.rpartition("/")[0])
-    runpy.run_path(first, run_name="__main__")
-"""
-
-
-def without_libraries(*argv, **kwargs):
-    command = [sys.executable, "-c", WITHOUT, *argv]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, **kwargs)
 
 
 @pytest.mark.parametrize("start", [[SCRIPT], ["-m", "trl_prorl.train"]], ids=["script", "module"])
@@ -118,10 +96,11 @@ def test_without_a_recipe_there_is_nothing_to_train():
 
 
 def test_what_is_right_passes_unchanged():
-    arguments = ["--learning_rate", "-1e-4", "--lora-target-modules", "q_proj", "v_proj", "--no_dataloader_pin_memory"]
+    arguments = ["--max_steps", "-1", "--lora-target-modules", "q_proj", "v_proj", "--no_dataloader_pin_memory"]
     assert check_arguments(RECIPE, arguments).argv == ["--config", str(RECIPE), *arguments]
     for given in ([f"--config={RECIPE}"], ["--config", "tiny/variantA"], ["--config=tiny/variantA"]):
-        assert check_arguments(None, [*given, "--beta", "-1"]).argv == ["--config", str(RECIPE), "--beta", "-1"]
+        endless = ["--max_steps", "-1"]
+        assert check_arguments(None, [*given, *endless]).argv == ["--config", str(RECIPE), *endless]
 
 
 RECIPES = ROOT / "recipes"

@@ -14,7 +14,8 @@ from transformers import TrainerCallback
 from eval.command import command
 from trl_prorl.checkpoint.files import find_newest_checkpoint
 from trl_prorl.demo import DemoRun, train
-from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_a_script_keeps, what_is_kept
+from trl_prorl.interrupt import end_at_once, interrupt_as_usual
+from trl_prorl.launch.interrupt import what_a_script_keeps, what_is_kept
 
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +126,7 @@ WHILE_IMPORTING = {
     "recipe": ([str(RECIPE)], "numpy"),
     "trl_prorl.train": (["-m", "trl_prorl.train", "--config", str(ROOT / "recipes/tiny/variantA.yaml")], "numpy"),
     "trl-prorl": (["-m", "trl_prorl.commands", "passk", "--run", "run"], "numpy"),
-    "tasks": (["-m", "tasks", "list"], "pyarrow"),
+    "tasks": (["-m", "tasks", "list"], "rich.console"),
     "demo": ([str(ROOT / "recipes" / "demo.py")], "rich.console"),
     "eval.passk": (["-m", "eval.passk", "--run", "run"], "numpy"),
     "eval.compare": (["-m", "eval.compare", "--runs", "run", "other"], "numpy"),

@@ -135,8 +135,9 @@ WRONG_TASKS = [
 def test_a_class_that_is_no_task_is_refused_in_one_line(tmp_path, command, content, said, begin):
     (tmp_path / "own.py").write_text(content)
     status, written = command(f"{begin} --plugin own.py --task own --output_dir run --report_to none")
-    (line,) = written.splitlines()
+    announced, line = written.splitlines()
     assert status == 2
+    assert announced.startswith(("train: ", "preflight: "))
     assert line.startswith("error: ")
     assert said in line
     assert not (tmp_path / "run").exists()

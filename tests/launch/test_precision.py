@@ -1,13 +1,14 @@
-"""bf16 on CPUs: what is known of one, the line that says so, and the recipe that chooses."""
+"""bf16 on CPUs: what is known of one, the line that says so, and the recipe that measures and chooses."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM
 
-from trl_prorl import environment
-from trl_prorl.checkpoint.identity import changing_keys, check_same_run
+from trl_prorl import environment, train
 from trl_prorl.environment import cpu_computes_bf16
 from trl_prorl.launch import precision
 from trl_prorl.launch.recipe import parse_recipe
@@ -96,29 +97,82 @@ def parsed(recipe, *options):
 
 
 SMOLLM2 = sorted(ROOT.glob("recipes/smollm2/*.yaml"))
+FP32 = (False, "float32")
+IN_BF16 = (True, "bfloat16")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A function that sets the GFLOP/s of this machine in fp32 and in bf16; `None`: nothing may be measured."""
+
+    def measure(fp32=None, bf16=None):
+        def products():
+            assert fp32 is not None
+            return {False: fp32, True: bf16}
+
+        monkeypatch.setattr(precision, "measure_products", products)
+
+    return measure
 
 
 @pytest.mark.parametrize("recipe", SMOLLM2, ids=lambda recipe: recipe.stem)
-@pytest.mark.parametrize("name, native", MACHINES.items())
-def test_recipes_for_a_cpu_take_what_it_computes_fastest(machine, recipe, name, native):
-    machine(name)
-    assert parsed(recipe) == ((True, "bfloat16") if native[1] else (False, "float32"))
+@pytest.mark.parametrize(("fp32", "bf16", "taken"), [(118.4, 75.6, FP32), (58.0, 173.0, IN_BF16)])
+def test_recipes_for_a_cpu_take_what_it_computes_fastest(measured, capsys, recipe, fp32, bf16, taken):
+    """An Intel Xeon with avx512_bf16 and no amx_bf16, and an AMD EPYC with avx512_bf16."""
+    measured(fp32, bf16)
+    assert parsed(recipe) == taken
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"bf16: auto takes {taken[1]}: products take {fp32:.0f} GFLOP/s in float32 here, and {bf16:.0f} in bfloat16"
+    )
 
 
-def test_the_command_line_wins(machine):
-    machine("AVX512")
-    assert parsed(SMOLLM2[0], "--bf16", "true", "--dtype", "bfloat16") == (True, "bfloat16")
+def test_the_command_line_wins_and_nothing_is_measured(measured, capsys):
+    measured()
+    for options in (["--bf16", "true", "--dtype", "bfloat16"], ["--bf16", "true"]):
+        assert parsed(SMOLLM2[0], *options) == IN_BF16
+    assert parsed(SMOLLM2[0], "--bf16", "false") == FP32
+    assert capsys.readouterr().err == ""
 
 
-def test_a_resume_on_a_machine_that_chooses_otherwise_is_refused(machine):
-    keys = {}
-    for name in ("AMX", "AVX512"):
-        machine(name)
-        _, args, model_args = parse_recipe(["--config", str(SMOLLM2[0])])
-        keys[name] = changing_keys(args, model_args)
-    with pytest.raises(ValueError, match="bf16: True -> False; dtype: 'bfloat16' -> 'float32'"):
-        check_same_run(keys["AMX"], keys["AVX512"], allowed=False)
-    assert check_same_run(keys["AMX"], keys["AMX"], allowed=False) == {}
+def test_both_precisions_are_measured_on_this_machine():
+    speeds = precision.measure_products()
+    assert speeds.keys() == {False, True}
+    assert min(speeds.values()) > 0
+
+
+def test_several_processes_which_might_choose_differently_are_refused(measured, monkeypatch):
+    measured()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="bf16: auto measures in one process, and several were started"):
+        precision.choose_precision({"bf16": "auto", "use_cpu": True}, {})
+
+
+def test_a_resume_goes_on_as_the_run_began_whatever_this_machine_would_choose(
+    measured, tmp_path, tiny_model, monkeypatch, capsys
+):
+    """In the recipe's own training, from one checkpoint to the next."""
+    recipe = tmp_path / "arm.yaml"
+    keys = {"model_name_or_path": tiny_model, "task": "sums", "use_cpu": True, "bf16": "auto", "max_steps": 1}
+    keys |= {"output_dir": str(tmp_path / "run"), "per_device_train_batch_size": 4, "num_generations": 4}
+    keys |= {"train_rows": 8, "max_completion_length": 4, "save_strategy": "steps", "save_steps": 1}
+    keys |= {"report_to": "none", "lr_scheduler_type": "constant", "disable_tqdm": True}
+    recipe.write_text(yaml.safe_dump(keys))
+    measured(58.0, 173.0)
+    train.main(recipe, [])
+    resume = ["--max_steps", "2", "--resume_from_checkpoint", "true"]
+    measured(118.0, 76.0)
+    train.main(recipe, resume)
+    then, now = (
+        json.loads((tmp_path / "run" / f"checkpoint-{step}" / "identity.json").read_text()) for step in (1, 2)
+    )
+    assert (then["bf16"], then["dtype"]) == (now["bf16"], now["dtype"]) == IN_BF16
+    assert f"bf16: auto takes bfloat16, as {tmp_path}/run/checkpoint-1 has it" in capsys.readouterr().err
+    env = json.loads((tmp_path / "run" / "env.json").read_text())
+    assert "58 GFLOP/s in float32 here, and 173 in bfloat16" in env["precision"]
+    with pytest.raises(SystemExit):
+        train.main(recipe, [*resume, "--max_steps", "3", "--bf16", "false"])
+    assert "would change the run: bf16: True -> False; dtype: 'bfloat16' -> 'float32'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -126,8 +180,8 @@ def test_a_resume_on_a_machine_that_chooses_otherwise_is_refused(machine):
     [
         ("use_cpu: true\nbf16: auto\ndtype: bfloat16\n", "bf16: auto chooses dtype, too, and dtype='bfloat16'"),
         ("bf16: auto\n", "use_cpu is not true"),
-        ("use_cpu: true\nbf16: Auto\n", "--bf16.*got Auto"),
-        ("use_cpu: true\nfp16: auto\n", "--fp16.*got auto"),
+        ("use_cpu: true\nbf16: Auto\n", "bf16='Auto' is text, and bf16 takes true or false"),
+        ("use_cpu: true\nfp16: auto\n", "fp16='auto' is text, and fp16 takes true or false"),
     ],
 )
 def test_what_auto_cannot_choose_is_refused(tmp_path, text, reason):

@@ -74,6 +74,7 @@ BAD = [
     ({"attn_implementation": "evil"}, "attn_implementation='evil' cannot be used"),
     ({"model_init_kwargs": {"max_position_embeddings": "x"}}, "model_init_kwargs="),
     ({"lora_target_modules": ["nope"]}, "lora_target_modules='nope' cannot be used"),
+    ({"lora_target_modules": []}, "lora_target_modules=[] cannot be used"),
     ({"lora_modules_to_save": ["nope"]}, "lora_modules_to_save=['nope']: the model has no 'nope'"),
     ({"lora_target_parameters": ["nope"]}, "lora_target_parameters=['nope']: the model has no 'nope'"),
     ({"report_to": "evil"}, "report_to: 'evil' is no tracker"),

@@ -11,11 +11,12 @@ import torch
 from run_record import read_events
 from transformers.optimization import Adafactor
 
+from trl_prorl import ProRLConfig
 from trl_prorl.errors import InputError
 from trl_prorl.interchange import export_update
 from trl_prorl.interchange.schemas import reset_factors
 from trl_prorl.resets.optimizer_state import changes, check_optimizer, reset_optimizer, reset_scaler
-from trl_prorl.resets.treatments import TREATMENTS, WITH_ALPHA, Treatment, treatment_of
+from trl_prorl.resets.treatments import TREATMENTS, Treatment, names_with_alpha, treatment_of
 
 
 LR = 0.1
@@ -318,7 +319,7 @@ def test_alpha_is_refused_and_recorded_by_what_a_treatment_declares(noise, monke
     """A function that ignores it has none; a treatment that cannot take it is no treatment."""
     monkeypatch.setitem(TREATMENTS, "negated", Treatment("negated", first=torch.Tensor.neg_))
     names = {name for name, treatment in TREATMENTS.items() if treatment.uses_alpha}
-    assert names == {"soft", "noise"} == {*WITH_ALPHA, "noise"}
+    assert names == {"soft", "noise"} == set(names_with_alpha())
     assert treatment_of("negated", alpha=7.0).name == "negated"  # no α is looked at
     param, optimizer = adam()
     reset_optimizer(optimizer, "negated", 0.5)
@@ -327,6 +328,10 @@ def test_alpha_is_refused_and_recorded_by_what_a_treatment_declares(noise, monke
         keys = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 3}
         (event,) = read_events(run(optimizer_reset=name, **keys), "reset")
         assert event.get("alpha") == recorded
+    given = {"use_cpu": True, "bf16": False, "beta": 0.1, "ref_reset_every": 2, "optimizer_reset_alpha": 0.3}
+    assert ProRLConfig("out", optimizer_reset="noise", **given).optimizer_reset_alpha == 0.3
+    with pytest.raises(ValueError, match="optimizer_reset_alpha=0.3 has no effect without optimizer_reset: soft"):
+        ProRLConfig("out", optimizer_reset="negated", **given)
     with pytest.raises(TypeError, match="hard takes α and has no function"):
         Treatment("hard", first=0.0, takes_alpha=True)
 

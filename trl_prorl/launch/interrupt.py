@@ -4,17 +4,7 @@ import os
 from pathlib import Path
 
 from ..checkpoint.files import find_newest_checkpoint
-from ..interrupt import (  # noqa: F401  which commands import from here
-    INTERRUPTED,
-    NOTHING_BEGUN,
-    NOTHING_CHANGED,
-    end_at_once,
-    end_interrupted,
-    ending_in_one_line,
-    interrupt_as_usual,
-    is_started_as_module,
-    tell_interrupted,
-)
+from ..interrupt import NOTHING_BEGUN
 
 
 BY_COMMAND = "Go on with the same command and --resume_from_checkpoint True"

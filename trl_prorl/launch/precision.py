@@ -1,52 +1,132 @@
 """
-bf16 on a CPU. Without instructions for it a CPU emulates bf16, three to four times slower than it computes fp32: a run
-says so, and `bf16: auto` in a recipe chooses.
+bf16 on a CPU. A CPU may compute bf16 three times faster than fp32, or slower, and its instructions do not tell which:
+`bf16: auto` in a recipe measures it, and a resume goes on as the run began. Without instructions for it a CPU emulates
+bf16, and a run says so.
 """
 
+import functools
 import logging
+import math
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..environment import cpu_computes_bf16
+from ..checkpoint.files import find_checkpoint
+from ..checkpoint.identity import IDENTITY_FILE
+from ..environment import cpu_computes_bf16, started_processes
 from ..errors import InputError
+from ..record.run_files import ENV_FILE, read_json
+from ..upstream_values import resume_word
+from .recipe_check import AUTO, check_auto_precision
 
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"
+# A product of a small language model: its MLP, for a micro-batch of a few completions.
+ROWS = 64
+WIDTH = 1536
+OUTPUTS = 8960
+REPEATS = 5
+NAMES = {True: "bfloat16", False: "float32"}
 
 
-def chosen_precision(recipe: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Precision:
     """
-    Replace `bf16: auto` in the keys of a recipe for a CPU by a precision: weights and products in bf16 where the CPU
-    is known to have instructions for it, else in fp32. The record has the choice, and a resume on a machine that
-    chooses otherwise is refused as one with other keys is.
+    The precision of a run whose recipe says `bf16: auto`.
 
-    Args:
-        recipe (`Mapping[str, Any]`): The keys of a recipe.
+    Attributes:
+        keys (`dict[str, Any]`): `bf16` and `dtype`.
+        line (`str`, *optional*): What was chosen and why, for the terminal; `None` if the command line says it.
+        recorded (`str`, *optional*): The same for `env.json`, which keeps what was measured as the run began.
+    """
+
+    keys: dict[str, Any]
+    line: str | None = None
+    recorded: str | None = None
+
+
+@functools.cache
+def measure_products() -> dict[bool, float]:
+    """
+    Time a matrix product on this CPU, with the threads that a training has.
 
     Returns:
-        `dict[str, Any]`: The same keys, with `bf16` true or false and with `dtype`.
+        `dict[bool, float]`: GFLOP/s in fp32 (`False`) and in bf16 (`True`), the best of several.
+    """
+    operands = {}
+    for is_bf16, name in NAMES.items():
+        dtype = getattr(torch, name)
+        operands[is_bf16] = (torch.ones(ROWS, WIDTH, dtype=dtype), torch.ones(OUTPUTS, WIDTH, dtype=dtype))
+    seconds = dict.fromkeys(operands, math.inf)
+    with torch.inference_mode():
+        for _ in range(1 + REPEATS):  # the first is slow, and never the best
+            for is_bf16, (rows, weight) in operands.items():
+                start = time.perf_counter()
+                torch.nn.functional.linear(rows, weight)
+                seconds[is_bf16] = min(seconds[is_bf16], time.perf_counter() - start)
+    operations = 2 * ROWS * WIDTH * OUTPUTS
+    return {is_bf16: operations / one / 1e9 for is_bf16, one in seconds.items()}
+
+
+def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Precision | None:
+    """
+    Choose the precision of weights and products where a recipe says `bf16: auto`: that of the command line, that of
+    the checkpoint from which the run goes on, or the faster one here.
+
+    Args:
+        recipe (`Mapping[str, Any]`): The keys of the recipe.
+        given (`Mapping[str, Any]`): Those of the command line, which win.
+
+    Returns:
+        `Precision` or `None`: `None` if the recipe does not ask.
 
     Raises:
-        `ValueError`: The recipe gives `dtype`, too, or is not for a CPU.
+        `ValueError`: The recipe gives `dtype`, too, or is not for a CPU; or several processes would measure.
     """
-    keys = dict(recipe)
-    if keys.get("bf16") != AUTO:
-        return keys
-    if "dtype" in keys:
-        raise InputError(f"bf16: auto chooses dtype, too, and dtype={keys['dtype']!r} is given. Leave dtype out.")
-    if keys.get("use_cpu") is not True:
-        raise InputError("bf16: auto chooses for a CPU, and use_cpu is not true. Leave bf16 out; a GPU has it true.")
-    if cpu_computes_bf16():
-        keys["bf16"] = True
-        keys["dtype"] = "bfloat16"
-    else:
-        keys["bf16"] = False
-        keys["dtype"] = "float32"
-    return keys
+    if recipe.get("bf16") != AUTO:
+        return None
+    check_auto_precision(recipe)
+    if "bf16" in given:
+        return Precision({"bf16": given["bf16"], "dtype": NAMES[given["bf16"]]})
+    recorded = read_recorded_precision({**recipe, **given})
+    if recorded is not None:
+        return recorded
+    if started_processes() > 1:
+        raise InputError(
+            "bf16: auto measures in one process, and several were started, which might choose differently. Set "
+            "bf16 and dtype: --bf16 false --dtype float32, or true and bfloat16."
+        )
+    speeds = measure_products()
+    is_bf16 = speeds[True] > speeds[False]
+    line = (
+        f"bf16: auto takes {NAMES[is_bf16]}: products take {speeds[False]:.0f} GFLOP/s in float32 here, and "
+        f"{speeds[True]:.0f} in bfloat16"
+    )
+    return Precision({"bf16": is_bf16, "dtype": NAMES[is_bf16]}, line, line)
+
+
+def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:
+    """Read what was chosen as the run began that the keys resume; `None` where there is no checkpoint."""
+    resume = resume_word(keys.get("resume_from_checkpoint"))
+    if resume is None:
+        return None
+    try:
+        checkpoint, _ = find_checkpoint(resume, keys.get("output_dir") or "trainer_output", content=False)
+    except ValueError:
+        return None  # the run begins at step 0, or is refused by `check_folder`
+    then = read_json(checkpoint / IDENTITY_FILE)
+    if not isinstance(then.get("bf16"), bool):
+        return None
+    chosen = {key: then[key] for key in ("bf16", "dtype") if then.get(key) is not None}
+    line = f"bf16: auto takes {NAMES[then['bf16']]}, as {checkpoint} has it"
+    env_file = Path(keys.get("run_dir") or checkpoint.parent, ENV_FILE)
+    earlier = read_json(env_file).get("precision") if env_file.is_file() else None
+    return Precision(chosen, line, earlier or line)
 
 
 def tell_of_emulated_bf16(args: Any, model: Any) -> None:

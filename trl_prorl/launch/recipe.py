@@ -6,6 +6,7 @@ imported.
 import argparse
 import dataclasses
 import os
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from ..rollout.thinking import make_interrupted_rollout
 from ..rollout.turns import transcript
 from ..text import parse_json, short
 from ..upstream_keys import MODEL_KEYS, check_finite
-from .precision import chosen_precision
-from .recipe_check import Recipe, check_config_option, check_options, check_recipe, check_types
+from .precision import Precision, choose_precision
+from .recipe_check import Recipe, check_config_option, check_options, check_recipe, check_types, read_as, read_options
 from .recipe_keys import own_keys
 
 
@@ -138,9 +139,11 @@ class RecipeParser(TrlParser):
 
     Attributes:
         recipe (`Recipe`, *optional*): The recipe of `--config`, if [`check_arguments`] has read and checked it.
+        precision (`Precision`, *optional*): What was chosen where it says `bf16: auto`.
     """
 
     recipe: Recipe | None = None
+    precision: Precision | None = None
 
     def parse_known_args(self, args=None, namespace=None):
         return super().parse_known_args(args, namespace or GivenKeys())
@@ -158,11 +161,14 @@ class RecipeParser(TrlParser):
         self.set_defaults_with_config(**{action.dest: argparse.SUPPRESS for action in self._actions})
         if "--config" in args:
             place = args.index("--config")
-            keys = chosen_precision(self._checked_keys(args[place + 1]))
+            keys = dict(self._checked_keys(args[place + 1]))
+            args = args[:place] + args[place + 2 :]
             env = keys.pop("env", None) or {}
             os.environ.update({name: str(value) for name, value in env.items()})
+            self.precision = choose_precision(keys, self._given_keys(args))
+            if self.precision is not None:
+                keys.update(self.precision.keys)
             self.set_defaults_with_config(**keys)  # as TrlParser does, which knows no base
-            args = args[:place] + args[place + 2 :]
         try:
             return super().parse_args_and_config(args, **kwargs)
         except ValueError as error:
@@ -178,6 +184,11 @@ class RecipeParser(TrlParser):
         others = {name: hint for name, hint in hints.items() if name not in own_keys()}
         check_types(self.recipe, others)
         return self.recipe.keys
+
+    def _given_keys(self, args: list[str]) -> dict[str, typing.Any]:
+        """Return the keys of a command line as their types have them."""
+        hints = self.hints()
+        return {key: read_as(value, hints[key]) for key, value in read_options(args, hints).items()}
 
     def hints(self) -> dict[str, typing.Any]:
         """Return the type of every key, as a recipe may spell it."""
@@ -207,6 +218,10 @@ def parse_recipe(argv: list[str], recipe: Recipe | None = None) -> tuple[TaskArg
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
     parser.recipe = recipe
     task_args, args, model_args = parser.parse_args_and_config(argv)
+    if parser.precision is not None and parser.precision.line is not None:
+        args.precision_reason = parser.precision.recorded
+        if args.process_index == 0:
+            print(parser.precision.line, file=sys.stderr)
     check_values(model_args, MODEL_KEYS)
     check_finite(model_args)
     task_args.check_lengths(args.max_completion_length)

@@ -15,8 +15,10 @@ from typing import Any
 import yaml
 
 from ..errors import InputError
+from ..keys import BARE_WORDS
 from ..record.run_files import read_text
 from ..text import cut, nearest, parse_json, short
+from ..upstream_values import options_of
 
 
 # Variables that a recipe may set: none by which a library or a child process could be made to run code.
@@ -39,7 +41,11 @@ RENAMED = {
 
 
 # Keys of text that a recipe may write as a bare on, off or true, which YAML reads as true or false.
-BARE = ("pack_groups", "compact_generation", "resume_from_checkpoint")
+BARE = (*BARE_WORDS, "resume_from_checkpoint")
+AUTO = "auto"  # a value of bf16 in a recipe, see precision.py
+# What the parser takes for true and false, in any case.
+TRUE_OR_FALSE = {"yes": True, "true": True, "t": True, "y": True, "1": True}
+TRUE_OR_FALSE |= {"no": False, "false": False, "f": False, "n": False, "0": False}
 
 # Keys, at any depth, that a recipe may only switch off, and the effect of any other value.
 SWITCHES = {
@@ -205,9 +211,60 @@ def check_types(recipe: Recipe, hints: Mapping[str, Any]) -> None:
                 check_runs_no_code(file, key, json_mapping(file, key, value))
             if key in BARE:
                 hint = hint | bool
-            if not fits(value, hint):
+            is_auto = key == "bf16" and value == AUTO
+            if not fits(value, hint) and not is_auto:
                 raise InputError(f"{file}: {key}={short(value)} is {kind(value)}, and {key} takes {spell_type(hint)}.")
         below |= keys.keys()
+    check_auto_precision(recipe.keys)
+
+
+def check_auto_precision(keys: Mapping[str, Any]) -> None:
+    """Refuse `bf16: auto` in the keys of a recipe that gives `dtype`, too, or is not for a CPU."""
+    if keys.get("bf16") != AUTO:
+        return
+    if "dtype" in keys:
+        raise InputError(f"bf16: auto chooses dtype, too, and dtype={keys['dtype']!r} is given. Leave dtype out.")
+    if keys.get("use_cpu") is not True:
+        raise InputError("bf16: auto chooses for a CPU, and use_cpu is not true. Leave bf16 out; a GPU has it true.")
+
+
+def read_options(arguments: list[str], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Read the keys that a command line sets, as far as their types are known.
+
+    Args:
+        arguments (`list[str]`): The command line; [`check_options`] has found every option in it.
+        hints (`Mapping[str, Any]`): The types by key.
+
+    Returns:
+        `dict[str, Any]`: A value for each key; a key that the parser will complain of is left out.
+
+    Raises:
+        `ValueError`: A value is of another type. The line names the option, the value and the type.
+    """
+    words_of: dict[str, list[str]] = {}
+    words: list[str] = []
+    for argument in arguments:
+        if is_option(argument):
+            name, equals, value = argument.partition("=")
+            words = [value] if equals else []
+            words_of[name.lstrip("-").replace("-", "_")] = words
+        else:
+            words.append(argument)
+    found = {}
+    for key, words in words_of.items():
+        positive = key.removeprefix("no_")
+        if key not in hints and positive in hints:
+            found[positive] = False
+        elif key in hints and not words and fits(True, hints[key]):
+            found[key] = True
+        elif key in hints and words:
+            value = words[0] if len(words) == 1 else words
+            if not fits(value, hints[key]):
+                taken = spell_type(hints[key]).removesuffix(" or null")
+                raise InputError(f"--{key} {short(value)} cannot be read: {key} takes {taken}.")
+            found[key] = value
+    return found
 
 
 def split_config_option(arguments: Iterable[str]) -> list[str]:
@@ -244,10 +301,14 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
     for argument in arguments:
         name = argument.split("=")[0]
         key = name.lstrip("-").replace("-", "_")
-        is_option = argument.startswith("--") or re.match(r"-[a-z]\w", argument)  # a negative number is a value
-        if is_option and name not in flags:
+        if is_option(argument) and name not in flags:
             cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(name), flags)
             raise InputError(f"unknown option {short(argument)}{cure}.")
+
+
+def is_option(argument: str) -> bool:
+    """Return whether a word of a command line is the name of an option; a negative number is a value."""
+    return argument.startswith("--") or re.match(r"-[a-z]\w", argument) is not None
 
 
 def _read_mapping(path: Path, said: str) -> dict[str, Any]:
@@ -377,8 +438,8 @@ def json_mapping(path: str | Path, key: str, text: str) -> dict[str, Any]:
 
 def fits(value: Any, hint: Any) -> bool:
     """
-    Return whether a YAML value fits a field's type. Text fits anything: the parser converts it or complains, and one
-    word may stand for a list (`lora_target_modules: all-linear`).
+    Return whether a YAML value fits a field's type. Text fits where the parser can convert it, and one word may stand
+    for a list (`lora_target_modules: all-linear`).
     """
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
@@ -386,7 +447,7 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is type(None):
         return value is None
     if isinstance(value, str):
-        return True
+        return _can_be_read(value, hint)
     if hint is float:
         return isinstance(value, float) or fits(value, int)
     if hint is int:
@@ -394,6 +455,46 @@ def fits(value: Any, hint: Any) -> bool:
     if hint in (bool, str, list, dict) or origin in (list, dict):
         return isinstance(value, origin or hint)
     return True  # enumerations and the like: checked where they are used
+
+
+def _can_be_read(text: str, hint: Any) -> bool:
+    if list in (hint, typing.get_origin(hint)):
+        return all(_can_be_read(text, option) for option in typing.get_args(hint))
+    try:
+        read_text_as(text, hint)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def read_text_as(text: str, hint: Any) -> Any:
+    """
+    Return what the parser makes of text for a type. Of types that are no number and no truth value the text stays.
+
+    Raises:
+        `ValueError`: It complains of it.
+    """
+    options = options_of(hint)
+    if str in options:
+        return text
+    for option in options:
+        if option in (int, float):
+            return option(text)
+        if option is bool:
+            if text.lower() not in TRUE_OR_FALSE:
+                raise ValueError(f"{text} is neither true nor false")
+            return TRUE_OR_FALSE[text.lower()]
+    return text
+
+
+def read_as(value: Any, hint: Any) -> Any:
+    """Return a value that [`fits`] as the parser reads it: text as a number or a truth value, in a list, too."""
+    if isinstance(value, str):
+        return read_text_as(value, hint)
+    for option in options_of(hint):
+        if isinstance(value, list) and typing.get_origin(option) is list:
+            return [read_as(one, typing.get_args(option)[0]) for one in value]
+    return value
 
 
 def kind(value: Any) -> str:
@@ -407,10 +508,8 @@ def kind(value: Any) -> str:
 
 def spell_type(hint: Any) -> str:
     """Return the values that a type takes, in these words."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    options = typing.get_args(hint) if is_union else (hint,)
     words = []
-    for option in options:
+    for option in options_of(hint):
         if option is types.NoneType:
             words.append("null")
         else:

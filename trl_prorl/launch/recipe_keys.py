@@ -1,5 +1,6 @@
-"""The keys of a recipe and their meaning, from the fields and the docstrings of the classes that hold them."""
+"""The keys of a recipe, their types and their meaning, from the classes that hold them and from their files."""
 
+import ast
 import dataclasses
 import functools
 import importlib.util
@@ -14,13 +15,40 @@ from ..keys import ProlongedKeys, TaskKeys
 
 GROUP = re.compile(r"^\s*> Parameters that (.+)$")
 ENTRY = re.compile(r"^(\s+)(\w+) \((.+)\):$")
-FIELD = re.compile(r"^    ([a-z]\w*): \S", re.MULTILINE)
 
-# The files in which others declare keys.
+# The files in which others declare keys; what a later one declares holds.
 DECLARE = {
-    "trl": ("scripts/utils.py", "trainer/base_config.py", "trainer/grpo_config.py", "trainer/model_config.py"),
     "transformers": ("training_args.py",),
+    "trl": ("scripts/utils.py", "trainer/base_config.py", "trainer/grpo_config.py", "trainer/model_config.py"),
 }
+
+
+class OtherType:
+    """Stands for a type that only an import could tell."""
+
+
+class KnownTypes(dict):
+    """The types that annotations name."""
+
+    def __missing__(self, name):
+        return OtherType
+
+
+KNOWN_TYPES = KnownTypes(bool=bool, int=int, float=float, str=str, list=list, dict=dict)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """
+    A key as a file declares it.
+
+    Attributes:
+        hint (`Any`): Its type; `Any` if that cannot be read.
+        default (`Any`): Its default; `dataclasses.MISSING` if there is none, or it is made by code.
+    """
+
+    hint: typing.Any
+    default: typing.Any = dataclasses.MISSING
 
 
 @dataclass(frozen=True)
@@ -56,20 +84,55 @@ def recipe_keys() -> dict[str, KeyHelp]:
     return own_keys() | _described(ScriptArguments, GRPOConfig, ModelConfig)
 
 
-def possible_keys() -> frozenset[str]:
+@functools.cache
+def declared_keys() -> dict[str, Declared]:
     """
-    Return the names of all keys, and a few more: whatever the files that declare them annotate. They are read as text,
-    because importing them takes seconds, which a misspelt key need not. Empty if a file is not where it is expected.
+    Return all keys, and a few names more: whatever the classes of the files that declare them annotate. Those are read
+    as text, because importing them takes seconds, which a wrong key need not. Empty if a file is not where it is
+    expected.
     """
-    found = set(own_keys())
+    found = {}
     for package, files in DECLARE.items():
         spec = importlib.util.find_spec(package)
         for file in files:
             path = Path(spec.origin).parent / file if spec and spec.origin else None
             if path is None or not path.is_file():
-                return frozenset()
-            found.update(FIELD.findall(path.read_text(encoding="utf-8")))
-    return frozenset(found)
+                return {}
+            found.update(_declared_in(path.read_text(encoding="utf-8")))
+    for cls in (TaskKeys, ProlongedKeys):
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            found[field.name] = Declared(hints[field.name], field.default)
+    return found
+
+
+def _declared_in(code: str) -> dict[str, Declared]:
+    """Return what the classes of a file annotate."""
+    found = {}
+    for statement in ast.parse(code).body:
+        if not isinstance(statement, ast.ClassDef):
+            continue
+        for node in statement.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
+                found[node.target.id] = Declared(_hint_of(node.annotation), _default_of(node.value))
+    return found
+
+
+def _hint_of(annotation: ast.expr) -> typing.Any:
+    try:
+        return eval(ast.unparse(annotation), {"__builtins__": {}}, KNOWN_TYPES)  # of an installed library's own file
+    except (AttributeError, NameError, SyntaxError, TypeError):
+        return typing.Any
+
+
+def _default_of(value: ast.expr | None) -> typing.Any:
+    """Return the default that stands after a key's type: a value, or the one that `field` is given."""
+    if isinstance(value, ast.Call):
+        value = next((given.value for given in value.keywords if given.arg == "default"), None)
+    try:
+        return dataclasses.MISSING if value is None else ast.literal_eval(value)
+    except ValueError:
+        return dataclasses.MISSING
 
 
 def _described(*classes: type) -> dict[str, KeyHelp]:

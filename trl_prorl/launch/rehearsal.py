@@ -53,7 +53,11 @@ def refused_by_name(**keys: Any) -> Iterator[None]:
 
 
 def _spelt(value: Any) -> str:
-    return short(value.value if isinstance(value, Enum) else value)
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, set):  # PEFT makes one of a list
+        value = sorted(value)
+    return short(value)
 
 
 def rehearse(

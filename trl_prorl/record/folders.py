@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 from ..errors import InputError
 from .checkpoint_names import LEFT_BEHIND, find_named, is_of_run, remove_checkpoint, rename_abandoned, steps_of
-from .folder_lock import LOCK_FILE, FolderLock, is_foreign_lock
+from .folder_lock import LOCK_FILE, FolderLock, check_free, is_foreign_lock
 from .run_files import CONFIG_FILE, METRICS_FILE, read_yaml
 from .run_id import recorded_run_id, saved_run_id
 
@@ -139,13 +140,45 @@ class RunFolders:
         self.check_are_folders()
         for folder in self.each:
             there = _nearest(folder.path)
-            if not os.access(there, os.W_OK | os.X_OK):
+            try:  # permissions do not tell: root passes them in /proc, and a disk may be full
+                os.rmdir(tempfile.mkdtemp(prefix=".prorl-", dir=there))
+            except OSError as error:
                 raise ValueError(
-                    f"{folder.key}={str(folder.path)!r} cannot be written: {there} is read-only for this user. Choose "
-                    "another."
-                )
+                    f"{folder.key}={str(folder.path)!r} cannot be written: no folder can be made in {there} "
+                    f"({error.strerror}). Choose another."
+                ) from error
             if is_foreign_lock(folder.path / LOCK_FILE):
                 raise ValueError(_describe_foreign(folder, [LOCK_FILE]))
+
+    def check_available(self, resumes: bool) -> None:
+        """
+        Refuse folders that a recipe's run may not have.
+
+        Args:
+            resumes (`bool`): Whether it is to go on with the run that is there.
+
+        Raises:
+            `ValueError`: The message names the folder, what it holds or who holds it, and the cure.
+        """
+        self.check_usable()
+        check_free(*self.paths)
+        if not resumes:
+            self.check_new()
+
+    def check_new(self) -> None:
+        """
+        Refuse folders in which a recipe may not begin a run.
+
+        Raises:
+            `ValueError`: The message names the folder, what it holds, and the cure.
+        """
+        self.check_nothing_foreign()
+        earlier = self.find_earlier_run()
+        if earlier is not None:
+            raise ValueError(
+                f"output_dir={str(self.output_dir)!r} already holds a run ({earlier}): choose another output_dir, "
+                "remove it, or continue it with --resume_from_checkpoint True."
+            )
 
     def check_nothing_foreign(self) -> None:
         """

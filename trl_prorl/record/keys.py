@@ -6,7 +6,7 @@ runs.
 from dataclasses import dataclass
 
 from ..objective.anchors import ANCHORS
-from ..resets.treatments import WITH_ALPHA
+from ..resets.treatments import names_with_alpha
 from ..resets.triggers import CONFIGURED
 from .run_files import AT_BOUNDARY, ELASTIC, GAMED, GROWTH, RESET
 
@@ -146,7 +146,7 @@ EVENTS = {
     "ref_reset_mix": RecordKey("", "the key of that name", events=(RESET,)),
     "optimizer_reset": RecordKey("", "the key of that name", events=(RESET,)),
     "alpha": RecordKey(
-        "", "`optimizer_reset_alpha`", f"`optimizer_reset: {' or '.join(WITH_ALPHA)}`", events=(RESET,)
+        "", "`optimizer_reset_alpha`", f"`optimizer_reset: {' or '.join(names_with_alpha())}`", events=(RESET,)
     ),
     "adapter_restarts": RecordKey("restarts", "of the adapter so far", "`adapter_restart: merge`", events=(RESET,)),
     "merged_bytes": RecordKey(

@@ -128,6 +128,7 @@ def write_env(
             "packing": packing,
             **(generation or {}),
         },
+        "precision": args.precision_reason,
         "seed": args.seed,
         "data_seed": args.data_seed,
         "versions": {"python": platform.python_version(), **versions()},

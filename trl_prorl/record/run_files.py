@@ -60,6 +60,7 @@ ENV = table(
         "git_commit": MAY_BE_TEXT,
         "command": MAY_BE_TEXT,
         "variant": text,
+        "precision": MAY_BE_TEXT,
         "seed": optional(scalar),
         "base_model": optional(BASE_MODEL),
         "execution": optional(table(known={"merged_copy_bytes": optional(integer(0))}, rest=MAY_BE_TEXT)),

@@ -95,7 +95,6 @@ TREATMENTS = {
         Treatment("step", clears_step=True),
     )
 }
-WITH_ALPHA = tuple(name for name, treatment in TREATMENTS.items() if treatment.uses_alpha)
 SCALE = re.compile(r"scale\((?P<first>[0-9.]+), *(?P<second>[0-9.]+)(?P<step>, *step)?\)")
 SCALE_FORMS = "scale(F, G)", "scale(F, G, step)"  # with factors in [0, 1]
 
@@ -116,6 +115,11 @@ def _scale(name: str) -> Treatment | None:
 def is_treatment(name: Any) -> bool:
     """Whether a value is the name of a treatment."""
     return isinstance(name, str) and (name in TREATMENTS or _scale(name) is not None)
+
+
+def names_with_alpha() -> list[str]:
+    """Return the treatments in which `optimizer_reset_alpha` has an effect, those that a script has added included."""
+    return [name for name, treatment in TREATMENTS.items() if treatment.uses_alpha]
 
 
 def treatment_of(name: str, alpha: float = 1.0) -> Treatment:

@@ -125,6 +125,9 @@ REFUSED = {
     "gpu-check --parts nope": "invalid choice: 'nope'",
     f"preflight {RECIPE} --nope 1": "unknown option '--nope'",
     f"train {RECIPE} --lerning_rate 1": "unknown option '--lerning_rate' (did you mean '--learning_rate'?)",
+    f"preflight {RECIPE} --task nope": "name='nope' is not a task",
+    f"train {RECIPE} --task nope": "name='nope' is not a task",
+    f"train {RECIPE} --num_generations 3": "num_generations=3 does not divide the 128 completions",
     "train FOLDER/KEY.yaml": "KEY.yaml: unknown key 'max_stps' (did you mean 'max_steps'?)",
     "train FOLDER/TYPE.yaml": "TYPE.yaml: ref_reset_every=[1] is a list, and ref_reset_every takes a whole number",
 }
@@ -143,16 +146,17 @@ def test_refusals(make_run, make_rows, tmp_path):
 
 # By the parser, after its imports.
 OF_A_RECIPE = {
-    f"preflight {RECIPE} --task nope": "name='nope' is not a task",
-    f"train {RECIPE} --task nope": "name='nope' is not a task",
-    f"train {RECIPE} --task=sums:0.5,nope:0.5": "takes no level",
+    f"preflight {RECIPE} --task=sums:0.5,sorting:0.5": "takes no level",
+    f"train {RECIPE} --task=sums:0.5,sorting:0.5": "takes no level",
 }
 
 
 @pytest.mark.parametrize("arguments", OF_A_RECIPE)
 def test_refusal_of_a_recipe(forks, arguments):
     status, written = forks.run("-m", "trl_prorl", *arguments.split())
-    assert status == 2 and OF_A_RECIPE[arguments] in written and written.count("\n") == 1, written[-2000:]
+    announced, refused = written.splitlines()
+    assert status == 2 and OF_A_RECIPE[arguments] in refused, written[-2000:]
+    assert announced.startswith(arguments.partition(" ")[0] + ": ")
 
 
 @pytest.mark.parametrize("name", ["nope", "rgx:chain_sum", ("a", "b")])
