@@ -31,9 +31,9 @@ from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_ou
 from trl_prorl.eval.samples.models import Point, checkpoint_points
 from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import prompt_ids
-from trl_prorl.eval.samples.task_name import OWN
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.record.run_id import RUN_ID
+from trl_prorl.tasks.plugin import OWN
 
 
 TEXT_TOKENS = 4096  # of the real text: 17 s of one core for 135 M parameters in fp32

@@ -33,9 +33,9 @@ from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_tab
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
-from trl_prorl.eval.samples.task_name import OWN
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.record.run_id import RUN_ID
+from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 
 

@@ -16,6 +16,7 @@ from . import registry
 # The functions of a file that stand for a task where a script's run is evaluated; the second may be left out.
 ROWS = "held_out_rows"
 VERIFY = "verify"
+OWN = "own"  # what tables call such rows
 HELD_OUT: dict[Path, ModuleType] = {}  # plugins that have them
 LOADING: list[str] = []  # the plugin that is being loaded
 

@@ -9,7 +9,6 @@ import numpy as np
 from datasets import Dataset
 
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.eval.samples.task_name import OWN
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import Task
 
@@ -31,7 +30,7 @@ class OwnRows(Task):
         InputError: If the rows have no prompts, or if the verifier fails on the first one.
     """
 
-    name = OWN
+    name = plugin.OWN
     level = None
 
     def __init__(

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from trl_prorl import tasks
 from trl_prorl.errors import InputError
-
-
-OWN = "own"  # what tables call rows of the user's
+from trl_prorl.tasks import plugin
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class TaskName:
     def of_run(cls, config: dict) -> "TaskName":
         """Return the task of a run with this configuration; a script's run has none, and a plugin has its rows."""
         if not config.get("task"):
-            return cls(OWN, is_own=True)
+            return cls(plugin.OWN, is_own=True)
         return cls(
             task=config.get("task"),
             level=config.get("task_level"),

@@ -18,7 +18,7 @@ import yaml
 
 from ..environment import git_commit, hardware, versions
 from ..files import replaced
-from .run_files import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
+from .run_files import CONFIG_FILE, ENV_FILE
 from .run_id import RUN_ID
 
 
@@ -208,7 +208,7 @@ def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
     """Say what evaluates a run: a command or, for a script with its own rewards and data, the function."""
     command = f"`{passk_command(config, env, run_dir)}`"
-    if all(config.get(key) for key in EVALUATION_KEYS):
+    if config.get("task"):
         return command
     script = f" (`{env['command']}`)" if env.get("command") else ""
     return f"`evaluate(trainer, rows, verifier)` at the end of the script{script} or {command}"
