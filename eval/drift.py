@@ -113,6 +113,9 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
     """Measure models of a run; return the content of `drift.json`."""
     run_id = read_env(held_out.run_dir).get(RUN_ID)
     result = {RUN_ID: run_id} if run_id else {}
+    for point in points:  # first, so that no model is in memory beside those that sampling loads
+        for one in (held_out, *others.values()):
+            one.samples(point, samples)
     entries = []
     with held_out.scored(held_out.base) as base_model:
         for point in points:
