@@ -18,7 +18,7 @@ from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.stepcost.settings import parse as step_cost
 from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once
 from trl_prorl.launch import command_line
-from trl_prorl.launch.plugin import load_plugin
+from trl_prorl.tasks.plugin import load_plugin
 
 
 __all__ = ["step_cost"]  # beside what stands here
@@ -61,11 +61,13 @@ class Plugin(argparse.Action):
     """`--plugin FILE`, loaded as it is read."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        load_plugin(values)
+        load_plugin(values, may_have_rows=True)
 
 
 def add_plugin_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plugin", action=Plugin, metavar="FILE.py", help="a file of yours that registers a task")
+    parser.add_argument(
+        "--plugin", action=Plugin, metavar="FILE.py", help="a file of yours that has the run's task, or its rows"
+    )
 
 
 def _find_runs(args: argparse.Namespace) -> argparse.Namespace:
@@ -86,7 +88,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_option(parser)
     add_plugin_option(parser)
     parser.add_argument("--split", default="test", help="split of the run's task")
-    parser.add_argument("--prompts", type=int, default=128, help="number of prompts")
+    parser.add_argument("--prompts", type=int, help="number of prompts (default 128, of a script's run all rows)")
     parser.add_argument("--temperature", type=float, help="sampling temperature (default: the run's)")
     parser.add_argument("--max-new-tokens", type=int, help="length at which a completion is cut (default: the run's)")
     parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call")
@@ -120,14 +122,14 @@ def passk(argv=None) -> argparse.Namespace:
 def check_passk(
     n: int,
     ks: list[int],
-    prompts: int,
+    prompts: int | None,
     temperature: float | None,
     max_new_tokens: int | None,
     batch_size: int,
     only_greedy: bool = False,
 ) -> None:
     """
-    Refuse settings of pass@k that cannot be measured; `None` is the run's own value.
+    Refuse settings of pass@k that cannot be measured; `None` is the run's own value, of prompts the default.
 
     Raises:
         InputError: Naming the option, its value and the cure.
@@ -136,7 +138,7 @@ def check_passk(
         raise InputError(f"--n {n}: at least 1 sample per prompt is needed, and at most {MOST_SAMPLES}")
     if only_greedy and n > 1:
         raise InputError(f"--n {n} with --greedy: all samples of a prompt would be the same; leave out --n")
-    if prompts < 2:
+    if prompts is not None and prompts < 2:
         raise InputError(f"--prompts {prompts}: at least 2 prompts are needed, and 20 for an interval")
     for k in ks:
         if not 1 <= k <= n:
@@ -152,13 +154,25 @@ def drift(argv=None) -> argparse.Namespace:
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4, help="samples per prompt")
     args = parser.parse_args(argv)
-    _check_least("--prompts", args.prompts, least=2)
-    _check_least("--samples", args.samples)
-    _check_least("--batch-size", args.batch_size)
-    _check_least("--max-new-tokens", args.max_new_tokens)
-    if args.temperature is not None and args.temperature <= 0:
-        raise InputError(f"--temperature {args.temperature:g} must be above 0: drift is measured on samples")
+    check_drift(args.samples, args.prompts, args.temperature, args.max_new_tokens, args.batch_size)
     return _find_runs(args)
+
+
+def check_drift(
+    samples: int, prompts: int | None, temperature: float | None, max_new_tokens: int | None, batch_size: int
+) -> None:
+    """
+    Refuse settings with which drift cannot be measured; `None` is the default.
+
+    Raises:
+        InputError: Naming the option, its value and the cure.
+    """
+    _check_least("--prompts", prompts, least=2)
+    _check_least("--samples", samples)
+    _check_least("--batch-size", batch_size)
+    _check_least("--max-new-tokens", max_new_tokens)
+    if temperature is not None and temperature <= 0:
+        raise InputError(f"--temperature {temperature:g} must be above 0: drift is measured on samples")
 
 
 def preflight(argv=None) -> tuple[argparse.Namespace, command_line.Arguments]:

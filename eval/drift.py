@@ -10,32 +10,37 @@ shared with `eval.passk`.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from rich.console import Console
 from rich.progress import track
 
 from trl_prorl.errors import InputError
+from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis import language
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.command import command
-from trl_prorl.eval.command_lines import drift
 from trl_prorl.eval.pages.drift import plot_drift, points_tables
+from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json
-from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
-from trl_prorl.eval.samples.models import Point, checkpoint_points, load_point
+from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks, judges
+from trl_prorl.eval.samples.models import Point, checkpoint_points
+from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import prompt_ids
+from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.record.run_id import RUN_ID
+from trl_prorl.tasks.plugin import OWN
 
 
 TEXT_TOKENS = 4096  # of the real text: 17 s of one core for 135 M parameters in fp32
 
 
-def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, base_model, samples: int) -> dict:
+def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, model, base_model, samples: int) -> dict:
     """Measure one model, an entry of `drift.json`: on the run's own task, on others by name, and on real text."""
-    model = (base_model if point.folder is None else load_point(point, own.config)).eval()
     entry = {"step": point.step, **measure_drift(own, point, model, base_model, samples)}
     text = language.real_text(8 * TEXT_TOKENS)
     if language.knows_words_of(own.tokenizer, text):
@@ -75,15 +80,25 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
     sums = np.stack(totals)
     texts = list(drawn["completion"])
     ids = [list(ids) for ids in drawn["ids"]]
-    rewards = held_out.task.reward_many(texts, [row for row in held_out.rows for _ in range(samples)])
     return {
         **language.model_drift(sums),
         "mean_tokens": sums[:, -1].sum() / len(texts),
-        "reward": sum(rewards) / len(rewards),
-        "gold": float(drawn["correct"].mean()),
+        **measure_rewards(held_out, drawn, samples),
         **{f"distinct_{n}": language.distinct(ids, n) for n in (1, 2, 3)},
         "compression_ratio": language.compression_ratio(texts),
     }
+
+
+def measure_rewards(held_out: HeldOut, drawn: pd.DataFrame, samples: int) -> dict[str, float]:
+    """Return the mean reward of the samples and the share that is correct, as far as they are known."""
+    found = {}
+    if not isinstance(held_out.task, OwnRows):  # which have no reward
+        rows = [row for row in held_out.rows for _ in range(samples)]
+        rewards = held_out.task.reward_many(list(drawn["completion"]), rows)
+        found["reward"] = sum(rewards) / len(rewards)
+    if judges(held_out.task):
+        found["gold"] = float(drawn["correct"].mean())
+    return found
 
 
 def answer_logits(model, padded, answer_width: int) -> torch.Tensor:
@@ -92,6 +107,32 @@ def answer_logits(model, padded, answer_width: int) -> torch.Tensor:
         input_ids=padded["input_ids"], attention_mask=padded["attention_mask"], logits_to_keep=answer_width + 1
     )
     return output.logits[:, :-1]
+
+
+def measure_points(held_out: HeldOut, points: list[Point], samples: int, others: dict[str, HeldOut]) -> dict:
+    """Measure models of a run; return the content of `drift.json`."""
+    run_id = read_env(held_out.run_dir).get(RUN_ID)
+    result = {RUN_ID: run_id} if run_id else {}
+    for point in points:  # first, so that no model is in memory beside those that sampling loads
+        for one in (held_out, *others.values()):
+            one.samples(point, samples)
+    entries = []
+    with held_out.scored(held_out.base) as base_model:
+        for point in points:
+            if point is held_out.base:
+                entries.append(measure_point(held_out, others, point, base_model, base_model, samples))
+                continue
+            with held_out.scored(point) as model:
+                entries.append(measure_point(held_out, others, point, model, base_model, samples))
+    return result | {
+        "prompts": len(held_out.rows),
+        "samples": samples,
+        "split": held_out.split,
+        "task": held_out.name.task,
+        "level": held_out.name.level,
+        "temperature": held_out.sampling.temperature,
+        "points": entries,
+    }
 
 
 def measure(run_dir: Path, args) -> dict:
@@ -106,33 +147,68 @@ def measure(run_dir: Path, args) -> dict:
     others = dict(zip(args.others, others, strict=True))
     points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
     points = [held_out.base, *points, held_out.trained]
-    base_model = load_point(held_out.base, held_out.config).eval()
-    run_id = read_env(run_dir).get(RUN_ID)
-    result = {RUN_ID: run_id} if run_id else {}
-    return result | {
-        "prompts": len(held_out.rows),
-        "samples": args.samples,
-        "split": held_out.split,
-        "task": held_out.name.task,
-        "level": held_out.name.level,
-        "temperature": held_out.sampling.temperature,
-        "points": [measure_point(held_out, others, point, base_model, args.samples) for point in points],
-    }
+    return measure_points(held_out, points, args.samples, others)
+
+
+def show(run_dir: Path, result: dict) -> Measured:
+    """Write `drift.json` and `drift.png`, print the tables, and return both together."""
+    write_json(run_dir / DRIFT_FILE, result)
+    plot_drift(result, run_dir / "drift.png")
+    tables = [table.to_rich() for table in points_tables(run_dir, result)]
+    measured = Measured(result, tables, NO_INTERVAL_NOTE if result["prompts"] < MIN_PROMPTS else None)
+    measured.print(Console())
+    return measured
+
+
+def drift(
+    trainer,
+    rows,
+    verifier: Callable | None = None,
+    *,
+    samples: int = 4,
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    batch_size: int = 512,
+    name: str = OWN,
+) -> Measured:
+    """
+    How far a run with rewards and data of your own has moved from base, stored and read like that of a task.
+
+    Call it when training is over: it draws random numbers. Samples are shared with [`evaluate`], and base is the same.
+
+    Args:
+        trainer ([`ProRLTrainer`]): That has trained, on one process.
+        rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and what the verifier needs.
+        verifier (`Callable`, *optional*): That of [`evaluate`], for the share of samples that is correct.
+        samples (`int`, *optional*, defaults to `4`): Samples per prompt.
+        temperature, max_new_tokens (*optional*): By default the run's.
+        seed (`int`, *optional*, defaults to `0`): Seed of the sampling.
+        batch_size (`int`, *optional*, defaults to `512`): Sequences per call of `generate`.
+        name (`str`, *optional*, defaults to `"own"`): What tables call the data.
+
+    Returns:
+        [`~eval.pages.measured.Measured`]: The content of `drift.json`, which is written into the run folder: a
+            dictionary that is shown as its tables.
+
+    Raises:
+        InputError: If it cannot be measured so.
+    """
+    command_lines.check_drift(samples, None, temperature, max_new_tokens, batch_size)
+    sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
+    held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
+    points = [held_out.base, held_out.trained]
+    return show(held_out.run_dir, measure_points(held_out, points, samples, others={}))
 
 
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    args = drift(argv)
+    args = command_lines.drift(argv)
     for run_dir in args.runs:
-        check_run_settings(run_dir, args.checkpoints, args.others)
+        check_run_settings(run_dir, args.checkpoints, args.others, needs_verdicts=False)
     for run_dir in args.runs:
-        result = measure(run_dir, args)
-        write_json(run_dir / DRIFT_FILE, result)
-        plot_drift(result, run_dir / "drift.png")
-        Console().print(*(table.to_rich() for table in points_tables(run_dir, result)), sep="\n\n")
-        if result["prompts"] < MIN_PROMPTS:
-            Console().print(NO_INTERVAL_NOTE)
+        show(run_dir, measure(run_dir, args))
 
 
 if __name__ == "__main__":

@@ -28,12 +28,14 @@ from trl_prorl.eval.analysis.passk import (
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
+from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_table
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
 from trl_prorl.record.run_id import RUN_ID
+from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 
 
@@ -156,19 +158,20 @@ def evaluate_run(
     return whole
 
 
-def show(run_dir: Path, result: dict) -> None:
-    """Write `passk.json`, and print its tables."""
+def show(run_dir: Path, result: dict) -> Measured:
+    """Write `passk.json`, print its tables, and return both together."""
     write_json(run_dir / PASSK_FILE, result)
-    console = Console()
-    console.print(result_table(run_dir, result).to_rich(narrow=True))
-    table = parts_table(result)
-    if table is not None:
-        console.print("", table.to_rich(narrow=True))
+    tables = [result_table(run_dir, result).to_rich(narrow=True)]
+    by_task = parts_table(result)
+    if by_task is not None:
+        tables.append(by_task.to_rich(narrow=True))
     if "checkpoints" in result:
-        console.print("", checkpoint_table(result).to_rich())
+        tables.append(checkpoint_table(result).to_rich())
     parts = [result, *result.get("by", []), *result.get("others", {}).values()]
-    if any(part["prompts"] < MIN_PROMPTS for part in parts):
-        console.print(NO_INTERVAL_NOTE)
+    few = any(part["prompts"] < MIN_PROMPTS for part in parts)
+    measured = Measured(result, tables, NO_INTERVAL_NOTE if few else None)
+    measured.print(Console())
+    return measured
 
 
 def evaluate(
@@ -183,8 +186,8 @@ def evaluate(
     max_new_tokens: int | None = None,
     seed: int = 0,
     batch_size: int = 512,
-    name: str = "own",
-) -> dict:
+    name: str = OWN,
+) -> Measured:
     """
     Held-out pass@k of a run with rewards and data of your own, base against trained, stored and read like a task's.
 
@@ -195,6 +198,7 @@ def evaluate(
         trainer ([`ProRLTrainer`]): That has trained, on one process.
         rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and what the verifier needs.
         verifier (`Callable`): `verifier(completion, row) -> bool` of a completion's text; must not raise on any text.
+            It is tried on the first row before anything is sampled.
         n (`int`, *optional*, defaults to `16`): Samples per prompt.
         k (`Sequence[int]`, *optional*): Sizes of the draw; by default those of 1, 4 and 8 up to `n`.
         greedy (`bool`, *optional*, defaults to `True`): Also decode greedily.
@@ -204,25 +208,21 @@ def evaluate(
         name (`str`, *optional*, defaults to `"own"`): What tables call the data.
 
     Returns:
-        `dict`: The content of `passk.json`, which is written into the run folder.
+        [`~eval.pages.measured.Measured`]: The content of `passk.json`, which is written into the run folder: a
+            dictionary that is shown as its table.
 
     Raises:
         InputError: If it cannot be measured so.
     """
-    if trainer.accelerator.num_processes > 1:
-        raise InputError(f"processes={trainer.accelerator.num_processes}: evaluate needs one; load the run there")
-    if trainer.environment_factories is not None:
-        raise InputError("environment_factory: evaluate samples one turn; give the run a task that replies, and passk")
-    if "prompt" not in getattr(rows, "column_names", ()):
-        raise InputError("rows: a datasets.Dataset with a column prompt is needed")
+    if verifier is None:
+        raise InputError("verifier=None: pass@k needs one; drift(trainer, rows) does without")
     ks = list(k) if k else [size for size in (1, 4, 8) if size <= n]
-    check_passk(n, ks, len(rows), temperature, max_new_tokens, batch_size)
+    check_passk(n, ks, None, temperature, max_new_tokens, batch_size)
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     print(announcement(held_out, n, greedy), flush=True)
     result = evaluate_run(held_out, n, ks, greedy)
-    show(held_out.run_dir, result)
-    return result
+    return show(held_out.run_dir, result)
 
 
 @command

@@ -1,6 +1,7 @@
 """
 Look at the tasks: `trl-prorl tasks list`, `trl-prorl tasks show reverse_digits --level 2`,
-`trl-prorl tasks show code --options '{"reward": "share"}'`, `trl-prorl tasks show rg:chain_sum`.
+`trl-prorl tasks show code --options '{"reward": "share"}'`, `trl-prorl tasks show rg:chain_sum`,
+`trl-prorl tasks show roman --plugin own.py`.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from trl_prorl.pipes import reader_may_leave
 from trl_prorl.text import visible
 
 from .base import check_dataset
+from .plugin import load_plugin
 from .registry import PREFIXES, get_task, task_class, task_names
 
 
@@ -65,6 +67,7 @@ def main() -> None:
     show.add_argument(
         "--options", type=json_object, default={}, help="further options, as JSON: a recipe's task_options"
     )
+    show.add_argument("--plugin", metavar="FILE.py", help="a file of yours that registers a task")
     show.add_argument("--split", default="train")
     show.add_argument("-n", type=int, default=3, help="number of rows")
     with ending_in_one_line(NOTHING_CHANGED):
@@ -77,6 +80,8 @@ def look(args: argparse.Namespace) -> None:
         Console().print(list_tasks())
         return
     try:
+        if args.plugin:
+            load_plugin(args.plugin)
         options = dict(args.options)
         for key in ("level", "path"):
             value = getattr(args, key)

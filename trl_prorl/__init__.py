@@ -10,6 +10,7 @@ from .short_names import find_long_names
 if TYPE_CHECKING:
     from .config import ProRLConfig
     from .embedded.shipped import embedded_model
+    from .eval.drift import drift
     from .eval.passk import evaluate
     from .launch.recipe import task_reward
     from .resets.callbacks import ReferenceResetCallback
@@ -28,6 +29,7 @@ __all__ = [
     "ReferenceResetCallback",
     "Stall",
     "Trigger",
+    "drift",
     "embedded_model",
     "evaluate",
     "task_reward",
@@ -43,6 +45,7 @@ _MODULES = {
     "ProRLConfig": "config",
     "ProRLTrainer": "trainer",
     "ReferenceResetCallback": "resets.callbacks",
+    "drift": "eval.drift",
     "embedded_model": "embedded.shipped",
     "evaluate": "eval.passk",
     "task_reward": "launch.recipe",

@@ -76,7 +76,7 @@ def build(
     eval_dataset = None
     if args.eval_strategy != "no":
         eval_dataset = rows_of(task, "validation", "eval_rows", task_args)
-    check_rows(train_dataset, args.generation_batch_size, args.num_generations)
+    check_rows(train_dataset, args.generation_batch_size, args.num_generations, cure="Raise train_rows")
     init = {"revision": model_args.model_revision, "dtype": model_args.dtype}
     if model_args.attn_implementation:
         init["attn_implementation"] = model_args.attn_implementation

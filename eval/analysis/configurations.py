@@ -6,6 +6,7 @@ from typing import Any
 from trl_prorl.descriptor import is_on
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, base_family, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
+from trl_prorl.record.provenance import passk_command
 from trl_prorl.variants import NEVER_RESET
 
 
@@ -89,7 +90,7 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     """
     first = require_passk(a)
     second = require_passk(b)
-    cure = f"evaluate them alike: `trl-prorl passk --run {a.path} --run {b.path}`"
+    cure = f"evaluate them alike: `{passk_command(a.config, a.env, a.path, b.path)}`"
     for key, option in SAMPLING.items():
         values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
         if values[0] != values[1]:

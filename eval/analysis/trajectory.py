@@ -10,6 +10,7 @@ from scipy.optimize import leastsq
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
 from trl_prorl.eval.run_folder.run import RecordedRun, require_passk
+from trl_prorl.record.provenance import passk_command
 
 
 MIN_CHECKPOINTS = 3
@@ -95,7 +96,7 @@ def per_prompt_by_step(run: RecordedRun, k: int) -> tuple[np.ndarray, np.ndarray
     checkpoints = passk.get("checkpoints") or []
     n = passk["n"]
     path = run.path / "passk.json"
-    command = f"trl-prorl passk --run {run.path} --checkpoints all"
+    command = f"{passk_command(run.config, run.env, run.path)} --checkpoints all"
     if not checkpoints:
         raise InputError(f"'{path}' holds no checkpoints; run `{command}`")
     if not 1 <= k <= n:
@@ -226,8 +227,8 @@ def check_run(run: RecordedRun, k: int, *, resamples: int = RESAMPLES) -> Satura
     if len(steps) - 1 < MIN_CHECKPOINTS:
         raise InputError(
             f"'{run.path / 'passk.json'}' holds {len(steps) - 1} checkpoint(s), a fit needs at least "
-            f"{MIN_CHECKPOINTS}; run `trl-prorl passk --run {run.path} --checkpoints all` (save_steps decides "
-            "how many there are)"
+            f"{MIN_CHECKPOINTS}; run `{passk_command(run.config, run.env, run.path)} --checkpoints all` (save_steps "
+            "decides how many there are)"
         )
     try:
         return check_saturation(steps, per_prompt, k, resamples=resamples)

@@ -53,6 +53,11 @@ def _step_cell(point: dict, unknown: str) -> str:
     return unknown if point["step"] is None else str(point["step"])
 
 
+def _has(key: str):
+    """Make the condition of a column: that a point has this measure."""
+    return lambda points: any(point.get(key) is not None for point in points)
+
+
 POINT_COLUMNS = [
     Column("step", lambda point: _step_cell(point, "end")),
     Column("KL to base (nats/token)", _kl_cell),
@@ -62,15 +67,15 @@ POINT_COLUMNS = [
 ]
 LANGUAGE_COLUMNS = [
     Column("step", lambda point: _step_cell(point, "end")),
-    Column("reward", lambda point: cell(point["reward"], ".3f")),
-    Column("correct", lambda point: cell(point["gold"], ".3f")),
+    Column("reward", lambda point: cell(point["reward"], ".3f"), applies=_has("reward")),
+    Column("correct", lambda point: cell(point["gold"], ".3f"), applies=_has("gold")),
     Column("log p, base", lambda point: cell(point["base_logp"], ".3f")),
     Column("distinct-2", lambda point: cell(point["distinct_2"], ".3f")),
     Column("compression", lambda point: cell(point["compression_ratio"], ".2f")),
     Column(
         "perplexity, real text",
         lambda point: cell(point.get("text_perplexity"), ".2f"),
-        applies=lambda points: any(point.get("text_perplexity") is not None for point in points),
+        applies=_has("text_perplexity"),
     ),
 ]
 RUN_COLUMNS = [

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,19 +18,24 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, checkpoint_points, identity, load_point, load_tokenizer, trained_point
+from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import SamplingSettings, judge_completions, prepare_for_sampling, progress, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.provenance import describe_evaluation, plugin_options
-from trl_prorl.record.run_files import EVALUATION_KEYS
+from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
+
+
+PROMPTS = 128  # of a task, unless another number is asked for
 
 
 class HeldOut:
     """
     A run's models on P held-out prompts of its task, or of another `name`, sampled as the run samples but for a
-    temperature and a length that are given; a call of `generate` has `batch_size` sequences.
+    temperature and a length that are given; a call of `generate` has `batch_size` sequences. `None` prompts are all of
+    a user's own rows, and [`PROMPTS`] of a task.
 
     Raises:
         InputError: If the run cannot be evaluated so.
@@ -40,7 +45,7 @@ class HeldOut:
         self,
         run_dir: Path,
         split: str,
-        prompts: int,
+        prompts: int | None,
         *,
         seed: int = 0,
         batch_size: int = 512,
@@ -55,13 +60,16 @@ class HeldOut:
         self.batch_size = batch_size
         self.name = name or TaskName.of_run(self.config)
         self.task = self.name.make()
+        if prompts is None and not self.name.is_own:
+            prompts = PROMPTS
         try:
             self.rows = list(check_dataset(self.task, self.task.rows(split, prompts, seed=self.name.seed)))
         except ValueError as error:
-            raise InputError(f"--split {split} --prompts {prompts}: {error}") from error
+            number = "" if prompts is None else f" --prompts {prompts}"
+            raise InputError(f"--split {split}{number}: {error}") from error
         self.prompt_ids = content_ids(self.rows)
         self.sampling = SamplingSettings.of_run(self.config, temperature, max_new_tokens)
-        self.grader = grader_version()
+        self.grader = grader_version() if judges(self.task) else None
         self.trained = trained_point(run_dir, self.config)
         self.tokenizer = load_tokenizer(self.trained.folder)
         self.base = Point("base", 0, None)
@@ -100,7 +108,8 @@ class HeldOut:
         store.merge()
         frame = self._regraded(store)
         frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
-        return frame.loc[self.prompt_ids].reset_index(drop=True)
+        frame = frame.loc[self.prompt_ids].reset_index(drop=True)
+        return frame if self.grader is None else frame.astype({"correct": bool})
 
     def _missing(self, store: SampleStore, n: int) -> dict[int, int]:
         """
@@ -111,24 +120,29 @@ class HeldOut:
 
     def _regraded(self, store: SampleStore) -> pd.DataFrame:
         """
-        All samples of a store; samples of these prompts that an older version of the graders judged are judged anew.
+        All samples of a store; samples of these prompts that an older version of the graders judged, or none, are
+        judged anew.
         """
         frame = store.frame()
+        if self.grader is None:
+            return frame
         places = {name: place for place, name in enumerate(self.prompt_ids)}
         stale = frame["prompt_id"].isin(places) & (frame["grader"] != self.grader)
         if stale.any():
             old = frame[stale]
             rows = [self.rows[places[name]] for name in old["prompt_id"]]
             verdicts, answers = zip(*judge_completions(self.task, list(old["completion"]), rows), strict=True)
-            changed = sum(new != then for new, then in zip(verdicts, old["correct"], strict=True))
-            frame = frame.astype({"answer": object})  # a store that is older than this column has none
+            changed = sum(pd.notna(then) and new != then for new, then in zip(verdicts, old["correct"], strict=True))
+            # A store that is older than the answers has none, and one that nothing judged has no verdicts.
+            frame = frame.astype({"answer": object, "correct": object})
             frame.loc[stale, "correct"] = verdicts
             frame.loc[stale, "grader"] = self.grader
             frame.loc[stale, "answer"] = pd.Series(answers, old.index, dtype=object)
             store.replace(frame)
             if changed:
                 folder = visible(str(store.folder))
-                print(f"{folder}: the graders have changed, and {changed} of {len(old)} verdicts with them.")
+                what = "verifier has" if self.name.is_own else "graders have"
+                print(f"{folder}: the {what} changed; other verdicts: {changed} of {len(old)}.")
         return frame
 
     def _identity(self, point: Point) -> dict:
@@ -138,6 +152,11 @@ class HeldOut:
     def _model(self, point: Point) -> Iterator[tuple]:
         """Yield a model as it is sampled, and whether compactly."""
         yield prepare_for_sampling(load_point(point, self.config))
+
+    @contextmanager
+    def scored(self, point: Point) -> Iterator[Callable]:
+        """Yield a model to compute logits with, called as the model is."""
+        yield load_point(point, self.config).eval()
 
     def _draw(
         self, point: Point, batches, have: dict[int, int], sampling: SamplingSettings, store: SampleStore
@@ -184,6 +203,11 @@ class HeldOut:
         }
 
 
+def judges(task) -> bool:
+    """Whether a task says what is correct: a user's own rows may come without a verifier."""
+    return not isinstance(task, OwnRows) or task.verifier is not None
+
+
 def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]]:
     """
     Batches of at most `batch_size` sequences: places of prompts that all lack the same number of samples, and how many
@@ -228,24 +252,29 @@ def check_run(run_dir: Path) -> dict:
         InputError: If it cannot be, naming what is missing.
     """
     config = load_config(run_dir)
-    missing = [key for key in EVALUATION_KEYS if not config.get(key)]
-    if missing:
-        env = read_env(run_dir)
-        noted = env.get("base_model") or {}
-        values = {"model_name_or_path": noted.get("name") or "…", "task": "…"}
-        line = (
-            f"'{run_dir / 'config.yaml'}' has no {' and no '.join(missing)}; add what the run was trained with: "
-            f"{', '.join(f'{key}: {values[key]}' for key in missing)}"
+    env = read_env(run_dir)
+    if not config.get("task") and not plugin.HELD_OUT:
+        raise InputError(
+            f"'{run_dir}' is the run of a script, and its rows and its verifier are not on record: give --plugin "
+            f"FILE.py, a file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row), or call evaluate(trainer, "
+            f"rows, verifier) and drift(trainer, rows) in the script{_script_of(env)}"
         )
-        if "task" in missing:
-            line += (
-                " (a task of `trl-prorl tasks list`, whose data they were); "
-                f"{describe_evaluation(config, env, run_dir)} measures rewards and data of your own"
+    if not config.get("model_name_or_path"):
+        noted = (env.get("base_model") or {}).get("name")
+        if noted is None:
+            raise InputError(
+                f"'{run_dir}' does not say which model the run began from; write it into its config.yaml: "
+                "model_name_or_path: …"
             )
-        raise InputError(line)
+        config["model_name_or_path"] = noted
     config = with_local_paths(run_dir, config)
     trained_point(run_dir, config)
     return config
+
+
+def _script_of(env: dict) -> str:
+    """Return the command that started a script, in brackets."""
+    return f" (`{env['command']}`)" if env.get("command") else ""
 
 
 def held_out_tasks(run_dir: Path, args) -> list[HeldOut]:
@@ -266,10 +295,12 @@ def held_out_tasks(run_dir: Path, args) -> list[HeldOut]:
     ]
 
 
-def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] = ()) -> None:
+def check_run_settings(
+    run_dir: Path, checkpoints: list[str], others: list[str] = (), needs_verdicts: bool = True
+) -> None:
     """
-    Refuse what a run cannot be asked, before anything is loaded: checkpoints by step, or `all`, and other tasks as the
-    command line names them.
+    Refuse what a run cannot be asked, before anything is loaded: checkpoints by step, or `all`, other tasks as the
+    command line names them, and verdicts where nothing judges.
 
     Raises:
         InputError: Naming what is wrong, and the cure.
@@ -279,7 +310,9 @@ def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] 
     how = f"; {describe_evaluation(config, env, run_dir)} has the run's own" if plugin_options(env) else ""
     for name in (TaskName.of_run(config), *map(TaskName.parse, others)):
         try:
-            name.make()
+            task = name.make()
         except InputError as error:
             raise InputError(f"{error}{how}") from error
+        if needs_verdicts and not judges(task):
+            raise InputError(f"{task.rows_name}: pass@k needs {plugin.VERIFY}(completion, row) there, too")
     checkpoint_points(run_dir, config, checkpoints)

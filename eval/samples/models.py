@@ -67,9 +67,10 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
         return run_dir
     elsewhere = separate_output_dir(run_dir, config, env)
     if elsewhere is None or not kind_of_model(elsewhere):
+        finish = "let the run finish" if config.get("task") else "let the script end with trainer.save_model()"
         raise InputError(
-            f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
-            "let the run finish, or copy a checkpoint's files there"
+            f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); {finish}, or copy "
+            "a checkpoint's files there"
         )
     saved = saved_run_id(elsewhere)
     if run is None or saved != run:

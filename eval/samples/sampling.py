@@ -54,21 +54,22 @@ class SamplingSettings:
 class Sample:
     """
     One completion: its plain text; its tokens, the one that ended it included; whether it was cut at the greatest
-    length instead of ending; the task's verdict, and the answer that it takes the text to give.
+    length instead of ending; the task's verdict, `None` without a verifier, and the answer that it takes the text to
+    give.
     """
 
     text: str
     ids: list[int]
     truncated: bool
-    correct: bool
+    correct: bool | None
     answer: str | None
 
 
-def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool, str | None]]:
+def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool | None, str | None]]:
     """Yield the verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
     verdicts = task.verify_many(texts, rows)
     for text, row, verdict in zip(texts, rows, verdicts, strict=True):
-        yield bool(verdict), task.answer_of(text, row)
+        yield None if verdict is None else bool(verdict), task.answer_of(text, row)
 
 
 def stop_token_ids(model, tokenizer) -> list[int]:
@@ -97,7 +98,8 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
 
 def progress(total: int, description: str) -> tqdm:
     """Return a bar on stderr, a unit each sample; where nobody watches, after ten seconds and once a minute."""
-    if sys.stderr.isatty():
+    in_notebook = "ipykernel" in sys.modules  # whose stderr is no terminal
+    if sys.stderr.isatty() or in_notebook:
         return tqdm(total=total, desc=description, unit="sample")
     return tqdm(total=total, desc=description, unit="sample", delay=10, mininterval=60)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from trl_prorl import tasks
 from trl_prorl.errors import InputError
+from trl_prorl.tasks import plugin
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,13 @@ class TaskName:
     options: dict | None = None
     path: str | None = None
     seed: int = 0
+    is_own: bool = False  # the rows of a plugin
 
     @classmethod
     def of_run(cls, config: dict) -> "TaskName":
-        """Return the task of a run with this configuration."""
+        """Return the task of a run with this configuration; a script's run has none, and a plugin has its rows."""
+        if not config.get("task"):
+            return cls(plugin.OWN, is_own=True)
         return cls(
             task=config.get("task"),
             level=config.get("task_level"),
@@ -48,6 +52,10 @@ class TaskName:
         Raises:
             InputError: If there is no such task, or it does not take the level or the options.
         """
+        if self.is_own:
+            from trl_prorl.eval.samples.own_rows import plugin_rows  # datasets, which a command line does without
+
+            return plugin_rows()
         given = {"level": self.level, "options": self.options, "path": self.path}
         try:
             return tasks.task_of_recipe(self.task, **given)

@@ -13,23 +13,26 @@ from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, identity, load_base_model
+from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.tasks.base import Task
 
 
 class TrainerHeldOut(HeldOut):
     """
     A trainer's models on rows of the user's. Trained is the policy in memory; base is that without its adapter, else
     the model that the run began from.
+
+    Raises:
+        InputError: If it cannot be evaluated so, or if the verifier fails on the first row.
     """
 
     def __init__(
         self,
         trainer,
         rows,
-        verifier: Callable,
+        verifier: Callable | None,
         name: str,
         *,
         seed: int = 0,
@@ -37,17 +40,24 @@ class TrainerHeldOut(HeldOut):
         temperature: float | None = None,
         max_new_tokens: int | None = None,
     ):
+        processes = trainer.accelerator.num_processes
+        if processes > 1:
+            raise InputError(f"processes={processes}: evaluate and drift need one; load the run there")
+        if trainer.environment_factories is not None:
+            raise InputError(
+                "environment_factory: evaluate and drift sample one turn; give the run a task that replies, and passk"
+            )
+        self.task = OwnRows(rows, verifier)
         self.run_dir = Path(trainer.run_dir)
         self.split = "test"
         self.seed = seed
         self.batch_size = batch_size
-        self.name = TaskName(name)
-        self.task = self  # it judges by the verifier
-        self.verify = verifier
+        self.name = TaskName(name, is_own=True)
         self.rows = list(rows)
         self.prompt_ids = content_ids(self.rows)
         self.sampling = SamplingSettings.of_run(vars(trainer.args), temperature, max_new_tokens)
-        self.grader = uuid4().hex[:12]  # a verifier has no version: what is on disk is judged anew
+        # A verifier has no version: what is on disk is judged anew.
+        self.grader = None if verifier is None else uuid4().hex[:12]
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self.trained = Point("trained", trainer.state.global_step, None)
         self.base = Point("base", 0, None)
@@ -61,12 +71,6 @@ class TrainerHeldOut(HeldOut):
             raise InputError("the record names no model that the run began from, so there is no base: train first")
         if not self.base_below:
             self.config = with_local_paths(self.run_dir, self.config)
-
-    answer_of = Task.answer_of
-    turns = Task.turns
-
-    def verify_many(self, completions, rows) -> list[bool]:
-        return [bool(self.verify(completion, row)) for completion, row in zip(completions, rows, strict=True)]
 
     def _identity(self, point: Point) -> dict:
         if point is self.base and not self.base_below:
@@ -86,8 +90,43 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             yield prepare_for_sampling(load_base_model(self.config))
             return
+        with self._evaluating(), self.as_point(point):
+            yield prepare_for_sampling(self.policy, merge=False)
+
+    @contextmanager
+    def scored(self, point: Point) -> Iterator[Callable]:
+        if point is self.base and not self.base_below:
+            yield load_base_model(self.config).eval()
+            return
+        with self._evaluating():
+            yield PolicyAs(self, point)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Put the policy in evaluation mode while this lasts."""
         trains = self.policy.training
+        self.policy.eval()
+        try:
+            yield
+        finally:
+            self.policy.train(trains)
+
+    @contextmanager
+    def as_point(self, point: Point) -> Iterator[None]:
+        """Make the policy the model of a point while this lasts: as it is, or as the base."""
         without_adapter = self.policy.disable_adapter() if point is self.base else nullcontext()
         with self._below(point), without_adapter:
-            yield prepare_for_sampling(self.policy.eval(), merge=False)
-        self.policy.train(trains)
+            yield
+
+
+class PolicyAs:
+    """The policy of a trainer, which computes in each call as the model of a point would: as it is, or as the base."""
+
+    def __init__(self, held_out: TrainerHeldOut, point: Point):
+        self.held_out = held_out
+        self.point = point
+        self.parameters = held_out.policy.parameters
+
+    def __call__(self, **inputs):
+        with self.held_out.as_point(self.point):
+            return self.held_out.policy(**inputs)

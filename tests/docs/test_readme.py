@@ -64,8 +64,8 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     # pass@k says at once what such a run lacks.
     written = run("trl-prorl passk --run runs/my-run", expected=2)
     (line,) = [line for line in written.splitlines() if line.startswith("error: ")]
-    assert "has no model_name_or_path and no task; add" in line
-    assert "model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct, task: …" in line
+    assert "'runs/my-run' is the run of a script" in line
+    assert "give --plugin FILE.py, a file with held_out_rows() and verify(completion, row)" in line
     # Longer: its schedule is constant, so a larger max_steps and a resume are all that it takes.
     longer = script.replace("max_steps=2", "max_steps=4").replace(".train()", ".train(resume_from_checkpoint=True)")
     (tmp_path / "own.py").write_text(longer)

@@ -119,10 +119,13 @@ def test_resets_are_listed_with_request_reason_and_optimizer(folder):
 @pytest.mark.parametrize("passk", [None, {**PASSK, "step": 3}], ids=["not evaluated", "other weights"])
 @pytest.mark.parametrize("missing", ["task", "model_name_or_path", None])
 def test_evaluating_is_recommended_where_it_is_possible(folder, passk, missing):
-    """A run from plain Python has neither key, and `eval.passk` would refuse it."""
+    """A run from plain Python has no task, and `eval.passk` needs a file with its rows."""
     card = model_card(folder(passk=passk, config={missing: None} if missing else None))
     assert ("Not evaluated yet." if passk is None else "numbers are left out.") in card.text
-    assert ("trl-prorl passk" in card.text.split("## Use it")[0]) == (missing is None)
+    said = card.text.split("## Use it")[0]
+    assert "trl-prorl passk" in said
+    assert ("--plugin FILE.py" in said) == (missing == "task")
+    assert ("`evaluate(trainer, rows, verifier)` at the end of the script" in said) == (missing == "task")
 
 
 def test_what_the_record_lacks_is_said_and_not_invented(folder, tmp_path):

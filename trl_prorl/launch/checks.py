@@ -106,10 +106,10 @@ def tasks_of(rows: Any) -> list[str] | None:
     return names if len(names) > 1 else []
 
 
-def check_rows(rows: Any, batch: int, num_generations: int) -> None:
+def check_rows(rows: Any, batch: int, num_generations: int, cure: str = "Give more rows") -> None:
     """
     Refuse a training set that does not fill one generation batch of so many completions, `num_generations` of each
-    prompt: TRL would train 0 steps. One that is no [`~datasets.Dataset`] is left to TRL.
+    prompt: TRL would train 0 steps. One that is no [`~datasets.Dataset`] is left to TRL. `cure` says how to have more.
 
     Raises:
         `ValueError`: The line names both numbers.
@@ -118,7 +118,7 @@ def check_rows(rows: Any, batch: int, num_generations: int) -> None:
     if isinstance(rows, Dataset) and len(rows) < needed:
         raise ValueError(
             f"the training set has {len(rows)} prompts, and one generation takes {needed} "
-            f"(generation_batch_size={batch} / num_generations={num_generations}). Raise train_rows, or lower "
+            f"(generation_batch_size={batch} / num_generations={num_generations}). {cure}, or lower "
             "per_device_train_batch_size or gradient_accumulation_steps."
         )
 

@@ -20,10 +20,10 @@ from ..announce import announce
 from ..environment import torch_finds_no_gpu
 from ..interrupt import NOTHING_BEGUN, end_at_once
 from ..pipes import reader_may_leave
+from ..tasks.plugin import without_plugins
 from ..text import nearest, visible
 from ..upstream_values import options_of
 from .draft import Draft
-from .plugin import without_plugins
 from .recipe_check import (
     Recipe,
     check_config_option,

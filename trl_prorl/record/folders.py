@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..tasks.plugin import check_not_loading
 from .checkpoint_names import LEFT_BEHIND, find_named, is_of_run, remove_checkpoint, rename_abandoned, steps_of
 from .folder_lock import LOCK_FILE, FolderLock, check_free, is_foreign_lock
 from .run_files import CONFIG_FILE, METRICS_FILE, read_yaml
@@ -137,6 +138,7 @@ class RunFolders:
         Raises:
             `ValueError`: The message names the key, its value and the cure.
         """
+        check_not_loading()
         self.check_are_folders()
         for folder in self.each:
             there = _nearest(folder.path)

@@ -18,7 +18,7 @@ import yaml
 
 from ..environment import git_commit, hardware, versions
 from ..files import replaced
-from .run_files import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
+from .run_files import CONFIG_FILE, ENV_FILE
 from .run_id import RUN_ID
 
 
@@ -197,9 +197,18 @@ def plugin_options(env: dict[str, Any]) -> str:
     return "".join(f" {found}" for found in re.findall(r"--plugin[ =](?:'[^']*'|\S+)", env.get("command") or ""))
 
 
+def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -> str:
+    """Return the command that evaluates runs like this one; a script's run has its rows and its verifier in a file."""
+    plugins = plugin_options(env)
+    if not plugins and not config.get("task"):
+        plugins = " --plugin FILE.py"
+    return f"trl-prorl passk{plugins} " + " ".join(f"--run {shlex.quote(str(run_dir))}" for run_dir in run_dirs)
+
+
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
-    """Say what evaluates a run: a command, or the function for a script with its own rewards and data."""
-    if all(config.get(key) for key in EVALUATION_KEYS):
-        return f"`trl-prorl passk{plugin_options(env)} --run {shlex.quote(str(run_dir))}`"
+    """Say what evaluates a run: a command or, for a script with its own rewards and data, the function."""
+    command = f"`{passk_command(config, env, run_dir)}`"
+    if config.get("task"):
+        return command
     script = f" (`{env['command']}`)" if env.get("command") else ""
-    return f"`evaluate(trainer, rows, verifier)` of trl_prorl, at the end of the script{script},"
+    return f"`evaluate(trainer, rows, verifier)` at the end of the script{script} or {command}"

@@ -26,7 +26,6 @@ ENV_FILE = "env.json"
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
-EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
 OBJECT = table()
 MAY_BE_TEXT = optional(text)
 MAY_BE_WHOLE = optional(integer())

@@ -15,12 +15,13 @@ from .run_files import GROWTH, RESET
 
 logger = logging.getLogger(__name__)
 
+KLS = [f"prorl/{anchor.kl_key}" for anchor in ANCHORS]
 # The metrics of TRL in a line; all of them are in the log history and go to the trackers.
 IN_A_LINE = [
     "reward",
     "reward_std",
     "loss",
-    *(f"prorl/{anchor.kl_key}" for anchor in ANCHORS),
+    *KLS,
     "entropy",
     "grad_norm",
     "learning_rate",
@@ -29,15 +30,15 @@ IN_A_LINE = [
 ]
 
 
-def write_log_line(logs: Mapping[str, Any], step: int) -> str:
+def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> str:
     """
-    Write one line of a log: the metrics that tell how a run goes.
+    Write one line of a log: the metrics that tell how a run goes, those of a KL where the run has one.
 
     Where none of those is there, the evaluation's; else the first numbers of the log.
     """
     if "train_runtime" in logs:
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"
-    names = [key for key in IN_A_LINE if key in logs]
+    names = [key for key in IN_A_LINE if key in logs and (has_kl or key not in KLS)]
     if not names:
         names = [key for key in logs if (key.startswith("eval_") and key.endswith("_reward")) or "_pass@" in key]
     if not names:
@@ -190,4 +191,5 @@ class Terminal(PrinterCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         is_shown = self.bar is None or self.bar.training_bar is not None
         if self.logs and state.is_local_process_zero and is_shown:
-            self.say(write_log_line(logs, state.global_step))
+            has_kl = any(getattr(args, anchor.key) != 0.0 for anchor in ANCHORS)
+            self.say(write_log_line(logs, state.global_step, has_kl))

@@ -219,19 +219,11 @@ def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
     assert result_of(run_dir)["level"] == 4
 
 
-def without_task_and_model(folder):
-    """As a script of one's own leaves a run that neither names its task nor saves its model."""
-    (folder / "adapter_config.json").unlink()
-    (folder / "config.yaml").write_text("beta: 0.1\n")
-    base = "Qwen/Qwen2.5-0.5B-Instruct"
-    (folder / "env.json").write_text(json.dumps({"base_model": {"name": base, "hub_id": base}}))
-
-
 DAMAGES = [
     (lambda run: (run / "config.yaml").unlink(), ["config.yaml", "is missing", "give a run folder"]),
     (lambda run: (run / "adapter_config.json").unlink(), ["no trained model", "let the run finish"]),
-    (lambda run: change_config(run, task=None), ["has no task", "add"]),
-    (without_task_and_model, ["no model_name_or_path and no task", ": Qwen/Qwen2.5-0.5B-Instruct, task: …"]),
+    (lambda run: change_config(run, task=None), ["is the run of a script", "give --plugin FILE.py", "verify("]),
+    (lambda run: change_config(run, model_name_or_path=None), ["does not say which model the run began from"]),
 ]
 REFUSED = {
     "--n 4 --k 1 8": ["--k 8", "--n 4", "lower k"],

@@ -42,6 +42,14 @@ def own(tmp_path):
     return tmp_path
 
 
+def test_show(own, command):
+    status, written = command("tasks show roman --plugin own.py --level 1 -n 2")
+    assert status == 0, written
+    assert written.count("roman numeral of") == 2
+    status, written = command("tasks show roman --plugin nowhere.py")
+    assert (status, written) == (2, "error: --plugin nowhere.py: there is no such Python file\n")
+
+
 def test_train_evaluate_report(own, command):
     train = "train tiny/variantA --plugin own.py --task roman --task_level 1 --train_rows 64 --max_steps 2 "
     train += "--output_dir run --report_to none --hub_token secret --eval_strategy no --max_completion_length 16 "
@@ -210,4 +218,7 @@ def test_what_evaluates_a_run():
     recipe = {"model_name_or_path": "m", "task": "roman"}
     assert describe_evaluation(recipe, env, "a b").startswith("`trl-prorl passk --plugin own.py --plugin=")
     assert "--run 'a b'" in describe_evaluation(recipe, env, "a b")
-    assert "`python my_script.py`" in describe_evaluation({}, {"command": "python my_script.py"}, "run")
+    of_script = describe_evaluation({}, {"command": "python my_script.py"}, "run")
+    assert (
+        "at the end of the script (`python my_script.py`) or `trl-prorl passk --plugin FILE.py --run run`" in of_script
+    )

@@ -1,0 +1,37 @@
+"""The result of an evaluation that is called from Python."""
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Measured(dict):
+    """
+    What an evaluation measured: a dictionary, which JSON can hold, and which is shown as its tables.
+
+    Args:
+        content (`dict`): The content of the file that the evaluation has written.
+        tables (`Sequence[Table]`): The tables of it, for the terminal.
+        note (`str`, *optional*): What stands below them.
+    """
+
+    def __init__(self, content: dict, tables: Sequence[Table], note: str | None = None):
+        super().__init__(content)
+        self.tables = list(tables)
+        self.note = note
+
+    def print(self, console: Console) -> None:
+        """Print the tables on a console, and the note."""
+        for place, table in enumerate(self.tables):
+            if place > 0:
+                console.print()
+            console.print(table)
+        if self.note:
+            console.print(self.note)
+
+    def __repr__(self) -> str:
+        console = Console(file=io.StringIO(), force_jupyter=False)
+        self.print(console)
+        return console.file.getvalue().rstrip()

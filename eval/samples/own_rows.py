@@ -1,0 +1,136 @@
+"""Held-out rows and a verifier of the user's, in the place of a task: of a script, or of a plugin's two functions."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+
+from trl_prorl.errors import InputError, RunError
+from trl_prorl.tasks import plugin
+from trl_prorl.tasks.base import Task
+
+
+TRIED = ("", "42")  # the texts with which a verifier is tried: a completion may be empty
+
+
+class OwnRows(Task):
+    """
+    Rows and a verifier that a user gives.
+
+    Args:
+        rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and what the verifier needs.
+        verifier (`Callable`, *optional*): `verifier(completion, row) -> bool` of the text of a completion. Without
+            one nothing is judged.
+        rows_name (`str`, *optional*), verifier_name (`str`, *optional*): What messages call them.
+
+    Raises:
+        InputError: If the rows have no prompts, or if the verifier fails on the first one.
+    """
+
+    name = plugin.OWN
+    level = None
+
+    def __init__(
+        self, rows: Dataset, verifier: Callable | None, rows_name: str = "rows", verifier_name: str = "verifier"
+    ):
+        self.all_rows = rows
+        self.verifier = verifier
+        self.rows_name = rows_name
+        self.verifier_name = verifier_name
+        if "prompt" not in getattr(rows, "column_names", ()):
+            raise InputError(
+                f"{rows_name}: a datasets.Dataset with a column prompt is needed, and this is {_describe_rows(rows)}"
+            )
+        if len(rows) < 2:
+            raise InputError(f"{rows_name}: {len(rows)} prompts; at least 2 are needed, and 20 for an interval")
+        if verifier is not None:
+            check_verifier(verifier, rows[0], verifier_name)
+
+    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+        if split != "test":
+            raise ValueError(f"{self.rows_name} has no splits; leave out --split")
+        if n is None:
+            return self.all_rows
+        if n > len(self.all_rows):
+            raise ValueError(f"{self.rows_name} has {len(self.all_rows)} rows; ask for fewer, or leave out --prompts")
+        return self.all_rows.select(range(n))
+
+    def verify(self, completion: str, row: Mapping) -> bool | None:
+        if self.verifier is None:
+            return None
+        try:
+            return bool(self.verifier(completion, row))
+        except Exception as error:
+            raise RunError(
+                f"{self.verifier_name} raised {type(error).__name__}: {error}, on the completion {completion[:80]!r}; "
+                "it has to take any text"
+            ) from error
+
+
+def _describe_rows(rows) -> str:
+    if not isinstance(rows, Dataset):
+        return f"a {type(rows).__name__}"
+    return f"one with {', '.join(rows.column_names)}"
+
+
+def check_verifier(verifier: Callable, row: Mapping, name: str) -> None:
+    """
+    Try a verifier on a row, with texts that no model has sampled.
+
+    Raises:
+        InputError: In one line that says what it did.
+    """
+    form = f"write it as {name}(completion, row), which takes the text of one completion and returns True or False"
+    if not callable(verifier):
+        raise InputError(f"{name}={verifier!r} is no function; {form}")
+    try:
+        signature = inspect.signature(verifier)
+    except ValueError:  # some functions that are written in C have none
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind("", row)
+        except TypeError as error:
+            raise InputError(f"{name} takes {signature}; {form}") from error
+    for text in TRIED:
+        try:
+            verdict = verifier(text, row)
+        except Exception as error:
+            raise InputError(
+                f"{name}({text!r}, row) raised {type(error).__name__}: {error}; the row has {', '.join(row)}, and a "
+                "completion may be any text, also an empty one"
+            ) from error
+        if not isinstance(verdict, bool | np.bool_):
+            raise InputError(f"{name}({text!r}, row) returned {verdict!r}, a {type(verdict).__name__}; {form}")
+
+
+@functools.cache
+def _rows_of(path: Path) -> OwnRows:
+    """Return the rows of a plugin; they are loaded once."""
+    module = plugin.HELD_OUT[path]
+    rows_name = f"{plugin.ROWS}() of {path.name}"
+    try:
+        rows = getattr(module, plugin.ROWS)()
+    except Exception as error:
+        raise InputError(f"{rows_name} raised {type(error).__name__}: {error}") from error
+    verifier_name = f"{plugin.VERIFY} of {path.name}"
+    return OwnRows(rows, getattr(module, plugin.VERIFY, None), rows_name, verifier_name)
+
+
+def plugin_rows() -> OwnRows:
+    """
+    Return the rows and the verifier of the plugin that has them.
+
+    Raises:
+        InputError: If there is none, or several, or what it has is wrong.
+    """
+    if not plugin.HELD_OUT:
+        raise InputError(f"give --plugin FILE.py, a file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row)")
+    if len(plugin.HELD_OUT) > 1:
+        names = " and ".join(path.name for path in plugin.HELD_OUT)
+        raise InputError(f"--plugin: {names} have {plugin.ROWS}(), and a run is of one set of rows; give one of them")
+    (path,) = plugin.HELD_OUT
+    return _rows_of(path)
