@@ -272,18 +272,31 @@ def resample(
     by_base = runs.map(np.mean).groupby(level=0).mean()
     sizes = tuple(runs.groupby(level=0).size())
     prompts = next(iter(arrays.values())).shape[1]
-    pair_weights, prompt_weights = _draw_weights(sizes, prompts, resamples, seed, family)
-    replicates = {arm: ((pair_weights @ array) * prompt_weights).sum(axis=1) for arm, array in arrays.items()}
-    return Resampled(by_base.mean(), pd.DataFrame(replicates), by_base, pairs=len(runs))
+    pair_weights, prompt_counts = draw_weights(sizes, prompts, resamples, seed, family)
+    # Over prompts first: a matrix product, which leaves a number for each pair and no array of shape (R, P).
+    of_pairs = _mean_over_drawn_prompts(np.stack(list(arrays.values())), prompt_counts)
+    means = (of_pairs * pair_weights[:, None, :]).sum(axis=2)
+    return Resampled(by_base.mean(), pd.DataFrame(means, columns=list(arrays)), by_base, pairs=len(runs))
 
 
-@lru_cache(maxsize=4)
-def _draw_weights(
+def _mean_over_drawn_prompts(values: np.ndarray, prompt_counts: np.ndarray) -> np.ndarray:
+    """Average values of shape (arms, pairs, P) over the prompts of each resample: shape (R, arms, pairs)."""
+    arms, pairs, prompts = values.shape
+    rows = values.reshape(arms * pairs, prompts).T
+    blocks = [
+        prompt_counts[first : first + RESAMPLES].astype(float) @ rows / prompts
+        for first in range(0, len(prompt_counts), RESAMPLES)
+    ]
+    return np.concatenate(blocks).reshape(-1, arms, pairs)
+
+
+@lru_cache(maxsize=12)
+def draw_weights(
     sizes: tuple[int, ...], prompts: int, resamples: int, seed: int, family: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Draw the weights of the pairs, shape (R, pairs), and of the prompts, shape (R, P). `sizes` are the numbers of pairs
-    of the bases.
+    Draw the weights of the pairs, shape (R, pairs), and how often each prompt is drawn, shape (R, P). `sizes` are the
+    numbers of pairs of the bases.
     """
     generator = np.random.default_rng(seed)
     bases = len(sizes)
@@ -295,5 +308,6 @@ def _draw_weights(
         pair_weights.append(drawn / (size * bases))
     if family:
         generator = np.random.default_rng([seed, family])
-    prompt_weights = generator.multinomial(prompts, [1 / prompts] * prompts, size=resamples) / prompts
-    return np.hstack(pair_weights), prompt_weights
+    prompt_counts = generator.multinomial(prompts, [1 / prompts] * prompts, size=resamples)
+    # The draws take longer than all that is made of them, so many are kept, in as few bytes as a count takes.
+    return np.hstack(pair_weights), prompt_counts.astype(np.min_scalar_type(prompts))

@@ -13,7 +13,11 @@ from trl_prorl.launch.recipe_check import read_recipe
 
 
 ROOT = Path(__file__).parent.parent.parent
-sys.path.append(str(ROOT / "tests" / "docs"))  # for `doc_pages.py`
+sys.path.append(str(ROOT / "tests" / "docs"))  # for `doc_pages.py` and `study_findings.py`
+
+from study_findings import findings  # noqa: E402, F401
+
+
 # What a small study does not take from the real one.
 OF_THE_STUDY = tuple(f"study/{name}/" for name in ("recipes", "protocols", "tables", "pages", "pictures", "tests"))
 MATRIX = """

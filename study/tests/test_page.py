@@ -16,7 +16,6 @@ from study.tables import read_tables
 STUDY = ROOT / "study"
 FOLDER = STUDY / "tables"
 PAGE = (STUDY / "README.md").read_text()
-FINDINGS = (STUDY / "pages" / "findings.md").read_text()
 DETAILS = (STUDY / "pages" / "details.md").read_text()
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
@@ -68,7 +67,8 @@ def test_the_page_is_short_and_every_question_has_a_picture():
     assert without == ["How sure is this?"]
     assert len(asked) == 7
     assert PAGE.index("## Answers and advice") < PAGE.index("## Is an anchor needed?")
-    pages = {f"pages/{name}.md" for name in ("details", "findings", "smollm2")}
+    pages = {f"pages/{name}.md" for name in ("details", "smollm2")}
+    assert "`make study-figures` writes every table to `study/pages/findings.md`" in ONE_LINE
     pages |= {f"protocols/{name}.md" for name in ("protocol", "protocol2")}
     assert pages <= {link.partition("#")[0] for link in LINK.findall(PAGE)}
 
@@ -84,8 +84,8 @@ def test_no_anchor_gained_where_the_reward_is_exact():
             assert low < 0, (arm, family)
 
 
-def test_every_number_of_three_digits_is_in_the_findings():
-    known = FINDINGS.replace("−", "").replace("+", "")
+def test_every_number_of_three_digits_is_in_the_findings(findings):
+    known = findings.replace("−", "").replace("+", "")
     assert [number for number in re.findall(r"\d+\.\d{3}\b", ONE_LINE) if number not in known] == []
 
 
@@ -131,7 +131,7 @@ def test_greedy_decoding_beside_samples():
     assert f"the control's, {alone(scores['A_K100'] - scores['control'])} (exploratory)" in ONE_LINE
 
 
-def test_what_a_kl_to_the_base_can_give():
+def test_what_a_kl_to_the_base_can_give(findings):
     """The share of right answers among those paid for in the first batch, which the base samples."""
     first = CURVES[(CURVES.family == "gamed_reverse") & (CURVES.arm == "control") & (CURVES.step == 1)]
     paid = first.reward * 128
@@ -139,7 +139,7 @@ def test_what_a_kl_to_the_base_can_give():
     ends = RUNS[(RUNS.block == "gamed2") & (RUNS.arm == "control")]["pass@1"]
     told = f"{(first.gold / first.reward).mean():.3f} are right; the control ends at {ends.mean():.3f}"
     assert told in ONE_LINE
-    assert "gamed_sorting that the bases are paid for" not in FINDINGS
+    assert "gamed_sorting that the bases are paid for" not in findings
 
 
 def test_the_lenient_rules_of_the_second_protocol():
@@ -351,11 +351,11 @@ def test_what_is_kept_beside_the_task():
 
 
 @pytest.mark.parametrize("arm", ["A", "B"])
-def test_differences_from_plain(arm):
+def test_differences_from_plain(arm, findings):
     by_family = less(arm, "plain")
     for family in FAMILIES:
         assert alone(by_family[family]) in DETAILS
-        assert alone(by_family[family]) in FINDINGS
+        assert alone(by_family[family]) in findings
     assert alone(by_family.mean(axis=1)) in DETAILS
     for column in ("greedy", "pass@8"):
         other = less(arm, "plain", column)

@@ -105,8 +105,8 @@ WITH_FIGURES = [ROOT / name for name in ("study/README.md", "study/pages/details
 
 
 @pytest.mark.parametrize("page", [*WITH_FIGURES, METHODS], ids=lambda page: page.stem)
-def test_figures_are_in_the_log_or_in_the_study_s_findings(page):
-    known = as_one_line(LOG + (ROOT / "study/pages/findings.md").read_text())
+def test_figures_are_in_the_log_or_in_the_study_s_findings(page, findings):
+    known = as_one_line(LOG + findings)
     assert figures(page)
     assert [figure for figure in figures(page) if figure not in known] == []
 
