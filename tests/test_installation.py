@@ -162,7 +162,8 @@ def test_the_packages_are_found_in_another_folder(installed, run):
 def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
     """As README says: look, train by name, evaluate, report; from the first import of PyTorch on, in one process."""
     assert "parity, level" in run("trl-prorl", "tasks", "show", "parity", "-n", "1")
-    assert "  tiny/\n" in run("trl-prorl", "train")
+    assert "  tiny  " in run("trl-prorl", "train")
+    assert "  tiny/\n" in run("trl-prorl", "train", "--all")
     assert {path.name for path in tmp_path.iterdir()} == {"eval", "tasks"}
     assert "--arms" in run("trl-prorl", "demo", "--help")
     a_run = tmp_path / "runs" / "tiny" / "variantA"

@@ -1,13 +1,12 @@
 """`trl-prorl COMMAND ...`: the commands of this project, from any directory."""
 
 import sys
-import textwrap
 from importlib import import_module
-from itertools import groupby
 
 from .interrupt import NOTHING_CHANGED, end_at_once
 from .launch.command_line import refuse
-from .launch.shipped_recipes import shipped_recipes, with_recipe
+from .launch.recipe_list import short_list, whole_list
+from .launch.shipped_recipes import with_recipe
 from .pipes import reader_may_leave
 from .text import nearest
 
@@ -42,26 +41,6 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
-def recipes_text() -> str:
-    """Return the shipped recipes by folder, each with its first line of comment."""
-    lines = [
-        "usage: trl-prorl train RECIPE [--KEY VALUE ...]",
-        "",
-        "RECIPE is a file, or the name of a recipe that comes with the package, as in",
-        "`trl-prorl train tiny/variantA --max_steps 20`. `--help` says more. Names:",
-    ]
-    recipes = shipped_recipes()
-    by_folder = sorted(recipes, key=lambda name: name.rpartition("/"))
-    for folder, names in groupby(by_folder, key=lambda name: name.rpartition("/")[0]):
-        lines += ["", f"  {folder}/"]
-        for name in names:
-            first_line = recipes[name].read_text(encoding="utf-8").partition("\n")[0]
-            comment = first_line.lstrip("# ")
-            stem = name.rpartition("/")[2]
-            lines.append(f"    {stem:<18} {textwrap.shorten(comment, 56, placeholder=' …')}")
-    return "\n".join(lines)
-
-
 @reader_may_leave()
 def main(argv: list[str] | None = None) -> int:
     """Run a command with its arguments, by default the process's own. Returns the exit code; 2: no such command."""
@@ -74,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: {name!r} is not a command{nearest(name, COMMANDS)}: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    if argv == ["train"]:
-        print(recipes_text())
+    if argv in (["train"], ["train", "--all"]):
+        print(whole_list() if "--all" in argv else short_list())
         return 0
     if name in TAKES_RECIPE:
         try:

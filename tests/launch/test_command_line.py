@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -204,25 +205,47 @@ def test_the_memory_of_a_step_where_the_user_has_such_packages(hidden):
     assert done.returncode == 0 and "peak GiB" in done.stdout, done.stderr[-2000:]
 
 
-def test_train_alone_lists_the_recipes(hidden):
+def test_train_alone_is_one_screen_of_families_and_arms(hidden):
     done = hidden("-m", "trl_prorl", "train")
-    assert done.returncode == 0
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) < 80
+    families = lines[lines.index("Families:") + 1 : lines.index("Arms:") - 1]
+    arms = lines[lines.index("Arms:") + 1 : lines.index("", lines.index("Arms:"))]
+    assert [line.split()[0] for line in arms] == ["plain", "control", "variantA", "variantB", "variantC"]
+    for line in families:
+        family, *text = line.split()
+        named = {arm.split()[0] for arm in arms}
+        if text[-2] == "without":
+            named.remove(text[-1])
+        assert named == {file.stem for file in (RECIPES / family).glob("*.yaml")} & {arm.split()[0] for arm in arms}
+    assert "`trl-prorl train --all`" in done.stdout
+
+
+def test_train_all_lists_every_recipe_with_a_whole_sentences(hidden):
+    done = hidden("-m", "trl_prorl", "train", "--all")
+    assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) < 80
-    listed = set()
-    folder = ""
-    for line in lines:
-        if line.startswith("    "):
-            stem, _, what = line.strip().partition(" ")
-            listed.add(f"{folder}{stem}")
-            comment = (RECIPES / f"{folder}{stem}.yaml").read_text().split("\n")[0]
-            assert what.strip(" …")
-            assert f"# {what.strip(' …')}" in comment
+    listed = {}
+    for line in lines[3:]:
+        if line.startswith(" " * 23):
+            listed[recipe].append(line.strip())
+        elif line.startswith("    "):
+            stem, text = line.split(maxsplit=1)
+            recipe = f"{folder}{stem}"
+            listed[recipe] = [text]
         elif line.startswith("  "):
             folder = line.strip()
+    for recipe, text in listed.items():
+        comment = re.match("(?:#.*\n)+", (RECIPES / f"{recipe}.yaml").read_text())[0]
+        comment = " ".join(line.lstrip("# ") for line in comment.splitlines())
+        said = " ".join(text)
+        assert comment.startswith(said) and said.endswith((".", "?")), recipe
     arms = {file for file in RECIPES.rglob("*.yaml") if file.stem != "base"}
-    assert listed == {str(file.relative_to(RECIPES).with_suffix("")) for file in arms}
+    assert listed.keys() == {str(file.relative_to(RECIPES).with_suffix("")) for file in arms}
+    assert listed["keys/mixture"][0].startswith("Two levels of a task in one run")
     assert len(listed) >= 44
 
 
