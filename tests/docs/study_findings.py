@@ -1,4 +1,4 @@
-"""The study's findings, from its tables: made once, by the worker that asks first, because that takes half a minute."""
+"""The study's findings, from its tables: made once for all workers, because that takes half a minute."""
 
 import os
 
