@@ -1,10 +1,11 @@
 """Configurations: which runs repeat one, which runs can be compared, and the short name of each."""
 
+import re
 from collections import Counter
 from typing import Any
 
 from trl_prorl.descriptor import is_on
-from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, base_family, require_passk
+from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
 from trl_prorl.variants import NEVER_RESET
 
@@ -119,10 +120,10 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
 
 def value_of(run: RecordedRun, key: str) -> Any:
     """Return the value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
+    if key == MODEL:
+        return run.base[0]
     value = run.config.get(key) if matters(key, run.config) else None
-    if not is_on(value):
-        return None
-    return base_family(value)[0] if key == MODEL else value
+    return value if is_on(value) else None
 
 
 def setting(key: str, value: Any) -> str:
@@ -139,7 +140,7 @@ def setting(key: str, value: Any) -> str:
 def _differing(runs: list[RecordedRun]) -> list[str]:
     """Settings in which runs differ, those with a short form first."""
     order = {key: place for place, key in enumerate(SHORT_FORMS)}
-    keys = {key for run in runs for key in run.config}
+    keys = {MODEL, *(key for run in runs for key in run.config)}
     differing = [key for key in keys if len({repr(value_of(run, key)) for run in runs}) > 1]
     return sorted(differing, key=lambda key: (order.get(key, len(order)), key))
 
@@ -149,7 +150,39 @@ def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
     Return a short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings
     that differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
     """
+    return _numbered([label for label, _ in _labels_and_settings(groups)])
+
+
+def arm_labels(groups: list[list[RecordedRun]]) -> list[str]:
+    """
+    Return the names of the arms of a report, no two alike. Several runs are called as [`configuration_labels`] does. A
+    single run is called by its folder, and in brackets come its variant, where the folder does not say it, and the
+    settings that differ: `fast (plain lr=1e-05)`.
+    """
     labels = []
+    for group, (label, settings) in zip(groups, _labels_and_settings(groups), strict=True):
+        if len(group) > 1:
+            labels.append(label)
+            continue
+        (run,) = group
+        added = settings if says_variant(run.name, run.variant) else label
+        labels.append(f"{run.name} ({added})" if added else run.name)
+    return _numbered(labels)
+
+
+def _numbered(labels: list[str]) -> list[str]:
+    """Return labels of which no two are alike: a second one is given its number."""
+    counts = Counter()
+    numbered = []
+    for label in labels:
+        counts[label] += 1
+        numbered.append(f"{label} ({counts[label]})" if counts[label] > 1 else label)
+    return numbered
+
+
+def _labels_and_settings(groups: list[list[RecordedRun]]) -> list[tuple[str, str]]:
+    """Return for each configuration its variant with what differs among those of the variant, and the latter alone."""
+    found = []
     first = [group[0] for group in groups]
     for run, group in zip(first, groups, strict=True):
         same = [other for other in first if other.variant == run.variant]
@@ -157,17 +190,18 @@ def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
         if TASK in keys:  # whatever goes with the task is said by its name
             same_task = [other for other in same if value_of(other, TASK) == value_of(run, TASK)]
             keys = [TASK, *_differing(same_task)]
-        words = [run.variant]
+        words = []
         for key in keys:
             value = value_of(run, key)
             if value is not None:
                 words.append(setting(key, value))
         if all(each.without_reset == NEVER_RESET for each in group):
-            words.append("(never reset)")
-        labels.append(" ".join(words))
-    counts = Counter()
-    for place, label in enumerate(labels):
-        counts[label] += 1
-        if counts[label] > 1:
-            labels[place] = f"{label} ({counts[label]})"
-    return labels
+            words.append("never reset")
+        found.append((" ".join([run.variant, *words]), " ".join(words)))
+    return found
+
+
+def says_variant(name: str, variant: str) -> bool:
+    """Return whether the name of a run has its variant as a word: `A_seed1` and `variantA` do, `Alpha` does not."""
+    letter = "[A-Za-z]"
+    return re.search(rf"(?<!{letter})(variant)?{re.escape(variant)}(?!{letter})", name) is not None

@@ -10,7 +10,7 @@ import pandas as pd
 
 from trl_prorl.eval.analysis.configurations import (
     TASK,
-    configuration_labels,
+    arm_labels,
     repetitions,
     seed_count,
     setting,
@@ -193,7 +193,7 @@ class Frame:
         groups = repetitions(runs)
         counts = Counter()
         self.arms = []
-        for label, group in zip(configuration_labels(groups), groups, strict=True):
+        for label, group in zip(arm_labels(groups), groups, strict=True):
             colour = group[0].variant if group[0].variant in VARIANTS else None
             rows = [row_of[id(run)] for run in group]
             self.arms.append(ReportArm(label, rows, counts[colour]))

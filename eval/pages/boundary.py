@@ -99,7 +99,7 @@ def _changes_cell(changes: list[PromptChange]) -> str:
 
 
 RUN_COLUMNS = [
-    Column("arm", lambda row: row[0].name),
+    Column("run", lambda row: row[0].name),
     Column("prompts × samples", lambda row: f"{row[1].prompts} × {row[1].n}"),
     Column("newly solved", lambda row: _changes_cell(row[1].newly_solved)),
     Column("lost", lambda row: _changes_cell(row[1].lost)),

@@ -128,14 +128,16 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
 
 
 def verdict_statement(verdict: Verdict) -> str:
-    """Two sentences: is the best arm told apart, and by how much is it ahead?"""
+    """Two sentences: is the best arm, or the only one that was evaluated, told apart, and by how much is it ahead?"""
     best = verdict.best
     scores = f"{best.sides['trained'].value:.3f} (base {best.sides['base'].value:.3f})"
     if verdict.tied:
         names = f"{', '.join([best.label, *verdict.tied[:-1]])} and {verdict.tied[-1]}"
         heading = f"{names} share the highest held-out pass@1, {scores}"
-    else:
+    elif verdict.arms > 1:
         heading = f"{best.label} is highest in held-out pass@1, {scores}"
+    else:
+        heading = f"{best.label} has a held-out pass@1 of {scores}"
     unclear = [
         name
         for name, difference in verdict.differences.items()
@@ -210,7 +212,7 @@ def verdict_sections(frame: Frame) -> list[Section]:
     evaluated = [arm for arm in frame.arms if arm.evaluated]
     if evaluated:
         blocks.append(Picture("verdict.png", "Held-out pass@1 of every arm", "", [scores_panel(evaluated)]))
-    return [Section("Verdict", blocks)]
+    return [Section("Verdict", blocks, open=True)]
 
 
 def success_statements(rows: list[Comparison]) -> list[str]:

@@ -154,4 +154,4 @@ def result_matrix(frame: Frame) -> Table:
 
 
 def sections(frame: Frame) -> list[Section]:
-    return [Section("Result matrix", [result_matrix(frame)])]
+    return [Section("Result matrix", [result_matrix(frame)], open=True)]

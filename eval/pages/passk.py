@@ -64,7 +64,7 @@ def _at(place):
 
 
 CHECKPOINT_COLUMNS = [
-    Column("arm", lambda row: row[0].name),
+    Column("run", lambda row: row[0].name),
     Column("k", lambda row: str(row[1])),
     Column("base", lambda row: cell(row[2]["mean"][0], ".3f")),
     Column("best, at step …", _at(lambda trained: trained["mean"].idxmax())),
@@ -111,7 +111,7 @@ def draw_against_k(axes, arms: list[ReportArm], title: str) -> None:
 
 
 PART_COLUMNS = [
-    Column("arm", lambda row: row[0].name),
+    Column("run", lambda row: row[0].name),
     Column("task", lambda row: str(row[1]["task"])),
     Column("level", lambda row: str(row[1]["level"])),
     Column("prompts", lambda row: str(row[1]["prompts"])),

@@ -24,7 +24,7 @@ def _halving_cell(check: SaturationCheck) -> str:
 
 
 COLUMNS = [
-    Column("arm", lambda row: arm_label(row[0])),
+    Column("run", lambda row: arm_label(row[0])),
     Column("k", lambda row: str(row[1].k)),
     Column("base → last", lambda row: _ends_cell(row[1])),
     Column("1000 alpha", lambda row: interval_cell(Estimate(*(1000 * part for part in row[1].alpha)), ".2f")),

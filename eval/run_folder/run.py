@@ -83,13 +83,18 @@ class RecordedRun:
         return all(self.config.get(key) for key in EVALUATION_KEYS)
 
     @property
+    def model(self) -> str | None:
+        """Name of the model that it began from: of the recipe or, of a script's run, as `env.json` has it."""
+        return self.config.get(MODEL) or (self.env.get("base_model") or {}).get("name")
+
+    @property
     def seed(self):
         return self.env.get("seed", self.config.get("seed"))
 
     @property
     def base(self) -> tuple[Any, int | None]:
         """The model that it began from: its family, and its seed where it is an embedded one."""
-        return base_family(self.config.get(MODEL))
+        return base_family(self.model)
 
     @cached_property
     def ground(self) -> str:
@@ -179,6 +184,6 @@ def require_passk(run: RecordedRun) -> dict:
     """
     if run.passk is None:
         raise InputError(
-            f"'{run.path / 'passk.json'}' is missing; run {describe_evaluation(run.config, run.env, run.path)}"
+            f"'{run.path / 'passk.json'}' is missing; {describe_evaluation(run.config, run.env, run.path)} makes it"
         )
     return run.passk
