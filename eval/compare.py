@@ -18,20 +18,20 @@ from trl_prorl.eval.analysis.compare import GREEDY, common_sizes, compare, compa
 from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import comparison_statements, objective_notes, terminal_tables
+from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import print_bullets
-from trl_prorl.eval.pages.reproduce import passk_command
-from trl_prorl.eval.run_folder.reading import in_brackets, load_runs, write_json
+from trl_prorl.eval.run_folder.reading import load_runs, write_json
 from trl_prorl.eval.run_folder.run import RecordedRun, sort_runs
 from trl_prorl.record.provenance import describe_evaluation
 
 
-def check_two_are_evaluated(runs: list[RecordedRun], left_out: list[str]) -> None:
+def check_two_are_evaluated(runs: list[RecordedRun]) -> None:
     """
     Refuse a comparison of fewer than two evaluated runs.
 
     Raises:
-        InputError: With the runs that were left out, and what evaluates the others.
+        InputError: With what evaluates the others.
     """
     evaluated = [run.name for run in runs if run.passk]
     if len(evaluated) >= 2:
@@ -44,9 +44,7 @@ def check_two_are_evaluated(runs: list[RecordedRun], left_out: list[str]) -> Non
     elif others:
         cure = f"{describe_evaluation(others[0].config, others[0].env, others[0].path)} makes one"
     has = f"only '{evaluated[0]}' has one" if evaluated else f"none of these {len(runs)} has one"
-    raise InputError(
-        f"--runs: a comparison needs two runs with a held-out evaluation, and {has}{in_brackets(left_out)}; {cure}"
-    )
+    raise InputError(f"--runs: a comparison needs two runs with a held-out evaluation, and {has}; {cure}")
 
 
 def not_evaluated(run: RecordedRun) -> str:
@@ -60,9 +58,10 @@ def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.compare(argv)
     recorded, unreadable = load_runs(args.found.folders)
-    left_out = [*args.found.left_out, *unreadable]
-    check_two_are_evaluated(recorded, left_out)
-    left_out += [not_evaluated(run) for run in recorded if not run.passk]
+    left_out = [*args.found.left_out, *unreadable, *(not_evaluated(run) for run in recorded if not run.passk)]
+    console = Console()
+    print_bullets(console, left_out)
+    check_two_are_evaluated(recorded)
     runs = [run for run in recorded if run.passk]
     if len(runs) == 2:
         outcomes = list(args.k or common_sizes(*runs))
@@ -78,15 +77,14 @@ def main(argv=None) -> None:
             sizes = sorted(set.intersection(*in_common))
         comparisons, skipped = compare_all_pairs(runs, sizes)
         notes = skipped + objective_notes(runs)
-    notes += [*step_time_notes(Timing(runs)), *left_out]
-    console = Console()
+    notes += step_time_notes(Timing(runs))
     console.print(*terminal_tables(comparisons), sep="\n")
     print_bullets(console, notes)
     if args.json is not None:
         rows = []
         for each in comparisons:
             rows.append({"outcome": each.outcome, **dataclasses.asdict(each), "detectable": each.detectable})
-        write_json(args.json, {"comparisons": rows, "notes": notes})
+        write_json(args.json, {"comparisons": rows, "notes": [*left_out, *notes]})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages import (
     arms,
+    around_resets,
     boundary,
     comparison,
     completions,
@@ -43,6 +44,7 @@ CONTENTS = (
     matrix.sections,
     completions.sections,
     curves.sections,
+    around_resets.sections,
     comparison.sections,
     runs.learned,
     passk.checkpoints,

@@ -148,7 +148,7 @@ def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
     notes = [f"`{run.name}`: {run.variant} {run.without_reset}." for run in (a, b) if run.without_reset]
     if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
         notes.append(DIFFERENT_OBJECTIVE)
-    started = [(run.config.get("model_name_or_path"), run.config.get("model_revision") or "main") for run in (a, b)]
+    started = [(run.model, run.config.get("model_revision") or "main") for run in (a, b)]
     if started[0] != started[1]:
         notes.append(f"The runs started from different models: {started[0][0]} and {started[1][0]}.")
     steps = [int(run.passk.get("step") or run.metrics["step"].max()) for run in (a, b)]

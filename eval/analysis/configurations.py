@@ -1,5 +1,6 @@
 """Configurations: which runs repeat one, which runs can be compared, and the short name of each."""
 
+import os
 import re
 from collections import Counter
 from typing import Any
@@ -27,6 +28,7 @@ EFFECTIVE_WITH = {
     **{name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted},
     **dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION),
 }
+SEED_AT_END = re.compile(r"[\W_]*(?:(?<![A-Za-z])s|seed)?[\W_]*\d*$")
 TASK = "task"
 # How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
 # model.
@@ -150,24 +152,41 @@ def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
     Return a short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings
     that differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
     """
-    return _numbered([label for label, _ in _labels_and_settings(groups)])
+    labels = []
+    for group, settings in zip(groups, _settings_that_differ(groups), strict=True):
+        label = " ".join([group[0].variant, *settings])
+        labels.append(f"{label} (never reset)" if _never_reset(group) else label)
+    return _numbered(labels)
 
 
 def arm_labels(groups: list[list[RecordedRun]]) -> list[str]:
     """
-    Return the names of the arms of a report, no two alike. Several runs are called as [`configuration_labels`] does. A
-    single run is called by its folder, and in brackets come its variant, where the folder does not say it, and the
-    settings that differ: `fast (plain lr=1e-05)`.
+    Return the names of the arms of a report, no two alike: that of the run's folder, or what the folders of its seeds
+    have in common. In brackets come the variant, where the folder does not say it, and the settings that differ among
+    the configurations of the variant: `fast (plain lr=1e-05)`. Where the folders have nothing in common it is the
+    label of the configuration.
     """
-    labels = []
-    for group, (label, settings) in zip(groups, _labels_and_settings(groups), strict=True):
-        if len(group) > 1:
-            labels.append(label)
+    labels = configuration_labels(groups)
+    for place, (group, settings) in enumerate(zip(groups, _settings_that_differ(groups), strict=True)):
+        name = common_name([run.name for run in group])
+        if not name:
             continue
-        (run,) = group
-        added = settings if says_variant(run.name, run.variant) else label
-        labels.append(f"{run.name} ({added})" if added else run.name)
+        variant = group[0].variant
+        words = settings if says_variant(name, variant) else [variant, *settings]
+        if _never_reset(group):
+            words = [*words, "never reset"]
+        labels[place] = f"{name} ({' '.join(words)})" if words else name
     return _numbered(labels)
+
+
+def common_name(names: list[str]) -> str:
+    """
+    Return with what all names begin, without the number or the word that counts seeds: `variantA` of `variantA_seed1`
+    and `variantA_seed2`. It is the name itself where there is one, and empty where names have nothing in common.
+    """
+    if len(names) == 1:
+        return names[0]
+    return SEED_AT_END.sub("", os.path.commonprefix(names))
 
 
 def _numbered(labels: list[str]) -> list[str]:
@@ -180,24 +199,22 @@ def _numbered(labels: list[str]) -> list[str]:
     return numbered
 
 
-def _labels_and_settings(groups: list[list[RecordedRun]]) -> list[tuple[str, str]]:
-    """Return for each configuration its variant with what differs among those of the variant, and the latter alone."""
+def _never_reset(group: list[RecordedRun]) -> bool:
+    return all(run.without_reset == NEVER_RESET for run in group)
+
+
+def _settings_that_differ(groups: list[list[RecordedRun]]) -> list[list[str]]:
+    """Return for each configuration the settings that differ among those of its variant, in their short forms."""
     found = []
     first = [group[0] for group in groups]
-    for run, group in zip(first, groups, strict=True):
+    for run in first:
         same = [other for other in first if other.variant == run.variant]
         keys = _differing(same)
         if TASK in keys:  # whatever goes with the task is said by its name
             same_task = [other for other in same if value_of(other, TASK) == value_of(run, TASK)]
             keys = [TASK, *_differing(same_task)]
-        words = []
-        for key in keys:
-            value = value_of(run, key)
-            if value is not None:
-                words.append(setting(key, value))
-        if all(each.without_reset == NEVER_RESET for each in group):
-            words.append("never reset")
-        found.append((" ".join([run.variant, *words]), " ".join(words)))
+        values = {key: value_of(run, key) for key in keys}
+        found.append([setting(key, value) for key, value in values.items() if value is not None])
     return found
 
 

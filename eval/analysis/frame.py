@@ -136,7 +136,15 @@ class ReportArm:
 
     @property
     def legend(self) -> str:
-        return self.label if self.seeds == 1 else f"{self.label}, {self.seeds} seeds"
+        return self._with_seeds(self.seeds)
+
+    @property
+    def evaluated_legend(self) -> str:
+        """The legend of what was measured on held-out prompts."""
+        return self._with_seeds(seed_count(self.evaluated))
+
+    def _with_seeds(self, seeds: int) -> str:
+        return self.label if seeds == 1 else f"{self.label}, {seeds} seeds"
 
     def series(self, key: str) -> list[pd.Series]:
         """Return one metric of each run that measured it."""

@@ -7,7 +7,7 @@ from trl_prorl.eval.analysis.configurations import REPETITION_KEYS, max_new_toke
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
-from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
 from trl_prorl.objective.anchors import ANCHOR_KEYS
 from trl_prorl.variants import VARIANTS
 
@@ -22,13 +22,29 @@ def _distinct(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any]) -
     return list(dict.fromkeys(map(value_of, runs)))
 
 
-def _shared(runs: list[RecordedRun], key: str) -> str:
-    return ", ".join(f"`{value}`" for value in _distinct(runs, lambda run: str(run.config.get(key, "default"))))
+def _values(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any], otherwise: str = "") -> str:
+    """Return the different values of runs as code, with words for those that have none; empty if none has one."""
+    values = list(map(value_of, runs))
+    known = dict.fromkeys(_spelt(value) for value in values if value is not None)
+    shown = [f"`{value}`" for value in known]
+    if otherwise and None in values:
+        shown.append(otherwise)
+    return ", ".join(shown)
+
+
+def _spelt(value: Any) -> str:
+    return format(value, "g") if isinstance(value, float) else str(value)
 
 
 def lead(runs: list[RecordedRun]) -> list[Text]:
     """What was compared."""
-
+    settings = {
+        "model": _values(runs, lambda run: run.model, "one without a name"),
+        "task": _values(runs, lambda run: run.config.get("task"), "a script's own"),
+        "level": _values(runs, lambda run: run.config.get("task_level")),
+        "learning rate": _values(runs, lambda run: run.config.get("learning_rate"), "TRL's default"),
+    }
+    shared = "; ".join(f"{name} {values}" for name, values in settings.items() if values)
     arms = ", ".join(_described(variant, runs) for variant in _distinct(runs, lambda run: run.variant))
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
     trained_with = ""
@@ -36,11 +52,7 @@ def lead(runs: list[RecordedRun]) -> list[Text]:
         seed_word = "seed" if len(seeds) == 1 else "seeds"
         trained_with = f"; training {seed_word} {', '.join(seeds)}"
     return [
-        Text(
-            f"Model {_shared(runs, 'model_name_or_path')}, task {_shared(runs, 'task')}, level "
-            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}. Base means the policy as "
-            "a run began."
-        ),
+        Text(f"{shared[0].upper()}{shared[1:]}. Base means the policy as a run began."),
         Text(f"Compared: {arms}{trained_with}."),
     ]
 
@@ -98,8 +110,8 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
     """Settings, ways of computing and hardware in which runs differ though arms could share them."""
     lines = []
     differing = []
-    for key in sorted({key for run in runs for key in run.config} - ARM_KEYS - REPETITION_KEYS):
-        values = _distinct(runs, lambda run, key=key: repr(run.config.get(key, "default")))
+    for key in sorted({MODEL, *(key for run in runs for key in run.config)} - ARM_KEYS - REPETITION_KEYS):
+        values = _distinct(runs, lambda run, key=key: repr(_setting_of(run, key)))
         if len(values) > 1 and not key.startswith(ARM_PREFIXES):
             differing.append(f"`{key}` ({', '.join(value.strip(chr(39)) for value in values)})")
     if differing:
@@ -116,6 +128,12 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
         if len(_distinct(runs, lambda run, key=key: repr(run.env.get(key)))) > 1:
             lines.append(f"The runs differ in `{key}` (see `env.json`): step times may not compare.")
     return lines
+
+
+def _setting_of(run: RecordedRun, key: str) -> Any:
+    """Return the value of a key of the configuration, of the model the name that is on record."""
+    value = run.model if key == MODEL else run.config.get(key, "default")
+    return "default" if value is None else value
 
 
 def sections(frame: Frame) -> list[Section]:

@@ -15,7 +15,7 @@ from trl_prorl.eval.analysis.compare import (
 from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, Estimate
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
-from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of
+from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of, row_labels
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
@@ -170,11 +170,14 @@ def missing_statements(runs: list[RecordedRun]) -> list[str]:
     if not missing:
         return []
     names = ", ".join(f"`{run.name}`" for run in missing)
+    words = [f"Not evaluated on held-out prompts: {names}."]
     can_be = [run for run in missing if run.can_be_evaluated]
-    if not can_be:
-        how = describe_evaluation(missing[0].config, missing[0].env, missing[0].path)
-        return [f"Not evaluated on held-out prompts: {names}. {how} does it."]
-    return [f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."]
+    if can_be:
+        words.append(f"Run `{passk_command(can_be)}`, then this report again.")
+    for run in missing:
+        if not run.can_be_evaluated:
+            words.append(f"{describe_evaluation(run.config, run.env, run.path)} evaluates `{run.name}`.")
+    return [" ".join(words)]
 
 
 def statements(frame: Frame) -> list[str]:
@@ -189,6 +192,7 @@ def statements(frame: Frame) -> list[str]:
 
 def scores_panel(arms: list[ReportArm]) -> Panel:
     """Held-out pass@1 of every arm with its interval, base beside it."""
+    labels, lines = row_labels([arm.evaluated_legend for arm in arms])
 
     def draw(axes):
         for row, arm in enumerate(arms):
@@ -197,12 +201,12 @@ def scores_panel(arms: list[ReportArm]) -> Panel:
                 label = side if row == 0 else None  # once in the legend
                 axes.plot([low, high], [row, row], color=colour)
                 axes.plot([value], [row], linestyle="", label=label, color=colour, marker=marker)
-        axes.set_yticks(range(len(arms)), [arm.legend for arm in arms])
+        axes.set_yticks(range(len(arms)), labels)
         axes.set_title("Held-out pass@1 and its 95 % interval", loc="right")
         axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="pass@1")
         axes.grid(alpha=0.2)
 
-    return Panel("Held-out pass@1 of base and of every trained arm, with intervals", draw, 2 * len(arms))
+    return Panel("Held-out pass@1 of base and of every trained arm, with intervals", draw, max(2, lines) * len(arms))
 
 
 def verdict_sections(frame: Frame) -> list[Section]:

@@ -84,8 +84,8 @@ class RecordedRun:
 
     @property
     def model(self) -> str | None:
-        """Name of the model that it began from: of the recipe or, of a script's run, as `env.json` has it."""
-        return self.config.get(MODEL) or (self.env.get("base_model") or {}).get("name")
+        """Name of the model that it began from, as `env.json` or else the recipe has it."""
+        return (self.env.get("base_model") or {}).get("name") or self.config.get(MODEL)
 
     @property
     def seed(self):
@@ -94,7 +94,7 @@ class RecordedRun:
     @property
     def base(self) -> tuple[Any, int | None]:
         """The model that it began from: its family, and its seed where it is an embedded one."""
-        return base_family(self.model)
+        return base_family(self.config.get(MODEL) or self.model)
 
     @cached_property
     def ground(self) -> str:

@@ -2,7 +2,7 @@ import pytest
 from PIL import Image
 
 from eval import report
-from eval.run_folder.reading import find_run_folders, load_runs
+from eval.run_folder.reading import find_recorded_runs, load_runs
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -76,6 +76,7 @@ HEADINGS = [
     "Verdict",
     "Result matrix",
     "Curves",
+    "Around a reset",
     "Arms against plain, control and A",
     "What was learned",
     "pass@k against k",
@@ -83,6 +84,7 @@ HEADINGS = [
     "Dips and reconvergence after the resets",
     "What it cost",
     "Caveats",
+    "Left out",
     "How to reproduce",
 ]
 
@@ -110,8 +112,9 @@ def test_out_folder(demo, tmp_path):
 def test_arms_of_several_folders_keep_distinct_names(make_run, make_rows):
     first = make_run("seed0/A", "A", make_rows(3))
     second = make_run("seed1/A", "A", make_rows(3))
-    runs = load_runs(find_run_folders([str(first), str(second), str(first)]))
+    runs, left_out = load_runs(find_recorded_runs([str(first), str(second), str(first)]).folders)
     assert [run.name for run in runs] == ["seed0/A", "seed1/A"]
+    assert left_out == []
 
 
 def test_runs_of_several_folders_need_an_out_folder(demo, make_run, make_rows, tmp_path, capsys):

@@ -87,7 +87,7 @@ def test_seeds_become_a_mean_and_a_band(read_run):
     # 20 steps at 0.2 and 12 at 0.6: the mean is drawn where both ran, from the lowest to the highest.
     runs = [read_run("A", 0, steps=20, reward=0.2), read_run("A", 1, steps=12, reward=0.6)]
     alone = read_run("B", steps=20, reward=0.5)
-    assert [arm.legend for arm in Frame([*runs, alone]).arms] == ["A, 2 seeds", "B"]
+    assert [arm.legend for arm in Frame([*runs, alone]).arms] == ["A, 2 seeds", "B0"]
     axes = drawn(curve_panels([*runs, alone])[0])
     mean = next(line for line in axes.lines if line.get_label() == "A, 2 seeds")
     assert list(mean.get_xdata()) == list(range(1, 13))
@@ -107,12 +107,12 @@ def test_resets_of_all_seeds_are_marked(read_run):
 
 def test_evaluations_during_training_are_drawn_with_the_resets(read_run):
     run = read_run("A", steps=20, events=[RESET])
-    assert len(curve_panels([run])) == 3
+    assert len(curve_panels([run])) == 4
     rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
     (run.path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     *_, panel = curve_panels([load_run(run.path)])
     axes = drawn(panel)
-    curve = next(line for line in axes.lines if line.get_label() == "A")
+    curve = next(line for line in axes.lines if line.get_label() == "A0")
     assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([0, 8, 16], [0.0, 0.08, 0.16])
     assert [each.get_segments()[0][0, 0] for each in axes.collections] == [10]
 
@@ -125,11 +125,11 @@ def test_gold_is_drawn_beside_the_reward(read_run):
     axes = drawn(curve_panels([gamed, other])[0])
     lines = {line.get_label(): line for line in axes.lines}
     assert axes.get_title() == "Training reward, and gold (dotted)"
-    assert list(lines["plain: gold"].get_ydata())[-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
-    assert lines["plain: gold"].get_linestyle() == ":"
-    assert lines["plain"].get_ydata()[-1] == 0.9
-    assert lines["plain: gold"].get_color() == lines["plain"].get_color()
-    assert "A: gold" not in lines
+    assert list(lines["plain0: gold"].get_ydata())[-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
+    assert lines["plain0: gold"].get_linestyle() == ":"
+    assert lines["plain0"].get_ydata()[-1] == 0.9
+    assert lines["plain0: gold"].get_color() == lines["plain0"].get_color()
+    assert "A0: gold" not in lines
     assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "X"] == [[15]]
     assert "the reward is gamed" in lines
     assert drawn(curve_panels([other])[0]).get_title() == "Training reward"
@@ -164,7 +164,9 @@ def test_no_axes_hold_more_than_ten_arms_and_two_for_comparison(forty):
     for _, arms in found:
         assert len({arm.runs[0].config["task"] for arm in arms}) == 1
     assert {arm.label for _, arms in found for arm in arms} == {arm.label for arm in frame.arms}
-    assert len(curves.sections(frame)[0].blocks[0].panels) == 3 * len(found)
+    pictures = curves.sections(frame)[0].blocks
+    assert [len(picture.panels) for picture in pictures] == [4] * len(found)
+    assert len({picture.file for picture in pictures}) == len(found)
 
 
 def test_few_arms_share_one_sheet(forty):
@@ -178,7 +180,7 @@ def test_reasons_are_counted(read_run):
     run = read_run("A", steps=60, reward=0.5, events=events)
     assert dict(run.reset_reasons()) == reasons
     (row,) = reset_effects.reset_table(Frame([run])).rows
-    assert row[:3] == ["A", "4", "kl spike 3, periodic 1, stall 1"]
+    assert row[:3] == ["A0", "4", "kl spike 3, periodic 1, stall 1"]
 
 
 def test_growths_of_the_rank_are_marked_as_resets_are(read_run):
