@@ -284,8 +284,8 @@ def compare(argv=None) -> argparse.Namespace:
     folders, left_out, _ = args.found
     if len(folders) < 2:
         raise InputError(
-            f"--runs {' '.join(args.runs)}: '{folders[0]}' is the only run with a finished step{in_brackets(left_out)}; "
-            "a comparison needs two, so give another run"
+            f"--runs {' '.join(args.runs)}: '{folders[0]}' is the only run with a finished step"
+            f"{in_brackets(left_out)}; a comparison needs two, so give another run"
         )
     if args.json is not None:
         check_writable(args.json)

@@ -90,8 +90,8 @@ def align_at_resets(
     before and the next one, because what was measured there belongs to another reset.
 
     Args:
-        steps, values (`np.ndarray`): Optimizer steps done, shape (T,), each once, and the metric at each; NaN where not
-            measured.
+        steps, values (`np.ndarray`): Optimizer steps done, shape (T,), each once, and the metric at each; NaN where
+            not measured.
         resets (`list[int]`): Optimizer steps done at each reset: it lies between that step and the next.
         before, after (`int`): Steps on either side.
     """

@@ -27,7 +27,7 @@ def _values(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any], oth
     values = list(map(value_of, runs))
     known = dict.fromkeys(_spelt(value) for value in values if value is not None)
     shown = [f"`{value}`" for value in known]
-    if otherwise and None in values:
+    if shown and otherwise and None in values:
         shown.append(otherwise)
     return ", ".join(shown)
 
@@ -42,7 +42,8 @@ def lead(runs: list[RecordedRun]) -> list[Text]:
         "model": _values(runs, lambda run: run.model, "one without a name"),
         "task": _values(runs, lambda run: run.config.get("task"), "a script's own"),
         "level": _values(runs, lambda run: run.config.get("task_level")),
-        "learning rate": _values(runs, lambda run: run.config.get("learning_rate"), "TRL's default"),
+        "learning rate": _values(runs, lambda run: run.config.get("learning_rate"), "TRL's default")
+        or "TRL's default",
     }
     shared = "; ".join(f"{name} {values}" for name, values in settings.items() if values)
     arms = ", ".join(_described(variant, runs) for variant in _distinct(runs, lambda run: run.variant))

@@ -70,9 +70,9 @@ def sections(frame: Frame) -> list[Section]:
         return []
     low, high = MIDDLE
     text = (
-        f"The {AROUND[0]} steps before a reset and the {AROUND[1]} after it, no further than to the next reset on either "
-        f"side. Line: mean over all resets and runs of an arm, where at least {100 * LEAST_SHARE:.0f} % of them have a "
-        f"value; band: {low}th to {high}th percentile of the resets."
+        f"The {AROUND[0]} steps before a reset and the {AROUND[1]} after it, as far as no other reset lies between. "
+        f"Line: mean over all resets and runs of an arm, where at least {100 * LEAST_SHARE:.0f} % of them have a value; "
+        f"band: {low}th to {high}th percentile of the resets."
     )
     picture = Picture("around_resets.png", "Reward, KL and gradient norm around a reset", text, panels, 3)
     return [Section("Around a reset", [picture], open=True)]

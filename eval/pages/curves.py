@@ -138,7 +138,7 @@ def stages_panel(frame: Frame) -> Panel:
 def sections(frame: Frame) -> list[Section]:
     found = sheets(frame)
     text = (
-        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL and gradient norm: median of the steps where it is positive), "
+        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL and gradient norm: median of the positive values), "
         "as recorded behind it in faint; the validation reward is that of the evaluations during training."
     )
     if any(spikes is not None and spikes.count for spikes in map(gradient_spikes, frame.runs)):

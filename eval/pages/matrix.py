@@ -57,8 +57,8 @@ COLUMNS = [
         "arm",
         lambda arm: arm.label,
         "**arm**: a run by its folder, several seeds by what their folders have in common; in brackets the variant, "
-        "where the folder does not say it, and the settings that set it apart from others of that variant and task. ★ is "
-        "the highest held-out pass@1 of its task, base, length and learning rate, unless two arms share it.",
+        "where the folder does not say it, and the settings that set it apart from others of that variant and task. ★ "
+        "is the highest held-out pass@1 of its task, base, length and learning rate, unless two arms share it.",
     ),
     Column(
         "seeds",
@@ -95,10 +95,10 @@ COLUMNS = [
         "**KL spikes**, **entropy spikes**, **gradient spikes**: mean number in a run, and in brackets the largest of "
         "all seeds. A spike is a step whose value, of those above 0, is at least "
         f"{KL_SPIKE.factor:g} times (KL to the own anchor), {ENTROPY_SPIKE.factor:g} times (entropy) or "
-        f"{GRADIENT_SPIKE.factor:g} times (norm of the gradient before it is clipped) the median of its neighbours, the "
-        f"{NEIGHBOURS} steps on either side; KL and entropy also have to lie {KL_SPIKE.rise:g} and "
-        f"{ENTROPY_SPIKE.rise:g} nats above it. Such steps in a row are one spike, counted with its highest value. The "
-        "number in brackets is its multiple of that median.",
+        f"{GRADIENT_SPIKE.factor:g} times (norm of the gradient before it is clipped) the median of its neighbours, "
+        f"the {NEIGHBOURS} steps on either side; KL and entropy also have to lie {KL_SPIKE.rise:g} and "
+        f"{ENTROPY_SPIKE.rise:g} nats above it. Such steps in a row are one spike, told by the highest. The number in "
+        "brackets is its multiple of that median.",
         STABILITY,
     ),
     Column("entropy spikes", lambda arm: _spikes_cell(arm, entropy_spikes), group=STABILITY),

@@ -29,11 +29,12 @@ DPI = 100
 PANEL_INCHES = (5.2, 3.4)
 PANEL_DPI = 120
 LEFT = 0.16  # of the panel's width, left of the axes; more where a label needs it
+MOST_LEFT = 0.7
 EDGE_PIXELS = 4  # between the longest label and the edge
 TITLE_LETTERS = 48  # in a line
 WIDE_TITLE_LETTERS = 70  # in a line of a picture of its own
 TITLE_LINE_INCHES = 0.2
-ROW_LETTERS = 36  # in a line of the label of a row
+ROW_LETTERS = 30  # in a line of the label of a row
 LEGEND_ROW_INCHES = 0.22
 LEGEND_COLUMNS = 2
 LEGEND_LETTERS = 64  # in a line of all columns
@@ -83,7 +84,7 @@ class Panel:
         figure.subplots_adjust(LEFT, **margins)
         beyond = EDGE_PIXELS - axes.get_tightbbox(canvas.get_renderer()).x0
         if beyond > 0:
-            figure.subplots_adjust(LEFT + beyond / figure.bbox.width)
+            figure.subplots_adjust(min(LEFT + beyond / figure.bbox.width, MOST_LEFT))
         canvas.draw()
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
         # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
@@ -93,7 +94,7 @@ class Panel:
 
 
 def _add_legend(figure: Figure, axes) -> float:
-    """Add a legend at the bottom, in two columns unless a label is too long for that, and return its height in inches."""
+    """Add a legend at the bottom, in one column where a label is too long for two; return its height in inches."""
     handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return 0.0

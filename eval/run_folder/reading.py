@@ -288,8 +288,8 @@ def find_recorded_runs(patterns: list[str]) -> RecordedRuns:
     left_out = [line for path, line in reasons.items() if path not in found]
     if not found:
         raise InputError(
-            f"--runs {' '.join(patterns)}: no run folder with a finished step is there{in_brackets(left_out)}; give the "
-            "folder of a run that was trained for at least one step, or a folder of such runs"
+            f"--runs {' '.join(patterns)}: no run folder with a finished step is there{in_brackets(left_out)}; give "
+            "the folder of a run that was trained for at least one step, or a folder of such runs"
         )
     return RecordedRuns(list(found.values()), left_out, list(named))
 

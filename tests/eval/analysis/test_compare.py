@@ -389,7 +389,8 @@ def test_the_command_over_seeds(grid, of_arm, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arms", "said"), [(["A_1"], "is the only run with a finished step; a comparison needs two"), (["A_*"], "all 3 runs are one arm")]
+    ("arms", "said"),
+    [(["A_1"], "is the only run with a finished step; a comparison needs two"), (["A_*"], "all 3 runs are one arm")],
 )
 def test_refusals(grid, arms, said, capsys):
     assert command.main(["--runs", *(f"{grid['A', 1].path.parent}/{arm}" for arm in arms)]) == 2

@@ -1,6 +1,8 @@
+import io
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
@@ -10,6 +12,7 @@ from eval.analysis.frame import Frame
 from eval.pages import curves, matrix, plotting, reset_effects
 from eval.pages import runs as pages
 from eval.pages.document import Picture
+from eval.report import build_report
 from eval.run_folder.reading import load_run
 
 
@@ -231,3 +234,56 @@ def test_spikes_in_the_matrix(read_run):
     cells = dict(zip(table.header, table.rows[0], strict=True))
     assert (cells["KL spikes"], cells["entropy spikes"]) == ("1.5 (× 150)", "0.5 (× 3)")
     assert any("10 times" in line and "1.5 times" in line for line in table.definitions)
+
+
+def test_spikes_of_the_gradient_norm_have_a_ring(read_run):
+    """In the matrix, too: the norm is 0.2, once 1.2 and once, which is no spike, 0.9."""
+    run = read_run("A", steps=60, grad_norm=lambda step: {20: 1.2, 40: 0.9}.get(step, 0.2))
+    (section,) = curves.sections(Frame([run]))
+    panel = next(panel for panel in section.blocks[0].panels if panel.alt.startswith("Gradient norm"))
+    rings = [line for line in drawn(panel).lines if line.get_marker() == "o"]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in rings] == [([20], [1.2])]
+    assert "A ring is a spike of the gradient norm" in section.blocks[-1].caption
+    table = matrix.result_matrix(Frame([run]))
+    assert dict(zip(table.header, table.rows[0], strict=True))["gradient spikes"] == "1 (× 6)"
+    calm = read_run("A", 1, steps=60, grad_norm=0.2)
+    assert "A ring" not in curves.sections(Frame([calm]))[0].blocks[-1].caption
+
+
+def test_the_share_of_completions_that_were_cut_off_is_drawn_where_it_is_on_record(read_run):
+    run = read_run("A", steps=20, truncated_fraction=0.25)
+    (cut,) = [panel for panel in curve_panels([run]) if "cut off" in panel.alt]
+    line = next(line for line in drawn(cut).lines if line.get_label() == "A0")
+    assert set(line.get_ydata()) == {0.25}
+    older = read_run("A", 1, steps=20)
+    assert not [panel for panel in curve_panels([older]) if "cut off" in panel.alt]
+
+
+LONG = [
+    "a",
+    "gsm8k-qwen2.5-0.5b-a-name-that-somebody-typed-into-a-sweep_lr0.0001_beta0.02_2026-11-24T12-30-00",
+    "a_name_without_any_place_at_which_a_person_would_break_it_but_for_the_underscores_in_it",
+    "x" * 130,
+    "QWEN2.5-0.5B-GSM8K-SWEEP-OF-RATES-AND-ANCHORS_LR1E-5_KL_TARGET_0.05_SEED_17",
+]
+
+
+def ink_at_the_edges(picture):
+    """Return how many pixels of the outermost two columns and rows are not white."""
+    grey = np.asarray(picture.convert("L"))
+    edges = (grey[:2], grey[-2:], grey[:, :2], grey[:, -2:])
+    return sum(int((edge < 250).sum()) for edge in edges)
+
+
+@pytest.mark.parametrize("names", [LONG, LONG[1:2], LONG[3:]])
+def test_no_label_is_cut_off(read_run, names):
+    """Ink at the edge of a picture would be a label that goes on beyond it."""
+    keys = {"steps": 30, "reward": 0.00001234, "gold": 0.5, "kl_ref": 1e-7, "entropy": 123456.0, "grad_norm": 1e-5}
+    keys |= {"time_step": 1.0, "time_update": 1.0, "events": [RESET], "trained": [3, 4] * 20}
+    runs = [read_run("A", 0, name, config={"task": f"t{i}"}, **keys) for i, name in enumerate(names)]
+    report = build_report(Frame(runs), "command")
+    panels = [panel for picture in report.pictures() for panel in picture.panels]
+    assert len(panels) >= 10
+    for panel in panels:
+        with Image.open(io.BytesIO(panel.png)) as picture:
+            assert ink_at_the_edges(picture) == 0, panel.alt
