@@ -71,8 +71,8 @@ def sections(frame: Frame) -> list[Section]:
     low, high = MIDDLE
     text = (
         f"The {AROUND[0]} steps before a reset and the {AROUND[1]} after it, as far as no other reset lies between. "
-        f"Line: mean over all resets and runs of an arm, where at least {100 * LEAST_SHARE:.0f} % of them have a value; "
-        f"band: {low}th to {high}th percentile of the resets."
+        f"Line: mean over all resets and runs of an arm, where {100 * LEAST_SHARE:.0f} % of them or more have a "
+        f"value; band: {low}th to {high}th percentile of the resets."
     )
     picture = Picture("around_resets.png", "Reward, KL and gradient norm around a reset", text, panels, 3)
     return [Section("Around a reset", [picture], open=True)]

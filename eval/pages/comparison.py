@@ -170,14 +170,14 @@ def missing_statements(runs: list[RecordedRun]) -> list[str]:
     if not missing:
         return []
     names = ", ".join(f"`{run.name}`" for run in missing)
-    words = [f"Not evaluated on held-out prompts: {names}."]
     can_be = [run for run in missing if run.can_be_evaluated]
+    said = f"Not evaluated on held-out prompts: {names}."
     if can_be:
-        words.append(f"Run `{passk_command(can_be)}`, then this report again.")
+        said = f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."
     for run in missing:
         if not run.can_be_evaluated:
-            words.append(f"{describe_evaluation(run.config, run.env, run.path)} evaluates `{run.name}`.")
-    return [" ".join(words)]
+            said += f" {describe_evaluation(run.config, run.env, run.path)} evaluates `{run.name}`."
+    return [said]
 
 
 def statements(frame: Frame) -> list[str]:

@@ -117,7 +117,7 @@ REFUSED = {
     "passk --run RUN --others nope": "--others nope: name='nope' is not a task",
     "drift --run RUN --prompts 1": "--prompts 1 must be at least 2",
     "report --runs nowhere/*": "--runs 'nowhere/*' matches nothing",
-    "report --runs FOLDER/yaml": "no run folder with a finished step",
+    "report --runs FOLDER/own": "no run folder with a finished step",
     "compare --runs FOLDER": "'FOLDER/runs/x' is the only run with a finished step",
     "preflight": "nothing says what to look at",
     "tasks show nope": "name='nope' is not a task",
@@ -137,9 +137,9 @@ RECIPES = {"KEY": "beta: 0.1\nmax_stps: 1\n", "TYPE": "ref_reset_every: [1]\n"}
 
 def test_refusals(make_run, make_rows, tmp_path):
     run = str(make_run("x", "A", make_rows(1)))
-    (tmp_path / "yaml").mkdir()
+    (tmp_path / "own").mkdir()
     for name, text in RECIPES.items():
-        (tmp_path / "yaml" / f"{name}.yaml").write_text(text)
+        (tmp_path / "own" / f"{name}.yaml").write_text(text)
     found = look([arguments.replace("RUN", run).replace("FOLDER", str(tmp_path)) for arguments in REFUSED])
     for message, (asked, (code, _, errors, heavy)) in zip(REFUSED.values(), found.items(), strict=True):
         assert (code, heavy) == (2, []), (asked, errors)
