@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.configurations import seed_count, why_not_paired
+from trl_prorl.eval.analysis.configurations import why_not_paired
 from trl_prorl.eval.analysis.frame import Frame, ReportArm, Row
 from trl_prorl.eval.analysis.passk import per_prompt
 from trl_prorl.eval.analysis.statistics import (
@@ -336,7 +336,7 @@ def verdicts(frame: Frame) -> list[Verdict]:
                 differences[arm.label] = Estimate(*np.clip(difference, -1.0, 1.0).tolist())
             except InputError:
                 differences[arm.label] = None
-        seeds = min(seed_count(arm.evaluated) for arm in (best, *references))
+        seeds = min(len(arm.evaluated) for arm in (best, *references))
         results.append(Verdict(title, best, tied, len(ranked), seeds, level, differences))
     return results
 

@@ -62,19 +62,18 @@ def matters(key: str, config: dict) -> bool:
 def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     """
     Groups of runs of one variant and one configuration, seeds aside, that of an embedded base too, and keys on which
-    no number depends; in given order.
+    no number depends; in given order. A run whose seeds another one of its group has is in a group of its own: it
+    began anew, and need not be as long.
     """
     groups = {}
+    counts = Counter()
     for run in runs:
         settings = {key: value for key, value in run.config.items() if matters(key, run.config)}
         settings[MODEL] = run.base[0]
-        groups.setdefault((run.variant, repr(sorted(settings.items()))), []).append(run)
+        configuration = (run.variant, repr(sorted(settings.items())))
+        counts[configuration, run.repetition] += 1
+        groups.setdefault((configuration, counts[configuration, run.repetition]), []).append(run)
     return list(groups.values())
-
-
-def seed_count(group: list[RecordedRun]) -> int:
-    """Different pairs of the base's seed and the training seed."""
-    return len({run.repetition for run in group})
 
 
 def max_new_tokens(run: RecordedRun) -> int | None:

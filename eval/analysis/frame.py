@@ -12,7 +12,6 @@ from trl_prorl.eval.analysis.configurations import (
     TASK,
     arm_labels,
     repetitions,
-    seed_count,
     setting,
     why_not_paired,
 )
@@ -130,9 +129,9 @@ class ReportArm:
     def variant(self) -> str:
         return self.rows[0].run.variant
 
-    @cached_property
+    @property
     def seeds(self) -> int:
-        return seed_count(self.runs)
+        return len(self.runs)
 
     @property
     def legend(self) -> str:
@@ -141,7 +140,7 @@ class ReportArm:
     @property
     def evaluated_legend(self) -> str:
         """The legend of what was measured on held-out prompts."""
-        return self._with_seeds(seed_count(self.evaluated))
+        return self._with_seeds(len(self.evaluated))
 
     def _with_seeds(self, seeds: int) -> str:
         return self.label if seeds == 1 else f"{self.label}, {seeds} seeds"

@@ -14,6 +14,7 @@ from trl_prorl.variants import VARIANTS
 
 # The keys that define an arm; in every other key the arms of a comparison should agree.
 ARM_KEYS = {*ANCHOR_KEYS, "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
+MOST_SETTINGS = 10  # in one sentence
 ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
@@ -110,13 +111,13 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
 def _differences(runs: list[RecordedRun]) -> list[str]:
     """Settings, ways of computing and hardware in which runs differ though arms could share them."""
     lines = []
-    differing = []
+    differing = {}
     for key in sorted({MODEL, *(key for run in runs for key in run.config)} - ARM_KEYS - REPETITION_KEYS):
         values = _distinct(runs, lambda run, key=key: repr(_setting_of(run, key)))
         if len(values) > 1 and not key.startswith(ARM_PREFIXES):
-            differing.append(f"`{key}` ({', '.join(value.strip(chr(39)) for value in values)})")
+            differing[key] = [value.strip(chr(39)) for value in values]
     if differing:
-        lines.append(f"The runs differ beyond their variants, in {', '.join(differing)}.")
+        lines.append(f"The runs differ beyond their variants, in {_listed_settings(differing)}.")
     for key in ("packing", "old_logps", "ref_compute"):  # the loss, and having a reference, define an arm
         values = _distinct(runs, lambda run, key=key: (run.env.get("execution") or {}).get(key))
         values = [value for value in values if value not in (None, "none")]
@@ -129,6 +130,18 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
         if len(_distinct(runs, lambda run, key=key: repr(run.env.get(key)))) > 1:
             lines.append(f"The runs differ in `{key}` (see `env.json`): step times may not compare.")
     return lines
+
+
+def _listed_settings(differing: dict[str, list[str]]) -> str:
+    """
+    Return settings with their values, those first that several runs set; of many the first and the number of the
+    others, because a script sets few of the keys that a recipe has.
+    """
+    order = sorted(differing, key=lambda key: "default" in differing[key])
+    listed = [f"`{key}` ({', '.join(differing[key])})" for key in order[:MOST_SETTINGS]]
+    if len(order) > MOST_SETTINGS:
+        listed.append(f"and {len(order) - MOST_SETTINGS} more that only some set (see their `config.yaml`)")
+    return ", ".join(listed)
 
 
 def _setting_of(run: RecordedRun, key: str) -> Any:
