@@ -13,7 +13,13 @@ from trl_prorl.announce import announce
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.gpucheck.parts import PARTS
-from trl_prorl.eval.run_folder.reading import add_run_option, find_run_folders, load_config
+from trl_prorl.eval.run_folder.reading import (
+    add_run_option,
+    find_recorded_runs,
+    find_run_folders,
+    in_brackets,
+    load_config,
+)
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.stepcost.settings import parse as step_cost
 from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once
@@ -73,7 +79,7 @@ def add_plugin_option(parser: argparse.ArgumentParser) -> None:
 def _find_runs(args: argparse.Namespace) -> argparse.Namespace:
     for name in getattr(args, "others", []):
         TaskName.parse(name)
-    args.runs = find_run_folders(args.runs, named=True)
+    args.runs = find_run_folders(args.runs)
     return args
 
 
@@ -274,22 +280,27 @@ def reset_cost(argv=None) -> argparse.Namespace:
 
 def report(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=program_name("report"), description="Report on run folders.")
-    add_run_option(parser, help="run folders or quoted globs of them", type=str)
+    add_run_option(parser, help="run folders, folders of runs, or quoted globs of them", type=str)
     add_plugin_option(parser)
     parser.add_argument("--out", type=Path, help="folder of the report (default: the one in which all runs lie)")
     args = parser.parse_args(argv)
-    args.folders = find_run_folders(args.runs)
+    args.found = find_recorded_runs(args.runs)
     return args
 
 
 def compare(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=program_name("compare"), description="Runs on the same prompts, paired.")
-    add_run_option(parser, help="run folders or quoted globs of them, two or more")
+    add_run_option(parser, help="run folders, folders of runs, or quoted globs of them: two runs or more", type=str)
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: those of all evaluations)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
-    args = _find_runs(parser.parse_args(argv))
-    if len(args.runs) < 2:
-        raise InputError(f"--runs needs at least two runs, and was given {len(args.runs)}")
+    args = parser.parse_args(argv)
+    args.found = find_recorded_runs(args.runs)
+    folders, left_out, _ = args.found
+    if len(folders) < 2:
+        raise InputError(
+            f"--runs {' '.join(args.runs)}: '{folders[0]}' is the only run with a finished step"
+            f"{in_brackets(left_out)}; a comparison needs two, so give another run"
+        )
     if args.json is not None:
         check_writable(args.json)
     return args

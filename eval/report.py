@@ -9,7 +9,7 @@ come from each run's `passk.json`, which `trl-prorl passk` makes; without it tho
 
 import shlex
 import sys
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages import (
     arms,
+    around_resets,
     boundary,
     comparison,
     completions,
@@ -31,9 +32,10 @@ from trl_prorl.eval.pages import (
     reset_effects,
     runs,
 )
-from trl_prorl.eval.pages.document import Report, to_html, to_markdown
+from trl_prorl.eval.pages.document import Bullets, Report, Section, to_html, to_markdown
 from trl_prorl.eval.pages.table import print_bullets
-from trl_prorl.eval.run_folder.reading import load_runs, only_parent
+from trl_prorl.eval.run_folder.reading import load_runs, report_folder
+from trl_prorl.eval.run_folder.run import sort_runs
 from trl_prorl.files import replaced
 
 
@@ -42,6 +44,7 @@ CONTENTS = (
     matrix.sections,
     completions.sections,
     curves.sections,
+    around_resets.sections,
     comparison.sections,
     runs.learned,
     passk.checkpoints,
@@ -67,9 +70,11 @@ def check_own(out: Path) -> None:
             raise InputError(f"{page} is no report of this command, which would overwrite it; give another --out")
 
 
-def build_report(frame: Frame, command: str) -> Report:
-    """Return the report on the runs of a frame; `command` makes it again."""
-    sections = chain.from_iterable(page(frame) for page in CONTENTS)
+def build_report(frame: Frame, command: str, left_out: Sequence[str] = ()) -> Report:
+    """Return the report on the runs of a frame; `command` makes it again, and `left_out` says what is not in it."""
+    sections = [section for page in CONTENTS for section in page(frame)]
+    if left_out:
+        sections.append(Section("Left out", [Bullets(list(left_out))]))
     title = f"{TITLE}: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
     return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])
 
@@ -78,15 +83,16 @@ def build_report(frame: Frame, command: str) -> Report:
 def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.report(argv)
-    folders = args.folders
-    out = args.out or only_parent(folders)
+    out = args.out or report_folder(args.found)
     check_own(out)
-    frame = Frame(load_runs(folders))
+    recorded, unreadable = load_runs(args.found.folders)
+    left_out = [*args.found.left_out, *unreadable]
+    frame = Frame(sort_runs(recorded))
     out.mkdir(parents=True, exist_ok=True)
     command = f"trl-prorl report --runs {' '.join(map(shlex.quote, args.runs))}"
     if args.out:
         command += f" --out {shlex.quote(str(args.out))}"
-    report = build_report(frame, command)
+    report = build_report(frame, command, left_out)
     pictures = report.pictures()
     for picture in pictures:
         picture.write(out)
@@ -95,7 +101,7 @@ def main(argv=None) -> None:
             aside.write_text(text, encoding="utf-8")
     console = Console()
     console.print(runs.overview_table(frame).to_rich())
-    print_bullets(console, (line.replace("**", "") for line in comparison.statements(frame)))
+    print_bullets(console, (line.replace("**", "") for line in [*comparison.statements(frame), *left_out]))
     names = ", ".join(picture.file for picture in pictures)
     print(f"Wrote {out / 'report.html'}; the same as report.md with {names}.")
 

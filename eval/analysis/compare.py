@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.configurations import seed_count, why_not_paired
+from trl_prorl.eval.analysis.configurations import why_not_paired
 from trl_prorl.eval.analysis.frame import Frame, ReportArm, Row
 from trl_prorl.eval.analysis.passk import per_prompt
 from trl_prorl.eval.analysis.statistics import (
@@ -148,7 +148,7 @@ def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
     notes = [f"`{run.name}`: {run.variant} {run.without_reset}." for run in (a, b) if run.without_reset]
     if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
         notes.append(DIFFERENT_OBJECTIVE)
-    started = [(run.config.get("model_name_or_path"), run.config.get("model_revision") or "main") for run in (a, b)]
+    started = [(run.model, run.config.get("model_revision") or "main") for run in (a, b)]
     if started[0] != started[1]:
         notes.append(f"The runs started from different models: {started[0][0]} and {started[1][0]}.")
     steps = [int(run.passk.get("step") or run.metrics["step"].max()) for run in (a, b)]
@@ -336,7 +336,7 @@ def verdicts(frame: Frame) -> list[Verdict]:
                 differences[arm.label] = Estimate(*np.clip(difference, -1.0, 1.0).tolist())
             except InputError:
                 differences[arm.label] = None
-        seeds = min(seed_count(arm.evaluated) for arm in (best, *references))
+        seeds = min(len(arm.evaluated) for arm in (best, *references))
         results.append(Verdict(title, best, tied, len(ranked), seeds, level, differences))
     return results
 

@@ -1,10 +1,12 @@
 """Configurations: which runs repeat one, which runs can be compared, and the short name of each."""
 
+import os
+import re
 from collections import Counter
 from typing import Any
 
 from trl_prorl.descriptor import is_on
-from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, base_family, require_passk
+from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
 from trl_prorl.record.provenance import passk_command
 from trl_prorl.variants import NEVER_RESET
@@ -27,6 +29,7 @@ EFFECTIVE_WITH = {
     **{name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted},
     **dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION),
 }
+SEED_AT_END = re.compile(r"[\W_]*(?:(?<![A-Za-z])s|seed)?[\W_]*\d*$")
 TASK = "task"
 # How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
 # model.
@@ -60,19 +63,18 @@ def matters(key: str, config: dict) -> bool:
 def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     """
     Groups of runs of one variant and one configuration, seeds aside, that of an embedded base too, and keys on which
-    no number depends; in given order.
+    no number depends; in given order. A run whose seeds another one of its group has is in a group of its own: it
+    began anew, and need not be as long.
     """
     groups = {}
+    counts = Counter()
     for run in runs:
         settings = {key: value for key, value in run.config.items() if matters(key, run.config)}
         settings[MODEL] = run.base[0]
-        groups.setdefault((run.variant, repr(sorted(settings.items()))), []).append(run)
+        configuration = (run.variant, repr(sorted(settings.items())))
+        counts[configuration, run.repetition] += 1
+        groups.setdefault((configuration, counts[configuration, run.repetition]), []).append(run)
     return list(groups.values())
-
-
-def seed_count(group: list[RecordedRun]) -> int:
-    """Different pairs of the base's seed and the training seed."""
-    return len({run.repetition for run in group})
 
 
 def max_new_tokens(run: RecordedRun) -> int | None:
@@ -120,10 +122,10 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
 
 def value_of(run: RecordedRun, key: str) -> Any:
     """Return the value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
+    if key == MODEL:
+        return run.base[0]
     value = run.config.get(key) if matters(key, run.config) else None
-    if not is_on(value):
-        return None
-    return base_family(value)[0] if key == MODEL else value
+    return value if is_on(value) else None
 
 
 def setting(key: str, value: Any) -> str:
@@ -140,7 +142,7 @@ def setting(key: str, value: Any) -> str:
 def _differing(runs: list[RecordedRun]) -> list[str]:
     """Settings in which runs differ, those with a short form first."""
     order = {key: place for place, key in enumerate(SHORT_FORMS)}
-    keys = {key for run in runs for key in run.config}
+    keys = {MODEL, *(key for run in runs for key in run.config)}
     differing = [key for key in keys if len({repr(value_of(run, key)) for run in runs}) > 1]
     return sorted(differing, key=lambda key: (order.get(key, len(order)), key))
 
@@ -151,24 +153,72 @@ def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
     that differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
     """
     labels = []
+    for group, settings in zip(groups, _settings_that_differ(groups), strict=True):
+        label = " ".join([group[0].variant, *settings])
+        labels.append(f"{label} (never reset)" if _never_reset(group) else label)
+    return _numbered(labels)
+
+
+def arm_labels(groups: list[list[RecordedRun]]) -> list[str]:
+    """
+    Return the names of the arms of a report, no two alike: that of the run's folder, or what the folders of its seeds
+    have in common. In brackets come the variant, where the folder does not say it, and the settings that differ among
+    the configurations of the variant: `fast (plain lr=1e-05)`. Where the folders have nothing in common it is the
+    label of the configuration.
+    """
+    labels = configuration_labels(groups)
+    for place, (group, settings) in enumerate(zip(groups, _settings_that_differ(groups), strict=True)):
+        name = common_name([run.name for run in group])
+        if not name:
+            continue
+        variant = group[0].variant
+        words = settings if says_variant(name, variant) else [variant, *settings]
+        if _never_reset(group):
+            words = [*words, "never reset"]
+        labels[place] = f"{name} ({' '.join(words)})" if words else name
+    return _numbered(labels)
+
+
+def common_name(names: list[str]) -> str:
+    """
+    Return with what all names begin, without the number or the word that counts seeds: `variantA` of `variantA_seed1`
+    and `variantA_seed2`. It is the name itself where there is one, and empty where names have nothing in common.
+    """
+    if len(names) == 1:
+        return names[0]
+    return SEED_AT_END.sub("", os.path.commonprefix(names))
+
+
+def _numbered(labels: list[str]) -> list[str]:
+    """Return labels of which no two are alike: a second one is given its number."""
+    counts = Counter()
+    numbered = []
+    for label in labels:
+        counts[label] += 1
+        numbered.append(f"{label} ({counts[label]})" if counts[label] > 1 else label)
+    return numbered
+
+
+def _never_reset(group: list[RecordedRun]) -> bool:
+    return all(run.without_reset == NEVER_RESET for run in group)
+
+
+def _settings_that_differ(groups: list[list[RecordedRun]]) -> list[list[str]]:
+    """Return for each configuration the settings that differ among those of its variant, in their short forms."""
+    found = []
     first = [group[0] for group in groups]
-    for run, group in zip(first, groups, strict=True):
+    for run in first:
         same = [other for other in first if other.variant == run.variant]
         keys = _differing(same)
         if TASK in keys:  # whatever goes with the task is said by its name
             same_task = [other for other in same if value_of(other, TASK) == value_of(run, TASK)]
             keys = [TASK, *_differing(same_task)]
-        words = [run.variant]
-        for key in keys:
-            value = value_of(run, key)
-            if value is not None:
-                words.append(setting(key, value))
-        if all(each.without_reset == NEVER_RESET for each in group):
-            words.append("(never reset)")
-        labels.append(" ".join(words))
-    counts = Counter()
-    for place, label in enumerate(labels):
-        counts[label] += 1
-        if counts[label] > 1:
-            labels[place] = f"{label} ({counts[label]})"
-    return labels
+        values = {key: value_of(run, key) for key in keys}
+        found.append([setting(key, value) for key, value in values.items() if value is not None])
+    return found
+
+
+def says_variant(name: str, variant: str) -> bool:
+    """Return whether the name of a run has its variant as a word: `A_seed1` and `variantA` do, `Alpha` does not."""
+    letter = "[A-Za-z]"
+    return re.search(rf"(?<!{letter})(variant)?{re.escape(variant)}(?!{letter})", name) is not None

@@ -10,9 +10,8 @@ import pandas as pd
 
 from trl_prorl.eval.analysis.configurations import (
     TASK,
-    configuration_labels,
+    arm_labels,
     repetitions,
-    seed_count,
     setting,
     why_not_paired,
 )
@@ -130,13 +129,21 @@ class ReportArm:
     def variant(self) -> str:
         return self.rows[0].run.variant
 
-    @cached_property
+    @property
     def seeds(self) -> int:
-        return seed_count(self.runs)
+        return len(self.runs)
 
     @property
     def legend(self) -> str:
-        return self.label if self.seeds == 1 else f"{self.label}, {self.seeds} seeds"
+        return self._with_seeds(self.seeds)
+
+    @property
+    def evaluated_legend(self) -> str:
+        """The legend of what was measured on held-out prompts."""
+        return self._with_seeds(len(self.evaluated))
+
+    def _with_seeds(self, seeds: int) -> str:
+        return self.label if seeds == 1 else f"{self.label}, {seeds} seeds"
 
     def series(self, key: str) -> list[pd.Series]:
         """Return one metric of each run that measured it."""
@@ -193,7 +200,7 @@ class Frame:
         groups = repetitions(runs)
         counts = Counter()
         self.arms = []
-        for label, group in zip(configuration_labels(groups), groups, strict=True):
+        for label, group in zip(arm_labels(groups), groups, strict=True):
             colour = group[0].variant if group[0].variant in VARIANTS else None
             rows = [row_of[id(run)] for run in group]
             self.arms.append(ReportArm(label, rows, counts[colour]))

@@ -1,8 +1,9 @@
-"""The reward around a reset, dip and reconvergence; and after the clamp, once the control has stalled."""
+"""Metrics aligned at resets; dip and reconvergence of the reward; and its gain once the control has stalled."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from scipy.stats import CensoredData, ecdf
 
 from trl_prorl.eval.analysis.stability import LAST_SHARE
@@ -11,6 +12,9 @@ from trl_prorl.eval.analysis.stability import LAST_SHARE
 BEFORE = 10  # steps of the level before a reset
 AFTER = 5  # steps of the running mean after it
 WINDOW = 20  # steps of a mean
+AROUND = (10, 20)  # steps before and after a reset that are aligned with those of other resets
+LEAST_SHARE = 0.5  # of the resets, that have a value where a mean over them is given
+MIDDLE = (10, 90)  # percentiles of the resets: where a band begins and ends
 LEAST_GAIN = 0.02  # reward: the smallest improvement that counts as one
 
 
@@ -73,6 +77,59 @@ def reset_responses(
             )
         )
     return responses
+
+
+def align_at_resets(
+    steps: np.ndarray, values: np.ndarray, resets: list[int], before: int = AROUND[0], after: int = AROUND[1]
+) -> np.ndarray:
+    """
+    Return a metric around each reset of a run, shape (R, before + after), a row for each reset in the order of the
+    steps: first the last `before` steps up to the reset, then the first `after` steps after it.
+
+    NaN stands where nothing was measured: at steps that the run did not do or did not measure, and beyond the reset
+    before and the next one, because what was measured there belongs to another reset.
+
+    Args:
+        steps, values (`np.ndarray`): Optimizer steps done, shape (T,), each once, and the metric at each; NaN where
+            not measured.
+        resets (`list[int]`): Optimizer steps done at each reset: it lies between that step and the next.
+        before, after (`int`): Steps on either side.
+    """
+    value_at = dict(zip(np.asarray(steps).tolist(), np.asarray(values, float).tolist(), strict=True))
+    edges = sorted(set(resets))
+    aligned = np.full((len(edges), before + after), np.nan)
+    for row, reset in enumerate(edges):
+        first = reset - before + 1
+        last = reset + after
+        if row > 0:
+            first = max(first, edges[row - 1] + 1)
+        if row + 1 < len(edges):
+            last = min(last, edges[row + 1])
+        for step in range(first, last + 1):
+            aligned[row, step - (reset - before + 1)] = value_at.get(step, np.nan)
+    return aligned
+
+
+def band_over_resets(aligned: np.ndarray, before: int = AROUND[0], least: float = LEAST_SHARE) -> pd.DataFrame:
+    """
+    Return mean, 10th and 90th percentile over resets, as `mean`, `low` and `high`, by the steps since the reset: 0 is
+    the last step before it, 1 the first after it.
+
+    A step is left out where fewer than the share `least` of the resets have a value: close to the ends of a run, or
+    where resets follow one another closely, few would be left, and their mean would jump.
+
+    Args:
+        aligned (`np.ndarray`): From [`align_at_resets`], of several runs one below the other, shape (R, T). Resets
+            without any value do not count.
+        before (`int`): Columns that lie before the reset.
+        least (`float`): In [0, 1].
+    """
+    aligned = aligned[~np.isnan(aligned).all(axis=1)]
+    counts = (~np.isnan(aligned)).sum(axis=0)
+    shown = np.flatnonzero((counts > 0) & (counts >= least * len(aligned)))
+    low, high = np.nanpercentile(aligned[:, shown], MIDDLE, axis=0)
+    columns = {"mean": np.nanmean(aligned[:, shown], axis=0), "low": low, "high": high}
+    return pd.DataFrame(columns, index=shown + 1 - before)
 
 
 def median_reconvergence(responses: list[Response]) -> float | None:

@@ -1,4 +1,4 @@
-"""Series over steps, smooth and together; how steady a run was: collapse, spikes of KL and entropy, drops."""
+"""Series over steps, smooth and together; how steady a run was: collapse, drops, spikes of KL, entropy, gradient."""
 
 from dataclasses import dataclass
 
@@ -73,6 +73,7 @@ class SpikeRule:
 
 KL_SPIKE = SpikeRule(factor=10.0, rise=0.01)
 ENTROPY_SPIKE = SpikeRule(factor=1.5, rise=0.1)
+GRADIENT_SPIKE = SpikeRule(factor=5.0, rise=0.0)  # the norm has no unit that runs share
 
 
 @dataclass(frozen=True)
@@ -187,3 +188,14 @@ def entropy_spikes(run: RecordedRun) -> Spikes | None:
     """Spikes of the policy's entropy; `None` if it was not measured."""
     values = run.measured("entropy")
     return None if values is None else find_spikes(values.to_numpy(), ENTROPY_SPIKE)
+
+
+def gradient_spikes(run: RecordedRun) -> Spikes | None:
+    """
+    Spikes of the norm of the gradient before it is clipped; `None` if it was not measured.
+
+    A spike is a step whose norm is at least 5 times the median of its neighbours, the 10 steps on either side; such
+    steps in a row are one.
+    """
+    values = run.measured("grad_norm")
+    return None if values is None else find_spikes(values.to_numpy(), GRADIENT_SPIKE)

@@ -7,13 +7,14 @@ from trl_prorl.eval.analysis.configurations import REPETITION_KEYS, max_new_toke
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
-from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
 from trl_prorl.objective.anchors import ANCHOR_KEYS
 from trl_prorl.variants import VARIANTS
 
 
 # The keys that define an arm; in every other key the arms of a comparison should agree.
 ARM_KEYS = {*ANCHOR_KEYS, "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
+MOST_SETTINGS = 10  # in one sentence
 ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
@@ -22,13 +23,30 @@ def _distinct(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any]) -
     return list(dict.fromkeys(map(value_of, runs)))
 
 
-def _shared(runs: list[RecordedRun], key: str) -> str:
-    return ", ".join(f"`{value}`" for value in _distinct(runs, lambda run: str(run.config.get(key, "default"))))
+def _values(runs: list[RecordedRun], value_of: Callable[[RecordedRun], Any], otherwise: str = "") -> str:
+    """Return the different values of runs as code, with words for those that have none; empty if none has one."""
+    values = list(map(value_of, runs))
+    known = dict.fromkeys(_spelt(value) for value in values if value is not None)
+    shown = [f"`{value}`" for value in known]
+    if shown and otherwise and None in values:
+        shown.append(otherwise)
+    return ", ".join(shown)
+
+
+def _spelt(value: Any) -> str:
+    return format(value, "g") if isinstance(value, float) else str(value)
 
 
 def lead(runs: list[RecordedRun]) -> list[Text]:
     """What was compared."""
-
+    settings = {
+        "model": _values(runs, lambda run: run.model, "one without a name"),
+        "task": _values(runs, lambda run: run.config.get("task"), "a script's own"),
+        "level": _values(runs, lambda run: run.config.get("task_level")),
+        "learning rate": _values(runs, lambda run: run.config.get("learning_rate"), "TRL's default")
+        or "TRL's default",
+    }
+    shared = "; ".join(f"{name} {values}" for name, values in settings.items() if values)
     arms = ", ".join(_described(variant, runs) for variant in _distinct(runs, lambda run: run.variant))
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
     trained_with = ""
@@ -36,11 +54,7 @@ def lead(runs: list[RecordedRun]) -> list[Text]:
         seed_word = "seed" if len(seeds) == 1 else "seeds"
         trained_with = f"; training {seed_word} {', '.join(seeds)}"
     return [
-        Text(
-            f"Model {_shared(runs, 'model_name_or_path')}, task {_shared(runs, 'task')}, level "
-            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}. Base means the policy as "
-            "a run began."
-        ),
+        Text(f"{shared[0].upper()}{shared[1:]}. Base means the policy as a run began."),
         Text(f"Compared: {arms}{trained_with}."),
     ]
 
@@ -97,13 +111,13 @@ def caveats(runs: list[RecordedRun]) -> list[str]:
 def _differences(runs: list[RecordedRun]) -> list[str]:
     """Settings, ways of computing and hardware in which runs differ though arms could share them."""
     lines = []
-    differing = []
-    for key in sorted({key for run in runs for key in run.config} - ARM_KEYS - REPETITION_KEYS):
-        values = _distinct(runs, lambda run, key=key: repr(run.config.get(key, "default")))
+    differing = {}
+    for key in sorted({MODEL, *(key for run in runs for key in run.config)} - ARM_KEYS - REPETITION_KEYS):
+        values = _distinct(runs, lambda run, key=key: repr(_setting_of(run, key)))
         if len(values) > 1 and not key.startswith(ARM_PREFIXES):
-            differing.append(f"`{key}` ({', '.join(value.strip(chr(39)) for value in values)})")
+            differing[key] = [value.strip(chr(39)) for value in values]
     if differing:
-        lines.append(f"The runs differ beyond their variants, in {', '.join(differing)}.")
+        lines.append(f"The runs differ beyond their variants, in {_listed_settings(differing)}.")
     for key in ("packing", "old_logps", "ref_compute"):  # the loss, and having a reference, define an arm
         values = _distinct(runs, lambda run, key=key: (run.env.get("execution") or {}).get(key))
         values = [value for value in values if value not in (None, "none")]
@@ -116,6 +130,24 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
         if len(_distinct(runs, lambda run, key=key: repr(run.env.get(key)))) > 1:
             lines.append(f"The runs differ in `{key}` (see `env.json`): step times may not compare.")
     return lines
+
+
+def _listed_settings(differing: dict[str, list[str]]) -> str:
+    """
+    Return settings with their values, those first that several runs set; of many the first and the number of the
+    others, because a script sets few of the keys that a recipe has.
+    """
+    order = sorted(differing, key=lambda key: "default" in differing[key])
+    listed = [f"`{key}` ({', '.join(differing[key])})" for key in order[:MOST_SETTINGS]]
+    if len(order) > MOST_SETTINGS:
+        listed.append(f"and {len(order) - MOST_SETTINGS} more that only some set (see their `config.yaml`)")
+    return ", ".join(listed)
+
+
+def _setting_of(run: RecordedRun, key: str) -> Any:
+    """Return the value of a key of the configuration, of the model the name that is on record."""
+    value = run.model if key == MODEL else run.config.get(key, "default")
+    return "default" if value is None else value
 
 
 def sections(frame: Frame) -> list[Section]:

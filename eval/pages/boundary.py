@@ -9,7 +9,7 @@ from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.plotting import DPI, OTHER_COLOUR, save_figure
+from trl_prorl.eval.pages.plotting import DPI, OTHER_COLOUR, WIDE_TITLE_LETTERS, save_figure, wrap
 from trl_prorl.eval.pages.table import Column, Table, interval_cell, table_of
 
 
@@ -90,7 +90,7 @@ def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour:
     axes.set(title="bands: 95 % over prompts", xlabel="k, samples drawn", ylabel="pass@k", ylim=(0, 1.02))
     axes.grid(alpha=0.2)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(title, fontsize=13)
+    figure.suptitle(wrap(title, WIDE_TITLE_LETTERS), fontsize=13)
     save_figure(figure, path)
 
 
@@ -99,7 +99,7 @@ def _changes_cell(changes: list[PromptChange]) -> str:
 
 
 RUN_COLUMNS = [
-    Column("arm", lambda row: row[0].name),
+    Column("run", lambda row: row[0].name),
     Column("prompts × samples", lambda row: f"{row[1].prompts} × {row[1].n}"),
     Column("newly solved", lambda row: _changes_cell(row[1].newly_solved)),
     Column("lost", lambda row: _changes_cell(row[1].lost)),

@@ -15,7 +15,7 @@ from trl_prorl.eval.analysis.compare import (
 from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, Estimate
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
-from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of
+from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of, row_labels
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
@@ -128,14 +128,16 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
 
 
 def verdict_statement(verdict: Verdict) -> str:
-    """Two sentences: is the best arm told apart, and by how much is it ahead?"""
+    """Two sentences: is the best arm, or the only one that was evaluated, told apart, and by how much is it ahead?"""
     best = verdict.best
     scores = f"{best.sides['trained'].value:.3f} (base {best.sides['base'].value:.3f})"
     if verdict.tied:
         names = f"{', '.join([best.label, *verdict.tied[:-1]])} and {verdict.tied[-1]}"
         heading = f"{names} share the highest held-out pass@1, {scores}"
-    else:
+    elif verdict.arms > 1:
         heading = f"{best.label} is highest in held-out pass@1, {scores}"
+    else:
+        heading = f"{best.label} has a held-out pass@1 of {scores}"
     unclear = [
         name
         for name, difference in verdict.differences.items()
@@ -169,10 +171,13 @@ def missing_statements(runs: list[RecordedRun]) -> list[str]:
         return []
     names = ", ".join(f"`{run.name}`" for run in missing)
     can_be = [run for run in missing if run.can_be_evaluated]
-    if not can_be:
-        how = describe_evaluation(missing[0].config, missing[0].env, missing[0].path)
-        return [f"Not evaluated on held-out prompts: {names}. {how} does it."]
-    return [f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."]
+    said = f"Not evaluated on held-out prompts: {names}."
+    if can_be:
+        said = f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."
+    for run in missing:
+        if not run.can_be_evaluated:
+            said += f" {describe_evaluation(run.config, run.env, run.path)} evaluates `{run.name}`."
+    return [said]
 
 
 def statements(frame: Frame) -> list[str]:
@@ -187,6 +192,7 @@ def statements(frame: Frame) -> list[str]:
 
 def scores_panel(arms: list[ReportArm]) -> Panel:
     """Held-out pass@1 of every arm with its interval, base beside it."""
+    labels, lines = row_labels([arm.evaluated_legend for arm in arms])
 
     def draw(axes):
         for row, arm in enumerate(arms):
@@ -195,12 +201,12 @@ def scores_panel(arms: list[ReportArm]) -> Panel:
                 label = side if row == 0 else None  # once in the legend
                 axes.plot([low, high], [row, row], color=colour)
                 axes.plot([value], [row], linestyle="", label=label, color=colour, marker=marker)
-        axes.set_yticks(range(len(arms)), [arm.legend for arm in arms])
+        axes.set_yticks(range(len(arms)), labels)
         axes.set_title("Held-out pass@1 and its 95 % interval", loc="right")
         axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="pass@1")
         axes.grid(alpha=0.2)
 
-    return Panel("Held-out pass@1 of base and of every trained arm, with intervals", draw, 2 * len(arms))
+    return Panel("Held-out pass@1 of base and of every trained arm, with intervals", draw, max(2, lines) * len(arms))
 
 
 def verdict_sections(frame: Frame) -> list[Section]:
@@ -210,7 +216,7 @@ def verdict_sections(frame: Frame) -> list[Section]:
     evaluated = [arm for arm in frame.arms if arm.evaluated]
     if evaluated:
         blocks.append(Picture("verdict.png", "Held-out pass@1 of every arm", "", [scores_panel(evaluated)]))
-    return [Section("Verdict", blocks)]
+    return [Section("Verdict", blocks, open=True)]
 
 
 def success_statements(rows: list[Comparison]) -> list[str]:

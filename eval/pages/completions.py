@@ -76,5 +76,5 @@ def sections(frame: Frame) -> list[Section]:
     for verdict in verdicts(frame):
         table = completions_table(verdict.best.evaluated[0])
         if table is not None:
-            return [Section(table.title, [table])]
+            return [Section(table.title, [table], open=True)]
     return []

@@ -1,15 +1,25 @@
-"""Curves over optimizer steps: reward beside gold, KL, entropy, validation; the stages of a step."""
+"""Curves over optimizer steps: reward beside gold, KL, entropy, gradient norm, cut completions, validation; stages."""
 
 import numpy as np
 
 from trl_prorl.eval.analysis.frame import Frame, ReportArm, stage_seconds
-from trl_prorl.eval.analysis.stability import SMOOTHING_STEPS, kl_key, running_mean, running_median_of_positive
+from trl_prorl.eval.analysis.stability import (
+    GRADIENT_SPIKE,
+    NEIGHBOURS,
+    SMOOTHING_STEPS,
+    gradient_spikes,
+    kl_key,
+    running_mean,
+    running_median_of_positive,
+)
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.plotting import (
     SHEETS_NOTE,
     Panel,
     caption,
+    colour_of,
     draw_lines,
+    row_labels,
     sheets,
     steps_panel,
     symlog_threshold,
@@ -49,6 +59,27 @@ def draw_entropy(axes, arms: list[ReportArm]) -> None:
     draw_lines(axes, arms, lambda variant: "entropy", running_mean)
 
 
+def draw_gradient_norm(axes, arms: list[ReportArm]) -> None:
+    """Draw the norm of the gradient before it is clipped, with a ring at each of its spikes."""
+    draw_lines(axes, arms, lambda variant: "grad_norm", running_median_of_positive)
+    label = "spike"
+    for arm in arms:
+        for run in arm.runs:
+            spikes = gradient_spikes(run)
+            if spikes is None or not spikes.count:
+                continue
+            at = run.measured("grad_norm").iloc[spikes.places]
+            ring = {"color": colour_of(arm), "marker": "o", "fillstyle": "none", "markersize": 6}
+            axes.plot(at.index, at, linestyle="", label=label, **ring)
+            label = None  # once
+
+
+def draw_truncated(axes, arms: list[ReportArm]) -> None:
+    """Draw the share of completions that were cut off at `max_completion_length`."""
+    draw_lines(axes, arms, lambda variant: "truncated_fraction", running_mean)
+    axes.set_ylim(-0.02, 1.02)
+
+
 def draw_validation(axes, arms: list[ReportArm]) -> None:
     """Draw the reward of the evaluations during training, as measured."""
     draw_lines(axes, arms, lambda variant: "eval_reward", lambda values: values)
@@ -58,15 +89,22 @@ def _with_gold(arms: list[ReportArm]) -> list[ReportArm]:
     return [arm for arm in arms if arm.series("gold")]
 
 
-def sheet_panels(sheet: str, arms: list[ReportArm], validated: bool = False) -> list[Panel]:
-    """Return the panels of some arms: reward with gold, KL to the anchor, entropy and, if `validated`, validation."""
+def sheet_panels(sheet: str, arms: list[ReportArm]) -> list[Panel]:
+    """
+    Return the panels of some arms, whose titles begin with `sheet`: reward with gold, KL to the anchor, entropy,
+    gradient norm and, where they were measured, completions that were cut and validation.
+    """
     reward = "Training reward, and gold (dotted)" if _with_gold(arms) else "Training reward"
     panels = [
         steps_panel(sheet + reward, arms, draw_reward, "mean of the batch"),
         steps_panel(f"{sheet}KL to the arm's anchor", arms, draw_kl, "nats per token (k3), symlog"),
         steps_panel(f"{sheet}Entropy of the policy", arms, draw_entropy, "nats per token", legend=False),
+        steps_panel(f"{sheet}Gradient norm", arms, draw_gradient_norm, "before it is clipped", legend=False),
     ]
-    if validated:
+    if any(arm.series("truncated_fraction") for arm in arms):
+        title = f"{sheet}Share of completions cut off"
+        panels.append(steps_panel(title, arms, draw_truncated, "of the batch", legend=False))
+    if any(arm.series("eval_reward") for arm in arms):
         title = f"{sheet}Validation reward"
         panels.append(steps_panel(title, arms, draw_validation, "mean of the evaluation", legend=False))
     return panels
@@ -80,6 +118,7 @@ def _mean_stage_seconds(arm: ReportArm, stage: str) -> float:
 
 def stages_panel(frame: Frame) -> Panel:
     """Return the mean seconds of a step by stage, mean over the runs of an arm; what was not timed is not drawn."""
+    labels, lines = row_labels([arm.legend for arm in frame.arms])
 
     def draw(axes):
         left = np.zeros(len(frame.arms))
@@ -87,27 +126,32 @@ def stages_panel(frame: Frame) -> Panel:
             means = np.array([_mean_stage_seconds(arm, stage) for arm in frame.arms])
             axes.barh(range(len(left)), means, left=left, color=colour, label=label)
             left += means
-        axes.set_yticks(range(len(frame.arms)), [arm.legend for arm in frame.arms])
+        axes.set_yticks(range(len(labels)), labels)
         axes.set_title("Mean time of a step, by stage", loc="right")
         axes.set(ylim=(len(frame.arms) - 0.5, -0.5), xlabel="seconds")
         axes.grid(alpha=0.2, axis="x")
 
     alt = "Mean seconds of a step, split into rollout, old scoring, reference scoring and update"
-    return Panel(alt, draw, len(frame.arms))
+    return Panel(alt, draw, lines * len(frame.arms))
 
 
 def sections(frame: Frame) -> list[Section]:
     found = sheets(frame)
     text = (
-        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL: median of the steps where it is positive), as recorded "
-        "behind it in faint; the validation reward is that of the evaluations during training."
+        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL and gradient norm: median of the positive values), "
+        "as recorded behind it in faint; the validation reward is that of the evaluations during training."
     )
-    validated = any(arm.series("eval_reward") for arm in frame.arms)
-    panels = [sheet_panels(sheet, arms, validated) for sheet, arms in found]
-    columns = 3
+    if any(spikes is not None and spikes.count for spikes in map(gradient_spikes, frame.runs)):
+        text += (
+            f" A ring is a spike of the gradient norm: at least {GRADIENT_SPIKE.factor:g} times the median of the "
+            f"{NEIGHBOURS} steps on either side."
+        )
     if len(found) > 1:
         text = f"{text} {SHEETS_NOTE}"
-        columns = len(panels[0])
-    alt = "Reward, KL and entropy over optimizer steps"
-    picture = Picture("summary.png", alt, caption(frame, text), sum(panels, []), columns)
-    return [Section("Curves", [picture])]
+    pictures = []
+    for number, (sheet, arms) in enumerate(found, start=1):
+        file = "summary.png" if number == 1 else f"summary_{number}.png"
+        words = caption(frame, text) if number == len(found) else ""
+        alt = f"{sheet}reward, KL, entropy and gradient norm over optimizer steps"
+        pictures.append(Picture(file, alt, words, sheet_panels(sheet, arms), 3))
+    return [Section("Curves", pictures, open=True)]

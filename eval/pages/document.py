@@ -17,7 +17,6 @@ from trl_prorl.text import visible, without_html
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "report.html.jinja"
 LONGEST_SHORT_CELL = 24
-UNFOLDED = 3  # sections
 # Emphasis and code alone: whatever a run is called, its name makes no link, no picture and no HTML.
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink", "entity"])
 _INTERVAL = re.compile(r" (\[[^\]<]*\])(?=$| )")
@@ -67,10 +66,11 @@ Block = Text | Bullets | Code | Picture | Table
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading."""
+    """Blocks under a heading; in the page they are folded unless the section is `open`."""
 
     title: str
     blocks: list[Block]
+    open: bool = False
 
     @property
     def anchor(self) -> str:
@@ -156,4 +156,4 @@ def to_html(report: Report) -> str:
         for name in ("Text", "Bullets", "Code", "Picture", "Table")
     }
     environment.tests["short"] = short
-    return environment.get_template(PAGE).render(report=report, unfolded=UNFOLDED)
+    return environment.get_template(PAGE).render(report=report)

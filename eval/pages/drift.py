@@ -79,7 +79,7 @@ LANGUAGE_COLUMNS = [
     ),
 ]
 RUN_COLUMNS = [
-    Column("arm", lambda row: row[0]),
+    Column("run", lambda row: row[0]),
     Column("step", lambda row: _step_cell(row[1], NOT_MEASURED)),
     Column("KL to base [95 %]", lambda row: _kl_cell(row[1])),
     Column("agreement", lambda row: cell(row[1].get("token_agreement"), ".3f")),

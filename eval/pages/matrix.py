@@ -8,11 +8,13 @@ from trl_prorl.eval.analysis.frame import Frame, ReportArm, peak_memory
 from trl_prorl.eval.analysis.stability import (
     COLLAPSE_SHARE,
     ENTROPY_SPIKE,
+    GRADIENT_SPIKE,
     KL_SPIKE,
     NEIGHBOURS,
     SMOOTHING_STEPS,
     Spikes,
     entropy_spikes,
+    gradient_spikes,
     has_collapsed,
     kl_spikes,
     largest_drop,
@@ -52,10 +54,11 @@ def _spikes_cell(arm: ReportArm, find: Callable[[RecordedRun], Spikes | None]) -
 # A new column is an entry here.
 COLUMNS = [
     Column(
-        "variant",
+        "arm",
         lambda arm: arm.label,
-        "**variant**: with the settings that set it apart where there are several of that variant and task; ★ is the "
-        "highest held-out pass@1 of its task, base, length and learning rate, unless two arms share it.",
+        "**arm**: a run by its folder, several seeds by what their folders have in common; in brackets the variant, "
+        "where the folder does not say it, and the settings that set it apart from others of that variant and task. ★ "
+        "is the highest held-out pass@1 of its task, base, length and learning rate, unless two arms share it.",
     ),
     Column(
         "seeds",
@@ -89,14 +92,17 @@ COLUMNS = [
     Column(
         "KL spikes",
         lambda arm: _spikes_cell(arm, kl_spikes),
-        "**KL spikes**, **entropy spikes**: mean number in a run, and in brackets the largest of all seeds. A "
-        f"spike is a step whose value, of those above 0, is at least {KL_SPIKE.factor:g} times (KL to the own anchor) "
-        f"or {ENTROPY_SPIKE.factor:g} times (entropy) the median of its neighbours, the {NEIGHBOURS} steps on either "
-        f"side, and lies at least {KL_SPIKE.rise:g} or {ENTROPY_SPIKE.rise:g} nats above it; such steps in a row are "
-        "one spike, told by the highest. The number in brackets is its multiple of that median.",
+        "**KL spikes**, **entropy spikes**, **gradient spikes**: mean number in a run, and in brackets the largest of "
+        "all seeds. A spike is a step whose value, of those above 0, is at least "
+        f"{KL_SPIKE.factor:g} times (KL to the own anchor), {ENTROPY_SPIKE.factor:g} times (entropy) or "
+        f"{GRADIENT_SPIKE.factor:g} times (norm of the gradient before it is clipped) the median of its neighbours, "
+        f"the {NEIGHBOURS} steps on either side; KL and entropy also have to lie {KL_SPIKE.rise:g} and "
+        f"{ENTROPY_SPIKE.rise:g} nats above it. Such steps in a row are one spike, told by the highest. The number in "
+        "brackets is its multiple of that median.",
         STABILITY,
     ),
     Column("entropy spikes", lambda arm: _spikes_cell(arm, entropy_spikes), group=STABILITY),
+    Column("gradient spikes", lambda arm: _spikes_cell(arm, gradient_spikes), group=STABILITY),
     Column(
         "largest drop",
         lambda arm: cell(_worst(arm, largest_drop), ".3f"),
@@ -154,4 +160,4 @@ def result_matrix(frame: Frame) -> Table:
 
 
 def sections(frame: Frame) -> list[Section]:
-    return [Section("Result matrix", [result_matrix(frame)])]
+    return [Section("Result matrix", [result_matrix(frame)], open=True)]

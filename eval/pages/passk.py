@@ -18,12 +18,14 @@ from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.plotting import (
     OTHER_COLOUR,
+    TITLE_LETTERS,
     Panel,
     caption,
     draw_points,
     sheets,
     steps_panel,
     style_of,
+    wrap,
 )
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.text import visible
@@ -64,7 +66,7 @@ def _at(place):
 
 
 CHECKPOINT_COLUMNS = [
-    Column("arm", lambda row: row[0].name),
+    Column("run", lambda row: row[0].name),
     Column("k", lambda row: str(row[1])),
     Column("base", lambda row: cell(row[2]["mean"][0], ".3f")),
     Column("best, at step …", _at(lambda trained: trained["mean"].idxmax())),
@@ -102,16 +104,16 @@ def draw_against_k(axes, arms: list[ReportArm], title: str) -> None:
     draw_points(axes, [k_curve(run, "base", len(runs) == 1) for run in runs], "base", BASE_STYLE)
     for arm in arms:
         curves = [k_curve(run, "trained", len(arm.evaluated) == 1) for run in arm.evaluated]
-        draw_points(axes, curves, arm.legend, style_of(arm))
+        draw_points(axes, curves, arm.evaluated_legend, style_of(arm))
     ks = draw_sizes(max(run.passk["n"] for run in runs))
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, list(map(str, ks)))
-    axes.set(title=title, xlabel="k (samples drawn)", ylabel="held-out pass@k", ylim=(0, 1.02))
+    axes.set(title=wrap(title, TITLE_LETTERS), xlabel="k (samples drawn)", ylabel="held-out pass@k", ylim=(0, 1.02))
     axes.grid(alpha=0.2)
 
 
 PART_COLUMNS = [
-    Column("arm", lambda row: row[0].name),
+    Column("run", lambda row: row[0].name),
     Column("task", lambda row: str(row[1]["task"])),
     Column("level", lambda row: str(row[1]["level"])),
     Column("prompts", lambda row: str(row[1]["prompts"])),

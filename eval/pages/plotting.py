@@ -1,6 +1,7 @@
 """How a report draws: the look of an arm, curves over steps with their marks, panels, and the files made of them."""
 
 import io
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,9 +28,16 @@ MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 DPI = 100
 PANEL_INCHES = (5.2, 3.4)
 PANEL_DPI = 120
-LETTER = 0.012  # of the panel's width, in the label of a row
+LEFT = 0.16  # of the panel's width, left of the axes; more where a label needs it
+MOST_LEFT = 0.7
+EDGE_PIXELS = 4  # between the longest label and the edge
+TITLE_LETTERS = 48  # in a line
+WIDE_TITLE_LETTERS = 70  # in a line of a picture of its own
+TITLE_LINE_INCHES = 0.2
+ROW_LETTERS = 30  # in a line of the label of a row
 LEGEND_ROW_INCHES = 0.22
 LEGEND_COLUMNS = 2
+LEGEND_LETTERS = 64  # in a line of all columns
 MOST_CURVES = 10  # on one set of axes
 MOST_RESETS = 30  # of a curve, that are marked
 LEGEND_NOTE = "Panels without a legend have that of the first beside them."
@@ -63,26 +71,50 @@ class Panel:
         """The panel, 624 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
         width, height = PANEL_INCHES
         figure = Figure((width, max(height, 1.2 + 0.24 * self.rows)), PANEL_DPI)
+        canvas = FigureCanvasAgg(figure)
         axes = figure.subplots()
         self.draw(axes)
-        _, labels = axes.get_legend_handles_labels()
-        legend = 0.0  # inches
-        if labels and self.legend:
-            legend = LEGEND_ROW_INCHES * -(-len(labels) // LEGEND_COLUMNS)
-            figure.set_figheight(figure.get_figheight() + legend)
-            figure.legend(loc="lower center", ncols=LEGEND_COLUMNS, fontsize=7, frameon=False, handlelength=2.5)
-        # By hand, because a layout that is computed takes five times as long.
-        longest = max(len(label.get_text()) for label in axes.get_yticklabels()) if self.rows else 0
+        below = _add_legend(figure, axes) if self.legend else 0.0
+        titles = max(axes.get_title(loc).count("\n") for loc in ("center", "right"))
+        above = 0.3 + TITLE_LINE_INCHES * titles
+        figure.set_figheight(figure.get_figheight() + below + above - 0.3)
         tall = figure.get_figheight()
-        left = min(0.6, 0.16 + LETTER * longest)
-        figure.subplots_adjust(left, (legend + 0.5) / tall, 0.98, 1 - 0.3 / tall)
-        canvas = FigureCanvasAgg(figure)
+        # By hand, because a layout that is computed takes five times as long.
+        margins = {"right": 0.98, "bottom": (below + 0.5) / tall, "top": 1 - above / tall}
+        figure.subplots_adjust(LEFT, **margins)
+        beyond = EDGE_PIXELS - axes.get_tightbbox(canvas.get_renderer()).x0
+        if beyond > 0:
+            figure.subplots_adjust(min(LEFT + beyond / figure.bbox.width, MOST_LEFT))
         canvas.draw()
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
         # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
         buffer = io.BytesIO()
         picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, format="png")
         return buffer.getvalue()
+
+
+def _add_legend(figure: Figure, axes) -> float:
+    """Add a legend at the bottom, in one column where a label is too long for two; return its height in inches."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return 0.0
+    columns = LEGEND_COLUMNS if max(map(len, labels)) <= LEGEND_LETTERS // LEGEND_COLUMNS else 1
+    labels = [wrap(label, LEGEND_LETTERS // columns) for label in labels]
+    lines = sum(label.count("\n") + 1 for label in labels)
+    style = {"fontsize": 8, "frameon": False, "handlelength": 2.5}
+    figure.legend(handles, labels, loc="lower center", ncols=columns, **style)
+    return LEGEND_ROW_INCHES * -(-lines // columns)
+
+
+def wrap(text: str, letters: int) -> str:
+    """Break a label of a picture into lines; the name of a run may have no spaces to break at."""
+    return textwrap.fill(text, letters)
+
+
+def row_labels(labels: list[str]) -> tuple[list[str], int]:
+    """Return the labels of rows of bars, broken into lines, and the number of lines of the longest."""
+    wrapped = [wrap(label, ROW_LETTERS) for label in labels]
+    return wrapped, max(label.count("\n") + 1 for label in wrapped)
 
 
 def write_sheet(panels: list[Panel], path: Path, columns: int) -> None:
@@ -203,13 +235,17 @@ def steps_panel(title: str, arms: list[ReportArm], draw: Callable, unit: str, le
     def whole(axes):
         draw(axes, arms)
         if not axes.lines:
-            axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
+            say_not_measured(axes)
         mark_events(axes, arms)
         axes.grid(alpha=0.2)
-        axes.set_title(title, y=1.0)  # a place of its own, which is not searched for
+        axes.set_title(wrap(title, TITLE_LETTERS), y=1.0)  # a place of its own, which is not searched for
         axes.set(xlabel="optimizer step", ylabel=unit)
 
     return Panel(f"{title} over optimizer steps", whole, legend=legend)
+
+
+def say_not_measured(axes) -> None:
+    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
 
 
 def mark_events(axes, arms: list[ReportArm]) -> None:

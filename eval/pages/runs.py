@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from trl_prorl.eval.analysis.configurations import says_variant
 from trl_prorl.eval.analysis.frame import Frame, Row
 from trl_prorl.eval.analysis.passk import SIDES, score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean
@@ -62,10 +63,10 @@ def _anchor(row: Row) -> str:
 
 
 def _short_name(row: Row) -> str:
-    return row.run.name if row.run.variant in row.run.name else f"{row.run.name} ({row.run.variant})"
+    return row.run.name if says_variant(row.run.name, row.run.variant) else f"{row.run.name} ({row.run.variant})"
 
 
-NAME = Column("arm", lambda row: row.run.name)
+NAME = Column("run", lambda row: row.run.name)
 VARIANT = Column("variant", lambda row: row.run.variant)
 RESETS = Column("resets", lambda row: NOT_MEASURED if row.resets is None else str(row.resets))
 
@@ -89,7 +90,7 @@ LEARNED = [
     _where_measured("final clip ratio", _last("clip_region_mean", ".4f")),
 ]
 OVERVIEW = [
-    Column("arm", _short_name),
+    Column("run", _short_name),
     Column("pass@1, base → trained", lambda row: sides_cell(row.base, row.trained, ".2f")),
     RESETS,
     Column("ref calls", lambda row: cell(row.reference_calls, ",.0f")),

@@ -8,7 +8,15 @@ from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.analysis.trajectory import SaturationCheck
-from trl_prorl.eval.pages.plotting import DPI, OTHER_COLOUR, arm_label, colour_of, save_figure
+from trl_prorl.eval.pages.plotting import (
+    DPI,
+    OTHER_COLOUR,
+    WIDE_TITLE_LETTERS,
+    arm_label,
+    colour_of,
+    save_figure,
+    wrap,
+)
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import RecordedRun
 
@@ -24,7 +32,7 @@ def _halving_cell(check: SaturationCheck) -> str:
 
 
 COLUMNS = [
-    Column("arm", lambda row: arm_label(row[0])),
+    Column("run", lambda row: arm_label(row[0])),
     Column("k", lambda row: str(row[1].k)),
     Column("base → last", lambda row: _ends_cell(row[1])),
     Column("1000 alpha", lambda row: interval_cell(Estimate(*(1000 * part for part in row[1].alpha)), ".2f")),
@@ -86,5 +94,6 @@ def plot_trajectory(run: RecordedRun, checks: list[SaturationCheck], path: Path)
             axes.vlines(steps, 0, 1, OTHER_COLOUR, linestyles=":", label="resets", transform=across, linewidth=0.9)
         axes.grid(alpha=0.2)
         axes.legend(loc="lower right", framealpha=0.9)
-    figure.suptitle(f"{arm_label(run)}: held-out pass@k over training, base at step 0", fontsize=13)
+    title = f"{arm_label(run)}: held-out pass@k over training, base at step 0"
+    figure.suptitle(wrap(title, WIDE_TITLE_LETTERS), fontsize=13)
     save_figure(figure, path)

@@ -6,12 +6,15 @@ import json
 import logging
 import math
 import os
+import re
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 from trl_prorl.record import run_files
+from trl_prorl.record.folders import has_begun
 from trl_prorl.record.run_id import RUN_ID, is_of_other_run
 from trl_prorl.record.shapes import LARGEST
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 PASSK_FILE = "passk.json"
 DRIFT_FILE = "drift.json"
+EARLIER = re.compile(r"earlier-\d+")  # a folder of what a run that began again has set aside
+MOST_REASONS = 3  # in one sentence
 EVALUATIONS = {PASSK_FILE: run_files.passk, DRIFT_FILE: run_files.DRIFT}
 
 
@@ -199,48 +204,159 @@ def add_run_option(
     )
 
 
-def find_run_folders(patterns: list[str | Path], named: bool = False) -> list[Path]:
+def find_run_folders(patterns: list[str | Path]) -> list[Path]:
     """
     Find the run folders among paths and glob patterns, each once, in the given order.
 
-    A shell's `runs/demo/*` also names files and other folders, an earlier report for one; they are left out, unless
-    `named` says that a folder that is named outright has to be a run's.
+    A pattern also matches files and other folders, an earlier report for one; they are left out. A folder that is
+    named outright has to be a run's.
 
     Raises:
         InputError: If a path does not exist, a pattern matches nothing, or no run folder remains.
     """
     found = {}
     for pattern in map(str, patterns):
-        matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
-        if not matches and glob.has_magic(pattern):
-            raise InputError(f"--runs '{pattern}' matches nothing; give run folders or a glob of them")
-        if not matches or (named and matches == [pattern] and os.path.isdir(pattern)):
+        matches = _matches(pattern)
+        if matches == [pattern] and os.path.isdir(pattern):
             load_config(pattern)
             found.setdefault(Path(pattern).resolve(), Path(pattern))
         for match in matches:
-            if (Path(match) / "metrics.jsonl").is_file():
+            if (Path(match) / run_files.METRICS_FILE).is_file():
                 found.setdefault(Path(match).resolve(), Path(match))
     if not found:
         raise InputError(
-            f"--runs {' '.join(patterns)}: no run folder among them; a run folder holds config.yaml, env.json and "
-            "metrics.jsonl"
+            f"--runs {' '.join(map(str, patterns))}: no run folder among them; a run folder holds config.yaml, "
+            "env.json and metrics.jsonl"
         )
     return list(found.values())
 
 
-def common_parent(folders: list[Path]) -> Path:
-    """Return the deepest folder that holds all run folders."""
-    return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
-
-
-def only_parent(folders: list[Path]) -> Path:
+def _matches(pattern: str) -> list[str]:
     """
-    Return the folder in which all run folders lie.
+    Return the paths that a path or a glob pattern names.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if os.path.exists(pattern):
+        return [pattern]
+    matches = sorted(glob.glob(pattern))
+    if not matches and glob.has_magic(pattern):
+        raise InputError(f"--runs '{pattern}' matches nothing; give run folders or a glob of them")
+    if not matches:
+        load_config(pattern)  # says that it does not exist
+    return matches
+
+
+class RecordedRuns(NamedTuple):
+    """
+    The runs that a page is about.
+
+    Attributes:
+        folders (`list[Path]`): The run folders, each once, in the given order.
+        left_out (`list[str]`): A line for each folder that has nothing to show, with the reason.
+        named (`list[Path]`): The folders that were named: those of runs, and those that stand for the runs below them.
+    """
+
+    folders: list[Path]
+    left_out: list[str]
+    named: list[Path]
+
+
+def find_recorded_runs(patterns: list[str]) -> RecordedRuns:
+    """
+    Find the runs of which at least one step is on record, among paths and glob patterns.
+
+    A folder that is no run's stands for the runs below it, at any depth. Files are passed over. A run that was set
+    aside when another one took its folder (`earlier-1`) counts where it is named outright.
+
+    Raises:
+        InputError: If a path does not exist, a pattern matches nothing, or no run remains.
+    """
+    found = {}
+    reasons = {}
+    named = {}
+    for pattern in patterns:
+        for match in filter(os.path.isdir, _matches(pattern)):
+            for folder in _runs_below(Path(match)):
+                reason = _why_left_out(folder, is_named=folder == Path(pattern))
+                if reason is None:
+                    found.setdefault(folder.resolve(), folder)
+                    named[Path(match)] = None
+                else:
+                    reasons.setdefault(folder.resolve(), f"`{folder}` is left out: {reason}.")
+    left_out = [line for path, line in reasons.items() if path not in found]
+    if not found:
+        raise InputError(
+            f"--runs {' '.join(patterns)}: no run folder with a finished step is there{in_brackets(left_out)}; give "
+            "the folder of a run that was trained for at least one step, or a folder of such runs"
+        )
+    return RecordedRuns(list(found.values()), left_out, list(named))
+
+
+def in_brackets(left_out: list[str]) -> str:
+    """Return the first lines on what was left out as a part of one sentence; empty if nothing was."""
+    if not left_out:
+        return ""
+    shown = [line.rstrip(".") for line in left_out[:MOST_REASONS]]
+    if len(left_out) > MOST_REASONS:
+        shown.append(f"{len(left_out) - MOST_REASONS} more")
+    return f" ({'; '.join(shown)})"
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """Return the folder itself if it holds a run's record, else the runs below it; itself, too, if there is none."""
+    runs = []
+    for path, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if run_files.CONFIG_FILE in files or run_files.METRICS_FILE in files:
+            runs.append(Path(path))
+            folders.clear()  # what lies in a run's folder is part of it
+    return runs or [folder]
+
+
+def _why_left_out(folder: Path, is_named: bool) -> str | None:
+    """Return why a folder has nothing to show; `None` if a step of a run is on record there."""
+    if not (folder / run_files.CONFIG_FILE).is_file() and not (folder / run_files.METRICS_FILE).is_file():
+        return "it holds no run"
+    if not has_begun(folder):
+        return "no finished step is on record"
+    if EARLIER.fullmatch(folder.name) and not is_named:
+        return f"another run took its folder, and it was set aside; `--runs {folder}` shows it"
+    return None
+
+
+def shortest_names(folders: list[Path]) -> list[str]:
+    """
+    Return a name for each folder: the fewest parts of its path, from the right, that no other folder's path ends with.
+
+    Args:
+        folders (`list[Path]`): Different folders.
+    """
+    parts = [Path(os.path.abspath(folder)).parts for folder in folders]
+    endings = Counter()
+    for each in parts:
+        endings.update(each[start:] for start in range(len(each)))
+    names = []
+    for each in parts:
+        start = len(each) - 1
+        while start > 0 and endings[each[start:]] > 1:
+            start -= 1
+        names.append("/".join(each[start:]))
+    return names
+
+
+def report_folder(runs: RecordedRuns) -> Path:
+    """
+    Return the folder for a page about runs: the one folder that was named and stands for the runs below it, or the one
+    in which all lie that were named.
 
     Raises:
         InputError: If there are several; what they have in common may be anybody's home, or `/`.
     """
-    parents = list(dict.fromkeys(folder.resolve().parent for folder in folders))
+    if len(runs.named) == 1 and runs.named[0] not in runs.folders:
+        return runs.named[0].resolve()
+    parents = list(dict.fromkeys(folder.resolve().parent for folder in runs.named))
     if len(parents) > 1:
         raise InputError(
             f"--out is missing: the runs lie in {len(parents)} folders ('{parents[0]}', '{parents[1]}'"
@@ -249,9 +365,26 @@ def only_parent(folders: list[Path]) -> Path:
     return parents[0]
 
 
-def load_runs(folders: list[Path]) -> "list[RecordedRun]":
-    """Read the runs in the order of the report, each named by its path below the common parent."""
-    from trl_prorl.eval.run_folder.run import sort_runs  # pandas
+def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":
+    """
+    Read runs for a page about all of them, each named by the shortest path that tells them apart.
 
-    parent = common_parent(folders)
-    return sort_runs([load_run(folder, folder.resolve().relative_to(parent).as_posix()) for folder in folders])
+    Returns:
+        `tuple[list[RecordedRun], list[str]]`: The runs, in the given order; and a line for each that is left out
+            because a file of its record cannot be used.
+
+    Raises:
+        InputError: If no run can be read.
+    """
+    runs = []
+    lines = []
+    for folder, name in zip(folders, shortest_names(folders), strict=True):
+        try:
+            runs.append(load_run(folder, name))
+        except InputError as error:
+            if len(folders) == 1:
+                raise
+            lines.append(f"`{folder}` is left out: {str(error).rstrip('.')}.")
+    if not runs:
+        raise InputError(f"no run can be read{in_brackets(lines)}; mend one of these files")
+    return runs, lines

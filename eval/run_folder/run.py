@@ -82,13 +82,18 @@ class RecordedRun:
         return bool(self.config.get("task"))
 
     @property
+    def model(self) -> str | None:
+        """Name of the model that it began from, as `env.json` or else the recipe has it."""
+        return (self.env.get("base_model") or {}).get("name") or self.config.get(MODEL)
+
+    @property
     def seed(self):
         return self.env.get("seed", self.config.get("seed"))
 
     @property
     def base(self) -> tuple[Any, int | None]:
         """The model that it began from: its family, and its seed where it is an embedded one."""
-        return base_family(self.config.get(MODEL))
+        return base_family(self.config.get(MODEL) or self.model)
 
     @cached_property
     def ground(self) -> str:
@@ -178,6 +183,6 @@ def require_passk(run: RecordedRun) -> dict:
     """
     if run.passk is None:
         raise InputError(
-            f"'{run.path / 'passk.json'}' is missing; run {describe_evaluation(run.config, run.env, run.path)}"
+            f"'{run.path / 'passk.json'}' is missing; {describe_evaluation(run.config, run.env, run.path)} makes it"
         )
     return run.passk

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 import yaml
-from run_record import write_run
+from run_record import read_rows, write_run
 
 from trl_prorl import ProRLConfig
 from trl_prorl.environment import versions
@@ -148,3 +148,13 @@ def test_an_evaluation_of_the_run_that_had_the_folder_before_goes_nowhere(tmp_pa
     assert read_record(tmp_path).passk["run_id"] == "2"
     assert not is_of_other_run({}, "2")
     assert not is_of_other_run({"run_id": "1"}, None)
+
+
+def test_completions_that_were_cut_off_are_the_share_that_trl_logs(make_trainer, tmp_path):
+    """Completions of one prompt end by themselves, at another length each, or are cut after 6 tokens."""
+    trainer = make_trainer(output_dir=str(tmp_path), num_iterations=1, logging_steps=1, max_completion_length=6)
+    trainer.train()
+    of_trl = [row["completions/clipped_ratio"] for row in trainer.state.log_history if "loss" in row]
+    rows = read_rows(tmp_path)
+    assert [row["truncated_fraction"] for row in rows] == of_trl
+    assert all(0 <= share <= 1 for share in of_trl) and len(of_trl) > 1

@@ -53,6 +53,7 @@ METRICS = {
     "pass_rate/TASK": RecordKey("share", "of these completions that got the full reward of 1", "a column `task`"),
     "gold": RecordKey("share", "of the completions first sampled that the verifier accepts, paid or not", VERIFIER),
     "completion_length": RecordKey(TOKENS, "mean length of a completion"),
+    "truncated_fraction": RecordKey("share", "of completions that were cut at their longest length"),
     "advantage_mean": RecordKey("advantage", "mean over the generation batch"),
     "advantage_std": RecordKey("advantage", "its standard deviation"),
     "interrupted_fraction": RecordKey("share", "of completions that were asked for their answer", "`thinking_budget`"),

@@ -26,6 +26,7 @@ OF_TRL = {
     "reward_std": "reward_std",
     "frac_reward_zero_std": "frac_reward_zero_std",
     "completion_length": "completions/mean_length",
+    "truncated_fraction": "completions/clipped_ratio",
 }
 OF_TRLS_LOSS = {"clip_region_mean": "clip_ratio/region_mean"}  # of a micro-batch
 # The keys of a row that the trainer's own log shows, under `prorl/`.

@@ -242,7 +242,7 @@ def test_one_pair_decides_nothing(found):
     assert row.step_time == (0.5, 0.0, math.inf)
     assert row.rule(0.8) == row.rule(0.9) == (UNDECIDED, UNDECIDED, UNDECIDED)
     (line,) = success_statements([row])
-    assert "B has 88 % of A's held-out pass@1 (too few runs for an interval), and its mean step takes 0.50" in line
+    assert "B0 has 88 % of A0's held-out pass@1 (too few runs for an interval), and its mean step takes 0.50" in line
     assert "at least 80 % at a lower step cost **undecided** (score undecided, cost undecided)" in line
 
 
@@ -389,7 +389,8 @@ def test_the_command_over_seeds(grid, of_arm, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arms", "said"), [(["A_1"], "needs at least two runs, and was given 1"), (["A_*"], "all 3 runs are one arm")]
+    ("arms", "said"),
+    [(["A_1"], "is the only run with a finished step; a comparison needs two"), (["A_*"], "all 3 runs are one arm")],
 )
 def test_refusals(grid, arms, said, capsys):
     assert command.main(["--runs", *(f"{grid['A', 1].path.parent}/{arm}" for arm in arms)]) == 2

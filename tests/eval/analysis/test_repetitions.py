@@ -1,8 +1,16 @@
 from itertools import count
+from pathlib import Path
 
 import pytest
 
-from eval.analysis.configurations import configuration_labels, matters, repetitions, seed_count
+from eval.analysis.configurations import (
+    arm_labels,
+    common_name,
+    configuration_labels,
+    matters,
+    repetitions,
+)
+from eval.run_folder.reading import shortest_names
 from eval.run_folder.run import base_family
 
 
@@ -15,12 +23,14 @@ def test_what_changes_no_number_makes_no_other_configuration(read_run):
 
 
 def test_seeds_of_base_and_training_make_no_other_configuration(read_run):
-    """`embedded` is the reversing base of seed 0; another task's base is another configuration."""
+    """
+    `embedded` is the reversing base of seed 0, so r1 has the seeds of r0 and began anew; the base of another task is
+    another configuration.
+    """
     names = ["embedded", "embedded:reverse_digits", "embedded:reverse_digits:3", "embedded:sorting:3"]
     runs = [read_run("A", 1, f"r{i}", config={"model_name_or_path": name}) for i, name in enumerate(names)]
     groups = repetitions(runs)
-    assert [[run.name for run in group] for group in groups] == [["r0", "r1", "r2"], ["r3"]]
-    assert seed_count(groups[0]) == 2  # of one training seed: the bases of seed 0 and 3
+    assert [[run.name for run in group] for group in groups] == [["r0", "r2"], ["r1"], ["r3"]]
     of = "embedded:reverse_digits"
     assert [run.base for run in runs] == [(of, 0), (of, 0), (of, 3), ("embedded:sorting", 3)]
     assert runs[2].repetition == (3, "1")
@@ -100,3 +110,52 @@ def test_a_task_is_named_and_stands_for_what_goes_with_it(groups):
 )
 def test_what_names_need(groups, arms, names):
     assert configuration_labels(groups(*arms)) == names
+
+
+def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
+    runs = [
+        read_run("plain", 0, "fast", config={"learning_rate": 1e-5}),
+        read_run("plain", 0, "plain-slow", config={"learning_rate": 1e-6}),
+        read_run("B", 0, "Baseline"),
+        read_run("C", 0, "variantC"),
+        *(read_run("A", seed, f"mine_seed{seed}") for seed in (1, 2)),
+        *(read_run("control", seed, name) for seed, name in ((1, "x"), (2, "y"))),
+    ]
+    assert arm_labels(repetitions(runs)) == [
+        "fast (plain lr=1e-05)",
+        "plain-slow (lr=1e-06)",
+        "Baseline (B)",
+        "variantC",
+        "mine (A)",
+        "control",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "common"),
+    [
+        (["a_seed1"], "a_seed1"),
+        (["a_seed1", "a_seed2"], "a"),
+        (["variantA", "variantA_seed2"], "variantA"),
+        (["lr0.1-s1", "lr0.1-s12"], "lr0.1"),
+        (["tests1", "tests2"], "tests"),
+        (["seed0/A", "seed1/A"], ""),
+        (["one", "two"], ""),
+    ],
+)
+def test_what_the_folders_of_seeds_have_in_common(names, common):
+    assert common_name(names) == common
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["runs/a"], ["a"]),
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["runs/one/A", "runs/two/A", "runs/two/B"], ["one/A", "two/A", "B"]),
+        (["runs/A", "runs/x/A"], ["runs/A", "x/A"]),
+        (["runs/A/record", "runs/B/record"], ["A/record", "B/record"]),
+    ],
+)
+def test_the_shortest_path_that_tells_runs_apart(folders, names):
+    assert shortest_names([Path(folder) for folder in folders]) == names

@@ -5,6 +5,8 @@ import pytest
 
 from eval.analysis.resets import (
     Response,
+    align_at_resets,
+    band_over_resets,
     gain_after_clamp,
     gain_since,
     mean_dip,
@@ -145,3 +147,55 @@ def test_the_arm_is_measured_from_where_the_control_stalled():
     assert gain_after_clamp(STEPS, arm, STEPS, control, window=4) == pytest.approx(0.245)
     assert gain_after_clamp(STEPS, control, STEPS, control, window=4) == pytest.approx(0.25 - 0.2325)
     assert gain_after_clamp(STEPS, control, STEPS, arm, window=4) is None
+
+
+NAN = math.nan
+TENS = np.arange(10.0, 130.0, 10.0)  # of steps 1 to 12: ten times the step
+
+
+@pytest.mark.parametrize(
+    ("resets", "rows"),
+    [
+        ([6], [[50, 60, 70, 80, 90]]),
+        ([1], [[NAN, 10, 20, 30, 40]]),  # near the start: step 0 was never done
+        ([11], [[100, 110, 120, NAN, NAN]]),  # near the end
+        ([12], [[110, 120, NAN, NAN, NAN]]),  # after the last step
+        ([9, 3], [[20, 30, 40, 50, 60], [80, 90, 100, 110, 120]]),  # in any order
+        ([5, 7], [[40, 50, 60, 70, NAN], [60, 70, 80, 90, 100]]),  # step 8 is after the second reset
+        ([5, 6], [[40, 50, 60, NAN, NAN], [NAN, 60, 70, 80, 90]]),  # step 5 is before the first one
+        ([6, 6], [[50, 60, 70, 80, 90]]),  # one reset for two reasons
+        ([40], [[NAN, NAN, NAN, NAN, NAN]]),
+    ],
+)
+def test_alignment_by_hand(resets, rows):
+    """Two steps up to a reset, three after it."""
+    aligned = align_at_resets(np.arange(1, 13), TENS, resets, before=2, after=3)
+    np.testing.assert_array_equal(aligned, rows)
+
+
+def test_alignment_leaves_open_what_was_not_measured():
+    """Step 5 is on record without the metric, step 7 is not on record."""
+    steps = [4, 5, 6, 8, 9]
+    aligned = align_at_resets(steps, [1.0, NAN, 3.0, 4.0, 5.0], [6], before=3, after=3)
+    np.testing.assert_array_equal(aligned, [[1, NAN, 3, NAN, 4, 5]])
+    assert align_at_resets(steps, [1.0] * 5, [], before=3, after=3).shape == (0, 6)
+
+
+def test_band_over_resets_by_hand():
+    """Eleven resets: 0 to 10 at the step before, with percentiles 1 and 9; further on some have no value."""
+    aligned = np.full((12, 4), NAN)
+    aligned[:11, 0] = np.arange(11)
+    aligned[:2, 1] = [4, 8]  # two of eleven
+    aligned[:6, 2] = [1, 2, 3, 4, 5, 9]  # six of eleven
+    band = band_over_resets(aligned, before=1)  # the twelfth reset has no value at all, and does not count
+    assert band.index.tolist() == [0, 2]
+    assert band["mean"].tolist() == pytest.approx([5.0, 4.0])
+    assert band["low"].tolist() == pytest.approx([1.0, 1.5])
+    assert band["high"].tolist() == pytest.approx([9.0, 7.0])
+    assert band_over_resets(aligned, before=1, least=0.0).index.tolist() == [0, 1, 2]
+
+
+def test_one_reset_is_its_own_band():
+    band = band_over_resets(np.array([[NAN, 3.0, 4.0]]), before=2)
+    assert band.index.tolist() == [0, 1]
+    assert band["low"].tolist() == band["mean"].tolist() == band["high"].tolist() == [3.0, 4.0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from eval.analysis import stability
-from eval.analysis.stability import ENTROPY_SPIKE, KL_SPIKE, find_spikes, neighbour_medians
+from eval.analysis.stability import ENTROPY_SPIKE, GRADIENT_SPIKE, KL_SPIKE, find_spikes, neighbour_medians
 
 
 @pytest.fixture
@@ -89,6 +89,11 @@ def flat(steps=60, value=0.01, **changes):
         (flat(value=0.4, _30=0.61), ENTROPY_SPIKE, 1, 1.525),
         (flat(value=0.4, _30=0.59), ENTROPY_SPIKE, 0, None),
         (flat(value=0.05, _30=0.14), ENTROPY_SPIKE, 0, None),
+        # The norm of the gradient: five times its neighbours, in whatever unit; norms that grow are no spike.
+        (flat(value=0.2, _30=1.0), GRADIENT_SPIKE, 1, 5),
+        (flat(value=0.2, _30=0.999), GRADIENT_SPIKE, 0, None),
+        (flat(value=1e-9, _30=6e-9), GRADIENT_SPIKE, 1, 6),
+        (0.001 * 10 ** (np.arange(40) / 10), GRADIENT_SPIKE, 0, None),
     ],
 )
 def test_a_spike_is_a_multiple_of_its_neighbours_and_a_rise(values, rule, count, largest):

@@ -41,9 +41,9 @@ def runs(make_run, make_rows, passk_result):
 def test_runs(runs, tmp_path):
     """As many runs as one likes after each option, and the option as often as one likes."""
     for pair in (["--run", *runs[:2]], ["--runs", *runs[:2]], ["--run", runs[0], "--runs", runs[1]]):
-        assert command_lines.report(pair).folders == [Path(run) for run in runs[:2]]
-        for parse in (command_lines.boundary, command_lines.compare):
-            assert parse(pair).runs == [Path(run) for run in runs[:2]]
+        for parse in (command_lines.report, command_lines.compare):
+            assert parse(pair).found.folders == [Path(run) for run in runs[:2]]
+        assert command_lines.boundary(pair).runs == [Path(run) for run in runs[:2]]
         assert trajectory.main(pair) == 2  # without checkpoints, which is said of the first
     for main, further in ((report.main, ["--out", str(tmp_path)]), (boundary.main, []), (compare.main, [])):
         assert main([*pair, *further]) == 0
@@ -117,7 +117,8 @@ REFUSED = {
     "passk --run RUN --others nope": "--others nope: name='nope' is not a task",
     "drift --run RUN --prompts 1": "--prompts 1 must be at least 2",
     "report --runs nowhere/*": "--runs 'nowhere/*' matches nothing",
-    "report --runs FOLDER": "no run folder",
+    "report --runs FOLDER/own": "no run folder with a finished step",
+    "compare --runs FOLDER": "'FOLDER/runs/x' is the only run with a finished step",
     "preflight": "nothing says what to look at",
     "tasks show nope": "name='nope' is not a task",
     "step-cost --nope": "unrecognized arguments: --nope",
@@ -128,19 +129,21 @@ REFUSED = {
     f"preflight {RECIPE} --task nope": "name='nope' is not a task",
     f"train {RECIPE} --task nope": "name='nope' is not a task",
     f"train {RECIPE} --num_generations 3": "num_generations=3 does not divide the 128 completions",
-    "train FOLDER/KEY.yaml": "KEY.yaml: unknown key 'max_stps' (did you mean 'max_steps'?)",
-    "train FOLDER/TYPE.yaml": "TYPE.yaml: ref_reset_every=[1] is a list, and ref_reset_every takes a whole number",
+    "train FOLDER/own/KEY.yaml": "KEY.yaml: unknown key 'max_stps' (did you mean 'max_steps'?)",
+    "train FOLDER/own/TYPE.yaml": "TYPE.yaml: ref_reset_every=[1] is a list, and ref_reset_every takes a whole number",
 }
 RECIPES = {"KEY": "beta: 0.1\nmax_stps: 1\n", "TYPE": "ref_reset_every: [1]\n"}
 
 
 def test_refusals(make_run, make_rows, tmp_path):
     run = str(make_run("x", "A", make_rows(1)))
+    (tmp_path / "own").mkdir()
     for name, text in RECIPES.items():
-        (tmp_path / f"{name}.yaml").write_text(text)
+        (tmp_path / "own" / f"{name}.yaml").write_text(text)
     found = look([arguments.replace("RUN", run).replace("FOLDER", str(tmp_path)) for arguments in REFUSED])
     for message, (asked, (code, _, errors, heavy)) in zip(REFUSED.values(), found.items(), strict=True):
         assert (code, heavy) == (2, []), (asked, errors)
+        message = message.replace("FOLDER", str(tmp_path))
         assert message in " ".join(errors.split()) and "Traceback" not in errors, (asked, errors)
 
 

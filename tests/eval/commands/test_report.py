@@ -1,8 +1,10 @@
+import json
+
 import pytest
 from PIL import Image
 
-from eval import report
-from eval.run_folder.reading import find_run_folders, load_runs
+from eval import compare, report
+from eval.run_folder.reading import find_recorded_runs, load_runs
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -76,6 +78,7 @@ HEADINGS = [
     "Verdict",
     "Result matrix",
     "Curves",
+    "Around a reset",
     "Arms against plain, control and A",
     "What was learned",
     "pass@k against k",
@@ -83,6 +86,7 @@ HEADINGS = [
     "Dips and reconvergence after the resets",
     "What it cost",
     "Caveats",
+    "Left out",
     "How to reproduce",
 ]
 
@@ -110,8 +114,9 @@ def test_out_folder(demo, tmp_path):
 def test_arms_of_several_folders_keep_distinct_names(make_run, make_rows):
     first = make_run("seed0/A", "A", make_rows(3))
     second = make_run("seed1/A", "A", make_rows(3))
-    runs = load_runs(find_run_folders([str(first), str(second), str(first)]))
+    runs, left_out = load_runs(find_recorded_runs([str(first), str(second), str(first)]).folders)
     assert [run.name for run in runs] == ["seed0/A", "seed1/A"]
+    assert left_out == []
 
 
 def test_runs_of_several_folders_need_an_out_folder(demo, make_run, make_rows, tmp_path, capsys):
@@ -125,3 +130,109 @@ def test_runs_of_several_folders_need_an_out_folder(demo, make_run, make_rows, t
     assert sorted(demo.parent.rglob("*")) == before
     assert report.main(["--runs", str(demo / "A"), str(elsewhere), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+@pytest.fixture
+def any_folder(make_run, make_rows, passk_result):
+    """Runs as they lie about: two were evaluated, one was not, others crashed, are damaged, or are none."""
+    for name, solved in (("first", 2), ("second", 6)):
+        make_run(name, "A", make_rows(3), passk=passk_result([1] * 8, [solved] * 8), config={"beta": 0.1 * solved})
+    root = make_run("bare", "plain", make_rows(3)).parent
+    make_run("second/earlier-1", "A", make_rows(2))
+    make_run("deep/er/run", "plain", make_rows(2))
+    make_run("crashed", "plain", [])
+    make_run("crashed-before-its-record", "plain", None)
+    (make_run("damaged", "plain", make_rows(3)) / "env.json").write_text("{")
+    (root / "notes" / "old").mkdir(parents=True)
+    (root / "notes.txt").write_text("not a run")
+    return root
+
+
+LEFT_OUT = {
+    "crashed": "no finished step is on record",
+    "crashed-before-its-record": "no finished step is on record",
+    "damaged": "is not JSON",
+    "notes": "it holds no run",
+    "second/earlier-1": "another run took its folder, and it was set aside",
+}
+
+
+def test_whatever_has_nothing_to_show_is_left_out_and_named(any_folder, capsys):
+    """On the page and on the terminal, a line each, whose first word is the folder."""
+    assert report.main(["--runs", f"{any_folder}/*", f"{any_folder}/second/*"]) == 0
+    text = (any_folder / "report.md").read_text()
+    said = "".join(capsys.readouterr().out.split())  # a long path is broken into lines
+    listed = text[text.index("## Left out") : text.index("## How to")].splitlines()
+    lines = [line for line in listed if line.startswith("- ")]
+    assert len(lines) == len(LEFT_OUT)
+    for name, why in LEFT_OUT.items():
+        (line,) = [line for line in lines if line.startswith(f"- `{any_folder / name}` is left out: ")]
+        assert why in line
+        assert f"`{any_folder / name}`isleftout:" in said
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    for name in ("first", "second", "bare", "run"):
+        assert any(line.startswith(f"| {name} ") for line in rows)
+
+
+def test_a_folder_of_runs_is_all_runs_below_it(any_folder, capsys):
+    """Its report goes into it; a run that was set aside counts where it is named outright."""
+    assert find_recorded_runs([str(any_folder)]).folders == [
+        any_folder / name for name in ("bare", "damaged", "deep/er/run", "first", "second")
+    ]
+    assert report.main(["--runs", str(any_folder)]) == 0
+    assert (any_folder / "report.html").is_file()
+    earlier = any_folder / "second" / "earlier-1"
+    assert find_recorded_runs([str(any_folder / "first"), f"{earlier}/"]).folders == [any_folder / "first", earlier]
+
+
+@pytest.mark.parametrize("name", ["crashed", "notes", "notes.txt"])
+@pytest.mark.parametrize("main", [report.main, compare.main])
+def test_nothing_at_all_is_an_error_with_the_reason_and_a_cure(any_folder, main, name, capsys):
+    assert main(["--runs", str(any_folder / name)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "no run folder with a finished step is there" in message
+    assert LEFT_OUT.get(name, "") in message
+    assert "give the folder of a run that was trained for at least one step" in message
+
+
+def test_a_comparison_is_of_the_runs_that_were_evaluated(any_folder, capsys):
+    out = any_folder / "numbers.json"
+    assert compare.main(["--runs", f"{any_folder}/*", "--json", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "pass@1: `first` less `second` -0.500" in said
+    bare = any_folder / "bare"
+    assert f"`bare` is left out: it has no held-out evaluation. `trl-prorl passk --run {bare}` makes one." in said
+    assert f"`{any_folder / 'crashed'}` is left out: no finished step is on record." in said
+    notes = json.loads(out.read_text())["notes"]
+    assert len([line for line in notes if "is left out" in line]) == len(LEFT_OUT) - 1 + 2
+
+
+def test_a_comparison_of_fewer_than_two_says_what_evaluates_the_others(any_folder, make_run, make_rows, capsys):
+    bare = any_folder / "bare"
+    crashed = any_folder / "crashed"
+    assert compare.main(["--runs", str(any_folder / "first"), str(bare), str(crashed)]) == 2
+    captured = capsys.readouterr()
+    message = "a comparison needs two runs with a held-out evaluation, and only 'first' has one; run "
+    assert captured.err == f"error: --runs: {message}`trl-prorl passk --run {bare}`, then this again\n"
+    assert f"`{crashed}` is left out" in " ".join(captured.out.split())
+    keys = {"config": {"model_name_or_path": None, "task": None}, "env": {"command": "python mine.py"}}
+    scripts = [str(make_run(name, "plain", make_rows(2), **keys)) for name in ("x", "y")]
+    assert compare.main(["--runs", *scripts]) == 2
+    message = (
+        "and none of these 2 has one; `evaluate(trainer, rows, verifier)` of trl_prorl, at the end of the script "
+    )
+    assert f"{message}(`python mine.py`), makes one\n" in capsys.readouterr().err
+
+
+def test_runs_of_scripts_have_the_model_s_name_and_no_empty_words(make_run, make_rows):
+    """`config.yaml` names neither model nor task nor rate; `env.json` has the model."""
+    keys = {"config": {"model_name_or_path": None, "task": None, "task_level": None}}
+    models = {"mine": "Qwen/Qwen2.5-0.5B", "other": "HuggingFaceTB/SmolLM2-135M"}
+    for name, model in models.items():
+        root = make_run(name, "plain", make_rows(3), env={"base_model": {"name": model}}, **keys).parent
+    assert report.main(["--runs", str(root)]) == 0
+    lead = (root / "report.md").read_text().splitlines()[2]
+    assert lead.startswith(f"Model `{models['mine']}`, `{models['other']}`; learning rate TRL's default. Base means")
+    matrix = [line.split(" | ")[0] for line in (root / "report.md").read_text().splitlines() if line.startswith("| ")]
+    assert "| mine (plain Qwen2.5-0.5B)" in matrix  # two models are two arms

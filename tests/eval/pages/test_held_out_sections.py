@@ -60,7 +60,7 @@ def test_base_and_trained_on_a_base_2_axis(arm, read_run):
     (axes,) = map(drawn, page.k_panels(Frame(several)))
     assert axes.get_xscale() == "log"
     base, trained, _ = axes.lines
-    assert [line.get_label() for line in axes.lines] == ["base", "A, 2 seeds", "B"]
+    assert [line.get_label() for line in axes.lines] == ["base", "A, 2 seeds", "B0"]
     assert trained.get_ydata()[0] == pytest.approx(0.625)  # the mean of 4/8 and 6/8
     assert list(base.get_xdata()) == [1, 2, 4, 8]
 
@@ -155,8 +155,8 @@ def test_arms_stand_against_plain_control_and_the_best_a(arm):
     assert not left
     assert all(row.seeds == 2 for row in rows)
     assert [(row.first, row.second) for row in rows] == [
-        *((first, "plain") for first in ("control", "A", "B", "A β=0.5")),
-        *((first, "control") for first in ("A", "B", "A β=0.5")),
+        *((first, "plain") for first in ("control", "A", "B", "worse (A β=0.5)")),
+        *((first, "control") for first in ("A", "B", "worse (A β=0.5)")),
         ("B", "A"),
     ]
 
@@ -165,12 +165,12 @@ def test_paired_table_by_hand(arm):
     runs = [arm("A", trained=[0] * 20 + [8] * 20), arm("B", trained=[8] * 40)]
     table, _, said = comparison.sections(Frame(runs))[0].blocks
     (row,) = table.rows
-    assert row[:4] == ["B − A", "pass@1", "1.000", "0.500"]
+    assert row[:4] == ["B0 − A0", "pass@1", "1.000", "0.500"]
     assert row[4].startswith("+0.500 [+0.3")
     # 20 differences of 1 and 20 of 0: their standard error is 1/sqrt(156).
     assert float(row[5]) == pytest.approx(2 * stats.t.sf(0.5 * math.sqrt(156), 39), rel=0.1)
     assert (row[6], *row[8:]) == ("1", "200 %")  # of one pair, of which neither was timed
-    assert said.items[0].startswith("B has 200 % of A's held-out pass@1 (too few runs for an interval)")
+    assert said.items[0].startswith("B0 has 200 % of A0's held-out pass@1 (too few runs for an interval)")
 
 
 def test_equal_arms_say_what_would_be_found(arm):

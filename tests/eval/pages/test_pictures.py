@@ -1,6 +1,8 @@
+import io
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
@@ -10,6 +12,7 @@ from eval.analysis.frame import Frame
 from eval.pages import curves, matrix, plotting, reset_effects
 from eval.pages import runs as pages
 from eval.pages.document import Picture
+from eval.report import build_report
 from eval.run_folder.reading import load_run
 
 
@@ -87,7 +90,7 @@ def test_seeds_become_a_mean_and_a_band(read_run):
     # 20 steps at 0.2 and 12 at 0.6: the mean is drawn where both ran, from the lowest to the highest.
     runs = [read_run("A", 0, steps=20, reward=0.2), read_run("A", 1, steps=12, reward=0.6)]
     alone = read_run("B", steps=20, reward=0.5)
-    assert [arm.legend for arm in Frame([*runs, alone]).arms] == ["A, 2 seeds", "B"]
+    assert [arm.legend for arm in Frame([*runs, alone]).arms] == ["A, 2 seeds", "B0"]
     axes = drawn(curve_panels([*runs, alone])[0])
     mean = next(line for line in axes.lines if line.get_label() == "A, 2 seeds")
     assert list(mean.get_xdata()) == list(range(1, 13))
@@ -107,12 +110,12 @@ def test_resets_of_all_seeds_are_marked(read_run):
 
 def test_evaluations_during_training_are_drawn_with_the_resets(read_run):
     run = read_run("A", steps=20, events=[RESET])
-    assert len(curve_panels([run])) == 3
+    assert len(curve_panels([run])) == 4
     rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
     (run.path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     *_, panel = curve_panels([load_run(run.path)])
     axes = drawn(panel)
-    curve = next(line for line in axes.lines if line.get_label() == "A")
+    curve = next(line for line in axes.lines if line.get_label() == "A0")
     assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([0, 8, 16], [0.0, 0.08, 0.16])
     assert [each.get_segments()[0][0, 0] for each in axes.collections] == [10]
 
@@ -125,11 +128,11 @@ def test_gold_is_drawn_beside_the_reward(read_run):
     axes = drawn(curve_panels([gamed, other])[0])
     lines = {line.get_label(): line for line in axes.lines}
     assert axes.get_title() == "Training reward, and gold (dotted)"
-    assert list(lines["plain: gold"].get_ydata())[-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
-    assert lines["plain: gold"].get_linestyle() == ":"
-    assert lines["plain"].get_ydata()[-1] == 0.9
-    assert lines["plain: gold"].get_color() == lines["plain"].get_color()
-    assert "A: gold" not in lines
+    assert list(lines["plain0: gold"].get_ydata())[-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
+    assert lines["plain0: gold"].get_linestyle() == ":"
+    assert lines["plain0"].get_ydata()[-1] == 0.9
+    assert lines["plain0: gold"].get_color() == lines["plain0"].get_color()
+    assert "A0: gold" not in lines
     assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "X"] == [[15]]
     assert "the reward is gamed" in lines
     assert drawn(curve_panels([other])[0]).get_title() == "Training reward"
@@ -164,7 +167,9 @@ def test_no_axes_hold_more_than_ten_arms_and_two_for_comparison(forty):
     for _, arms in found:
         assert len({arm.runs[0].config["task"] for arm in arms}) == 1
     assert {arm.label for _, arms in found for arm in arms} == {arm.label for arm in frame.arms}
-    assert len(curves.sections(frame)[0].blocks[0].panels) == 3 * len(found)
+    pictures = curves.sections(frame)[0].blocks
+    assert [len(picture.panels) for picture in pictures] == [4] * len(found)
+    assert len({picture.file for picture in pictures}) == len(found)
 
 
 def test_few_arms_share_one_sheet(forty):
@@ -178,7 +183,7 @@ def test_reasons_are_counted(read_run):
     run = read_run("A", steps=60, reward=0.5, events=events)
     assert dict(run.reset_reasons()) == reasons
     (row,) = reset_effects.reset_table(Frame([run])).rows
-    assert row[:3] == ["A", "4", "kl spike 3, periodic 1, stall 1"]
+    assert row[:3] == ["A0", "4", "kl spike 3, periodic 1, stall 1"]
 
 
 def test_growths_of_the_rank_are_marked_as_resets_are(read_run):
@@ -229,3 +234,56 @@ def test_spikes_in_the_matrix(read_run):
     cells = dict(zip(table.header, table.rows[0], strict=True))
     assert (cells["KL spikes"], cells["entropy spikes"]) == ("1.5 (× 150)", "0.5 (× 3)")
     assert any("10 times" in line and "1.5 times" in line for line in table.definitions)
+
+
+def test_spikes_of_the_gradient_norm_have_a_ring(read_run):
+    """In the matrix, too: the norm is 0.2, once 1.2 and once, which is no spike, 0.9."""
+    run = read_run("A", steps=60, grad_norm=lambda step: {20: 1.2, 40: 0.9}.get(step, 0.2))
+    (section,) = curves.sections(Frame([run]))
+    panel = next(panel for panel in section.blocks[0].panels if panel.alt.startswith("Gradient norm"))
+    rings = [line for line in drawn(panel).lines if line.get_marker() == "o"]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in rings] == [([20], [1.2])]
+    assert "A ring is a spike of the gradient norm" in section.blocks[-1].caption
+    table = matrix.result_matrix(Frame([run]))
+    assert dict(zip(table.header, table.rows[0], strict=True))["gradient spikes"] == "1 (× 6)"
+    calm = read_run("A", 1, steps=60, grad_norm=0.2)
+    assert "A ring" not in curves.sections(Frame([calm]))[0].blocks[-1].caption
+
+
+def test_the_share_of_completions_that_were_cut_off_is_drawn_where_it_is_on_record(read_run):
+    run = read_run("A", steps=20, truncated_fraction=0.25)
+    (cut,) = [panel for panel in curve_panels([run]) if "cut off" in panel.alt]
+    line = next(line for line in drawn(cut).lines if line.get_label() == "A0")
+    assert set(line.get_ydata()) == {0.25}
+    older = read_run("A", 1, steps=20)
+    assert not [panel for panel in curve_panels([older]) if "cut off" in panel.alt]
+
+
+LONG = [
+    "a",
+    "gsm8k-qwen2.5-0.5b-a-name-that-somebody-typed-into-a-sweep_lr0.0001_beta0.02_2026-11-24T12-30-00",
+    "a_name_without_any_place_at_which_a_person_would_break_it_but_for_the_underscores_in_it",
+    "x" * 130,
+    "QWEN2.5-0.5B-GSM8K-SWEEP-OF-RATES-AND-ANCHORS_LR1E-5_KL_TARGET_0.05_SEED_17",
+]
+
+
+def ink_at_the_edges(picture):
+    """Return how many pixels of the outermost two columns and rows are not white."""
+    grey = np.asarray(picture.convert("L"))
+    edges = (grey[:2], grey[-2:], grey[:, :2], grey[:, -2:])
+    return sum(int((edge < 250).sum()) for edge in edges)
+
+
+@pytest.mark.parametrize("names", [LONG, LONG[1:2], LONG[3:]])
+def test_no_label_is_cut_off(read_run, names):
+    """Ink at the edge of a picture would be a label that goes on beyond it."""
+    keys = {"steps": 30, "reward": 0.00001234, "gold": 0.5, "kl_ref": 1e-7, "entropy": 123456.0, "grad_norm": 1e-5}
+    keys |= {"time_step": 1.0, "time_update": 1.0, "events": [RESET], "trained": [3, 4] * 20}
+    runs = [read_run("A", 0, name, config={"task": f"t{i}"}, **keys) for i, name in enumerate(names)]
+    report = build_report(Frame(runs), "command")
+    panels = [panel for picture in report.pictures() for panel in picture.panels]
+    assert len(panels) >= 10
+    for panel in panels:
+        with Image.open(io.BytesIO(panel.png)) as picture:
+            assert ink_at_the_edges(picture) == 0, panel.alt

@@ -150,8 +150,8 @@ def test_the_source_is_whole_and_needs_nothing_beside_it(page):
         encoded = image["src"].removeprefix("data:image/png;base64,")
         Image.open(io.BytesIO(base64.b64decode(encoded, validate=True))).load()
         assert image["alt"]
-    # The verdict, 3 curves, 2 checkpoints, 1 of pass@k, 1 of cost.
-    assert len(images) == 1 + 3 + 2 + 1 + 1
+    # The verdict, 4 curves, 3 around resets, 2 checkpoints, 1 of pass@k, 1 of cost.
+    assert len(images) == 1 + 4 + 3 + 2 + 1 + 1
     assert len(inside) == tags.count("h2") >= 13
     assert len(source) < 5e6
 
@@ -291,9 +291,9 @@ def test_what_is_open_fits_and_the_rest_is_folded(tab):
     assert len(widths) == 2
     assert all(width <= room for width, room in widths)
     opened = "[...document.querySelectorAll('section')].map(e => e.querySelector('.fold')?.open ?? true)"
-    assert tab.evaluate(opened) == [True] * 3 + [False] * (len(tab.evaluate(opened)) - 3)
+    assert tab.evaluate(opened) == [True] * 5 + [False] * (len(tab.evaluate(opened)) - 5)
     tab.locator("nav a", has_text="Caveats").click()  # a link opens its section
-    assert tab.evaluate(opened).count(True) == 4
+    assert tab.evaluate(opened).count(True) == 6
     assert tab.locator("#caveats").is_visible()
 
 

@@ -110,7 +110,7 @@ def test_an_arm_is_charged_for_its_validation(read_run):
     event = read_run("A", time_step=2.0, time_eval=lambda step: 12.0 * (step % 2 == 0))
     frame = Frame([control, event, read_run("B", time_step=2.0)])  # B: from before it was measured
     assert [row[-2:] for row in overview_table(frame).rows] == [["2.00", "1.00"], ["8.00", "4.00"], ["2.00", "1.00"]]
-    assert column(result_matrix(frame), "step time / control")["A"] == "4.00"
+    assert column(result_matrix(frame), "step time / control")["A0"] == "4.00"
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def cells():
 
 def test_what_was_not_measured_is_a_dash_in_the_matrix(cells, read_run):
     (row,) = cells([read_run("plain", events=None)])
-    assert row == {"variant": "plain", "seeds": "1", **dict.fromkeys(list(row)[2:], "–")}
+    assert row == {"arm": "plain0", "seeds": "1", **dict.fromkeys(list(row)[2:], "–")}
 
 
 def test_by_hand_over_two_seeds(cells, read_run):
@@ -140,7 +140,7 @@ def test_by_hand_over_two_seeds(cells, read_run):
         row["peak_memory_gib"] = lambda step, seed=seed: 10.0 + seed if step == 2 else 5.0
         runs.append(read_run("A", seed, steps=40, base=[2] * 40, trained=[solved] * 40, **row))
     control, a = cells(runs)
-    of_control = {"variant": "control", "seeds": "2", "pass@1": "–", "step time / control": "1.00"}
+    of_control = {"arm": "control", "seeds": "2", "pass@1": "–", "step time / control": "1.00"}
     of_a = {
         "seeds": "2",
         # 0.5 and 0.75, no variation between prompts: Student's t over the seeds, 0.625 ± 12.706·0.125, cut at 0 and 1.
@@ -171,4 +171,4 @@ def test_one_seed_keeps_its_interval_over_prompts(cells, read_run):
 def test_configurations_of_one_variant_are_told_apart(cells, read_run):
     modes = ["hard", "hard", "soft", "soft"]
     runs = [read_run("C", i % 2, f"C{i}", config={"optimizer_reset": mode}) for i, mode in enumerate(modes)]
-    assert [row["variant"] for row in cells(runs)] == ["C hard", "C soft"]
+    assert [row["arm"] for row in cells(runs)] == ["C (hard)", "C (soft)"]

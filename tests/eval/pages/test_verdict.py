@@ -44,8 +44,8 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
         ({"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10}, "0.594 (base 0.125), but not told apart from control. "),
         ({"control": [4] * 40, "plain": [5, 4] * 20, "A": [5, 5, 4] * 13 + [5]}, "apart from plain. It is"),
         ({"B": [1, 2] * 20, "A": [1, 1, 2, 1] * 10}, "but not told apart from A. It is"),  # the second best
-        ({"A": [4] * 40}, "A is highest in held-out pass@1, 0.500 (base 0.125). It is +0.375 ["),
-        ({"A": [1] * 40}, "A is highest in held-out pass@1, 0.125 (base 0.125), but not told apart from base. It is"),
+        ({"A": [4] * 40}, "A has a held-out pass@1 of 0.500 (base 0.125). It is +0.375 ["),
+        ({"A": [1] * 40}, "A has a held-out pass@1 of 0.125 (base 0.125), but not told apart from base. It is"),
         ({"control": [2] * 8, "A": [3] * 8}, "0.375 (base 0.125), but not told apart from base or"),
     ],
 )
@@ -88,18 +88,22 @@ def test_seeds_widen_the_verdict(arm):
 def test_what_cannot_be_paired_is_not_compared(arm):
     a = arm("A", [6] * 40)
     for other in ({"split": "train"}, {"temperature": 0.7}, {"level": 4}, {"max_new_tokens": 9}):
-        text = said([arm("control", [4] * 40, name=str(*other), **other), a])
-        assert "not compared with control, because" in text
-        assert "but not told apart from control" in text
+        name = "control " + str(*other)
+        text = said([arm("control", [4] * 40, name=name, **other), a])
+        assert f"not compared with {name}, because" in text
+        assert f"but not told apart from {name}" in text
     several = [arm("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
-    assert "not compared with control" in said([*several, a])  # no seed in common
+    assert "not compared with c (control)" in said([*several, a])  # no seed in common
 
 
 def test_every_ground_has_its_verdict(arm):
-    of = (("sums", "A", 4), ("sorting", "C", 6))
+    """On one of them two arms were evaluated, and one is highest; on the other there is nothing to be higher than."""
+    of = (("sums", "A", 4), ("sorting", "C", 6), ("sorting", "control", 2))
     runs = [arm(variant, [solved] * 40, config={"task": task}) for task, variant, solved in of]
     (section,) = verdict.verdict_sections(Frame(runs))
-    assert [item.split(" is highest")[0] for item in section.blocks[0].items[:2]] == ["**sums: A", "**sorting: C"]
+    sums, sorting = sorted(section.blocks[0].items[:2], reverse=True)
+    assert sums.startswith("**sums: A has a held-out pass@1 of 0.500")
+    assert sorting.startswith("**sorting: C is highest in held-out pass@1, 0.750")
 
 
 def test_the_picture_shows_base_and_trained(arm):
@@ -127,6 +131,7 @@ def test_no_command_for_runs_it_would_refuse(arm):
     (line,) = verdict.missing_statements([plain, other])
     assert "`plain`, `B`" in line
     assert f"Run `trl-prorl passk --run {other.path}`, then" in line
+    assert line.endswith("evaluates `plain`.")
     assert reproduce.evaluation_commands([plain, other]) == f"trl-prorl passk --run {other.path}"
 
 
