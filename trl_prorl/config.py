@@ -13,7 +13,14 @@ from .descriptor import Effect, check_used, check_values
 from .keys import BARE_WORDS, FAST, KEYS, ProlongedKeys, effects, read_bare_word, switched_on_by_fast
 from .objective.anchors import ANCHOR_KEYS, ANCHORS
 from .objective.kl import gradient_bias
-from .refusals import check_batch, check_combinations, check_deepspeed, check_launcher, check_precision
+from .refusals import (
+    check_batch,
+    check_combinations,
+    check_deepspeed,
+    check_launcher,
+    check_precision,
+    count_completions_at_once,
+)
 from .resets.treatments import treatment_of
 from .upstream_keys import TRAINING_KEYS, check_finite
 from .upstream_values import resume_word
@@ -55,7 +62,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_batch(self)
         by_default = self.bf16 is None
         try:
-            super().__post_init__()
+            self._complete_as_trl()
         except ValueError:
             check_batch(self)  # TRL names a key that it computed; these name the keys that were given
             check_precision(self, by_default)
@@ -80,6 +87,23 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             "vllm_importance_sampling_correction=True compares vLLM's cut softmax with the policy's whole one "
             "(huggingface/trl#6789). Sample from the whole softmax, or set vllm_importance_sampling_correction=False."
         )
+
+    def _complete_as_trl(self) -> None:
+        """
+        Derive and check what TRL does. TRL's configuration refuses one completion a prompt, which its trainer computes
+        without a group: while it checks, the completions that a process draws at once stand for one group.
+        """
+        if self.num_generations != 1:
+            super().__post_init__()
+            return
+        of_evaluation = self.num_generations_eval
+        self.num_generations = count_completions_at_once(self)
+        self.num_generations_eval = of_evaluation or 1
+        try:
+            super().__post_init__()
+        finally:
+            self.num_generations = 1
+            self.num_generations_eval = of_evaluation
 
     def _switch_on_accelerations(self) -> None:
         """Give the keys of `fast` their values, unless they were set by hand."""

@@ -62,6 +62,7 @@ NAMES = Values(are_names, "a list of names of reward functions")
 ADVANTAGES = one_of(
     "raw", "centered", "group_normalized", "batch_normalized", "global_normalized", "rloo", "max", "best_of_group"
 )
+UNGROUPED_ADVANTAGES = ("global_normalized", "raw")  # they compare no completions of a prompt, so one is enough
 
 
 def needs_anchor(words: str) -> Need:
@@ -336,7 +337,8 @@ class ProlongedKeys:
         advantage_estimator (`str`, *optional*):
             How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`,
             `"global_normalized"`, `"rloo"`, `"max"`, `"best_of_group"`; see [`~trl_prorl.objective.advantages`].
-            TRL's `scale_rewards` then has no effect. `None`: TRL's own.
+            TRL's `scale_rewards` then has no effect. With `"global_normalized"` and `"raw"`, which compare no
+            completions of a prompt, `num_generations` may be 1. `None`: TRL's own.
         loss_mode (`str`, *optional*):
             The ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh), `"unclipped"`
             (ratio · A) or `"clipped"`. The penalties keep their own ratio, and TRL's `off_policy_mask_threshold` and

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .keys import TRIGGER_KEYS
+from .keys import TRIGGER_KEYS, UNGROUPED_ADVANTAGES
 from .resets.treatments import TREATMENTS
 
 
@@ -36,14 +36,44 @@ def check_batch(args: "ProRLConfig") -> None:
             raise ValueError(f"{key}={value} must be at least 1.")
     size = args.generation_batch_size
     group = args.num_generations
-    if not group or group < 2:
-        raise ValueError(f"num_generations={group} must be at least 2: an advantage compares completions.")
+    if not group or group < 1:
+        raise ValueError(f"num_generations={group} must be at least 1.")
+    if group == 1:
+        check_single_completion(args)
     if size is not None and size % group:
         keys = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
         factors = ", ".join(f"{key}={getattr(args, key)}" for key in keys)
         raise ValueError(
             f"num_generations={group} does not divide the {size} completions of a generation batch ({factors}). Set "
             "it to a divisor, or change those."
+        )
+
+
+def count_completions_at_once(args: "ProRLConfig") -> int:
+    """Return how many completions a process draws for a generation batch; a given batch is that of all processes."""
+    if args.generation_batch_size is not None:
+        return args.generation_batch_size
+    return args.per_device_train_batch_size * (args.steps_per_generation or args.gradient_accumulation_steps)
+
+
+def check_single_completion(args: "ProRLConfig") -> None:
+    """
+    Refuse one completion a prompt where it would have nothing to be compared with.
+
+    Raises:
+        `ValueError`: The advantage compares the completions of a prompt, or a generation batch is of a single prompt.
+    """
+    if args.advantage_estimator not in UNGROUPED_ADVANTAGES:
+        raise ValueError(
+            f"num_generations=1 leaves nothing to compare within a prompt, as advantage_estimator="
+            f"{args.advantage_estimator!r} does. Set num_generations: 2 (or more), or advantage_estimator: "
+            f"{' or '.join(UNGROUPED_ADVANTAGES)}."
+        )
+    if count_completions_at_once(args) < 2:
+        raise ValueError(
+            f"num_generations=1 with per_device_train_batch_size={args.per_device_train_batch_size} draws a single "
+            "completion, which there is nothing to compare with. Set per_device_train_batch_size or "
+            "gradient_accumulation_steps to 2 or more."
         )
 
 
@@ -320,6 +350,19 @@ REFUSALS = (
         "rollback={args.rollback} lowers the learning rate, and "
         "lr_scheduler_type={args.lr_scheduler_type.value!r} sets it by itself. "
         "Set lr_scheduler_type: constant, or another.",
+    ),
+    Refusal(
+        {"dynamic_sampling_rounds": 2, "num_generations": 1, "advantage_estimator": "global_normalized"},
+        lambda args: args.dynamic_sampling_rounds > 0 and args.num_generations == 1,
+        "dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces prompts whose completions all have one "
+        "reward, which num_generations=1 makes of every prompt. Leave dynamic_sampling_rounds out, or set "
+        "num_generations: 2 (or more).",
+    ),
+    Refusal(
+        {"drop_zero_rows": True, "num_generations": 1, "advantage_estimator": "global_normalized", "beta": 0.1},
+        lambda args: args.drop_zero_rows and args.num_generations == 1,
+        "drop_zero_rows={args.drop_zero_rows} leaves out prompts whose completions all have one reward, which "
+        "num_generations=1 makes of every prompt. Set drop_zero_rows: false, or num_generations: 2 (or more).",
     ),
     UNCLEAN_SCHEDULE,
 )

@@ -223,7 +223,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         if not self.model.training:
-            return super()._generate_and_score_completions(inputs)
+            batch = super()._generate_and_score_completions(inputs)
+            self._leave_out_group_metric("eval")
+            return batch
         step = self.state.global_step
         for part in self.parts.values():
             event = part.boundary(step)
@@ -246,7 +248,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         batch.update(outcome.rows(process, len(batch["advantages"])))
         self._generations += 1
         trl_metrics = self._metrics["train"]
-        measured = {name: trl_metrics[trl_name][-1] for name, trl_name in OF_TRL.items()}
+        measured = {name: trl_metrics[trl_name][-1] for name, trl_name in OF_TRL.items() if trl_name in trl_metrics}
         measured.update(outcome.measured)
         tokens = int(self.accelerator.gather(outcome.tokens).sum())
         for part in self.parts.values():
@@ -288,11 +290,17 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         rows = Rows(inputs)
         with self.guard.sampling(rows, self.state.global_step + 1), self.scorer.sampling():
             batch = super()._generate_and_score_completions(rows)
+        self._leave_out_group_metric("train")
         rows.outcome.tokens -= count_written_by_others(batch)
         if again:
             for name, values in self._metrics["train"].items():
                 del values[lengths.get(name, 0) :]
         return batch, rows.outcome
+
+    def _leave_out_group_metric(self, mode: str) -> None:
+        """Take out of TRL's metrics what is measured within the groups of a training that has none."""
+        if self.num_generations == 1:
+            self._metrics[mode].pop("frac_reward_zero_std", None)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         began = time.perf_counter()

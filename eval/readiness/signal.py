@@ -166,6 +166,8 @@ def share_within(found: Rollouts) -> float:
     if not 0 < p < 1:
         return 1.0
     size = found.group_size
+    if size == 1:
+        return 1.0
     within = []
     for group in found.groups(found.correct):
         right = sum(group)
@@ -235,6 +237,8 @@ def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) 
 
 def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Groups whose rewards are all equal: observed, and expected at the pass rate."""
+    if found.group_size == 1:
+        return batch_finding(found, tells)
     groups = found.groups(found.rewards)
     silent = sum(not rewards_differ(group) for group in groups)
     p = rate(found.correct)
@@ -256,6 +260,17 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     else:
         change = "other prompts (dynamic_sampling_rounds), another task_level, or a graded reward"
     return Finding(what, number, change, LOOK, values)
+
+
+def batch_finding(found: Rollouts, tells: bool | None) -> Finding:
+    """Return whether the rewards of different prompts differ, which one completion a prompt is compared by."""
+    values = without_nan(found.rewards)
+    what = "prompts with a signal"
+    if rewards_differ(found.rewards):
+        lowest, highest = min(values), max(values)
+        return Finding(what, f"rewards from {lowest:.2g} to {highest:.2g} over {len(values)} prompts")
+    change = f"{cure_of_silence(found, tells)}; every prompt got one reward"
+    return Finding(what, f"0 of {len(found.rewards)}", change, STOP)
 
 
 def cure_of_silence(found: Rollouts, tells: bool | None) -> str:

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 import yaml
@@ -17,6 +18,9 @@ FILES = sorted(set(RECIPES.rglob("*.yaml")) - set(RECIPES.rglob("base.yaml")))
 FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml", "kimi_k1.5.yaml", "dapo.yaml", "mixture.yaml", "grown.yaml")
 # Of `trl-prorl smollm2`: the list of words is needed, a small model stands in for the large one.
 NEEDS_WORDS = pytest.mark.skipif(find_spec("spellchecker") is None, reason="needs pyspellchecker")
+NEEDS_LOGIC = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
+NEEDS_SANDBOX = pytest.mark.skipif(which("bwrap") is None, reason="needs bubblewrap")
+NEEDS = {"smollm2": [NEEDS_WORDS], "prorl_mix": [NEEDS_LOGIC, NEEDS_SANDBOX]}
 STAND_IN = {"model_name_or_path": "embedded", "log_completions": "false"}
 SMALL = {
     "bf16": "false",
@@ -36,9 +40,9 @@ OTHER_CLOCKS = {"elastic_reset_every": "elastic_reset", "lora_growth_every": "gr
 
 
 def marks(file):
-    """A test of a recipe is slow, but for one of its folder; `smollm2` needs a package."""
+    """A test of a recipe is slow, but for one of its folder; some need a package or a program."""
     slow = [] if file.name in FAST else [pytest.mark.slow]
-    return [*slow, NEEDS_WORDS] if file.parent.name == "smollm2" else slow
+    return [*slow, *NEEDS.get(file.parent.name, [])]
 
 
 def small(recipe):
@@ -48,9 +52,11 @@ def small(recipe):
     options = SMALL | (STAND_IN if is_elsewhere else {})
     options |= {key: 2 for key in ("ref_reset_every", *OTHER_CLOCKS) if recipe.get(key, 0) > 2}
     if recipe.get("task") == "mixture":
-        options["train_rows"] = 8  # both tasks have some
+        options["train_rows"] = 16  # each task has some
+    if recipe.get("num_generations") == 1:
+        options |= {"num_generations": 1, "train_rows": 8}
     if "steps_per_generation" in recipe:
-        options |= {"train_rows": 4, "per_device_train_batch_size": 4}
+        options |= {"train_rows": recipe["steps_per_generation"], "per_device_train_batch_size": 4}
     if recipe.get("eval_strategy", "no") != "no":
         options |= {"eval_steps": 1, "eval_rows": 1, "per_device_eval_batch_size": 4}
     return [word for key, value in options.items() for word in (f"--{key}", str(value))]

@@ -4,12 +4,16 @@ is what the classes of a recipe have.
 """
 
 import dataclasses
+from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 import yaml
 from trl import GRPOConfig, ModelConfig, ScriptArguments
 
+from tasks import task_of_recipe
 from trl_prorl import ProRLConfig
 from trl_prorl.launch import command_line
 from trl_prorl.launch.command_line import check_arguments
@@ -31,7 +35,7 @@ VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
 # The variant of a published scheme, and of a recipe that shows a key.
 OTHERS = {"prorl_v1": "C", "cosmos_rl": "C", "elastic_reset": "elastic", "kimi_k1.5": "B", "rpg_urkl": "B"}
 OTHERS |= dict.fromkeys(("prorl_v2", "sync_ref_model", "ema_pg", "async_grpo"), "A")
-OTHERS |= dict.fromkeys(("slime", "dr_grpo", "dapo", "gspo", "cispo", "olmo3"), "plain")
+OTHERS |= dict.fromkeys(("slime", "dr_grpo", "dapo", "gspo", "cispo", "scalerl", "olmo3"), "plain")
 OTHERS |= {"restarted_adapter": "C", "reinforce_pp": "control"}
 OTHERS |= {"mixture": "A", "adaptive_beta": "control", "base_anchor": "B", "qlora_8bit": "C"}
 OTHERS |= dict.fromkeys(("grown", "rank4", "rank16"), "plain")
@@ -125,6 +129,22 @@ def test_the_guessing_recipes_are_the_tiny_ones_with_a_task_of_several_turns():
         keys = [read_recipe(RECIPES / folder / f"{arm}.yaml") for folder in ("tiny", "tiny/guess")]
         differ = {key for key in keys[0] | keys[1] if keys[0].get(key) != keys[1].get(key)}
         assert differ == {*other, "output_dir"}
+
+
+@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
+@pytest.mark.skipif(which("bwrap") is None, reason="needs bubblewrap")
+def test_the_mix_has_prorl_s_kinds_by_its_numbers_of_problems_and_questions_of_its_own_to_test():
+    recipe = read_recipe(RECIPES / "prorl_mix" / "plain.yaml")
+    task = task_of_recipe(recipe["task"], options=recipe["task_options"])
+    kinds = {"math": 40, "logic": 37, "stem": 25, "code": 24, "instructions": 10}  # thousands of 136
+    test = task.rows("test", 136)
+    assert Counter(test["task"]) == kinds
+    train = task.rows("train", recipe["train_rows"])
+    rows = {"train": train, "validation": task.rows("validation", 136), "test": test}
+    questions = {split: {row["prompt"][-1]["content"] for row in rows[split]} for split in rows}
+    assert {split: len(asked) for split, asked in questions.items()} == {split: len(rows[split]) for split in rows}
+    assert questions["train"].isdisjoint(questions["validation"] | questions["test"])
+    assert questions["validation"].isdisjoint(questions["test"])
 
 
 def test_every_variant_has_its_script():

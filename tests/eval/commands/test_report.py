@@ -219,10 +219,9 @@ def test_a_comparison_of_fewer_than_two_says_what_evaluates_the_others(any_folde
     keys = {"config": {"model_name_or_path": None, "task": None}, "env": {"command": "python mine.py"}}
     scripts = [str(make_run(name, "plain", make_rows(2), **keys)) for name in ("x", "y")]
     assert compare.main(["--runs", *scripts]) == 2
-    message = (
-        "and none of these 2 has one; `evaluate(trainer, rows, verifier)` of trl_prorl, at the end of the script "
-    )
-    assert f"{message}(`python mine.py`), makes one\n" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "and none of these 2 has one; `evaluate(trainer, rows, verifier)` " in said
+    assert f"`trl-prorl passk --plugin FILE.py --run {scripts[0]}` makes one\n" in said
 
 
 def test_runs_of_scripts_have_the_model_s_name_and_no_empty_words(make_run, make_rows):

@@ -38,6 +38,7 @@ def of(found, what, tells=True, most=12, gold=8):
 
 RATE = "base pass rate ("
 SILENT = "groups without signal"
+BATCH = "prompts with a signal"
 CUT = "completions cut"
 PAY = "groups that pay"
 VERIFIER = "verifier beside"
@@ -55,6 +56,9 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
     [
         # 18 %, in pairs: 41 prompts of 50 would be silent, 9 mixed.
         (rollouts([1, 0] * 9 + [0, 0] * 16, size=2), SILENT, LOOK, "64 % of 25, 70 % at G = 2; num_generations: 8 "),
+        # One completion a prompt is compared with those of others; equal rewards there teach nothing.
+        (rollouts([1, 0] * 10, size=1), BATCH, "fine", "rewards from 0 to 1 over 20 prompts; "),
+        (rollouts([0] * 20, size=1), BATCH, STOP, "0 of 20; take an easier task_level"),
         # A base at zero, with a reward that is right, that is wrong, or of which nothing is known.
         (rollouts(NEVER), RATE, LOOK, "gold answers get their reward, so the base does not solve it"),
         (rollouts(NEVER), (RATE, {"tells": False}), LOOK, "reward does not tell right from wrong"),

@@ -1,0 +1,155 @@
+"""One completion a prompt (REINFORCE++): advantages by hand, what the record has of it, what is refused, a resume."""
+
+import math
+
+import pytest
+import torch
+from run_record import read_rows, without_times
+from tiny_run import QUESTIONS, record_results, vowels
+from trl import GRPOConfig
+
+from trl_prorl import ProRLConfig
+from trl_prorl.keys import UNGROUPED_ADVANTAGES
+from trl_prorl.objective.advantages import ESTIMATORS, UNGROUPED, estimate
+
+
+OVER_BATCH = {"advantage_estimator": "global_normalized"}
+ALONE = {"num_generations": 1, **OVER_BATCH}
+# The mean of eight is 3/4, and the squares of the differences sum to 6.5.
+REWARDS = [1.0, 0.0, 0.0, 3.0, 0.5, 0.5, 0.5, 0.5]
+DEVIATION = math.sqrt(6.5 / 7) + 1e-4
+BY_HAND = {"raw": REWARDS, "global_normalized": [(reward - 0.75) / DEVIATION for reward in REWARDS]}
+
+
+def known_rewards(completions, **columns):
+    return REWARDS[: len(completions)]  # an evaluation has fewer
+
+
+@pytest.mark.parametrize("estimator", UNGROUPED)
+def test_the_advantages_of_a_step_by_hand(make_trainer, estimator):
+    trainer = make_trainer(reward=known_rewards, max_steps=1, num_generations=1, advantage_estimator=estimator)
+    batches = record_results(trainer, "_generate_and_score_completions")
+    trainer.train()
+    (batch,) = batches
+    assert batch["advantages"].tolist() == pytest.approx(BY_HAND[estimator], abs=1e-6)
+    assert batch["group"].tolist() == list(range(8))
+    prompts = {tuple(row) for row in batch["prompt_ids"].tolist()}
+    assert len(prompts) == 8, "each completion has a prompt of its own"
+
+
+def test_the_kl_comes_off_the_reward_before_it_is_compared(make_trainer):
+    """Of the second batch, whose policy is two updates from the reference."""
+    trainer = make_trainer(reward=known_rewards, beta=0.5, kl_in="reward", max_steps=3, **ALONE)
+    batches = record_results(trainer, "_generate_and_score_completions")
+    trainer.train()
+    batch = batches[1]
+    log_ratios = (batch["old_per_token_logps"] - batch["ref_per_token_logps"]) * batch["completion_mask"]
+    penalties = 0.5 * log_ratios.sum(dim=1)
+    assert penalties.abs().max() > 1e-3
+    rewards = torch.tensor(REWARDS) - penalties
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    assert torch.allclose(batch["advantages"], expected, atol=1e-5)
+
+
+def test_the_record_has_what_is_measured_over_the_batch_and_nothing_within_a_group(run):
+    trainer = run(
+        reward=known_rewards,
+        trainer_kwargs=QUESTIONS,
+        eval_strategy="steps",
+        eval_steps=2,
+        per_device_eval_batch_size=2,
+        **ALONE,
+    )
+    deviation = math.sqrt(6.5 / 7)
+    for row in read_rows(trainer):
+        assert row["reward"] == pytest.approx(0.75)
+        assert row["reward_std"] == pytest.approx(deviation)
+        assert row["advantage_std"] == pytest.approx(deviation / DEVIATION)
+        assert "frac_reward_zero_std" not in row
+    logged = set().union(*trainer.state.log_history)
+    assert "reward_std" in logged
+    assert not any("frac_reward_zero_std" in name for name in logged)
+
+
+def test_with_groups_it_is_measured_as_ever(run):
+    assert all("frac_reward_zero_std" in row for row in read_rows(run(**OVER_BATCH)))
+
+
+def test_packed_rows_have_the_numbers_of_padded_ones(run, largest_difference):
+    keys = {"learning_rate": 1e-3, **ALONE}
+    padded = run(pack_groups="off", **keys)
+    packed = run(pack_groups="on", **keys)
+    assert packed.acceleration.packs
+    assert largest_difference(padded, packed) < 1e-5
+    assert largest_difference(padded, run(pack_groups="off", learning_rate=2e-3, **ALONE)) > 1e-4
+
+
+def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(run, resume, weights):
+    keys = {"beta": 0.1, "kl_in": "reward", "fast": True, "save_strategy": "steps", "save_steps": 3, **ALONE}
+    keys |= {"max_steps": 8, "loss_type": "dapo"}
+    whole = run(**keys)
+    again = resume(whole, 3, **keys)
+    assert without_times(read_rows(again)) == without_times(read_rows(whole))[3:]
+    assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
+
+
+def test_a_policy_learns_without_groups(run):
+    rows = read_rows(run(reward=vowels, max_steps=60, per_device_train_batch_size=16, learning_rate=1e-2, **ALONE))
+    assert sum(row["reward"] for row in rows[-8:]) / 8 > sum(row["reward"] for row in rows[:8]) / 8 + 0.1
+
+
+def test_the_keys_know_which_advantages_have_no_groups():
+    assert set(UNGROUPED_ADVANTAGES) == set(UNGROUPED)
+    for estimator in UNGROUPED:
+        advantages = estimate(torch.tensor(REWARDS), 1, estimator)
+        assert advantages.tolist() == pytest.approx(BY_HAND[estimator], abs=1e-6)
+
+
+def refused(**keys):
+    with pytest.raises(ValueError) as error:
+        ProRLConfig(num_generations=1, use_cpu=True, bf16=False, **keys)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("estimator", [None, *sorted(set(ESTIMATORS) - set(UNGROUPED))])
+def test_what_compares_the_completions_of_a_prompt_is_refused(estimator):
+    line = refused(advantage_estimator=estimator)
+    assert line.startswith("num_generations=1 leaves nothing to compare within a prompt, as ")
+    assert f"advantage_estimator={estimator!r} does. Set num_generations: 2 (or more), or" in line
+
+
+def test_a_batch_of_one_completion_is_refused_with_its_keys():
+    line = refused(advantage_estimator="raw", per_device_train_batch_size=1)
+    assert line.startswith("num_generations=1 with per_device_train_batch_size=1 draws a single completion")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"per_device_train_batch_size": 7},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3},
+        {"per_device_train_batch_size": 1, "steps_per_generation": 2},
+        {"generation_batch_size": 24},
+        {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 5},
+        {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 6, "num_generations_eval": 3},
+    ],
+)
+def test_trl_completes_the_configuration_and_finds_it_as_it_was_given(keys):
+    args = ProRLConfig(use_cpu=True, bf16=False, **ALONE, **keys)
+    micro_batches = args.generation_batch_size / args.per_device_train_batch_size
+    assert micro_batches == args.steps_per_generation
+    assert args.num_generations == 1
+    assert args.num_generations_eval == keys.get("num_generations_eval")
+    assert args.gradient_accumulation_steps == keys.get("gradient_accumulation_steps", 1)
+
+
+def test_trl_s_own_checks_of_a_batch_still_act():
+    assert "must be divisible by the global batch size (8)" in refused(generation_batch_size=25, **OVER_BATCH)
+    keys = {"eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 3}
+    assert "divisible by the number of generations used for evaluation (3)" in refused(**keys, **OVER_BATCH)
+
+
+def test_trl_s_configuration_still_refuses_it():
+    """Else nothing of ours need go round it."""
+    with pytest.raises(ValueError, match="at least 2 generations per prompt"):
+        GRPOConfig(num_generations=1, use_cpu=True, bf16=False, report_to="none")
