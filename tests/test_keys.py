@@ -1,8 +1,10 @@
 """A key is declared once: what follows from its descriptor is what lists by hand say, and no part is left out."""
 
+import copy
 import dataclasses
 import inspect
 import itertools
+import pickle
 import warnings
 from typing import Annotated
 
@@ -181,3 +183,44 @@ def test_which_changes_of_a_key_a_resume_refuses(tmp_path, key):
     assert refused_change(key, other, default, tmp_path, beta=0.0) == (key in OFF)
     another = next(f"ref_reset_{name}" for name in LAST if f"ref_reset_{name}" != key)
     assert refused_change(key, other, default, tmp_path, beta=0.3, **{another: 3}) == (key in OFF)
+
+
+MISSPELT = {
+    "ref_reset_evry": " (did you mean 'ref_reset_every'?)",
+    "num_generation": " (did you mean 'num_generations'?)",  # TRL's
+    "gradient_acumulation_steps": " (did you mean 'gradient_accumulation_steps'?)",  # transformers'
+    "lr": ": write learning_rate",
+    "zzz": "",
+}
+
+
+@pytest.mark.parametrize("key", MISSPELT)
+def test_a_misspelt_key_is_one_line_with_what_was_meant(key):
+    with pytest.raises(TypeError) as refusal:
+        ProRLConfig(output_dir="a", **{key: 3})
+    assert str(refusal.value) == f"ProRLConfig takes no {key}=3{MISSPELT[key]}."
+
+
+def test_what_may_be_made_of_the_configuration_stays():
+    keys = {"output_dir": "a", "use_cpu": True, "bf16": False}
+    made = ProRLConfig(**keys, beta=0.3)
+    for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        assert again == made
+        assert again.given == made.given
+
+    class WithArgument(ProRLConfig):
+        def __init__(self, own, **others):
+            super().__init__(**others)
+
+    class Closed(ProRLConfig):
+        def __init__(self, own):
+            super().__init__(**keys)
+
+    @dataclasses.dataclass
+    class WithKey(ProRLConfig):
+        own: int = 1
+
+    assert WithArgument(own=2, **keys).beta == Closed(own=2).beta == 0.0
+    assert WithKey(own=2, **keys).own == 2
+    with pytest.raises(TypeError, match=r"WithKey takes no onw=2 \(did you mean 'own'\?\)"):
+        WithKey(onw=2, **keys)

@@ -83,6 +83,7 @@ BAD = [
     ("--optimizer_reset step --optim adafactor", ["optimizer_reset='step'", "Adafactor", "hard"]),
     ("--max_steps many", ["max_steps", "many"]),
     ("--model_name_or_path ./no/such/folder", ["model_name_or_path='./no/such/folder'"]),
+    ("--model_name_or_path Qwen/Qwen2.5-0.5B-Instrct", ["Instrct'", "did you mean 'Qwen/Qwen2.5-0.5B-Instruct'"]),
     ("--train_rows 1", ["1 prompts", "train_rows"]),
     ("--max_completion_length 4000", ["max_completion_length=4000", "context of 2048"]),
     ("--pack_groups on --pack_max_tokens 20", ["pack_max_tokens=20 is less than the", "training prompt"]),
@@ -250,6 +251,13 @@ def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
     assert f"finished, nothing to do: checkpoint-3 is the last step of {out}" in written
     assert (out / "adapter_model.safetensors").read_bytes() == weights
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
+
+    # A larger `max_steps` goes on from there; what it trains is in checkpoint/test_longer.py.
+    status, written = recipe(f"{again} --max_steps 5")
+    assert (status, error_lines(written)) == (0, [])
+    assert "resumed from checkpoint-3" in written
+    assert [row["step"] for row in read_rows(out)] == [1, 2, 3, 4, 5]
+    assert (out / "adapter_model.safetensors").read_bytes() != weights
 
 
 def test_a_resume_from_another_working_directory_is_the_same_run(recipe, tmp_path):

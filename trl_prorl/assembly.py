@@ -10,7 +10,8 @@ from trl.trainer.utils import add_fused_lm_head
 from .adapters.checks import check_growing_model
 from .adapters.growing import Growth
 from .adapters.restart import Restart, warn_of_rounding
-from .checkpoint.identity import base_parameters, dataset_hash, weights_hash
+from .adapters.stacked import FrozenRanks, frozen_parts
+from .checkpoint.identity import FROZEN_RANKS, base_parameters, dataset_hash, weights_hash
 from .checkpoint.rollback import Rollback
 from .guards.entropy_watch import EntropyWatch
 from .guards.guard_gap import GuardGap
@@ -65,12 +66,16 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
 
 def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:
     """Return what makes a resumed run the same run, beside its recipe."""
+    frozen = None
+    if plan.frozen_ranks:
+        frozen = weights_hash(frozen_parts(policy, plan.frozen_ranks))
     return {
         **plan.keys,
         "processes": trainer.accelerator.num_processes,
         "weights of the model": weights_hash(base_parameters(policy)),
         "rows of the training set": dataset_hash(trainer.train_dataset),
         "reward functions": list(trainer.reward_func_names),
+        FROZEN_RANKS: frozen,
     }
 
 
@@ -89,15 +94,17 @@ def make_dynamic_sampling(trainer) -> DynamicSampling | None:
     )
 
 
-def optional_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
+def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Part]:
     """
-    Make the parts that keys ask for, in the order in which they are called.
+    Make the parts that keys and the model ask for, in the order in which they are called.
 
     Returns `dict[str, Part]`: By the names that a checkpoint knows them by.
     """
     args = trainer.args
     timer = trainer.meter.timer
     parts: dict[str, Part] = {}
+    if plan.frozen_ranks:  # before Elastic Reset, whose average is of the weights as they are put right
+        parts["frozen_ranks"] = FrozenRanks(policy, plan.frozen_ranks)
     average = None
     if args.elastic_reset_every:
         trained = {name: param for name, param in policy.named_parameters() if param.requires_grad}

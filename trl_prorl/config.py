@@ -1,16 +1,17 @@
 """`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training. Every key's default is off, i.e. plain TRL."""
 
 import functools
+import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from trl import GRPOConfig
 
 from .descriptor import Effect, check_used, check_values
-from .keys import BARE_WORDS, FAST, KEYS, ProlongedKeys, effects, read_bare_word, switched_on_by_fast
+from .keys import BARE_WORDS, FAST, KEYS, RENAMED, ProlongedKeys, effects, read_bare_word, switched_on_by_fast
 from .objective.anchors import ANCHOR_KEYS, ANCHORS
 from .objective.kl import gradient_bias
 from .refusals import (
@@ -22,6 +23,7 @@ from .refusals import (
     count_completions_at_once,
 )
 from .resets.treatments import treatment_of
+from .text import nearest, short
 from .upstream_keys import TRAINING_KEYS, check_finite
 from .upstream_values import resume_word
 from .variants import variant_of
@@ -37,11 +39,30 @@ class KeepsKeywords:
     given: frozenset[str] = frozenset()
 
     def __new__(cls, *args, **keys):
-        made = super().__new__(cls)
         all_keys = {field.name for field in fields(cls) if field.init}
+        check_names(cls, keys, all_keys)
+        made = super().__new__(cls)
         if not all_keys <= keys.keys():  # TrlParser passes all of them
             made.given = frozenset(keys)
         return made
+
+
+def check_names(cls: type, keys: Mapping[str, Any], known: Collection[str]) -> None:
+    """
+    Refuse keywords that a class does not take; one with an `__init__` of its own may take more than its fields.
+
+    Raises:
+        `TypeError`: As a dataclass raises it; the line names the first, and the field that is nearest to it.
+    """
+    unknown = keys.keys() - known
+    if not unknown:
+        return
+    taken = inspect.signature(cls.__init__).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    for name in sorted(unknown - taken.keys()):
+        if not takes_any:
+            cure = f": {RENAMED[name]}" if name in RENAMED else nearest(name, known)
+            raise TypeError(f"{cls.__name__} takes no {name}={short(keys[name])}{cure}.")
 
 
 @dataclass

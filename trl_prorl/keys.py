@@ -573,3 +573,13 @@ def effects(value_of: ValueOf) -> Effect:
     for name, key in KEYS.items():
         together |= key.effect_of(name, value_of)
     return together
+
+
+# Keys of other versions' recipes, and what to write instead.
+RENAMED = {
+    "torch_dtype": "write dtype",
+    "lr": "write learning_rate",
+    "overwrite_output_dir": "leave it out; a folder that holds a run is never overwritten",
+    "evaluation_strategy": "write eval_strategy",
+    "max_prompt_length": "leave it out; prompts are never cut",
+}

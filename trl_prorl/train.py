@@ -23,13 +23,13 @@ from trl.import_utils import is_vllm_available
 from .checkpoint.files import find_checkpoint, find_newest_checkpoint
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .config import ProRLConfig
-from .embedded.gguf_base import is_gguf
-from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
+from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import RunError
 from .interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual
 from .launch.checks import check_prompts_fit, check_rows, check_trackers, prompt_lengths
 from .launch.command_line import check_arguments, parse, refuse
 from .launch.interrupt import what_is_kept
+from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
 from .pipes import reader_may_leave
 from .record.folder_lock import LOCK_FILE
@@ -83,7 +83,7 @@ def build(
     args.model_init_kwargs = init | (args.model_init_kwargs or {})
     rollout = task_args.make_rollout(args)
     resume = check_folder(args, (task_args, model_args))
-    model = find_model(model_args.model_name_or_path)
+    model = find_model(model_args.model_name_or_path, init=args.model_init_kwargs)
     tokenizer = AutoTokenizer.from_pretrained(
         model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
@@ -247,33 +247,6 @@ def check_base(model: str | None, task: str) -> None:
             f"model_name_or_path={model!r} is the demo's base, warmed up for another task than task={task!r}. Set "
             f"model_name_or_path: {own}, or {DEFAULT.rpartition(':')[0]} if you mean that base."
         )
-
-
-def find_model(name: str | None) -> str:
-    """
-    Return the model to load: a local folder, a Hub name, the folder of an embedded model, or that of a GGUF file's
-    model.
-
-    Raises:
-        `ValueError`: It is none of them, or an embedded model's files are not the ones that were shipped.
-    """
-    if name is None:
-        raise ValueError(f"model_name_or_path is missing: a Hub name, a local folder, a GGUF file, or {EMBEDDED!r}.")
-    if is_embedded(name) or is_gguf(name):
-        return embedded_model(name)
-    if Path(name).is_dir():
-        if Path(name, "adapter_config.json").exists():
-            raise ValueError(
-                f"model_name_or_path={name!r} holds an adapter, and a recipe begins with a whole model. Merge it, or "
-                'train it on in a script: docs/howto-model.md, "From a TRL run".'
-            )
-        if not Path(name, "config.json").exists():
-            raise ValueError(f"model_name_or_path={name!r} is a folder without config.json: it holds no model.")
-    elif not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise ValueError(
-            f"model_name_or_path={name!r} is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct."
-        )
-    return name
 
 
 def check_context(lengths: list[int], model: str, revision: str, args: ProRLConfig) -> None:

@@ -16,6 +16,7 @@ from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 from trl.trainer.utils import split_tensor_dict
 
+from .adapters.begun import AdapterAsBegun
 from .assembly import make_dynamic_sampling, optional_parts, prepare_policy, run_identity
 from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
@@ -52,6 +53,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     With LoRA, a reset copies the trained adapter onto the frozen adapter `ref`; with full fine-tuning, the model onto
     a snapshot. Variant B (`beta=0`, `beta_old>0`) has neither.
 
+    A model by name may also be `smollm2`, `embedded:TASK` or the path of a GGUF file. A [`~peft.PeftModel`] together
+    with a `peft_config` trains a new adapter upon the model's own, whose policy is reference and base.
+
     Example:
 
     ```python
@@ -77,6 +81,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **named):
         plan = Plan.of(self, model, reward_funcs, args, others, named)
+        self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
         self.anchors = Anchors(plan.args)
         plan.wrap()
@@ -101,6 +106,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             self.epsilon_low = math.inf
             self.epsilon_high = math.inf
         self._generations = 0
+        if plan.given_wrapped and not shards_weights(self):
+            self.as_begun = AdapterAsBegun(policy)
 
         self.meter = Meter(accelerator.device)
         self.anchors.make_models(AnchorModels(self, policy, plan.moves, plan.fresh_adapter))
@@ -117,7 +124,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.compact = None
         if self.acceleration.generation.on:
             self.compact = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
-        optional = optional_parts(self, policy)
+        optional = optional_parts(self, plan, policy)
         self.rollback = optional.get("rollback")
         self.resets.reference = self.reference
         self.resets.restart = optional.get("restart")

@@ -17,7 +17,15 @@ from trl_prorl.environment import installed
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import Point, checkpoint_points, identity, load_point, load_tokenizer, trained_point
+from trl_prorl.eval.samples.models import (
+    Point,
+    base_point,
+    checkpoint_points,
+    identity,
+    load_point,
+    load_tokenizer,
+    trained_point,
+)
 from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import SamplingSettings, judge_completions, prepare_for_sampling, progress, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
@@ -72,7 +80,7 @@ class HeldOut:
         self.grader = grader_version() if judges(self.task) else None
         self.trained = trained_point(run_dir, self.config)
         self.tokenizer = load_tokenizer(self.trained.folder)
-        self.base = Point("base", 0, None)
+        self.base = base_point(run_dir)
 
     def store(self, point: Point, sampling: SamplingSettings) -> SampleStore:
         """

@@ -19,7 +19,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.local_paths import find_output_dir
 from trl_prorl.record.base_model import WEIGHTS, hub_commit
-from trl_prorl.record.run_files import METRICS, METRICS_FILE, read_jsonl
+from trl_prorl.record.run_files import BASE_ADAPTER, METRICS, METRICS_FILE, read_jsonl
 from trl_prorl.record.run_id import RUN_ID, saved_run_id
 
 
@@ -91,6 +91,12 @@ def separate_output_dir(run_dir: Path, config: dict, env: dict) -> Path | None:
         return None
     found = find_output_dir(run_dir, config, env)
     return None if found is None or Path(found).resolve() == run_dir.resolve() else Path(found)
+
+
+def base_point(run_dir: Path) -> Point:
+    """Return the policy as a run began: its base model, with the trained adapter from which it began, if any."""
+    adapter = run_dir / BASE_ADAPTER
+    return Point("base", 0, adapter if kind_of_model(adapter) else None)
 
 
 def last_step(run_dir: Path) -> int | None:

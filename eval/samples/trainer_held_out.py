@@ -21,8 +21,8 @@ from trl_prorl.eval.samples.task_name import TaskName
 
 class TrainerHeldOut(HeldOut):
     """
-    A trainer's models on rows of the user's. Trained is the policy in memory; base is that without its adapter, else
-    the model that the run began from.
+    A trainer's models on rows of the user's. Trained is the policy in memory; base is that without its adapter, or
+    with the trained adapter from which the run began, else the model that the run began from.
 
     Raises:
         InputError: If it cannot be evaluated so, or if the verifier fails on the first row.
@@ -64,6 +64,7 @@ class TrainerHeldOut(HeldOut):
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
         self.restart = trainer.resets.restart  # has changed the model below the adapter
+        self.as_begun = trainer.as_begun
         env = read_env(self.run_dir)
         noted = (env.get("base_model") or {}).get("name")
         self.config = {"model_name_or_path": noted, "model_revision": env.get("base_commit")}
@@ -76,6 +77,8 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             return identity(None, self.config)
         named = base_parameters(self.policy) if point is self.base else self.policy.named_parameters()
+        if point is self.base and self.as_begun is not None:
+            named = [*named, *self.as_begun.values.items()]
         with self._below(point):
             return {"weights": weights_hash(named)}
 
@@ -114,8 +117,10 @@ class TrainerHeldOut(HeldOut):
     @contextmanager
     def as_point(self, point: Point) -> Iterator[None]:
         """Make the policy the model of a point while this lasts: as it is, or as the base."""
-        without_adapter = self.policy.disable_adapter() if point is self.base else nullcontext()
-        with self._below(point), without_adapter:
+        as_base = nullcontext()
+        if point is self.base:
+            as_base = self.as_begun.in_place() if self.as_begun is not None else self.policy.disable_adapter()
+        with self._below(point), as_base:
             yield
 
 

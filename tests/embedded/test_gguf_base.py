@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 from eval.samples.local_paths import with_local_paths
 from trl_prorl import embedded_model
 from trl_prorl.embedded import gguf_base
+from trl_prorl.embedded.gguf_base import file_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.base_model import identify
@@ -118,6 +119,13 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def file(tmp_path, original):
     return write_gguf(tmp_path / "tiny.gguf", original)
+
+
+def test_from_python_a_run_is_named_by_its_file(cache, file, run):
+    trainer = run(model=str(file), trainer_kwargs={"processing_class": None}, max_steps=1)
+    assert trainer.processing_class.chat_template == CHAT_TEMPLATE
+    base = json.loads(Path(trainer.run_dir, "env.json").read_text())["base_model"]
+    assert (base["name"], base["sha256"]) == (str(file), file_sha256(file))
 
 
 def test_the_weights_are_those_of_the_file_rounded_to_bf16(cache, file, original):

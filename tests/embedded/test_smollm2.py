@@ -1,6 +1,7 @@
 """A pretrained model by name: checked, converted once, offline afterwards; the file itself where it is installed."""
 
 import json
+import shutil
 import sys
 import sysconfig
 from importlib.util import find_spec
@@ -120,6 +121,13 @@ def test_it_is_converted_once_whole_into_the_files_weights_rounded_and_loads_off
     package.unlink()
     assert smollm2.main([]) == 0
     assert find_model("smollm2") == str(cache) == embedded_model("smollm2")
+
+
+def test_from_python_a_run_is_named_as_in_a_recipe(cache, run):
+    shutil.copytree(STAND_IN, cache)
+    trainer = run(model="smollm2", trainer_kwargs={"processing_class": None}, max_steps=1)
+    base = json.loads(Path(trainer.run_dir, "env.json").read_text())["base_model"]
+    assert (base["name"], base["sha256"]) == ("smollm2", weights_sha256("smollm2"))
 
 
 @pytest.mark.parametrize("spoiled", ["other", "missing"])

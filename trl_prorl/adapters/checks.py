@@ -75,8 +75,11 @@ def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = 
     Raises:
         `ValueError`: The message names the key, the value and the cure.
     """
-    leave = f"or leave {key} out."
-    _check_plain(config, f"{key}={value!r}", "needs", leave)
+    _check_factors(config, f"{key}={value!r}", f"or leave {key} out.", begins_at_0)
+
+
+def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool) -> None:
+    _check_plain(config, given, "needs", leave)
     right = {"use_dora": (False,), "modules_to_save": (None, []), "bias": ("none",)}
     if begins_at_0:
         right["init_lora_weights"] = (True, "gaussian")
@@ -84,8 +87,49 @@ def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = 
     if other:
         begins = ", which begin at 0" if begins_at_0 else ""
         raise ValueError(
-            f"{key}={value!r} needs products of two factors{begins}, and the adapter has {', '.join(other)}. Leave "
+            f"{given} needs products of two factors{begins}, and the adapter has {', '.join(other)}. Leave "
             f"that out, {leave}"
+        )
+
+
+def check_stacked(model: PeftModel, config: Any) -> None:
+    """
+    Refuse a new adapter upon one that was trained, where the two cannot be one adapter, see
+    [`~trl_prorl.adapters.stacked`].
+
+    Args:
+        model ([`~peft.PeftModel`]): The model with the adapter that was trained.
+        config ([`~peft.PeftConfig`]): The new one's.
+
+    Raises:
+        `ValueError`: The message says what stands in the way, and the cure.
+    """
+    merge = "or merge the trained one, and pass the merged model: docs/from-sft.md."
+    if getattr(model.get_base_model(), "hf_quantizer", None) is not None:
+        raise ValueError(
+            "a peft_config upon a trained adapter of a quantised model: TRL rounds its adapters to bf16, the trained "
+            "one too. Load the model without load_in_4bit and load_in_8bit, or leave the peft_config out "
+            "and train that adapter on."
+        )
+    active = model.active_adapters
+    if len(active) != 1:
+        raise ValueError(
+            f"a peft_config upon a trained adapter: of the model's adapters {', '.join(map(repr, active)) or 'none'} "
+            "is active. Activate the one to begin from: model.set_adapter(NAME)."
+        )
+    for adapter, begins_at_0 in ((model.peft_config[active[0]], False), (config, True)):
+        which = "the peft_config" if begins_at_0 else "the trained adapter"
+        _check_factors(adapter, f"a peft_config upon a trained adapter ({which})", merge, begins_at_0)
+    odd = _odd_layer(model)
+    if odd is not None:
+        raise ValueError(
+            f"a peft_config upon a trained adapter needs adapters of linear layers, each of its own, and {odd} has "
+            f"another kind of adapter: train it on without a peft_config, {merge}"
+        )
+    if any(module.merged for module in model.modules() if isinstance(module, LoraLayer)):
+        raise ValueError(
+            "a peft_config upon a trained adapter that is merged into the model: model.unmerge_adapter() first, or "
+            "model.merge_and_unload() for good."
         )
 
 
@@ -127,6 +171,16 @@ def check_growing_model(policy: PeftModel, key: str) -> None:
                 f"{key} changes all adapters of a model together, and {name!r} has {has}, where 'default' has rank "
                 f"{rank}. Remove it with delete_adapter({name!r}), or leave {key} out."
             )
+    odd = _odd_layer(policy)
+    if odd is not None:
+        raise ValueError(
+            f"{key} changes adapters of linear layers, each of its own, and {odd} has another "
+            f"kind of adapter. Take it out of lora_target_modules, or leave {key} out."
+        )
+
+
+def _odd_layer(policy: PeftModel) -> str | None:
+    """Name a layer, and its kind, whose adapter is not two linear layers of its own; `None` if there is none."""
     seen: set[int] = set()
     for name, layer in policy.named_modules():
         if not isinstance(layer, LoraLayer):
@@ -135,9 +189,6 @@ def check_growing_model(policy: PeftModel, key: str) -> None:
         shared = any(id(factor.weight) in seen for factor in factors if type(factor) is torch.nn.Linear)
         odd = layer.lora_embedding_A or isinstance(layer, ParamWrapper)
         if odd or shared or not all(type(factor) is torch.nn.Linear for factor in factors):
-            kind = type(layer.get_base_layer()).__name__
-            raise ValueError(
-                f"{key} changes adapters of linear layers, each of its own, and {name} ({kind}) has another "
-                f"kind of adapter. Take it out of lora_target_modules, or leave {key} out."
-            )
+            return f"{name} ({type(layer.get_base_layer()).__name__})"
         seen.update(id(factor.weight) for factor in factors)
+    return None

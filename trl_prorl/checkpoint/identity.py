@@ -43,13 +43,20 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
     keys = {}
     for config in configs:
         left_out = FREE_KEYS
-        schedule = getattr(config, "lr_scheduler_type", None)
-        if getattr(schedule, "value", None) in ENDLESS_SCHEDULES:
+        if _is_endless(config):
             left_out = FREE_KEYS | LENGTHS
         for field in dataclasses.fields(config):
             if field.init and field.name not in left_out:
                 keys[field.name] = as_plain(getattr(config, field.name, None))
     return json.loads(json.dumps(keys))
+
+
+def _is_endless(config: Any) -> bool:
+    """Return whether the learning rate of a step does not depend on how many steps there are."""
+    schedule = getattr(getattr(config, "lr_scheduler_type", None), "value", None)
+    warmup = getattr(config, "warmup_steps", 0) or 0
+    warms_by_share = schedule == "constant_with_warmup" and 0 < warmup < 1  # of all steps
+    return schedule in ENDLESS_SCHEDULES and not warms_by_share
 
 
 def dataset_hash(dataset: Any) -> str | None:
@@ -118,12 +125,30 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: boo
     """
     changed = differences(then, now)
     if changed and not allowed:
+        if not changed.keys() - LENGTHS:
+            raise ValueError(_refuse_length(changed, now))
         listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
         raise ValueError(
             f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore them, or set "
             "allow_config_change: true, which logs the change as an event."
         )
     return changed
+
+
+def _refuse_length(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> str:
+    """Say why a run of this schedule cannot be made longer or shorter, and what can be done."""
+    listed = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
+    schedule = f"lr_scheduler_type={now.get('lr_scheduler_type')!r}"
+    lasting = "constant or constant_with_warmup"
+    if now.get("lr_scheduler_type") in ENDLESS_SCHEDULES:
+        schedule += f" with warmup_steps={now.get('warmup_steps')}, a share of all steps,"
+        lasting = "constant_with_warmup with a whole number of warmup_steps"
+    return (
+        f"{listed}: with {schedule} the learning rate of every step depends on the length of the run, so that the "
+        "steps already done would have been others. Restore it, or set allow_config_change: true, which goes on at "
+        f"the rate of the new schedule and logs an event; a run begun with lr_scheduler_type: {lasting} goes on to "
+        "any length."
+    )
 
 
 # The same state, computed by another kernel.
@@ -142,6 +167,7 @@ BATCH_KEYS = (
     "processes",
 )
 OWN_RANDOM_STATES = "it acts as a run begins, and the checkpoint goes on with random states of its own"
+FROZEN_RANKS = "frozen ranks of the adapter"
 OTHER_SHAPES = "the checkpoint's weights and the optimizer's state have other shapes"
 # Keys that no resume can change, and why.
 FIXED = {
@@ -153,6 +179,7 @@ FIXED = {
     "lora_target_parameters": OTHER_SHAPES,
     "lora_modules_to_save": OTHER_SHAPES,
     "use_dora": OTHER_SHAPES,
+    FROZEN_RANKS: "the checkpoint's adapter lies upon another trained one",
     "eval_on_start": "it acts before the first step alone",
     "optim_target_modules": "the checkpoint holds the state of another optimizer",
 }

@@ -18,6 +18,7 @@ from ..record.keys import NONFINITE
 from ..record.meter import check_record
 from ..record.processes import by_main_process
 from ..record.provenance import write_config, write_env
+from ..record.run_files import BASE_ADAPTER
 from ..record.run_id import write_run_id
 from .files import WholeCheckpoint, describe_failed_write, is_failed_write
 from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
@@ -41,17 +42,20 @@ logger = logging.getLogger(__name__)
 class CheckpointMixin:
     """Is the part of [`ProRLTrainer`] that begins a run, goes on with it, saves it and pushes it."""
 
+    as_begun = None  # of a run that began from a trained adapter: that, see adapters/begun.py
     _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
     _epochs_done = 0
     _folder_lock: FolderLock | None = None
     _has_trained = False
+    _model_name: str | None = None  # of the model that the trainer was given
     _resume: Resume | None = None
     rollback: Rollback | None = None
     _run_id: str | None = None  # of the run that `train` begins or continues
 
     def base_name(self) -> str | None:
-        """Name the model that the run began from, on the Hub or as a folder."""
+        """Name the model that the run began from as recipe or script do: Hub name, folder, `smollm2` and the like."""
         given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
+        given = given or self._model_name
         return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
 
     @property
@@ -200,6 +204,8 @@ class CheckpointMixin:
             # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
             write_env(self.run_dir, self.args, self.model, packing, generation, self.base_name(), self._run_id)
             write_config(self.run_dir, self.args, self.recipe)
+            if self.as_begun is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
+                self.as_begun.save(self.run_dir / BASE_ADAPTER)
         return super()._inner_training_loop(*args, **kwargs)
 
     def _forget_logs(self) -> None:

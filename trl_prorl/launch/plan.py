@@ -18,8 +18,9 @@ from trl import GRPOTrainer
 from trl.trainer import utils
 from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
 
-from ..adapters.checks import check_growing_config, check_initialisation, check_product
+from ..adapters.checks import check_growing_config, check_initialisation, check_product, check_stacked
 from ..adapters.growth import check_growing_optimizer
+from ..adapters.stacked import stack, stacked_config
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..objective.anchors import ANCHORS
@@ -36,6 +37,7 @@ from ..scoring.dropout import check_dropout_config
 from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
 from .checks import check_columns, check_in_one_place, check_pass_at_k, check_rows, check_trackers
+from .model_name import find_model
 from .precision import tell_of_emulated_bf16
 from .rehearsal import rehearse
 
@@ -47,22 +49,27 @@ class Plan:
 
     Attributes:
         given (`dict[str, Any]`): Arguments of [`~trl.GRPOTrainer`] by name; [`Plan.wrap`] replaces the model.
+        name (`str`, *optional*): The model's name as it was given, where no model was.
         keys (`dict[str, Any]`): The configuration as it was given, before TRL changes any of it.
         resets (`bool`): Whether a reset can be requested.
         moves (`bool`): Whether a reset moves a reference.
         fresh_adapter (`bool`): Whether the policy begins as the base: a new LoRA adapter that is zero.
         given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
+        frozen_ranks (`int`): How many ranks of the policy's adapter are those of a trained one, upon which a new one
+            is put, see [`~trl_prorl.adapters.stacked`].
         casts_head (`bool`): Whether the LM head of a model with adapters is cast to fp32, by us: TRL looks for the
             embeddings of a tied head in the adapter's wrapper, where they are not.
         loads (`bool`): Whether the model is loaded here, because its reference has to move.
     """
 
     given: dict[str, Any]
+    name: str | None
     keys: dict[str, Any]
     resets: bool
     moves: bool
     fresh_adapter: bool
     given_wrapped: bool
+    frozen_ranks: int
     casts_head: bool
     loads: bool = False
 
@@ -87,11 +94,23 @@ class Plan:
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         _check_data_and_rewards(args, given)
+        name = None
+        if isinstance(model, str):
+            name = model
+            model = find_model(name, "model", args.model_init_kwargs)
+            given["model"] = model
         keys = changing_keys(args)
         optimizers = given.get("optimizers")
         _check_optimizer(args, optimizers)
         config = given.get("peft_config")
-        adapter = model.peft_config.get("default") if isinstance(model, PeftModel) else config
+        given_wrapped = isinstance(model, PeftModel)
+        stacks = given_wrapped and config is not None
+        adapter = config
+        if stacks:
+            _check_stacking(args, model, config)
+            adapter = stacked_config(model, config)
+        elif given_wrapped:
+            adapter = model.peft_config.get("default")
         check_initialisation(adapter)
         callbacks = given.get("callbacks") or []
         has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
@@ -107,19 +126,20 @@ class Plan:
         if args.vllm_enable_lora:
             _check_requests(args, adapter)
         moves = args.beta != 0.0 and resets and not restarts
-        given_wrapped = isinstance(model, PeftModel)
         if moves and config is None and not given_wrapped:
             _check_full_reference(args)
         if moves or args.copied_anchors:
-            check_adapter(model, config)
+            check_adapter(None if stacks else model, config)
         _rehearse(args, given)
         return cls(
             given=given,
+            name=name,
             keys=keys,
             resets=resets,
             moves=moves,
-            fresh_adapter=getattr(config, "init_lora_weights", None) in (True, "gaussian"),
+            fresh_adapter=not stacks and getattr(config, "init_lora_weights", None) in (True, "gaussian"),
             given_wrapped=given_wrapped,
+            frozen_ranks=adapter.r - config.r if stacks else 0,
             casts_head=args.cast_lm_head_to_fp32 and (config is not None or given_wrapped),
         )
 
@@ -131,7 +151,8 @@ class Plan:
     def wrap(self) -> None:
         """
         Make the model a `PeftModel` where its reference has to move. Given a `peft_config`, TRL's reference is the
-        base model, which cannot move; given a `PeftModel`, it is an adapter of its own.
+        base model, which cannot move; given a `PeftModel`, it is an adapter of its own. Given both, which TRL refuses,
+        the two adapters become one.
         """
         given = self.given
         model = given["model"]
@@ -139,7 +160,10 @@ class Plan:
         init = args.model_init_kwargs or {}
         if args.cast_lm_head_to_fp32 and not self.casts_head:
             check_full_model(model, revision=init.get("revision"), trust_remote_code=args.trust_remote_code)
-        wraps = given.get("peft_config") is not None and not self.given_wrapped  # TRL refuses to wrap twice
+        if self.frozen_ranks:
+            given["model"] = stack(model, given.pop("peft_config"), args.seed)
+            return
+        wraps = given.get("peft_config") is not None
         if not (self.moves and wraps):
             return
         set_seed(args.seed)  # as TRL does before it wraps a model
@@ -332,6 +356,17 @@ def _check_growth(args: ProRLConfig, config, optimizers) -> None:
     else:
         check_growing_optimizer(Trainer.get_optimizer_cls_and_kwargs(args)[0])
     _check_one_process(args, f"lora_growth_every={args.lora_growth_every}", "lora_growth_every")
+
+
+def _check_stacking(args: ProRLConfig, model: PeftModel, config) -> None:
+    """Refuse a new adapter upon a trained one where that cannot be, or where gradients lie in several processes."""
+    check_stacked(model, config)
+    if args.deepspeed_plugin is not None or _uses_fsdp(args):
+        raise ValueError(
+            "a peft_config upon a trained adapter keeps ranks of the adapter from training, and DeepSpeed and FSDP "
+            "shard their gradients. Use DDP (accelerate_configs/multi_gpu.yaml), or merge the trained adapter, and "
+            "pass the merged model: docs/from-sft.md."
+        )
 
 
 def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -> None:

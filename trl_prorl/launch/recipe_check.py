@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ..errors import InputError
-from ..keys import BARE_WORDS
+from ..keys import BARE_WORDS, RENAMED
 from ..record.run_files import read_text
 from ..text import cut, nearest, parse_json, short
 from ..upstream_values import options_of
@@ -29,16 +29,6 @@ SAFE_ENV = frozenset(
 
 
 BASE = "base"  # the key that names another recipe, whose keys this one takes
-
-# Keys of other versions' recipes, and what to write instead.
-RENAMED = {
-    "torch_dtype": "write dtype",
-    "lr": "write learning_rate",
-    "overwrite_output_dir": "leave it out; a folder that holds a run is never overwritten",
-    "evaluation_strategy": "write eval_strategy",
-    "max_prompt_length": "leave it out; prompts are never cut",
-}
-
 
 # Keys of text that a recipe may write as a bare on, off or true, which YAML reads as true or false.
 BARE = (*BARE_WORDS, "resume_from_checkpoint")

@@ -20,14 +20,14 @@ from ..errors import InputError
 from ..tasks.plugin import check_not_loading
 from .checkpoint_names import LEFT_BEHIND, find_named, is_of_run, remove_checkpoint, rename_abandoned, steps_of
 from .folder_lock import LOCK_FILE, FolderLock, check_free, is_foreign_lock
-from .run_files import CONFIG_FILE, METRICS_FILE, read_yaml
+from .run_files import BASE_ADAPTER, CONFIG_FILE, METRICS_FILE, read_yaml
 from .run_id import recorded_run_id, saved_run_id
 
 
 logger = logging.getLogger(__name__)
 
 # Names of what a run writes: its record, its checkpoints, and what else it saves.
-RECORD = (r"config\.yaml", r"env\.json", r"(metrics|events|evaluations)(\.\d+)?\.jsonl")
+RECORD = (r"config\.yaml", r"env\.json", r"(metrics|events|evaluations)(\.\d+)?\.jsonl", BASE_ADAPTER)
 CHECKPOINTS = (r"(abandoned-)?checkpoint-\d+(\.\d+)?",)
 SAVED = (
     r"README\.md",

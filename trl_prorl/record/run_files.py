@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors", "*.bin")
 CONFIG_FILE = "config.yaml"
 ENV_FILE = "env.json"
+BASE_ADAPTER = "base_adapter"  # a folder: the adapter of a run that began from a trained one, as it was then
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"

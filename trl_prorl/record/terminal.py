@@ -105,8 +105,13 @@ def banner(trainer, steps: int) -> list[str]:
     policy = trainer.accelerator.unwrap_model(trainer.model)
     trained = sum(param.numel() for param in policy.parameters() if param.requires_grad)
     kind = "LoRA, " if hasattr(policy, "peft_config") else "all "
+    name = trainer.base_name() or type(policy).__name__
+    frozen = trainer.parts.get("frozen_ranks")
+    if frozen is not None:
+        trained -= frozen.size
+        kind = f"LoRA upon a trained one of rank {frozen.rank}, "
     facts = {
-        "trains": f"{trainer.base_name() or type(policy).__name__} ({kind}{trained:,} parameters), {steps} steps",
+        "trains": f"{name} ({kind}{trained:,} parameters), {steps} steps",
         "reward": ", ".join(trainer.reward_func_names),
         "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
         "resets": describe_resets(args, steps),

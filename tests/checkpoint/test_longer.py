@@ -1,0 +1,63 @@
+"""A finished run that is made longer: it goes on as if it had never ended, where its schedule allows that."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from run_record import read_events, read_rows, without_times
+from tiny_run import QUESTIONS
+
+from trl_prorl import train
+
+
+# Two steps a generation, so that a run of three steps ends inside a generation batch. The checkpoint of its last step
+# is one that the longer run never writes.
+KEYS = {"save_strategy": "steps", "save_steps": 2}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+ARMS = {
+    "A": {"beta": 0.3, "ref_reset_every": 2, "optimizer_reset": "hard", **EVALUATED},
+    "full, warmed up": {"beta": 0.3, "lora": False, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5},
+    "by epochs": {**EVALUATED, "beta_old": 0.3, "save_strategy": "epoch", "eval_strategy": "epoch"},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("first", [3, 4])
+def test_it_is_the_run_that_was_longer_from_the_start(run, make_trainer, arm, first):
+    keys = {**KEYS, **ARMS[arm], "trainer_kwargs": QUESTIONS}
+    whole = run(**keys, max_steps=7)
+    out = run(**keys, max_steps=first).args.output_dir
+    longer = make_trainer(**keys, max_steps=7, output_dir=out)
+    longer.train(resume_from_checkpoint=True)
+    (event,) = read_events(out, "resume")
+    assert (event["checkpoint"], event["changed"]) == (f"checkpoint-{first}", {})
+    one = dict(longer.model.named_parameters())  # reference and frozen weights too
+    other = dict(whole.model.named_parameters())
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert without_times(read_rows(longer)) == without_times(read_rows(whole))
+    assert longer.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"]
+
+
+DEPENDS = {
+    "linear": ({"lr_scheduler_type": "linear"}, "begun with lr_scheduler_type: constant or constant_with_warmup"),
+    "cosine": ({"lr_scheduler_type": "cosine"}, "begun with lr_scheduler_type: constant or constant_with_warmup"),
+    "a share": (
+        {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.5},
+        "warmup_steps=0.5, a share of all steps,.*constant_with_warmup with a whole number of warmup_steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DEPENDS)
+def test_where_the_past_depends_on_the_length_one_line_says_so(run, make_trainer, case):
+    keys, cure = DEPENDS[case]
+    out = run(**KEYS, **keys, max_steps=2).args.output_dir
+    before = Path(out, "metrics.jsonl").read_text()
+    script = make_trainer(**KEYS, **keys, max_steps=6, output_dir=out)
+    script.args.resume_from_checkpoint = "True"
+    for door in (lambda: script.train(resume_from_checkpoint=True), lambda: train.check_folder(script.args, ())):
+        with pytest.raises(ValueError, match=f"max_steps: 2 -> 6: with .*{cure}") as refusal:
+            door()
+        assert "\n" not in str(refusal.value)
+        assert "allow_config_change: true" in str(refusal.value)
+    assert Path(out, "metrics.jsonl").read_text() == before

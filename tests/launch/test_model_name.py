@@ -1,0 +1,94 @@
+"""A model by its name, from Python as in a recipe: what it stands for, and one line if it is not there."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hub_server import constants_for
+from huggingface_hub import constants
+from transformers import AutoTokenizer
+
+from trl_prorl import embedded_model, evaluate
+from trl_prorl.launch import model_name
+from trl_prorl.launch.model_name import find_model
+from trl_prorl.record.base_model import identify
+
+
+NAMED = {"model": "embedded:sorting", "trainer_kwargs": {"processing_class": None}}
+SAVED = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["LoRA", "full"])
+def test_an_embedded_model_trains_from_python_with_its_tokenizer(run, make_trainer, lora):
+    trainer = run(**NAMED, lora=lora, beta=0.3, **SAVED)
+    own = AutoTokenizer.from_pretrained(embedded_model("embedded:sorting"))
+    messages = [{"role": "user", "content": "sort 3 1 2"}]
+    texts = [each.apply_chat_template(messages, tokenize=False) for each in (trainer.processing_class, own)]
+    assert texts[0] == texts[1]
+    assert trainer.processing_class(texts[0]).input_ids == own(texts[0]).input_ids
+    out = trainer.args.output_dir
+    base = json.loads(Path(out, "env.json").read_text())["base_model"]
+    assert base["name"] == "embedded:sorting:0" == identify("embedded:sorting").name
+    assert base["sha256"] == identify("embedded:sorting").sha256
+    again = make_trainer(**NAMED, lora=lora, beta=0.3, **{**SAVED, "max_steps": 4}, output_dir=out)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4
+    rows = trainer.train_dataset.select([0, 1])
+    result = evaluate(again, rows, lambda completion, row: True, n=1, k=[1], greedy=False)  # in full it loads the base
+    assert result["step"] == 4
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """A cache of the Hub's client with the folder of one model."""
+    (tmp_path / "hub" / "models--Qwen--Qwen2.5-0.5B-Instruct").mkdir(parents=True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+OFFLINE = "and HF_HUB_OFFLINE=1 keeps the Hub out. Correct the name, unset HF_HUB_OFFLINE, or give a folder."
+NOT_THERE = {
+    "Qwen/Qwen2.5-0.5B-Instrct": "is no folder here and not in the Hub's cache (did you mean "
+    f"'Qwen/Qwen2.5-0.5B-Instruct'?), {OFFLINE}",
+    "missing/folder": f"is no folder here and not in the Hub's cache, {OFFLINE}",
+    "./missing": "is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct.",
+    "smolm2": "is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct (did you mean 'smollm2'?).",
+    "no.gguf": "is missing: give the path of a GGUF file, or another model.",
+}
+
+
+@pytest.mark.parametrize("name", NOT_THERE)
+def test_a_model_that_is_not_there_is_one_line_at_both_doors(make_trainer, cached, monkeypatch, name):
+    with pytest.raises(ValueError) as refusal:
+        find_model(name)
+    assert str(refusal.value) == f"model_name_or_path={name!r} {NOT_THERE[name]}"
+    monkeypatch.setattr(torch.nn.Module, "to", lambda *args: pytest.fail("a model was loaded"))
+    with pytest.raises(ValueError) as refusal:
+        make_trainer(model=name)
+    assert str(refusal.value) == f"model={name!r} {NOT_THERE[name]}"
+
+
+def test_a_folder_without_a_whole_model_is_one_line(make_trainer, tmp_path):
+    with pytest.raises(ValueError, match="^model='.*' is a folder without config.json"):
+        make_trainer(model=str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="^model='.*' holds an adapter.*PeftModel.from_pretrained.*docs/from-sft.md"):
+        make_trainer(model=str(tmp_path))
+
+
+def test_a_name_that_the_hub_does_not_know_is_one_line(online, cached):
+    with pytest.raises(ValueError, match="'who/what' is not on the Hub. Correct the name; if the model is") as refusal:
+        find_model("who/what")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_hub_that_does_not_answer_is_one_line(cached, monkeypatch):
+    for name, value in constants_for("http://127.0.0.1:9").items():
+        monkeypatch.setattr(constants, name, value)
+    with pytest.raises(ValueError, match="http://127.0.0.1:9 cannot be reached. Correct the name, look at the net"):
+        find_model("who/what")
+
+
+def test_a_repository_of_a_gguf_file_alone_is_left_to_transformers(cached):
+    assert find_model("who/what", init={"gguf_file": "model.gguf"}) == "who/what"
+    assert model_name.cached_models() == ["Qwen/Qwen2.5-0.5B-Instruct"]

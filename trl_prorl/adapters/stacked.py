@@ -1,0 +1,112 @@
+"""
+A new adapter upon one that was trained before, an SFT policy's say, as one adapter of the ranks of both: the first r₁
+are the trained one's and stay as they are, the others begin as PEFT begins a new adapter, and are trained.
+
+    W + s·[B₁·s₁/s | B₂] [A₁ ; A₂]  =  W + s₁·B₁A₁ + s·B₂A₂
+
+Nothing is merged, so that no weight of the model is rounded, and every file holds one adapter, which PEFT loads upon
+the model below. A frozen copy of it, taken before the first step, is the trained policy: its B₂ is 0.
+"""
+
+import copy
+
+import torch
+from accelerate.utils import set_seed
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from ..parts import Part
+from .growth import list_factors, set_factors
+
+
+def stacked_config(model: PeftModel, config: LoraConfig) -> LoraConfig:
+    """Return the new adapter's configuration with the ranks of both, for what looks at ranks."""
+    both = copy.copy(config)
+    both.r = config.r + model.peft_config[model.active_adapters[0]].r
+    return both
+
+
+@torch.no_grad()
+def stack(model: PeftModel, config: LoraConfig, seed: int) -> PeftModel:
+    """
+    Put a new adapter upon the active one of a model, which [`check_stacked`] accepts. The model is taken apart.
+
+    Args:
+        model ([`~peft.PeftModel`]): The model with the trained adapter.
+        config ([`~peft.LoraConfig`]): The new one's.
+        seed (`int`): Decides the new factors, as it does those of TRL's trainer.
+
+    Returns [`~peft.PeftModel`]: With one adapter, `default`, whose first ranks are the trained one's.
+
+    Raises:
+        `ValueError`: The new adapter leaves out a layer that the trained one has.
+    """
+    trained = model.active_adapters[0]
+    rank = model.peft_config[trained].r
+    earlier = {}
+    scaling = {}
+    for factor in list_factors(model):
+        if factor.adapter == trained:
+            earlier[factor.place, factor.side] = factor.linear.weight.detach()
+            scaling[factor.place] = factor.layer.scaling[trained]
+    base = model.unload()
+    set_seed(seed)
+    policy = get_peft_model(base, config)
+    factors = list_factors(policy)
+    left_out = sorted(scaling.keys() - {factor.place for factor in factors})
+    if left_out:
+        names = sorted({place.rpartition(".")[2] for place in left_out})
+        raise ValueError(
+            f"a peft_config upon a trained adapter has to cover its layers, and {', '.join(names)} are not among the "
+            "new one's. Add them to target_modules of the peft_config."
+        )
+    values = []
+    for factor in factors:
+        new = factor.linear.weight.detach()
+        first = earlier.get((factor.place, factor.side))
+        if first is None:  # a layer that the trained adapter does not have
+            shape = list(new.shape)
+            shape[factor.axis] = rank
+            first = new.new_zeros(shape)
+        elif factor.side == "B":
+            first = first.to(new) * (scaling[factor.place] / factor.layer.scaling["default"])
+        values.append((factor, torch.cat([first.to(new), new], dim=factor.axis)))
+    set_factors(policy, values, rank + config.r)
+    return policy
+
+
+def frozen_parts(policy: PeftModel, rank: int) -> list[tuple[str, torch.Tensor]]:
+    """Return the first ranks of the policy's adapter `default`, by the names of its factors, as views."""
+    factors = [factor for factor in list_factors(policy) if factor.adapter == "default"]
+    return [(factor.name, factor.linear.weight.detach().narrow(factor.axis, 0, rank)) for factor in factors]
+
+
+class FrozenRanks(Part):
+    """
+    Keeps the first ranks of the policy's adapter `default` as they are.
+
+    Args:
+        policy ([`~peft.PeftModel`]): From [`stack`].
+        rank (`int`): How many of its ranks stay.
+    """
+
+    def __init__(self, policy: PeftModel, rank: int):
+        self.policy = policy
+        self.rank = rank
+        self._values = {name: part.clone() for name, part in frozen_parts(policy, rank)}
+
+    @property
+    def size(self) -> int:
+        """The number of values that stay."""
+        return sum(value.numel() for value in self._values.values())
+
+    def gradients(self, model) -> None:
+        for factor in list_factors(self.policy):
+            gradient = factor.linear.weight.grad
+            if gradient is not None:
+                gradient.narrow(factor.axis, 0, self.rank).zero_()
+
+    @torch.no_grad()
+    def update(self, step: int, model) -> None:
+        # Without a gradient Adam leaves them alone, but weight decay does not.
+        for name, part in frozen_parts(self.policy, self.rank):
+            part.copy_(self._values[name])

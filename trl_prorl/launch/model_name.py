@@ -1,0 +1,106 @@
+"""The name of a model, as a recipe or a script gives it, and the folder or Hub name that transformers loads it by."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from transformers.utils import cached_file
+
+from ..embedded.gguf_base import is_gguf
+from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, shipped
+from ..record.base_model import is_hub_name
+from ..text import cut, nearest
+
+
+# Arguments of `from_pretrained` that say where the files of a model are.
+PLACE = ("revision", "subfolder", "cache_dir", "token", "local_files_only")
+CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)")
+
+
+def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[str, Any] | None = None) -> str:
+    """
+    Return the model to load: a local folder, a Hub name, the folder of an embedded model, or that of a GGUF file's
+    model.
+
+    Args:
+        name (`str`, *optional*): As it was given.
+        key (`str`): What it was given as, for the message: a recipe's key or a script's argument.
+        init (`Mapping[str, Any]`, *optional*): The arguments of `from_pretrained`, of which those in [`PLACE`] count.
+
+    Raises:
+        `ValueError`: It is none of them, or an embedded model's files are not the ones that were shipped.
+    """
+    if name is None:
+        raise ValueError(f"{key} is missing: a Hub name, a local folder, a GGUF file, or {EMBEDDED!r}.")
+    if is_embedded(name) or is_gguf(name):
+        try:
+            return embedded_model(name)
+        except ValueError as error:
+            raise type(error)(str(error).replace("model_name_or_path=", f"{key}=")) from error
+    given = f"{key}={name!r}"
+    if Path(name).is_dir():
+        _check_folder(Path(name), given)
+    elif not is_hub_name(name):
+        like = nearest(name, [EMBEDDED, SMOLLM2, *shipped(), *cached_models()])
+        raise ValueError(f"{given} is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct{like}.")
+    else:
+        _check_hub(name, given, init or {})
+    return name
+
+
+def _check_folder(folder: Path, given: str) -> None:
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"{given} holds an adapter, and a run begins with a whole model. In a script, load it upon its base: "
+            "PeftModel.from_pretrained(model, folder), see docs/from-sft.md; for a recipe, merge it: "
+            'docs/howto-model.md, "From a TRL run".'
+        )
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{given} is a folder without config.json: it holds no model.")
+
+
+def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
+    """Refuse a name that neither the Hub nor its cache on this machine has."""
+    if init.get("gguf_file") is not None:  # such a repository may have no configuration
+        return
+    place = {argument: init[argument] for argument in PLACE if init.get(argument) is not None}
+    try:
+        cached_file(name, "config.json", **place)
+    except OSError as error:
+        raise ValueError(f"{given} {_say_why(name, place.get('revision'), error)}") from None
+
+
+def _say_why(name: str, revision: str | None, error: OSError) -> str:
+    """Say in the rest of a line why a model cannot be had, and what to do."""
+    cause = error.__cause__
+    like = nearest(name, cached_models())
+    if isinstance(cause, GatedRepoError):
+        return f"is gated: ask for access at {constants.ENDPOINT}/{name}, then log in with `hf auth login`."
+    if isinstance(cause, RevisionNotFoundError):
+        return f"has no revision {revision!r} on the Hub. Correct it, or leave it out."
+    if isinstance(cause, RepositoryNotFoundError):
+        return f"is not on the Hub{like}. Correct the name; if the model is private, log in with `hf auth login`."
+    if not isinstance(cause, LocalEntryNotFoundError):
+        return f"cannot be had: {cut(' '.join(str(error).split()))}"
+    why = f"{constants.ENDPOINT} cannot be reached"
+    cure = "look at the network"
+    if constants.HF_HUB_OFFLINE:
+        why = "HF_HUB_OFFLINE=1 keeps the Hub out"
+        cure = "unset HF_HUB_OFFLINE"
+    there = f"is no folder here and not in the Hub's cache{like}"
+    return f"{there}, and {why}. Correct the name, {cure}, or give a folder."
+
+
+def cached_models() -> list[str]:
+    """Return the names of the models in the Hub's cache on this machine."""
+    cache = Path(constants.HF_HUB_CACHE)
+    found = [CACHED.fullmatch(path.name) for path in cache.glob("models--*--*")]
+    return [f"{match['owner']}/{match['name']}" for match in found if match]
