@@ -79,7 +79,7 @@ def test_every_shipped_recipe_is_fast():
             continue
         assert given.get("fast") is True and not {"pack_groups", "compact_generation"} & given.keys(), name
         args = parsed(RecipeParser, file, *(["--use_cpu", "true", "--bf16", "false"]))[1]
-        by_hand = {"reuse_old_logps": False} if name == "prior_art/gspo" else {}
+        by_hand = {"reuse_old_logps": False} if name in ("prior_art/gspo", "prior_art/scalerl") else {}
         assert of(args) == FAST | by_hand, name
 
 
