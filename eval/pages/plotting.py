@@ -35,7 +35,8 @@ TITLE_LETTERS = 48  # in a line
 WIDE_TITLE_LETTERS = 70  # in a line of a picture of its own
 TITLE_LINE_INCHES = 0.2
 ROW_LETTERS = 30  # in a line of the label of a row
-LEGEND_ROW_INCHES = 0.22
+LEGEND_ROW_INCHES = 0.17
+LEGEND_EDGE_INCHES = 0.1
 LEGEND_COLUMNS = 2
 LEGEND_LETTERS = 64  # in a line of all columns
 MOST_CURVES = 10  # on one set of axes
@@ -103,7 +104,7 @@ def _add_legend(figure: Figure, axes) -> float:
     lines = sum(label.count("\n") + 1 for label in labels)
     style = {"fontsize": 8, "frameon": False, "handlelength": 2.5}
     figure.legend(handles, labels, loc="lower center", ncols=columns, **style)
-    return LEGEND_ROW_INCHES * -(-lines // columns)
+    return LEGEND_EDGE_INCHES + LEGEND_ROW_INCHES * -(-lines // columns)
 
 
 def wrap(text: str, letters: int) -> str:

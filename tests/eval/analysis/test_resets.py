@@ -183,11 +183,11 @@ def test_alignment_leaves_open_what_was_not_measured():
 
 def test_band_over_resets_by_hand():
     """Eleven resets: 0 to 10 at the step before, with percentiles 1 and 9; further on some have no value."""
-    aligned = np.full((12, 4), NAN)
+    aligned = np.full((13, 4), NAN)
     aligned[:11, 0] = np.arange(11)
     aligned[:2, 1] = [4, 8]  # two of eleven
     aligned[:6, 2] = [1, 2, 3, 4, 5, 9]  # six of eleven
-    band = band_over_resets(aligned, before=1)  # the twelfth reset has no value at all, and does not count
+    band = band_over_resets(aligned, before=1)  # the last two have no value at all, and do not count
     assert band.index.tolist() == [0, 2]
     assert band["mean"].tolist() == pytest.approx([5.0, 4.0])
     assert band["low"].tolist() == pytest.approx([1.0, 1.5])

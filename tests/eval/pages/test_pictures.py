@@ -280,7 +280,8 @@ def test_no_label_is_cut_off(read_run, names):
     """Ink at the edge of a picture would be a label that goes on beyond it."""
     keys = {"steps": 30, "reward": 0.00001234, "gold": 0.5, "kl_ref": 1e-7, "entropy": 123456.0, "grad_norm": 1e-5}
     keys |= {"time_step": 1.0, "time_update": 1.0, "events": [RESET], "trained": [3, 4] * 20}
-    runs = [read_run("A", 0, name, config={"task": f"t{i}"}, **keys) for i, name in enumerate(names)]
+    tasks = [f"a_task_with_a_long_name_{number}" for number in range(len(names))]
+    runs = [read_run("A", 0, name, config={"task": task}, **keys) for name, task in zip(names, tasks, strict=True)]
     report = build_report(Frame(runs), "command")
     panels = [panel for picture in report.pictures() for panel in picture.panels]
     assert len(panels) >= 10
