@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -10,8 +11,10 @@ import sys
 import nbformat
 import pytest
 from doc_pages import LINK, ROOT
+from run_record import read_rows
 from test_links_and_commands import why_wrong
 
+import trl_prorl
 from eval.command_lines import gpu_check
 from trl_prorl.launch.shipped_recipes import shipped_recipes
 from trl_prorl.train import check_arguments, parse
@@ -40,7 +43,11 @@ def test_it_is_valid_and_carries_the_outputs_of_one_run():
     shown = "".join(str({**out.get("data", {}), "image/png": ""}) + out.get("text", "") for out in outputs)
     assert "reward 1.00, right: False" in shown
     assert "pass@1" in shown
-    assert re.findall(r"(?:/[\w.-]+){2,}|\w:\\\\|Warning|\d+%\|", re.sub(r"</?\w+[^>]*>|\\n", " ", shown)) == []
+    # Of a machine's folders; those of the runs are relative.
+    assert (
+        re.findall(r"(?<![\w.-])(?:/[\w.-]+){2,}|\w:\\\\|Warning|\d+%\|", re.sub(r"</?\w+[^>]*>|\\n", " ", shown))
+        == []
+    )
 
 
 def test_code_compiles_and_imports_resolve():
@@ -50,6 +57,59 @@ def test_code_compiles_and_imports_resolve():
     named = [(node.module, alias.name) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert len(named) > 8
     assert [one for one in named if not hasattr(importlib.import_module(one[0]), one[1])] == []
+
+
+def test_of_ours_it_uses_public_names_alone():
+    imported = [node for source in cells("code") for node in ast.walk(ast.parse(source))]
+    ours = ("trl_prorl", "eval", "tasks", "study")
+    named = []
+    for node in imported:
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.split(".")[0] in ours for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ours:
+            named += [(node.module, alias.name) for alias in node.names]
+    assert named.pop() == ("trl_prorl.tasks", "get_task")
+    assert {module for module, _ in named} == {"trl_prorl"}
+    assert {name for _, name in named} <= {*trl_prorl.__all__}
+
+
+OWN = """
+from datasets import Dataset
+
+model = embedded_model("embedded:sorting")
+longest = 4
+rows = [{"prompt": f"sort {number} {9 - number}", "double": str(2 * number)} for number in range(10)] * 4
+train_rows = Dataset.from_list(rows)
+test_rows = Dataset.from_list(rows[:3])
+
+
+def verifier(completion, row):
+    return completion.strip() == row["double"]
+
+
+def reward(completions, double, **columns):
+    return [len(completion) + float(answer in completion) for completion, answer in zip(completions, double, strict=True)]
+"""
+
+
+def test_something_of_one_s_own_is_put_in_by_one_cell(forks, tmp_path):
+    """Prompts that are texts, rows with columns of their own, a reward without a verifier."""
+    code = cells("code")
+    (place,) = [number for number, source in enumerate(code) if "get_task(" in source]
+    code[place] = OWN
+    program = "import matplotlib\nmatplotlib.use('Agg')\n" + "\n".join(code)
+    for usual, small in (("max_steps=100", "max_steps=2"), ("train_batch_size=128", "train_batch_size=16")):
+        assert usual in program
+        program = program.replace(usual, small)
+    # `os.chdir` looks for a clone above, which is not there.
+    status, written = forks.run("exec", program, cwd=tmp_path)
+    assert status == 0, written[-3000:]
+    runs = tmp_path / "runs" / "quickstart"
+    assert {folder.name for folder in runs.iterdir()} == {"plain", "control", "A", "B", "merged"}
+    for arm in ("plain", "control", "A", "B"):
+        result = json.loads((runs / arm / "passk.json").read_text())
+        assert (result["prompts"], result["n"]) == (3, 8)
+        assert [row["step"] for row in read_rows(runs / arm)] == [1, 2]
 
 
 def test_links_lead_somewhere():
