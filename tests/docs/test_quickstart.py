@@ -78,9 +78,10 @@ from datasets import Dataset
 
 model = embedded_model("embedded:sorting")
 longest = 4
-rows = [{"prompt": f"sort {number} {9 - number}", "double": str(2 * number)} for number in range(10)] * 4
+questions = [[{"role": "user", "content": f"sort {number} {9 - number}"}] for number in range(10)]
+rows = [{"prompt": question, "double": str(2 * number)} for number, question in enumerate(questions)] * 4
 train_rows = Dataset.from_list(rows)
-test_rows = Dataset.from_list(rows[:3])
+test_rows = Dataset.from_list(rows[:4])
 
 
 def verifier(completion, row):
@@ -88,12 +89,13 @@ def verifier(completion, row):
 
 
 def reward(completions, double, **columns):
-    return [len(completion) + float(answer in completion) for completion, answer in zip(completions, double, strict=True)]
+    texts = [completion[-1]["content"] for completion in completions]
+    return [len(text) + float(answer in text) for text, answer in zip(texts, double, strict=True)]
 """
 
 
 def test_something_of_one_s_own_is_put_in_by_one_cell(forks, tmp_path):
-    """Prompts that are texts, rows with columns of their own, a reward without a verifier."""
+    """Rows with columns of their own, and a reward without a verifier."""
     code = cells("code")
     (place,) = [number for number, source in enumerate(code) if "get_task(" in source]
     code[place] = OWN
@@ -102,13 +104,14 @@ def test_something_of_one_s_own_is_put_in_by_one_cell(forks, tmp_path):
         assert usual in program
         program = program.replace(usual, small)
     # `os.chdir` looks for a clone above, which is not there.
-    status, written = forks.run("exec", program, cwd=tmp_path)
+    (tmp_path / "cells.py").write_text(program)
+    status, written = forks.run("cells.py", cwd=tmp_path)
     assert status == 0, written[-3000:]
     runs = tmp_path / "runs" / "quickstart"
     assert {folder.name for folder in runs.iterdir()} == {"plain", "control", "A", "B", "merged"}
     for arm in ("plain", "control", "A", "B"):
         result = json.loads((runs / arm / "passk.json").read_text())
-        assert (result["prompts"], result["n"]) == (3, 8)
+        assert (result["prompts"], result["n"]) == (4, 8)
         assert [row["step"] for row in read_rows(runs / arm)] == [1, 2]
 
 
