@@ -199,11 +199,14 @@ def test_nothing_at_all_is_an_error_with_the_reason_and_a_cure(any_folder, main,
 def test_a_comparison_is_of_the_runs_that_were_evaluated(any_folder, capsys):
     out = any_folder / "numbers.json"
     assert compare.main(["--runs", f"{any_folder}/*", "--json", str(out)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "pass@1: `first` less `second` -0.500" in said
+    said = "".join(capsys.readouterr().out.split())  # a long path is broken into lines
     bare = any_folder / "bare"
-    assert f"`bare` is left out: it has no held-out evaluation. `trl-prorl passk --run {bare}` makes one." in said
-    assert f"`{any_folder / 'crashed'}` is left out: no finished step is on record." in said
+    for line in (
+        "pass@1: `first` less `second` -0.500",
+        f"`bare` is left out: it has no held-out evaluation. `trl-prorl passk --run {bare}` makes one.",
+        f"`{any_folder / 'crashed'}` is left out: no finished step is on record.",
+    ):
+        assert "".join(line.split()) in said
     notes = json.loads(out.read_text())["notes"]
     assert len([line for line in notes if "is left out" in line]) == len(LEFT_OUT) - 1 + 2
 
@@ -215,7 +218,7 @@ def test_a_comparison_of_fewer_than_two_says_what_evaluates_the_others(any_folde
     captured = capsys.readouterr()
     message = "a comparison needs two runs with a held-out evaluation, and only 'first' has one; run "
     assert captured.err == f"error: --runs: {message}`trl-prorl passk --run {bare}`, then this again\n"
-    assert f"`{crashed}` is left out" in " ".join(captured.out.split())
+    assert f"`{crashed}`isleftout" in "".join(captured.out.split())
     keys = {"config": {"model_name_or_path": None, "task": None}, "env": {"command": "python mine.py"}}
     scripts = [str(make_run(name, "plain", make_rows(2), **keys)) for name in ("x", "y")]
     assert compare.main(["--runs", *scripts]) == 2
