@@ -94,11 +94,6 @@ class Plan:
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         _check_data_and_rewards(args, given)
-        name = None
-        if isinstance(model, str):
-            name = model
-            model = find_model(name, "model", args.model_init_kwargs)
-            given["model"] = model
         keys = changing_keys(args)
         optimizers = given.get("optimizers")
         _check_optimizer(args, optimizers)
@@ -120,6 +115,11 @@ class Plan:
             _check_growth(args, adapter, optimizers)
         if not args.disable_dropout:
             args.check_or_give_up(check_dropout_config, config)
+        name = None
+        if isinstance(model, str):
+            name = model
+            model = find_model(name, "model", args.model_init_kwargs)
+            given["model"] = model
         restarts = args.adapter_restart == "merge"
         if restarts:
             _check_restart(args, model, config, given.get("quantization_config"))
