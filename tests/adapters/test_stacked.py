@@ -168,7 +168,7 @@ def test_an_evaluation_compares_with_the_trained_policy(upon, tiny_model, sft, m
         seen = []
         judge = lambda completion, row, seen=seen: seen.append(completion) or True  # noqa: E731
         evaluate(trainer, QUESTIONS["eval_dataset"], judge, n=4, k=[1])
-        drawn.append(seen)
+        drawn.append(seen[2:])  # the first two try the verifier
         base = load_point(base_point(Path(trainer.args.output_dir)), {"model_name_or_path": tiny_model})
         assert far(logits(base), logits(load_adapter(tiny_model, sft))) < 1e-5
     assert drawn[1][:8] == drawn[2][:8] == drawn[0][:8] == drawn[0][8:16]  # the base's come first
