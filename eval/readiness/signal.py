@@ -267,7 +267,8 @@ def batch_finding(found: Rollouts, tells: bool | None) -> Finding:
     values = without_nan(found.rewards)
     what = "prompts with a signal"
     if rewards_differ(found.rewards):
-        lowest, highest = min(values), max(values)
+        lowest = min(values)
+        highest = max(values)
         return Finding(what, f"rewards from {lowest:.2g} to {highest:.2g} over {len(values)} prompts")
     change = f"{cure_of_silence(found, tells)}; every prompt got one reward"
     return Finding(what, f"0 of {len(found.rewards)}", change, STOP)
