@@ -257,7 +257,6 @@ def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
     assert (status, error_lines(written)) == (0, [])
     assert "resumed from checkpoint-3" in written
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3, 4, 5]
-    assert (out / "adapter_model.safetensors").read_bytes() != weights
 
 
 def test_a_resume_from_another_working_directory_is_the_same_run(recipe, tmp_path):
