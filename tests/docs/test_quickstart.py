@@ -81,7 +81,7 @@ longest = 4
 questions = [[{"role": "user", "content": f"sort {number} {9 - number}"}] for number in range(10)]
 rows = [{"prompt": question, "double": str(2 * number)} for number, question in enumerate(questions)] * 4
 train_rows = Dataset.from_list(rows)
-test_rows = Dataset.from_list(rows[:4])
+test_rows = Dataset.from_list(rows[:3])
 
 
 def verifier(completion, row):
@@ -95,7 +95,7 @@ def reward(completions, double, **columns):
 
 
 def test_something_of_one_s_own_is_put_in_by_one_cell(forks, tmp_path):
-    """Rows with columns of their own, and a reward without a verifier."""
+    """Few rows, with columns of their own, and a reward without a verifier."""
     code = cells("code")
     (place,) = [number for number, source in enumerate(code) if "get_task(" in source]
     code[place] = OWN
@@ -111,7 +111,7 @@ def test_something_of_one_s_own_is_put_in_by_one_cell(forks, tmp_path):
     assert {folder.name for folder in runs.iterdir()} == {"plain", "control", "A", "B", "merged"}
     for arm in ("plain", "control", "A", "B"):
         result = json.loads((runs / arm / "passk.json").read_text())
-        assert (result["prompts"], result["n"]) == (4, 8)
+        assert (result["prompts"], result["n"]) == (3, 8)
         assert [row["step"] for row in read_rows(runs / arm)] == [1, 2]
 
 
