@@ -27,8 +27,8 @@ import pytest
 import torch
 from datasets import Dataset
 from huggingface_hub import constants
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import LoraConfig
+from transformers import AutoTokenizer
 from trl import GRPOConfig
 
 from trl_prorl import ProRLConfig, ProRLTrainer
@@ -40,7 +40,7 @@ sys.path.append(str(Path(__file__).parent))  # last: the folders here must not h
 from hub_cache import fill_hf_home  # noqa: E402
 from hub_server import TOKEN, HubServer, constants_for  # noqa: E402
 from once import do_once  # noqa: E402
-from tiny_run import LORA, SETTINGS, save_tiny_model, vowels  # noqa: E402
+from tiny_run import LORA, SETTINGS, new_trained_adapter, save_tiny_model, vowels  # noqa: E402
 from tool_run import tools_tokenizer  # noqa: E402
 
 
@@ -235,17 +235,7 @@ def resume(make_trainer):
 @pytest.fixture
 def trained_adapter(tiny_model):
     """Return a function that makes a `PeftModel` whose adapter is not zero, as after earlier training."""
-
-    def make():
-        torch.manual_seed(11)
-        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
-        with torch.no_grad():
-            for name, param in model.named_parameters():
-                if "lora_B" in name:
-                    param.normal_(std=0.05)
-        return model
-
-    return make
+    return lambda: new_trained_adapter(tiny_model, **LORA)
 
 
 @pytest.fixture

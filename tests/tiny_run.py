@@ -160,3 +160,14 @@ def disturb_adapter(model, size=0.01):
 def load_adapter(model, adapter, dtype="auto", **keys):
     """Load a saved model with a saved adapter."""
     return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=dtype), adapter, **keys)
+
+
+def new_trained_adapter(model: str, **config) -> PeftModel:
+    """Return a model with an adapter that is not zero, as after earlier training."""
+    torch.manual_seed(11)
+    policy = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(**config))
+    with torch.no_grad():
+        for name, param in policy.named_parameters():
+            if "lora_B" in name:
+                param.normal_(std=0.05)
+    return policy

@@ -348,8 +348,8 @@ def disagreement_findings(found: Rollouts) -> list[Finding]:
 
 def paid_findings(found: Rollouts) -> list[Finding]:
     """
-    Return the share of right answers among those that get the highest reward. A policy that only learns to be paid,
-    and stays near its base, ends about there: see the study.
+    Return the share of right answers among those that get the highest reward: what learning to be paid leads to, as
+    long as the policy chooses among its paid answers as the base does.
     """
     if found.source == FULL_REWARD or not rewards_differ(found.rewards):
         return []

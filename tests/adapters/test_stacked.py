@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_rows
-from tiny_run import BEST, LORA, QUESTIONS, load_adapter, logits
+from tiny_run import BEST, LORA, QUESTIONS, load_adapter, logits, new_trained_adapter
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
@@ -32,13 +32,7 @@ ARMS = {
 def sft(tiny_model, tmp_path_factory):
     """The folder of a trained adapter, whose policy is not the model below."""
     folder = tmp_path_factory.mktemp("sft")
-    torch.manual_seed(11)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**SFT))
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if "lora_B" in name:
-                param.normal_(std=0.05)
-    model.save_pretrained(folder)
+    new_trained_adapter(tiny_model, **SFT).save_pretrained(folder)
     return folder
 
 
