@@ -6,6 +6,7 @@ checkout can do what README says, whatever the folders around are called.
 import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,9 @@ def copied(folder, *left_out):
     return str(folder)
 
 
+FIRST_LINE = re.compile(r"(train|passk|report): .* Importing .*\.\.\.")
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel, built from a copy of the sources."""
@@ -79,7 +83,7 @@ def installed(wheel, tmp_path_factory):
 def run(installed, tmp_path, tmp_path_factory):
     """
     A function that runs a command in a folder with packages of the user called `eval` and `tasks`, on a CPU for which
-    bitsandbytes looks for a kernel. Nothing is written to stderr.
+    bitsandbytes looks for a kernel. Nothing is written to stderr but a command's first line.
     """
     for name in ("eval", "tasks"):
         (tmp_path / name).mkdir()
@@ -91,7 +95,8 @@ def run(installed, tmp_path, tmp_path_factory):
     def run(program, *arguments, imports_all=False):
         command = [str(installed[1].with_name(program)), *map(str, arguments)]
         result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
-        assert (result.returncode, result.stderr) == (0, ""), result.stdout[-2000:]
+        others = [line for line in result.stderr.splitlines() if not FIRST_LINE.fullmatch(line)]
+        assert (result.returncode, others) == (0, []), result.stdout[-2000:]
         assert asked.exists() or not imports_all, "bitsandbytes was not imported: nothing was tried"
         return result.stdout
 

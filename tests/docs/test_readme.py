@@ -31,10 +31,10 @@ FEW = "--prompts 2 --n 1 --no-greedy --max-new-tokens 4"
 def run(forks, tmp_path):
     """A function that runs `trl-prorl` or a script, in a folder of its own: the status, and what was written."""
 
-    def run(command, expected=0):
+    def run(command, expected=0, **env):
         program, *rest = shlex.split(command)
         words = ("-m", "trl_prorl") if program == "trl-prorl" else (tmp_path / program,)
-        status, written = forks.run(*words, *rest, cwd=tmp_path)
+        status, written = forks.run(*words, *rest, cwd=tmp_path, env=env)
         assert status == expected and "Traceback" not in written, written[-3000:]
         return written
 
@@ -113,7 +113,7 @@ def test_the_three_commands(recipe, run, tmp_path):
 def test_what_the_three_commands_print(run):
     """The names of findings, columns and rows that the page shows are those that are printed."""
     shown = " ".join(" ".join(block.text for block in blocks(THREE)).split())
-    written = run(f"trl-prorl preflight tiny/gamed/control {TINY}")
+    written = run(f"trl-prorl preflight tiny/gamed/control {TINY}", COLUMNS="300")  # no cell is broken into lines
     for finding in ("base pass rate (verify)", "the reward can be gamed: mend it, or watch gold"):
         assert finding in shown
         assert finding in " ".join(re.sub("[│┃]", " ", written).split())

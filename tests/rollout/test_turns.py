@@ -293,7 +293,7 @@ def test_a_base_that_cannot_chat_is_refused(template):
 
 def test_what_knows_one_turn_refuses_games(monkeypatch):
     trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), environment_factories={None: object})
-    with pytest.raises(InputError, match="^environment_factory: evaluate samples one turn"):
+    with pytest.raises(InputError, match="^environment_factory: evaluate and drift sample one turn"):
         evaluate(trainer, [], bool)
     monkeypatch.setattr(drift, "held_out_tasks", lambda *args: [SimpleNamespace(task=get_task("guess"))])
     with pytest.raises(InputError, match="^task guess: drift compares every token"):

@@ -1,6 +1,5 @@
 """Anchors: a reference that moves, the base that does not, and the average of Elastic Reset."""
 
-import re
 
 import pytest
 import torch
@@ -71,15 +70,6 @@ def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
 
 
 ANCHORS = [{"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}]
-
-
-@pytest.mark.parametrize("keys", ANCHORS)
-def test_a_peft_model_is_not_wrapped_again(make_trainer, trained_adapter, keys):
-    """And the line is TRL's."""
-    with pytest.raises(ValueError, match="PeftModel") as theirs:
-        make_trainer(GRPOTrainer, model=trained_adapter(), beta=0.1)
-    with pytest.raises(ValueError, match=f"^{re.escape(str(theirs.value))}$"):
-        make_trainer(model=trained_adapter(), **keys)
 
 
 @pytest.mark.parametrize("keys", ANCHORS)

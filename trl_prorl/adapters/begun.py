@@ -40,6 +40,11 @@ class AdapterAsBegun:
             parameters[name].data = value
 
     def save(self, folder: Path) -> None:
-        """Write it into a folder, as an adapter that PEFT loads upon the model below."""
+        """
+        Write it into a folder, as an adapter that PEFT loads upon the model below. An adapter of another name than
+        `default`, or one of several, is not written: no evaluation reads such a run from its files.
+        """
+        if self.policy.active_adapters != ["default"]:
+            return
         with self.in_place():
             self.policy.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)

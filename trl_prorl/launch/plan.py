@@ -115,11 +115,6 @@ class Plan:
             _check_growth(args, adapter, optimizers)
         if not args.disable_dropout:
             args.check_or_give_up(check_dropout_config, config)
-        name = None
-        if isinstance(model, str):
-            name = model
-            model = find_model(name, "model", args.model_init_kwargs)
-            given["model"] = model
         restarts = args.adapter_restart == "merge"
         if restarts:
             _check_restart(args, model, config, given.get("quantization_config"))
@@ -130,6 +125,10 @@ class Plan:
             _check_full_reference(args)
         if moves or args.copied_anchors:
             check_adapter(None if stacks else model, config)
+        name = None
+        if isinstance(model, str):
+            name = model
+            given["model"] = find_model(name, "model", args.model_init_kwargs)
         _rehearse(args, given)
         return cls(
             given=given,
