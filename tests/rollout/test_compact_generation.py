@@ -18,7 +18,8 @@ from eval.run_folder.reading import read_env
 from trl_prorl.launch import acceleration
 from trl_prorl.rollout.compact import (
     BLOCK,
-    GrowingLayer,
+    RoomyLayer,
+    Selection,
     _running_sums,
     compact_sample,
     cut_at_end,
@@ -35,6 +36,7 @@ from trl_prorl.scoring.packing_probe import evaluation_mode
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]
 COPIES = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+select_of = Selection.of
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,37 @@ def test_greedy_tokens_are_those_of_generate(model, keys):
     settings = config(do_sample=False, **keys)
     theirs = model.generate(input_ids=ids[COPIES], attention_mask=mask[COPIES], generation_config=settings)
     assert torch.equal(theirs, compact(model, do_sample=False, **keys)[0].ids)
+
+
+@pytest.mark.parametrize("keys", [{}, {"do_sample": True, "temperature": 0.7}, {"do_sample": True, "top_k": 9}], ids=str)
+def test_looking_seldom_at_the_device_changes_no_completion(model, keys, monkeypatch):
+    """Rows that have ended go on as padding until the next look: nothing of it is left in the result."""
+    keys = {"eos_token_id": list(range(0, 256, 16)), "max_new_tokens": 40, "do_sample": False, **keys}
+    # One number for a row and a token, whichever rows are computed beside it.
+    monkeypatch.setattr(torch, "rand", lambda rows, one, dtype, device: torch.full((rows, one), 0.4, dtype=dtype))
+    expected, _ = compact(model, logps_at=0.7, **keys)
+    looks = []
+    monkeypatch.setattr("trl_prorl.rollout.compact.tokens_between_checks", lambda device: 16)
+    monkeypatch.setattr(Selection, "of", lambda alive, device: looks.append(alive) or select_of(alive, device))
+    drawn, _ = compact(model, logps_at=0.7, **keys)
+    assert torch.equal(drawn.ids, expected.ids)
+    torch.testing.assert_close(drawn.logps, expected.logps, atol=1e-5, rtol=0)
+    assert len(looks) <= 2
+
+
+def test_the_cache_is_allocated_once(model, monkeypatch):
+    rooms = []
+    show = RoomyLayer._show
+
+    def look(self, length):
+        show(self, length)
+        rooms.append((length, *(room.untyped_storage().data_ptr() for room in self._room)))
+
+    monkeypatch.setattr(RoomyLayer, "_show", look)
+    compact(model, do_sample=True, eos_token_id=[3, 4], max_new_tokens=150)
+    lengths = {length for length, _, _ in rooms}
+    assert max(lengths) > 64 + min(lengths)
+    assert len({room[1:] for room in rooms}) == model.config.num_hidden_layers
 
 
 def test_rows_that_end_are_no_longer_computed(model):
@@ -312,9 +345,10 @@ def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, mon
     assert probe(with_adapter, size) is None
     assert torch.equal(state, torch.get_rng_state())
     assert model.training is False
-    select = GrowingLayer.batch_select_indices
+    close_up = RoomyLayer.close_up
     with monkeypatch.context() as patch:  # rows mixed up when some are dropped
-        patch.setattr(GrowingLayer, "batch_select_indices", lambda self, rows: select(self, rows.flip(0)))
+        mixed_up = lambda self, kept: close_up(self, kept._replace(movers=kept.movers - 1))  # noqa: E731
+        patch.setattr(RoomyLayer, "close_up", mixed_up)
         assert probe(model, size).startswith("greedy tokens of Qwen2ForCausalLM differ from those of generate")
     with monkeypatch.context() as patch:
         patch.delattr(DynamicLayer, "batch_select_indices")
@@ -626,7 +660,9 @@ def test_frequencies_are_the_probabilities(size):
     weights[-1] = 0.2
     probabilities = weights / weights.sum()
     number = 200_000
-    counts = torch.bincount(draw(probabilities.expand(number, size)), minlength=size)
+    tokens, has_distribution = draw(probabilities.expand(number, size))
+    counts = torch.bincount(tokens, minlength=size)
+    assert has_distribution.all()
     assert counts[probabilities == 0].sum() == 0
     drawn = probabilities > 0
     expected = probabilities[drawn].double() / probabilities[drawn].double().sum() * number
@@ -641,7 +677,7 @@ def test_the_ends_of_the_interval(number, monkeypatch):
     probabilities[1, [BLOCK + 5, 2 * BLOCK]] = 0.5
     probabilities[2, [1, 4 * BLOCK - 2]] = torch.tensor([1e-30, 1.0])
     monkeypatch.setattr(torch, "rand", lambda *shape, dtype, device: torch.full(shape, number, dtype=dtype))
-    first, second, third = draw(probabilities).tolist()
+    first, second, third = draw(probabilities)[0].tolist()
     assert first == BLOCK + 5
     assert second == (BLOCK + 5 if number < 0.5 else 2 * BLOCK)
     assert third == (1 if number == 0.0 else 4 * BLOCK - 2)
@@ -656,7 +692,7 @@ def test_a_rare_token_is_as_rare_as_it_should_be(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *shape, dtype, device: numbers)
     total = probabilities[0].double().sum()
     assert abs(total - 1) < 1e-7
-    assert draw(probabilities / total).tolist() == [1000, 999]
+    assert draw(probabilities / total)[0].tolist() == [1000, 999]
 
 
 class OnCard(torch.Tensor):
@@ -687,10 +723,29 @@ def test_under_full_determinism_a_gpu_draws_too(deterministic):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 0.0])
 def test_what_has_no_distribution_is_not_drawn(value):
     probabilities = torch.ones(3, 300)
-    assert len(draw(probabilities)) == 3
     probabilities[1] = value
-    with pytest.raises(RuntimeError, match="probability tensor contains"):
-        draw(probabilities)
+    tokens, has_distribution = draw(probabilities)
+    assert has_distribution.tolist() == [True, False, True]
+    assert ((tokens >= 0) & (tokens < 300)).all()  # what is read of it lies within every table
+
+
+@pytest.mark.parametrize("every", [1, 16])
+def test_a_model_without_a_distribution_is_not_sampled_to_the_end(model, every, monkeypatch):
+    monkeypatch.setattr("trl_prorl.rollout.compact.tokens_between_checks", lambda device: every)
+    calls = []
+
+    def spoil(head, states, logits):
+        calls.append(len(logits))
+        if len(calls) == 3:
+            logits[0] = torch.nan
+
+    hook = model.get_output_embeddings().register_forward_hook(spoil)
+    try:
+        with pytest.raises(RuntimeError, match="probability tensor contains"):
+            compact(model, do_sample=True, max_new_tokens=40)
+    finally:
+        hook.remove()
+    assert len(calls) == (3 if every == 1 else 16)
 
 
 @pytest.mark.parametrize("merged", [False, True])

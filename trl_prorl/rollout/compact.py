@@ -5,7 +5,7 @@ Transformers' `generate` computes a prompt once for every completion, and keeps 
 batch, as padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument
 `custom_generate`: `generate` prepares logits processors, stopping criteria and the cache as it does for its own loop,
 so that every setting of a generation means here what it means there. [`draw`] takes one random number for a token,
-and [`GrowingLayer`] has room for tokens to come, and rows that can be repeated and dropped.
+and [`RoomyLayer`] has room for tokens to come, and rows that can be repeated and dropped.
 """
 
 import copy
@@ -15,17 +15,18 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from transformers.cache_utils import Cache, DynamicLayer
 
 
 BLOCK = 128  # tokens of a block; 64 to 512 cost about the same for a vocabulary of 8,192
 SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the last token
+CHECK_EVERY = 16  # tokens between two looks at a device, each of which waits for it
 
 NO_DISTRIBUTION = "probability tensor contains either `inf`, `nan` or element < 0"  # torch's words
 
 
-def draw(probabilities: torch.Tensor) -> torch.Tensor:
+def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Sample a token of each row by inverting its cumulative distribution, first over blocks of tokens and then within
     one.
@@ -40,17 +41,17 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
 
     Returns:
         `torch.LongTensor` of shape `(R,)`: Token ids.
-
-    Raises:
-        `RuntimeError`: As `torch.multinomial`, if a row has no distribution; a place in the table would be read that
-            is not there.
+        `torch.BoolTensor` of shape `(R,)`: Whether a row has a distribution, where `torch.multinomial` would raise.
+            The token of a row without one is any token. It is left to the caller to look, because that waits for the
+            device.
     """
     rows, size = probabilities.shape
-    blocks = pad(probabilities, (0, -size % BLOCK)).view(rows, -1, BLOCK)
+    missing = -size % BLOCK
+    whole = pad(probabilities, (0, missing)) if missing else probabilities  # padding by nothing copies, too
+    blocks = whole.view(rows, -1, BLOCK)
     ends = _running_sums(blocks.sum(dim=-1, dtype=torch.float64))
     total = ends[:, -1:]
-    if not ((total > 0.0) & (total < torch.inf)).all():
-        raise RuntimeError(NO_DISTRIBUTION)
+    has_distribution = (total > 0.0) & (total < torch.inf)
     wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
     block = _first_beyond(ends, wanted)
     end_of_last = ends.gather(1, (block - 1).clamp(min=0))
@@ -58,7 +59,7 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
     tokens_of_block = blocks[torch.arange(rows, device=block.device), block[:, 0]]
     within = _running_sums(tokens_of_block.double())
     token = block * BLOCK + _first_beyond(within, wanted - before)
-    return token[:, 0]
+    return token[:, 0].clamp(max=size - 1), has_distribution[:, 0]
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
@@ -71,10 +72,11 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
 def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """
     Find the first of ascending sums that is greater than what is wanted, or than all but nothing of the last: `(R,
-    1)`.
+    1)`. Among sums that do not ascend, as those of NaN, it is any of them.
     """
     largest = ends[:, -1:] * SHORT_OF_ALL
-    return torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)
+    found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)
+    return found.clamp(max=ends.shape[1] - 1)
 
 
 @contextmanager
@@ -98,38 +100,33 @@ def contiguous_states(model) -> Iterator[None]:
         handle.remove()
 
 
-GROWTH = 64  # tokens for which a layer makes room at once
-
-
-class GrowingLayer(DynamicLayer):
+class RoomyLayer(DynamicLayer):
     """
-    Is the cache of an attention layer, with room for tokens to come.
+    Is the cache of an attention layer, with room for all tokens to come.
 
     A new token is written into its place, where [`~transformers.DynamicLayer`] copies the whole cache to lengthen it
-    by one.
+    by one. The room is allocated once: blocks that grow would leave a GPU's allocator with ever larger ones, none of
+    which is used again.
 
     Args:
-        keys (`torch.Tensor` of shape `(R, H, L, D)`): What it holds at first.
-        values (`torch.Tensor` of shape `(R, H, L, D)`): The same.
+        keys (`torch.Tensor` of shape `(P, H, L, D)`): What it holds at first.
+        values (`torch.Tensor` of shape `(P, H, L, D)`): The same.
+        rows (`torch.LongTensor` of shape `(R,)`): Which of these rows, each as often as it stands there.
+        length (`int`): Tokens for which there is room in all.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor):
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, length: int):
         super().__init__()
         self.dtype = keys.dtype
         self.device = keys.device
         self.is_initialized = True
-        self._hold(keys, values)
-
-    def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy what there is into a larger room, of which `keys` and `values` show the part that is filled."""
-        length = keys.shape[-2]
         self._room = []
         for old in (keys, values):
-            rows, heads, _, size = old.shape
-            room = old.new_empty((rows, heads, length + GROWTH, size))
-            room[:, :, :length] = old
+            _, heads, filled, size = old.shape
+            room = old.new_empty((len(rows), heads, max(length, filled), size))
+            room[:, :, :filled] = old[rows]
             self._room.append(room)
-        self._show(length)
+        self._show(filled)
 
     def _show(self, length: int) -> None:
         keys, values = self._room
@@ -139,37 +136,69 @@ class GrowingLayer(DynamicLayer):
     def update(self, key_states, value_states, *args, **kwargs):
         length = self.keys.shape[-2]
         end = length + key_states.shape[-2]
-        if end > self._room[0].shape[-2]:
-            self._hold(self.keys, self.values)
         for room, new in zip(self._room, (key_states, value_states), strict=True):
             room[:, :, length:end] = new
         self._show(end)
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep some rows, at most all. One that keeps its place is not copied; room is given back when it grows."""
-        count = len(indices)
+    def close_up(self, selection: "Selection") -> None:
+        """Keep some rows, in place: only a row that takes the place of another is copied."""
         length = self.keys.shape[-2]
-        moved = (indices != torch.arange(count, device=indices.device)).nonzero().squeeze(1)
         for place, room in enumerate(self._room):
-            room[moved, :, :length] = room[indices[moved], :, :length]
-            self._room[place] = room[:count]
+            room[selection.places, :, :length] = room[selection.movers, :, :length]
+            self._room[place] = room[: len(selection.rows)]
         self._show(length)
 
 
-def select_rows(cache: Cache, rows: torch.Tensor) -> None:
+class Selection(NamedTuple):
     """
-    Keep some rows of a cache, in place; a row may be kept several times.
+    Says which rows of a batch are kept, of which the last take the places of those that are not.
+
+    Attributes:
+        rows (`torch.LongTensor` of shape `(R,)`): The rows, in their new order.
+        places, movers (`torch.LongTensor` of shape `(M,)`): The rows that get another's, and those others.
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    movers: torch.Tensor
+
+    @classmethod
+    def of(cls, alive: list[bool], device: torch.device) -> "Selection":
+        """Keep the rows that are alive, so that dropping a row copies at most one row of the cache."""
+        left = sum(alive)
+        rows = list(range(left))
+        places = [row for row in rows if not alive[row]]
+        movers = [row for row in range(left, len(alive)) if alive[row]]
+        for place, mover in zip(places, movers, strict=True):
+            rows[place] = mover
+        all_three = torch.tensor([*rows, *places, *movers], dtype=torch.long).to(device)
+        return cls(*all_three.split([left, len(places), len(places)]))
+
+
+def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
+    """
+    Select rows of a cache, in place, each any number of times, and make room for tokens to come.
 
     Args:
         cache ([`~transformers.Cache`]): The cache.
         rows (`torch.LongTensor` of shape `(R,)`): Their indices.
+        length (`int`): Tokens of a row in all.
     """
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
-            cache.layers[place] = GrowingLayer(layer.keys[rows], layer.values[rows])
+            cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, length)
         else:
             layer.batch_select_indices(rows)
+
+
+def close_up(cache: Cache, selection: Selection) -> None:
+    """Keep some rows of a cache, in place."""
+    for layer in cache.layers:
+        if isinstance(layer, RoomyLayer):
+            layer.close_up(selection)
+        else:
+            layer.batch_select_indices(selection.rows)
 
 
 def why_not_select(cache: Cache) -> str | None:
@@ -226,69 +255,127 @@ def compact_sample(
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     outputs = model(**inputs, return_dict=True)
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
-    logits = outputs.logits[:, -1].float()[copies]
-    ids, model_kwargs = _select(input_ids, model_kwargs, copies)
+    longest = stopping_criteria.max_length
+    repeat_rows(model_kwargs["past_key_values"], copies, longest)
+    model_kwargs = _select(model_kwargs, copies, len(input_ids))
+    logits = outputs.logits[:, -1][copies]
+    ids = input_ids[copies]
     processors = _of_rows(logits_processor, copies)
 
     pad = generation_config._pad_token_tensor
-    logps = None if logps_at is None else logits.new_empty((len(ids), 0))
+    logps = None if logps_at is None else logits.new_empty((len(ids), 0), dtype=torch.float32)
     rows = torch.arange(len(ids), device=ids.device)
     alive = torch.ones_like(rows, dtype=torch.bool)
-    ended: list[tuple[torch.Tensor, Samples]] = []
+    sound = torch.ones_like(alive)  # every token so far was drawn from a distribution
+    lengths = torch.full_like(rows, ids.shape[1])
+    ended: list[Ended] = []
+    check_every = tokens_between_checks(ids.device)
     while True:
-        scores = processors(ids, logits.clone() if logps is not None else logits)
-        if generation_config.do_sample:
-            tokens = draw(scores.softmax(dim=-1))
-        else:
-            tokens = scores.argmax(dim=-1)
+        tokens, token_logps, has_distribution = _next_tokens(
+            ids, logits, processors, generation_config.do_sample, logps_at
+        )
+        sound &= has_distribution | ~alive
         if logps is not None:
-            all_logps = (logits / logps_at).log_softmax(dim=-1)
-            token_logps = all_logps.gather(1, tokens[:, None])
-            logps = torch.cat([logps, token_logps.where(alive[:, None], 0.0)], dim=1)
+            logps = torch.cat([logps, token_logps.where(alive, 0.0)[:, None]], dim=1)
         if pad is not None:
             tokens = torch.where(alive, tokens, pad)
         ids = torch.cat([ids, tokens[:, None]], dim=1)
+        lengths += alive
         alive = alive & ~stopping_criteria(ids, None)
-        left = int(alive.sum())
-        if left == 0:
-            ended.append((rows, Samples(ids, logps)))
-            return _join(ended, input_ids.shape[1], 0 if pad is None else pad)
-        if left < len(rows):
-            over = (~alive).nonzero().squeeze(1)
-            kept = _closed_up(alive, left)
-            ended_logps = None if logps is None else logps[over]
-            ended.append((rows[over], Samples(ids[over], ended_logps)))
-            ids, model_kwargs = _select(ids, model_kwargs, kept)
-            processors = _of_rows(processors, kept)
-            rows = rows[kept]
-            alive = alive[kept]
-            logps = None if logps is None else logps[kept]
+        written = ids.shape[1] - input_ids.shape[1]
+        if written % check_every == 0 or ids.shape[1] >= longest:
+            # The one place of the loop that waits for the device.
+            still, all_sound = torch.stack([alive, sound]).tolist()
+            if not all(all_sound):
+                raise RuntimeError(NO_DISTRIBUTION)
+            if not any(still):
+                ended.append(Ended(rows, lengths, ids, logps))
+                return _join(ended, input_ids.shape[1], 0 if pad is None else pad)
+            if not all(still):
+                over = torch.tensor([row for row, goes_on in enumerate(still) if not goes_on]).to(rows.device)
+                ended_logps = None if logps is None else logps[over]
+                ended.append(Ended(rows[over], lengths[over], ids[over], ended_logps))
+                selection = Selection.of(still, rows.device)
+                close_up(model_kwargs["past_key_values"], selection)
+                kept = selection.rows
+                model_kwargs = _select(model_kwargs, kept, len(ids))
+                processors = _of_rows(processors, kept)
+                ids = ids[kept]
+                rows = rows[kept]
+                alive = alive[kept]
+                sound = sound[kept]
+                lengths = lengths[kept]
+                logps = None if logps is None else logps[kept]
         inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         outputs = model(**inputs, return_dict=True)
         model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
-        logits = outputs.logits[:, -1].float()
+        logits = outputs.logits[:, -1]
 
 
-def _closed_up(alive: torch.Tensor, left: int) -> torch.Tensor:
+def tokens_between_checks(device: torch.device) -> int:
     """
-    List the rows that have not ended, so that dropping a row copies one row of the cache.
-
-    The last of them take the places of rows that have ended.
+    Say after how many tokens the loop looks which rows have ended. A CPU's result is there at once; on a device that
+    runs behind the program a look costs more than rows that are computed in vain for a few tokens.
     """
-    kept = torch.arange(left, device=alive.device)
-    free = (~alive[:left]).nonzero().squeeze(1)
-    kept[free] = alive[left:].nonzero().squeeze(1) + left
-    return kept
+    return 1 if device.type == "cpu" else CHECK_EVERY
 
 
-def _select(ids: torch.Tensor, model_kwargs: dict, rows: torch.Tensor) -> tuple[torch.Tensor, dict]:
-    """Select some rows of a batch: ids, arguments of the forward and, in place, the cache."""
-    select_rows(model_kwargs["past_key_values"], rows)
+def _next_tokens(
+    ids: torch.Tensor, logits: torch.Tensor, processors: LogitsProcessorList, samples: bool, logps_at: float | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | bool]:
+    """
+    Choose the next token of every row, in few passes over the logits `(R, V)`: one that scales, one for the softmax,
+    and one for [`draw`].
+
+    Returns:
+        `torch.LongTensor` of shape `(R,)`: Token ids.
+        `torch.Tensor` of shape `(R,)` or `None`: Their log-probabilities at `logps_at`.
+        `torch.BoolTensor` of shape `(R,)` or `bool`: Whether a row has a distribution.
+    """
+    temperature = _temperature_alone(processors)
+    if temperature is None:
+        # A processor may write into what it is given.
+        scores = processors(ids, logits.to(torch.float32, copy=logps_at is not None))
+    else:
+        scores = _scaled(logits, temperature)
+    has_distribution = True
+    if samples:
+        probabilities = scores.softmax(dim=-1)
+        tokens, has_distribution = draw(probabilities)
+    else:
+        tokens = scores.argmax(dim=-1)
+    if logps_at is None:
+        return tokens, None, has_distribution
+    if samples and temperature == logps_at:  # what is drawn has a probability greater than 0
+        logps = probabilities.gather(1, tokens[:, None]).log()
+    else:
+        logps = _scaled(logits, logps_at).log_softmax(dim=-1).gather(1, tokens[:, None])
+    return tokens, logps[:, 0], has_distribution
+
+
+def _temperature_alone(processors: LogitsProcessorList) -> float | None:
+    """Return the temperature, if nothing else is done to logits."""
+    if not processors:
+        return 1.0
+    if len(processors) == 1 and type(processors[0]) is TemperatureLogitsWarper:
+        return processors[0].temperature
+    return None
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Divide logits by a temperature, in fp32; a divisor of that dtype lets one pass do both."""
+    if temperature == 1.0:
+        return logits.float()
+    return logits / logits.new_full((1,), temperature, dtype=torch.float32)
+
+
+def _select(model_kwargs: dict, rows: torch.Tensor, number: int) -> dict:
+    """Select some of the `number` rows of a batch in the arguments of the forward."""
     selected = {}
     for name, value in model_kwargs.items():
-        has_rows = isinstance(value, torch.Tensor) and value.dim() and len(value) == len(ids)
+        has_rows = isinstance(value, torch.Tensor) and value.dim() and len(value) == number
         selected[name] = value[rows] if has_rows else value
-    return ids[rows], selected
+    return selected
 
 
 def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProcessorList:
@@ -305,17 +392,35 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
     return selected
 
 
-def _join(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Samples:
+class Ended(NamedTuple):
+    """
+    Holds rows that have ended.
+
+    Attributes:
+        rows, lengths (`torch.LongTensor` of shape `(E,)`): Their places in the batch; their tokens, prompts included.
+        ids (`torch.LongTensor` of shape `(E, P + T)`): Prompts and completions.
+        logps (`torch.Tensor` of shape `(E, T)`, *optional*): Of the completions.
+    """
+
+    rows: torch.Tensor
+    lengths: torch.Tensor
+    ids: torch.Tensor
+    logps: torch.Tensor | None
+
+
+def _join(ended: list[Ended], width: int, pad) -> Samples:
     """Join the rows that ended at several times, in their first order and padded to the longest."""
-    rows = torch.cat([rows for rows, _ in ended])
-    longest = max(part.ids.shape[1] for _, part in ended)
-    first = ended[0][1]
-    ids = first.ids.new_full((len(rows), longest), int(pad))
-    logps = None if first.logps is None else first.logps.new_zeros((len(rows), longest - width))
-    for of_rows, part in ended:
-        ids[of_rows, : part.ids.shape[1]] = part.ids
+    number = sum(len(part.rows) for part in ended)
+    longest = max(int(torch.cat([part.lengths for part in ended]).max()), width)
+    first = ended[0]
+    ids = first.ids.new_full((number, longest), int(pad))
+    logps = None if first.logps is None else first.logps.new_zeros((number, longest - width))
+    for part in ended:
+        part_ids = part.ids[:, :longest]
+        ids[part.rows, : part_ids.shape[1]] = part_ids
         if logps is not None:
-            logps[of_rows, : part.logps.shape[1]] = part.logps
+            part_logps = part.logps[:, : longest - width]
+            logps[part.rows, : part_logps.shape[1]] = part_logps
     return Samples(ids, logps)
 
 
