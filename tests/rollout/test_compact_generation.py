@@ -11,6 +11,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
 from tiny_run import LORA, constant, disturb_adapter, load_with_new_adapter, record_results
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -95,6 +96,39 @@ def test_looking_seldom_at_the_device_changes_no_completion(model, keys, monkeyp
     assert torch.equal(drawn.ids, expected.ids)
     torch.testing.assert_close(drawn.logps, expected.logps, atol=1e-5, rtol=0)
     assert len(looks) <= 2
+
+
+class Looks(TorchDispatchMode):
+    """Counts how often the program asks for a value of a tensor, for which a device is waited for."""
+
+    ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select")
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.number = 0
+        tolist = torch.Tensor.tolist
+        monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: self.look() or tolist(tensor))
+
+    def look(self):
+        self.number += 1
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() in self.ASKING:
+            self.look()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("prompts", [PROMPTS, [[5, 6, 7], [9, 8, 7], [1, 2, 3]]], ids=["padded", "of one length"])
+def test_a_device_is_waited_for_once_in_sixteen_tokens(model, prompts, temperature, monkeypatch):
+    monkeypatch.setattr("trl_prorl.rollout.compact.tokens_between_checks", lambda device: 16)
+    looks = []
+    for tokens in (16, 80):
+        with monkeypatch.context() as patch, Looks(patch) as seen:
+            keys = {"do_sample": True, "temperature": temperature, "max_new_tokens": tokens}
+            compact(model, prompts, logps_at=temperature, **keys)
+        looks.append(seen.number)
+    assert looks[1] - looks[0] == 4
 
 
 def test_the_cache_is_allocated_once(model, monkeypatch):

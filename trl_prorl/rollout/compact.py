@@ -155,10 +155,12 @@ class Selection(NamedTuple):
     Says which rows of a batch are kept, of which the last take the places of those that are not.
 
     Attributes:
-        rows (`torch.LongTensor` of shape `(R,)`): The rows, in their new order.
+        kept (`list[int]`): The rows, in their new order.
+        rows (`torch.LongTensor` of shape `(R,)`): The same.
         places, movers (`torch.LongTensor` of shape `(M,)`): The rows that get another's, and those others.
     """
 
+    kept: list[int]
     rows: torch.Tensor
     places: torch.Tensor
     movers: torch.Tensor
@@ -173,7 +175,7 @@ class Selection(NamedTuple):
         for place, mover in zip(places, movers, strict=True):
             rows[place] = mover
         all_three = torch.tensor([*rows, *places, *movers], dtype=torch.long).to(device)
-        return cls(*all_three.split([left, len(places), len(places)]))
+        return cls(rows, *all_three.split([left, len(places), len(places)]))
 
 
 def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
@@ -199,6 +201,54 @@ def close_up(cache: Cache, selection: Selection) -> None:
             layer.close_up(selection)
         else:
             layer.batch_select_indices(selection.rows)
+
+
+def attends_plainly(model, model_kwargs: dict) -> bool:
+    """
+    Whether a model needs of its mask only which tokens of a row are padding, in the form in which SDPA adds it: every
+    layer attends to all tokens before it, and positions are given.
+    """
+    config = model.config
+    cache = model_kwargs["past_key_values"]
+    return (
+        type(model).__module__.startswith("transformers.")
+        and config.get_text_config() is config
+        and config._attn_implementation == "sdpa"
+        and getattr(config, "rope_parameters", None) is not None
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+        and not getattr(config, "sliding_window", None)
+        and all(isinstance(layer, RoomyLayer) for layer in cache.layers)
+        and model_kwargs.get("position_ids") is not None
+    )
+
+
+class PaddingMask:
+    """
+    Masks the padding before each prompt, for one query of every row. Transformers makes such a mask anew for every
+    token, looks first whether there is padding at all, which waits for the device, and SDPA turns its booleans into
+    numbers in every layer.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(P, L)`): 1 where a token is no padding.
+        rows (`torch.LongTensor` of shape `(R,)`): Which of its rows, each as often as it stands there.
+        length (`int`): Tokens of a row in all.
+        dtype (`torch.dtype`): That of the queries.
+    """
+
+    def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
+        is_padding = attention_mask[rows] == 0
+        self._has_padding = is_padding.any(dim=1).tolist()
+        self._to_add = torch.zeros((len(rows), 1, 1, length), dtype=dtype, device=attention_mask.device)
+        self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
+
+    def of(self, length: int) -> torch.Tensor | None:
+        """Return what is added to the scores of `length` tokens, `(R, 1, 1, L)`; `None` if no row has padding."""
+        return self._to_add[..., :length] if any(self._has_padding) else None
+
+    def close_up(self, selection: Selection) -> None:
+        """Keep some rows."""
+        self._to_add = self._to_add[selection.rows]
+        self._has_padding = [self._has_padding[row] for row in selection.kept]
 
 
 def why_not_select(cache: Cache) -> str | None:
@@ -257,6 +307,9 @@ def compact_sample(
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     longest = stopping_criteria.max_length
     repeat_rows(model_kwargs["past_key_values"], copies, longest)
+    mask = None
+    if model_kwargs.get("attention_mask") is not None and attends_plainly(model, model_kwargs):
+        mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, outputs.logits.dtype)
     model_kwargs = _select(model_kwargs, copies, len(input_ids))
     logits = outputs.logits[:, -1][copies]
     ids = input_ids[copies]
@@ -297,6 +350,8 @@ def compact_sample(
                 ended.append(Ended(rows[over], lengths[over], ids[over], ended_logps))
                 selection = Selection.of(still, rows.device)
                 close_up(model_kwargs["past_key_values"], selection)
+                if mask is not None:
+                    mask.close_up(selection)
                 kept = selection.rows
                 model_kwargs = _select(model_kwargs, kept, len(ids))
                 processors = _of_rows(processors, kept)
@@ -307,6 +362,8 @@ def compact_sample(
                 lengths = lengths[kept]
                 logps = None if logps is None else logps[kept]
         inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+        if mask is not None:
+            inputs["attention_mask"] = mask.of(ids.shape[1])
         outputs = model(**inputs, return_dict=True)
         model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
         logits = outputs.logits[:, -1]
