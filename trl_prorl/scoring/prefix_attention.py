@@ -26,6 +26,8 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 # The queries of a sequence that are computed together. On a CPU 128 to 512 differ by a tenth: smaller blocks compute
 # less in vain, larger blocks need fewer calls.
 QUERY_BLOCK = 128
+# Strides of a mask that torch's memory-efficient kernel for GPUs takes as it is; it would copy any other in every layer.
+ALIGNMENT = 8
 
 
 class Layout(NamedTuple):
@@ -34,16 +36,41 @@ class Layout(NamedTuple):
 
     Attributes:
         keys (`torch.LongTensor` of shape `(S, W)`): The places of every sequence's prefix, ending at the same column,
-            and of its own tokens, padded with 0; the longest sequence first.
+            and of its own tokens; the longest sequence first. Padding takes each place of the row in turn: if it all
+            took one, the backward pass would add thousands of zeros to a single place, one after another.
         masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): For each block of queries, the keys that they see.
             The queries are the last Q of the first K keys of the first S' sequences.
         order (`torch.LongTensor` of shape `(T,)`):
             For each place of the row, the position of its result among all queries of all blocks.
+        added (`dict`): What [`to_add`] has made of the masks: all layers take the same.
     """
 
     keys: torch.Tensor
     masks: list[torch.Tensor]
     order: torch.Tensor
+    added: dict[tuple[int, torch.dtype, int], torch.Tensor]
+
+
+def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1) -> torch.Tensor:
+    """
+    Return the mask of a block as it is added to scores, of shape `(S', 1, G·Q, K)`: 0 where a key is seen, else −∞.
+    SDPA would make it of the booleans in every layer.
+
+    Args:
+        layout ([`Layout`]): The layout of the row.
+        block (`int`): The place of the block among all.
+        dtype (`torch.dtype`): That of the queries.
+        groups (`int`): G, how often the queries' mask is repeated, for heads that share their keys.
+    """
+    name = (block, dtype, groups)
+    if name not in layout.added:
+        mask = layout.masks[block]
+        rows, _, queries, seen = mask.shape
+        width = seen + -seen % ALIGNMENT
+        added = torch.zeros((rows, 1, groups, queries, width), dtype=dtype, device=mask.device)
+        added[..., :seen].masked_fill_(~mask[:, :, None], -torch.inf)
+        layout.added[name] = added.view(rows, 1, groups * queries, width)[..., :seen]
+    return layout.added[name]
 
 
 def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
@@ -69,47 +96,51 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
 
     Returns [`Layout`]
     """
-    table = torch.tensor(sequences)
-    longest_first = table[:, 3].argsort(descending=True, stable=True)
-    prefix, prefix_length, start, length = table[longest_first].T.unsqueeze(-1)  # (S, 1) each
-    longest_prefix = int(prefix_length.max())
-    longest = int(length.max())
+    longest_first = sorted(sequences, key=lambda sequence: sequence[3], reverse=True)
+    longest_prefix = max(prefix_length for _, prefix_length, _, _ in sequences)
+    lengths = [length for _, _, _, length in longest_first]
+    # The numbers of the sequences go to the device, and all that grows with their tokens is made there.
+    table = torch.tensor(longest_first).to(device)
+    prefix, prefix_length, start, length = table.T.unsqueeze(-1)  # (S, 1) each
 
-    column = torch.arange(-longest_prefix, longest)
+    size = sum(lengths)
+    column = torch.arange(-longest_prefix, lengths[0], device=device)
     is_token = (column >= -prefix_length) & (column < length)
     place = torch.where(column < 0, prefix + prefix_length + column, start + column)
-    keys = place.where(is_token, 0)
+    padding = torch.arange(is_token.numel(), device=device).view(is_token.shape) % size
+    keys = torch.where(is_token, place, padding)
 
     masks = []
     query_places = []
-    query_is_token = []
-    for first, end in pairwise(block_bounds(prefix_length, length)):
-        rows = int((length > first).sum())
+    longest_with_prefix = max((own for _, before, _, own in sequences if before > 0), default=0)
+    for first, end in pairwise(block_bounds(lengths[0], longest_with_prefix)):
+        rows = sum(length > first for length in lengths)
         seen = slice(0, longest_prefix + end)
         queries = slice(longest_prefix + first, longest_prefix + end)
         is_before = column[seen] <= column[queries, None]
         masks.append(is_token[:rows, None, None, seen] & is_before)
-        query_places.append(keys[:rows, queries].flatten())
-        query_is_token.append(is_token[:rows, queries].flatten())
+        # Padding goes to a place behind the row.
+        query_places.append(keys[:rows, queries].where(is_token[:rows, queries], size).flatten())
 
     query_places = torch.cat(query_places)
-    query_is_token = torch.cat(query_is_token)
-    order = torch.empty(int(length.sum()), dtype=torch.long)
-    order[query_places[query_is_token]] = torch.arange(len(query_places))[query_is_token]
-    return Layout(keys.to(device), [mask.to(device) for mask in masks], order.to(device))
+    order = torch.empty(size + 1, dtype=torch.long, device=device)
+    order.scatter_(0, query_places, torch.arange(len(query_places), device=device))
+    return Layout(keys, masks, order[:size], {})
 
 
-def block_bounds(prefix_length: torch.Tensor, length: torch.Tensor) -> list[int]:
+def block_bounds(longest: int, longest_with_prefix: int) -> list[int]:
     """
-    Return the columns between which blocks of queries lie, from 0 to the longest sequence; both arguments have shape
-    `(S, 1)`. Prompts may be longer than completions: a block ends with the longest completion, too.
+    Return the columns between which blocks of queries lie, from 0 to the longest sequence. Prompts may be longer than
+    completions: a block ends with the longest sequence that has a prefix (0: none has), too. A block of a few queries
+    is computed with the one before: a completion of 128, 256 or 512 tokens has one more, its prompt's last token.
     """
-    longest = int(length.max())
-    bounds = {0, longest, *range(QUERY_BLOCK, longest, QUERY_BLOCK)}
-    has_prefix = prefix_length > 0
-    if has_prefix.any():
-        bounds.add(int(length[has_prefix].max()))
-    return sorted(bounds)
+    ends = sorted({longest, longest_with_prefix} - {0})
+    bounds = set()
+    for bound in range(QUERY_BLOCK, longest, QUERY_BLOCK):
+        following = min(end for end in ends if end >= bound)
+        if bound == following or following - bound > QUERY_BLOCK // 16:
+            bounds.add(bound)
+    return [0, *sorted(bounds.union(ends))]
 
 
 def prefix_attention(
@@ -134,31 +165,41 @@ def prefix_attention(
     Returns `torch.Tensor` of shape `(1, T, H, D)`.
     """
     by_products = query.device.type == "cpu" and query.dtype is torch.bfloat16 and not dropout
+    groups = query.shape[1] // key.shape[1]
+    shares_keys = by_products or keeps_keys_shared(query)
     keys = gather_places(key, layout.keys)
     values = gather_places(value, layout.keys)
-    groups = query.shape[1] // key.shape[1]
-    if not by_products:
+    if not shares_keys:
         keys = repeat_kv(keys, groups)
         values = repeat_kv(values, groups)
+        groups = 1
     results = []
-    for mask in layout.masks:
+    for block, mask in enumerate(layout.masks):
         rows, _, queries, seen = mask.shape
         states = gather_places(query, layout.keys[:rows, seen - queries : seen])
         seen_keys = keys[:rows, :, :seen]
         seen_values = values[:rows, :, :seen]
+        added = to_add(layout, block, query.dtype, groups)
+        # The heads that share keys stand below each other, as queries of one head.
+        grouped = states.unflatten(1, (-1, groups)).flatten(2, 3)
         if by_products:
-            grouped = states.reshape(rows, -1, groups * queries, states.shape[-1])
-            to_add = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
-            to_add = to_add.repeat(1, 1, groups, 1)
             factor = scale or states.shape[-1] ** -0.5
-            result = BackwardByProducts.apply(grouped, seen_keys, seen_values, to_add, factor)
-            result = result.view(states.shape)
+            result = BackwardByProducts.apply(grouped, seen_keys, seen_values, added, factor)
         else:
             result = scaled_dot_product_attention(
-                states, seen_keys, seen_values, attn_mask=mask, dropout_p=dropout, scale=scale
+                grouped, seen_keys, seen_values, attn_mask=added, dropout_p=dropout, scale=scale
             )
-        results.append(result.transpose(1, 2).flatten(0, 1))
+        by_group = result.unflatten(2, (groups, queries))
+        results.append(by_group.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1))
     return torch.cat(results).index_select(0, layout.order).unsqueeze(0)
+
+
+def keeps_keys_shared(query: torch.Tensor) -> bool:
+    """
+    Whether keys that several heads share are not repeated for each. A GPU's kernel that takes a mask wants equal
+    numbers of heads, and repeated keys are memory and bandwidth; on a CPU in fp32 nothing is gained.
+    """
+    return query.device.type != "cpu"
 
 
 class BackwardByProducts(torch.autograd.Function):
