@@ -17,8 +17,10 @@ of a micro-batch stand in one row, unless `max_tokens` separates them.
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from peft import PeftModel, PeftType
@@ -40,6 +42,7 @@ def packed_logps(
     max_tokens: int | None = None,
     compute_entropy: bool = False,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
+    plan: "Plan | None" = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
     Compute per-token log-probabilities and entropies of completions, with gradient: what TRL's
@@ -64,88 +67,115 @@ def packed_logps(
         compute_entropy (`bool`, *optional*, defaults to `False`): Whether to return the entropies too.
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
             Makes the context for a call of the model, such as `accelerator.autocast`.
+        plan ([`Plan`], *optional*): That of this batch, if it was planned before.
 
     Returns `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
     exactly 0 where the mask is 0, as TRL's are. Raises `ValueError`: the mask has another form, or a prompt with one
     completion exceeds `max_tokens`.
     """
-    batch, width = input_ids.shape
-    prompt_width = width - logits_to_keep
-    prompt_mask, completion_mask = attention_mask.int().cpu().split([prompt_width, logits_to_keep], dim=1)
-    has_prompts = prompt_mask[:, -1].all()
-    pads_left = (prompt_mask.diff() >= 0).all()
-    pads_right = (completion_mask.diff() <= 0).all()
-    if not (has_prompts and pads_left and pads_right):
-        raise ValueError(
-            "attention_mask: prompts must not be empty, only padded on the left; completions on the right."
-        )
-    prompts = prompt_mask.sum(1).tolist()
-    completions = completion_mask.sum(1).tolist()
-
-    rows = [row for row in range(batch) if completions[row] > 0]
-    if not rows:
-        rows = [0]
-    groups: dict[tuple[int, ...], list[int]] = {}
-    token_ids = input_ids[:, :prompt_width].tolist()
-    for row in rows:
-        prompt = tuple(token_ids[row][-prompts[row] :])
-        groups.setdefault(prompt, []).append(row)
-
+    if plan is None:
+        plan = Plan.of(input_ids, attention_mask, logits_to_keep, max_tokens)
     register()
     logps = []
     entropies = []
     places = []
-    for call in plan_calls(list(groups.values()), prompts, completions, max_tokens):
-        inputs, destination = pack(call, input_ids, prompts, completions, logits_to_keep)
+    for call in plan.calls:
+        inputs, scored, destination = pack(call, input_ids, plan, logits_to_keep)
         with autocast():
             outputs = model(**inputs, fused_lm_head=True)
         device = outputs.log_probs.device  # the head's, which may differ from the batch's
-        scored = (inputs["labels"][:, 1:] != -100).to(device)
-        places.append(destination[:, 1:].to(device)[scored])
-        logps.append(outputs.log_probs[scored])
+        places.append(destination.to(device))
+        logps.append(outputs.log_probs[0].index_select(0, scored.to(device)))
         if compute_entropy:
-            entropies.append(outputs.entropy[scored])
+            entropies.append(outputs.entropy[0].index_select(0, scored.to(device)))
 
     def unpacked(values: list[torch.Tensor]) -> torch.Tensor:
         values = torch.cat(values)
-        result = values.new_zeros(batch * logits_to_keep)
-        return result.index_copy(0, torch.cat(places), values).view(batch, -1)
+        result = values.new_zeros(input_ids.shape[0] * logits_to_keep)
+        return result.index_copy(0, torch.cat(places), values).view(input_ids.shape[0], -1)
 
     return unpacked(logps), unpacked(entropies) if compute_entropy else None
 
 
+@dataclass(frozen=True)
+class Plan:
+    """
+    Says which rows of a batch are computed together. All that the program must know of the batch's values stands here,
+    so that a device is waited for once, and not again when the same batch is scored another time.
+
+    Attributes:
+        calls (`list[Call]`): The rows of each call.
+        prompts, completions (`list[int]`): Number of tokens of every row of the batch.
+    """
+
+    calls: list[Call]
+    prompts: list[int]
+    completions: list[int]
+
+    @classmethod
+    def of(
+        cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
+    ) -> "Plan":
+        """Plan a batch; the arguments are those of [`packed_logps`]."""
+        batch, width = input_ids.shape
+        prompt_width = width - logits_to_keep
+        both = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu()  # waits for a device once
+        token_ids, mask = both.unbind()
+        prompt_mask, completion_mask = mask.int().split([prompt_width, logits_to_keep], dim=1)
+        has_prompts = prompt_mask[:, -1].all()
+        pads_left = (prompt_mask.diff() >= 0).all()
+        pads_right = (completion_mask.diff() <= 0).all()
+        if not (has_prompts and pads_left and pads_right):
+            raise ValueError(
+                "attention_mask: prompts must not be empty, only padded on the left; completions on the right."
+            )
+        prompts = prompt_mask.sum(1).tolist()
+        completions = completion_mask.sum(1).tolist()
+
+        rows = [row for row in range(batch) if completions[row] > 0]
+        if not rows:
+            rows = [0]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        prompt_ids = token_ids[:, :prompt_width].tolist()
+        for row in rows:
+            prompt = tuple(prompt_ids[row][-prompts[row] :])
+            groups.setdefault(prompt, []).append(row)
+        return cls(plan_calls(list(groups.values()), prompts, completions, max_tokens), prompts, completions)
+
+
 def pack(
-    call: Call, input_ids: torch.Tensor, prompts: list[int], completions: list[int], logits_to_keep: int
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    call: Call, input_ids: torch.Tensor, plan: Plan, logits_to_keep: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """
-    Pack the rows of one call. Returns the model's inputs, a row of shape `(1, T)`, and for each token its place in the
-    flattened `(B, C)` result, meaningful where it has a label.
+    Pack the rows of one call. Returns the model's inputs, a row of shape `(1, T)`; the places of the N scored tokens
+    among its T - 1 log-probabilities, and in the flattened `(B, C)` result.
     """
-    batch, width = input_ids.shape
+    width = input_ids.shape[1]
     start = width - logits_to_keep  # the completions' first column
-    spans = []  # of the flattened batch
+    taken = []  # stretches of the flattened batch: first place, and length
+    scored = []  # completions: first place among the log-probabilities, and in the result, and length
     sequences = []  # for `layout`: first place and length of the prefix, and of the sequence itself
     end = 0  # of the packed row so far
     for piece in call:
         first = piece[0]
         prompt_start = end
-        prompt_length = prompts[first] - 1  # the last token goes to every completion
-        last = first * width + start - 1
-        spans.append(torch.arange(last - prompt_length, last))
+        prompt_length = plan.prompts[first] - 1  # the last token goes to every completion
+        taken.append((first * width + start - 1 - prompt_length, prompt_length))
         sequences.append((prompt_start, 0, prompt_start, prompt_length))
         end += prompt_length
         for row in piece:
-            length = completions[row] + 1
-            last = row * width + start - 1
-            spans.append(torch.arange(last, last + length))
+            length = plan.completions[row] + 1
+            taken.append((row * width + start - 1, length))
             sequences.append((prompt_start, prompt_length, end, length))
+            scored.append((end, row * logits_to_keep, length - 1))
             end += length
     # The place of every token in the flattened batch; all else follows from it.
-    source = torch.cat(spans).to(input_ids.device).unsqueeze(0)
+    firsts, lengths = zip(*taken, strict=True)
+    source = join_stretches([firsts], lengths, input_ids.device)
     row = source // width
     column = source % width
     tokens = input_ids.flatten()[source]
-    prompt_lengths = torch.tensor(prompts, device=source.device)[row]
+    prompt_lengths = torch.tensor(plan.prompts).to(source.device)[row]
     inputs = {
         "input_ids": tokens,
         "position_ids": column - start + prompt_lengths,
@@ -155,7 +185,21 @@ def pack(
         # it.
         "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.long, device=source.device),
     }
-    return inputs, row * logits_to_keep + column - start
+    *firsts, lengths = zip(*scored, strict=True)
+    scored_places, results = join_stretches(firsts, lengths, source.device)
+    return inputs, scored_places, results
+
+
+def join_stretches(firsts: Sequence[Sequence[int]], lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+    """
+    List the places of stretches one after another: for each of the N rows of first places one row, `(N, T)`. The
+    numbers of the stretches go to the device, and the places are made there.
+    """
+    before = [0, *accumulate(lengths)]
+    moved = [[first - sum_before for first, sum_before in zip(row, before, strict=False)] for row in firsts]
+    *moved, lengths_there = torch.tensor([*moved, lengths]).to(device)
+    repeated = torch.stack(moved).repeat_interleave(lengths_there, dim=1, output_size=before[-1])
+    return repeated + torch.arange(before[-1], device=device)
 
 
 def plan_calls(
