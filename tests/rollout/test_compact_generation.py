@@ -82,7 +82,9 @@ def test_greedy_tokens_are_those_of_generate(model, keys):
     assert torch.equal(theirs, compact(model, do_sample=False, **keys)[0].ids)
 
 
-@pytest.mark.parametrize("keys", [{}, {"do_sample": True, "temperature": 0.7}, {"do_sample": True, "top_k": 9}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{}, {"do_sample": True, "temperature": 0.7}, {"do_sample": True, "top_k": 9}], ids=str
+)
 def test_looking_seldom_at_the_device_changes_no_completion(model, keys, monkeypatch):
     """Rows that have ended go on as padding until the next look: nothing of it is left in the result."""
     keys = {"eos_token_id": list(range(0, 256, 16)), "max_new_tokens": 40, "do_sample": False, **keys}

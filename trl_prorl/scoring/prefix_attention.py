@@ -26,7 +26,8 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 # The queries of a sequence that are computed together. On a CPU 128 to 512 differ by a tenth: smaller blocks compute
 # less in vain, larger blocks need fewer calls.
 QUERY_BLOCK = 128
-# Strides of a mask that torch's memory-efficient kernel for GPUs takes as it is; it would copy any other in every layer.
+# Strides of a mask that torch's memory-efficient kernel for GPUs takes as it is; it would copy any other in every
+# layer.
 ALIGNMENT = 8
 
 
