@@ -51,13 +51,13 @@ def count(forks, tmp_path, *options):
 
 def test_a_step_asks_of_the_device_what_the_table_says(forks, tmp_path):
     differences = count(forks, tmp_path, "--quick")
-    assert differences == [], f"If that is what you want: {COMMAND}"
+    assert not differences, "\n".join([f"If that is what you want: {COMMAND}", *differences])
 
 
 @pytest.mark.slow
 def test_every_case_asks_of_the_device_what_the_table_says(forks, tmp_path):
     differences = count(forks, tmp_path)
-    assert differences == [], f"If that is what you want: {COMMAND}"
+    assert not differences, "\n".join([f"If that is what you want: {COMMAND}", *differences])
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--slow",), marks=pytest.mark.slow)])

@@ -214,7 +214,7 @@ class Stages:
         self._watch(trainer)
 
     def _watch(self, trainer) -> None:
-        self._wrap(trainer, "_generate_and_score_completions", lambda: "batch")
+        self._wrap(trainer, "_prepare_inputs", lambda: "batch")
         self._wrap(trainer, "training_step", self._name_micro_batch)
         if hasattr(trainer, "resets"):
             self._wrap(trainer.resets, "boundary", lambda: "reset")
@@ -254,8 +254,11 @@ class Stages:
         yield
         self._settle()
         name, asked = self._open.pop()
-        self.seen[name].append(asked)
         self._token_since = None
+        if name == "batch" and (self._pass - 1) % 4 > 0:  # it only hands out what was sampled before
+            self._open[-1][1].update(asked)
+            return
+        self.seen[name].append(asked)
 
     def _settle(self) -> Counter:
         """Give what was asked since the last change to the stage on top."""
