@@ -214,7 +214,8 @@ def compute(op, *args, **kwargs):
     from_host: list[torch.Tensor] = []
     host_args = [_to_host(value, from_host) for value in args]
     host_kwargs = {key: _to_host(value, from_host) for key, value in kwargs.items()}
-    if from_host and name not in TAKES_HOST_INDICES:
+    allowed = args[1] if name in TAKES_HOST_INDICES else ()
+    if any(all(tensor is not index for index in allowed) for tensor in from_host):
         raise RuntimeError(MIXED.format(op))
     for place in signature.number_places:
         if place < len(host_args) and isinstance(host_args[place], int | float):
