@@ -65,6 +65,7 @@ WITHOUT_DEVICE = {
 ASKS = "asks first whether the device is one"
 KEPT = "kept in the host's memory on purpose"
 NAMED = {
+    ("adapters/begun.py", "__init__"): KEPT,
     ("adapters/restart.py", "_merge"): KEPT,
     ("adapters/restart.py", "apply"): KEPT,
     ("adapters/restart.py", "load"): KEPT,
