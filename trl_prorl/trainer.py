@@ -223,7 +223,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             permutation = torch.randperm(len(batch["advantages"]))
             micro_batch = len(permutation) // self.args.steps_per_generation
             rows = micro_batch * self.args.exchangeable_micro_batches
-            order = keep_groups_together(permutation, self.num_generations, rows)
+            order = keep_groups_together(permutation, self.num_generations, rows).to(batch["advantages"].device)
             batch = {name: value[order] if value.dim() else value for name, value in batch.items()}
             self._buffered_inputs = split_tensor_dict(batch, self.args.steps_per_generation)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]

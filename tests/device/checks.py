@@ -1,0 +1,284 @@
+"""
+What must hold on the pretended device, each a function; `python checks.py FILE` writes what each of them raised.
+"""
+
+import argparse
+import json
+import tempfile
+import traceback
+from pathlib import Path
+
+import pretend
+import torch
+import whole_steps
+from pretend import DEVICE, NAME, generator, work
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from trl import GRPOTrainer
+from whole_steps import ARMS, RESETS, Dataset, make_trainer, save_model
+
+from trl_prorl import ProRLTrainer
+
+
+CHECKS = {}
+SLOW_CHECKS = {}
+
+
+def quick(check):
+    CHECKS[check.__name__] = check
+    return check
+
+
+def slow(check):
+    SLOW_CHECKS[check.__name__] = check
+    return check
+
+
+def raised(call) -> str:
+    """Return the message with which a call fails; nothing if it does not."""
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def counted(call) -> dict[str, int]:
+    """Return what a call asks of the device."""
+    work.clear()
+    call()
+    return {key: count for key, count in work.read().items() if count}
+
+
+# --------------------------------------------------------------------------------------------- single operators
+
+
+@quick
+def devices_do_not_mix():
+    here = torch.ones(3, device=DEVICE)
+    there = torch.ones(3)
+    assert "at least two devices, pretend:0 and cpu" in raised(lambda: here + there)
+    assert "at least two devices, pretend:0 and cpu" in raised(lambda: torch.cat([there, here]))
+    assert "at least two devices, pretend:0 and cpu" in raised(lambda: here.gather(0, torch.tensor([0])))
+    place = torch.zeros(1, dtype=torch.long, device=DEVICE)
+    assert "at least two devices, pretend:0 and cpu" in raised(lambda: there.index_put_((place,), here[:1]))
+    assert (here + torch.tensor(2.0)).tolist() == [3.0] * 3  # a number of the host is an argument of the kernel
+
+
+@quick
+def generators_do_not_mix():
+    states = [torch.get_rng_state(), generator.get_state()]
+    torch.rand(2, device=DEVICE)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert not torch.equal(states[1], generator.get_state())
+    here = torch.zeros(2, device=DEVICE)
+    assert "device type for generator" in raised(lambda: here.normal_(generator=torch.Generator()))
+    torch.manual_seed(5)
+    seeded = torch.rand(2, device=DEVICE).cpu()
+    torch.manual_seed(5)
+    assert torch.equal(seeded, torch.rand(2))
+
+
+@quick
+def the_host_waits_for_a_value_a_size_or_a_copy():
+    here = torch.arange(6.0, device=DEVICE)
+    for read in (lambda: here[0].item(), lambda: bool(here.any()), lambda: torch.equal(here, here)):
+        assert counted(read)["value"] == 1
+    for find in (here.nonzero, lambda: here[here > 2], lambda: here.masked_select(here > 2)):
+        assert counted(find)["size"] == 1
+    for fetch in (here.tolist, here.cpu, lambda: torch.zeros(6).copy_(here)):
+        assert counted(fetch)["to host"] == 1
+    for send in (
+        lambda: torch.tensor([1, 2], device=DEVICE),
+        lambda: here.copy_(torch.zeros(6)),
+        lambda: here[torch.tensor([0, 1])],
+    ):
+        assert counted(send)["to device"] == 1
+    assert "waits" not in counted(lambda: here[torch.zeros(2, dtype=torch.long, device=DEVICE)] * 2.0)
+
+
+@quick
+def a_kernel_is_a_launch_and_a_view_is_none():
+    here = torch.ones(4, 4, device=DEVICE)
+    assert counted(lambda: here.t()[1:].reshape(-1, 1).expand(-1, 2).detach()) == {"launches": 1, "bytes": 2 * 48}
+    assert counted(lambda: here.t()[1:].unsqueeze(0).expand(2, -1, -1).detach()) == {}
+    assert counted(lambda: torch.empty(3, device=DEVICE)) == {}
+    assert counted(lambda: here + here) == {"launches": 1, "bytes": 3 * 64}
+    assert counted(lambda: here @ here) == {"launches": 1, "bytes": 3 * 64}
+    assert counted(lambda: torch._foreach_add_([here, here, here], 1.0))["launches"] == 1
+
+
+@quick
+def autocast_follows_cuda_s_lists():
+    layer = nn.Linear(4, 4).to(DEVICE)
+    states = torch.ones(2, 4, device=DEVICE)
+    with torch.autocast(NAME, dtype=torch.bfloat16):
+        assert layer(states).dtype == torch.bfloat16
+        assert layer(states).softmax(-1).dtype == torch.float32
+        assert (layer(states).exp()).dtype == torch.float32
+        assert torch.addcmul(layer(states), states, states).dtype == torch.float32
+        assert counted(lambda: layer(states))["launches"] == 2  # the states are narrowed, the weights are kept so
+    assert layer(states).dtype == torch.float32
+    work.clear()
+    with torch.autocast(NAME, dtype=torch.bfloat16):
+        layer(states)
+    assert work.launches["aten::copy_"] == 3
+
+
+@quick
+def attention_is_the_cpu_s():
+    torch.manual_seed(0)
+    queries = torch.randn(2, 4, 5, 8)
+    states = torch.randn(2, 2, 5, 8)
+    mask = torch.ones(5, 5).tril().bool()[None, None]
+    narrow = [queries.bfloat16(), states.bfloat16()]  # grouped heads are one kernel in half precision alone
+    by_device = []
+    for device in ("cpu", DEVICE):
+        query, key = (one.clone().to(device).requires_grad_() for one in narrow)
+        result = scaled_dot_product_attention(query, key, key, enable_gqa=True)
+        result.sum().backward()
+        by_device.append([result.detach().cpu(), query.grad.cpu(), key.grad.cpu()])
+    torch.testing.assert_close(*by_device)
+    settings = ({}, {"is_causal": True}, {"attn_mask": mask}, {"attn_mask": mask.float().log()})
+    for keys in settings:
+        for groups in (True, False):
+            found = []
+            for device in ("cpu", DEVICE):
+                query = queries.clone().to(device).requires_grad_()
+                key = (states if groups else queries).flip(1).to(device).requires_grad_()
+                on_device = {
+                    name: value.to(device) if torch.is_tensor(value) else value for name, value in keys.items()
+                }
+                result = scaled_dot_product_attention(query, key, key, enable_gqa=groups, **on_device)
+                result.square().sum().backward()
+                found.append([result.detach().cpu(), query.grad.cpu(), key.grad.cpu()])
+            torch.testing.assert_close(*found)
+    assert counted(lambda: scaled_dot_product_attention(*[queries.to(DEVICE)] * 3))["launches"] == 1
+
+
+@quick
+def adam_is_the_cpu_s():
+    torch.manual_seed(0)
+    weights = torch.randn(2, 7)
+    gradients = torch.randn(3, 2, 7)
+    for keys in ({"fused": True}, {"foreach": True}, {"foreach": False}):
+        found = []
+        for device in ("cpu", DEVICE):
+            params = [nn.Parameter(weights[row].clone().to(device)) for row in range(2)]
+            optimizer = torch.optim.AdamW(params, lr=0.1, weight_decay=0.1, **keys)
+            for step in gradients:
+                for param, gradient in zip(params, step, strict=True):
+                    param.grad = gradient.to(device)
+                optimizer.step()
+            found.append([param.detach().cpu() for param in params])
+        torch.testing.assert_close(*found)
+
+
+# --------------------------------------------------------------------------------------------------- trainings
+
+
+def trained_weights(trainer) -> dict[str, torch.Tensor]:
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return {name: param.detach().cpu() for name, param in model.named_parameters() if param.requires_grad}
+
+
+def largest_difference(first, second) -> float:
+    a = trained_weights(first)
+    b = trained_weights(second)
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def train(cls, folder, name, checkpoint=None, **keys):
+    trainer = make_trainer(cls, str(folder / "model"), folder / name, **keys)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    for param in trainer.accelerator.unwrap_model(trainer.model).parameters():
+        assert param.device == trainer.accelerator.device
+    return trainer
+
+
+@quick
+def trains_as_on_a_cpu():
+    """
+    One random state for both, since what a step draws with the host and on the device comes from one on a CPU. By SGD,
+    because Adam blows up the rounding of a gradient that is almost 0.
+    """
+    own = pretend.generator
+    pretend.generator = torch.default_generator
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            save_model(folder / "model", 1.0)
+            for cls, keys in ((GRPOTrainer, {"beta": 0.1}), (ProRLTrainer, RESETS)):
+                keys = {"optim": "sgd", **keys}
+                here = train(cls, folder, "here", **keys)
+                assert here.accelerator.device == DEVICE  # all accelerators of a process share their device
+                whole_steps.os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+                there = train(cls, folder, "there", use_cpu=True, **keys)
+                whole_steps.os.environ["ACCELERATE_TORCH_DEVICE"] = str(DEVICE)
+                assert there.accelerator.device.type == "cpu"
+                assert largest_difference(here, there) < 1e-6
+    finally:
+        whole_steps.os.environ["ACCELERATE_TORCH_DEVICE"] = str(DEVICE)
+        pretend.generator = own
+
+
+def check_resume(arm: str, **keys) -> None:
+    """A run that saves and evaluates at every step is the one that does not, and goes on from step 1 as it went."""
+    cls, own = ARMS[arm]
+    question = [{"role": "user", "content": "say 5"}]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_model(folder / "model", 2.0)
+        plain = train(cls, folder, "plain", **own, **keys)
+        keys |= {
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "per_device_eval_batch_size": 4,
+            "questions": Dataset.from_dict({"prompt": [question] * 2}),
+        }
+        whole = train(cls, folder, "whole", **own, **keys)
+        assert largest_difference(plain, whole) == 0.0
+        checkpoint = folder / "whole" / "checkpoint-1"  # in the middle of a batch, before the next is sampled
+        (folder / "resumed").mkdir()
+        moved = checkpoint.rename(folder / "resumed" / "checkpoint-1")
+        resumed = train(cls, folder, "resumed", str(moved), **own, **keys)
+        assert resumed.state.global_step == 4
+        assert largest_difference(whole, resumed) == 0.0
+
+
+@quick
+def trains_and_resumes_A_with_LoRA():  # noqa: N802
+    check_resume("A", bf16=True)
+
+
+@slow
+def trains_and_resumes_B_with_LoRA():  # noqa: N802
+    check_resume("B")
+
+
+@slow
+def trains_and_resumes_C_in_full():  # noqa: N802
+    check_resume("C hard", lora=False, bf16=True, gradient_checkpointing=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--slow", action="store_true", help="those that take longer")
+    options = parser.parse_args()
+    whole_steps.stand_in_for_gpu()
+    found = {}
+    for name, check in (SLOW_CHECKS if options.slow else CHECKS).items():
+        try:
+            check()
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+    options.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
