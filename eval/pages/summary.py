@@ -1,4 +1,4 @@
-"""A row for each run of a demo, in 80 columns: what it learned, how far it went from base, and what a step took."""
+"""A row for each run of a demo, in 80 columns: what it learned, and how far it went from its base."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -53,13 +53,11 @@ COLUMNS = [
     _measured(_largest_k_heading, _at_largest_k),
     _measured("greedy", _greedy),
     _measured("KL to base", _drift),
-    _measured("s/step", lambda row: cell(row.seconds, ".2f")),
 ]
 NOTE = (
     "Reward: in training, mean of the last 10 % of the steps. pass@k and greedy decoding: held-out prompts; pass@1 of "
     "base → trained. KL to base: nats a token of the policy's own samples."
 )
-NOTE_ON_TIME = "Steps of runs that trained side by side are not timed."
 
 
 def summary_table(folders: list[Path]) -> Table:
@@ -70,7 +68,4 @@ def summary_table(folders: list[Path]) -> Table:
         folders (`list[Path]`): The run folders.
     """
     rows = Frame([load_run(folder, name=folder.name) for folder in folders]).rows
-    notes = [NOTE]
-    if all(row.seconds is None for row in rows):
-        notes.append(NOTE_ON_TIME)
-    return table_of("Arms", COLUMNS, rows, notes)
+    return table_of("Arms", COLUMNS, rows, [NOTE])
