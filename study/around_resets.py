@@ -70,8 +70,8 @@ def aligned_metric(tables: Tables, keys: pd.Series, metric: str, resetting: str)
     Return a metric of some runs around each of their resets, shape (R, T), as [`align_at_resets`], without those
     around which it was not measured.
 
-    Where a run has no resets, those of the arm `resetting` on the same pair count. The reward is less its mean over the
-    steps before the reset, because bases differ far more than steps.
+    Where a run has no resets, those of the arm `resetting` on the same pair count. The reward is less its mean over
+    the steps before the reset, because bases differ far more than steps.
     """
     rows = [np.empty((0, sum(AROUND)))]
     for key in keys:
