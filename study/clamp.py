@@ -1,6 +1,6 @@
 """What frees a clamped policy: how far a run would go, its asymptote, apart from its speed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,9 @@ from study.tuned import STILL
 
 FAR = 2  # an asymptote beyond so many times the last value is a guess
 NEARLY = 0.999  # of the run's steps: a half that least squares left at its bound
+MEANED = 0.05  # of a run's steps, on either side of a point, whose reward is averaged
+LONG = 1000  # steps
+EXACT = ("reverse_digits", "sums", "reverse_level8")  # families whose reward is 1 for a right answer and else 0
 PANELS = {"gold": "right: gold", "entropy": "entropy, nats a token"}
 
 
@@ -69,6 +72,37 @@ def fit_asymptote(gold: pd.Series, start: float) -> Fit:
     if high <= FAR * last and half < NEARLY * end:
         return Fit(float(high), float(half))
     return Fit(np.nan, np.nan)
+
+
+def slowing(reward: pd.Series, start: float) -> float:
+    """
+    Return the rate at which the unsolved part shrinks in the second half of a run, by that of the first half: 1 if
+    pass@1 after s steps is 1 - (1 - start) e^(-rate s), a curve of one constant rate.
+
+    Args:
+        reward (`pd.Series`): Of the batches by step, 0 or 1 for each answer.
+        start (`float`): The base's pass@1.
+    """
+    steps = len(reward)
+    near = round(MEANED * steps)  # steps on either side of a point
+    middle = reward.iloc[steps // 2 - near : steps // 2 + near].mean()
+    end = reward.iloc[-2 * near :].mean()
+    first = np.log((1 - start) / (1 - middle)) / (steps / 2)
+    second = np.log((1 - middle) / (1 - end)) / (steps / 2 - near)
+    return float(second / first)
+
+
+def slowing_of_plain(blocks: Iterable[Block], tables: Tables) -> pd.Series:
+    """Return [`slowing`] of every run without a KL that went on for `LONG` steps with an exact reward of 0 or 1."""
+    found = {}
+    for block in blocks:
+        for run in block.runs:
+            if run.key.arm != "plain" or run.key.steps < LONG or run.key.family not in EXACT:
+                continue
+            if run.key in tables.runs.index:
+                reward = tables.curves.loc[run.key].set_index("step")["reward"]
+                found[run.key] = slowing(reward, tables.runs.loc[run.key, "base_pass@1"])
+    return pd.Series(found, dtype=float)
 
 
 def released(block: Block, tables: Tables) -> pd.DataFrame:

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from eval.analysis.statistics import Estimate
 from eval.pages.plotting import DPI
-from study.clamp import clamp, summary
+from study.around_resets import SHOWN, around_resets
+from study.clamp import clamp, slowing_of_plain, summary
 from study.cost import COST_FILE, relatives, rounds
 from study.differences import (
     ELSE,
@@ -43,6 +44,7 @@ PICTURES = Path("study", "pictures")
 PAGE = "findings.md"
 TEMPLATE = "findings.md.jinja"
 BESIDE = (OUTCOMES["greedy"], OUTCOMES["pass@8"])  # beside pass@1
+SOON = 3  # steps after which a reset's reward is back
 # Columns of the table on training, and the format of each.
 TRAINING = {
     "family": "",
@@ -126,6 +128,8 @@ def draw_figures(reported: Sequence[Reported], tables: Tables) -> dict[str, Figu
             figures[f"{block.name}_frontier.png"] = frontier(block, tables)
         if block.name.startswith("clamp"):
             figures[f"{block.name}_release.png"] = clamp(block, tables)
+        if block.name in SHOWN:
+            figures[f"{block.name}_resets.png"] = around_resets(block, tables)
     of_reuse = [one.block for one in reported if one.block.name.startswith("reuse")]
     if of_reuse:
         figures[f"{of_reuse[0].name}_uses.png"] = reuse(of_reuse, tables)
@@ -136,9 +140,14 @@ def render_page(root: Path, matrix: Matrix, tables: Tables, reported: Sequence[R
     """Render the page of these blocks, with the pictures that were drawn."""
     made = choices(matrix, tables)
     seconds = rounds(root)
+    blocks = [_numbers_of_block(one, tables) for one in reported]
+    medians = [row["reconvergence"] for block in blocks for row in block["training"]]
     content = {
         "drawn": drawn,
-        "blocks": [_numbers_of_block(one, tables) for one in reported],
+        "blocks": blocks,
+        "medians": [median for median in medians if median == median],
+        "soon": SOON,
+        "slowing": slowing_of_plain([one.block for one in reported], tables),
         "choices": made,
         "tried": list(dict.fromkeys(value for choice in made for value in choice.scores)),
         "runs": len(tables.runs),

@@ -76,6 +76,36 @@ def kept_at_equal_gold(tables: Tables, key: RunKey) -> float:
     return float(trained[OTHER_GOLD].iloc[nearest])
 
 
+def kept_at_equal_kl(of_own_task: bool) -> OfTwoRuns:
+    """
+    Make the mean gold of the tasks that were not trained, of a run less another's, each where its KL to the base first
+    reaches the lower of the two runs' highest: the KL on prompts of its own task, or the mean over the others'. Linear
+    between checkpoints.
+    """
+
+    def difference(tables: Tables, key: RunKey, other: RunKey) -> float:
+        run = _kept_by_kl(tables, key, of_own_task)
+        other_run = _kept_by_kl(tables, other, of_own_task)
+        level = min(run["kl"].max(), other_run["kl"].max())
+        return _kept_at(run, level) - _kept_at(other_run, level)
+
+    return difference
+
+
+def _kept_by_kl(tables: Tables, key: RunKey, of_own_task: bool) -> pd.DataFrame:
+    """Gold of the tasks that were not trained, `kept`, and the `kl` of the prompts that count, by checkpoint."""
+    points = tables.points.loc[key].set_index("step")
+    counts = (points["task"] == points["task"].iloc[0]) == of_own_task
+    kl = points.loc[counts, "kl_to_base"].groupby(level=0).mean()
+    return pd.DataFrame({"kl": kl, "kept": other_tasks(tables, key)[OTHER_GOLD]})
+
+
+def _kept_at(path: pd.DataFrame, level: float) -> float:
+    kl = path["kl"].to_numpy()
+    place = int(np.argmax(kl >= level - ROUNDING))  # the first
+    return float(np.interp(level, kl[: place + 1], path["kept"].to_numpy()[: place + 1]))
+
+
 def difference_of(outcome: OfOneRun) -> OfTwoRuns:
     """Make the difference of an outcome of each run."""
 
@@ -135,9 +165,13 @@ OUTCOMES = {
     "gold at equal proxy": gold_at_equal("reward"),
     "gold at equal KL": gold_at_equal("drift"),
     "gold above the other's best": above_best,
+    "kept at equal KL": kept_at_equal_kl(of_own_task=True),
+    "kept at equal KL on the other tasks": kept_at_equal_kl(of_own_task=False),
 }
 # Exploratory, where a reward can be gamed.
 BESIDE = ("gold at equal proxy", "gold at equal KL", "gold above the other's best")
+# Exploratory, where other tasks are measured: what the second protocol predicts of them "at equal drift".
+BESIDE_KEPT = ("kept at equal KL", "kept at equal KL on the other tasks")
 ALL_OR_NOTHING = ("gamed_reverse",)  # families of such a reward that is 0 or 1
 
 
@@ -161,6 +195,8 @@ def registered(block: Block, tables: Tables) -> list[dict[str, Any]]:
     outcomes = list(block.outcomes)
     if "fall" in block.outcomes:
         outcomes += BESIDE
+    if "kept" in block.outcomes:
+        outcomes += BESIDE_KEPT
     pairs = registered_pairs(block)
     every = dict.fromkeys([*pairs, *((arm, less) for arm, less, _ in compared(block))])
     runs = finished(block, tables)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from study.clamp import clamp, fit_asymptote, summary
+from study.clamp import clamp, fit_asymptote, slowing, slowing_of_plain, summary
 from study.matrix import RunKey, read_matrix
 from study.tables import Tables
 
@@ -76,3 +76,32 @@ def test_the_table_and_the_picture_of_a_clamp(study, add):
     assert entropy.lines[0].get_ydata()[-1] == pytest.approx(0.75)
     assert far.lines[1].get_xydata() == pytest.approx(np.array([[300, 0.8], [900, 0.6]]), rel=1e-2)
     assert clamp(block, Tables()) is None
+
+
+def unsolved(rates, start=BASE):
+    """Reward of a run of two halves in which what is unsolved shrinks at two rates a step."""
+    halves = np.repeat(rates, len(STEPS) // 2)
+    return pd.Series(1 - (1 - start) * np.exp(-np.cumsum(halves)), STEPS)
+
+
+@pytest.mark.parametrize(("rates", "expected"), [((1e-4, 1e-4), 1.0), ((4e-4, 0.0), 0.0), ((4e-4, 1e-4), 0.25)])
+def test_a_curve_of_one_rate_does_not_slow_down(rates, expected):
+    """The middle's mean lies on both sides of the bend, so that a rate of the second half is found a little high."""
+    assert slowing(unsolved(rates), BASE) == pytest.approx(expected, abs=0.05)
+
+
+def test_only_long_runs_without_a_kl_and_with_an_exact_reward_count(study, add):
+    tables = Tables()
+    asked = MATRIX.replace("[control]", "[plain]").replace("control: {beta: 1.0}", "plain: {}")
+    asked = asked.replace("[reverse_digits]", "[reverse_digits, sorting]")
+    reward = list(unsolved((4e-4, 1e-4)))
+    for family in ("reverse_digits", "sorting"):
+        for arm in ("plain", "A"):
+            key = RunKey(family, arm, 1, 1, 3000)
+            add(tables, key, variant=arm, curve={"reward": reward}, **{"base_pass@1": BASE})
+    matrix = read_matrix(study(asked, ("reverse_digits", "sorting")))
+    found = slowing_of_plain(matrix.blocks, tables)
+    assert list(found.index) == [RunKey("reverse_digits", "plain", 1, 1, 3000)]
+    assert found.iloc[0] == pytest.approx(0.25, abs=0.05)
+    short = read_matrix(study(asked.replace("3000", "999"), ("reverse_digits", "sorting")))
+    assert slowing_of_plain(short.blocks, tables).empty

@@ -122,6 +122,33 @@ def test_what_is_kept_of_other_tasks(study, tables):
     assert paths[3] == pytest.approx(np.array([[0.9], [0.3]]))
 
 
+def test_what_is_kept_at_equal_kl(tables):
+    """
+    KL on reversing: 0.2, then 0.4 with plain, and 0.3, then 0.25 with B; the lower of the highest is B's 0.3 of step
+    30. Plain is there midway from 0.6 to 0.2. On the others' prompts the lower is plain's 0.1, a fifth of the way to
+    B's 0.5.
+    """
+    courses = {
+        "plain": ((0, 0.0, 0.0, 1.0), (30, 0.2, 0.05, 0.6), (60, 0.4, 0.1, 0.2)),
+        "B": ((0, 0.0, 0.0, 1.0), (30, 0.3, 0.5, 0.5), (60, 0.25, 0.4, 0.1)),
+    }
+    keys = {arm: key_of(arm, (1, 1)) for arm in courses}
+    rows = []
+    for arm, course in courses.items():
+        for step, own_kl, other_kl, gold in course:
+            own = {"step": step, "task": "reverse_digits", "gold": 0.9, "kl_to_base": own_kl}
+            others = [
+                {"step": step, "task": task, "gold": gold + less, "kl_to_base": other_kl + less}
+                for task, less in (("sorting", 0.01), ("sums", -0.01))
+            ]
+            rows.append(make_frame([own, *others], POINTS, keys[arm]))
+    made = Tables(tables.runs, tables.bases, tables.curves, tables.prompts, pd.concat(rows))
+    of_own = OUTCOMES["kept at equal KL"](made, keys["B"], keys["plain"])
+    of_others = OUTCOMES["kept at equal KL on the other tasks"](made, keys["B"], keys["plain"])
+    assert of_own == pytest.approx(0.5 - 0.4)
+    assert of_others == pytest.approx(1.0 - 0.2 * 0.5 - 0.2)
+
+
 def test_a_base_that_can_do_no_other_task_is_judged_by_real_text(study, tables):
     key = key_of("plain", (1, 1))
     rows = [

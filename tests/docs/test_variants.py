@@ -101,10 +101,10 @@ def figures(page):
     return re.findall(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]", as_one_line(page.read_text()))
 
 
-WITH_FIGURES = [ROOT / name for name in ("study/README.md", "study/pages/details.md")]
+WITH_FIGURES = [ROOT / "study" / "pages" / "details.md", METHODS]  # study/tests/test_points.py has study/README.md
 
 
-@pytest.mark.parametrize("page", [*WITH_FIGURES, METHODS], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", WITH_FIGURES, ids=lambda page: page.stem)
 def test_figures_are_in_the_log_or_in_the_study_s_findings(page, findings):
     known = as_one_line(LOG + findings)
     assert figures(page)

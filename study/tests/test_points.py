@@ -1,0 +1,474 @@
+"""study/README.md, in points of 100, says what the tables say; it is short, and every score is sampled or greedy."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from doc_pages import LINK, ROOT, anchors
+from scipy import stats
+
+from eval.analysis.resets import median_reconvergence, reset_responses
+from study.matrix import read_matrix
+
+
+STUDY = ROOT / "study"
+FOLDER = STUDY / "tables"
+PAGE = (STUDY / "README.md").read_text()
+ONE_LINE = " ".join(PAGE.split())
+SECTIONS = PAGE.split("\n## ")
+RUNS = pd.read_csv(FOLDER / "runs.csv")
+BASES = pd.read_csv(FOLDER / "bases.csv")
+CURVES = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
+POINTS = pd.read_csv(FOLDER / "points.csv.gz")
+FAMILIES = ["reverse_digits", "sorting", "sums"]
+KEYS = ["family", "arm", "base_seed", "seed", "steps"]
+NUMBER = re.compile(r"(?<![\w.@=])[+−]?\d[\d.,]*\d|(?<![\w.@=])\d")
+SIGNED = r"[+−]\d+\.\d"
+
+
+def signed(value, scale=100):
+    return f"{scale * value:+.1f}".replace("-", "−")
+
+
+def interval(values):
+    """Mean and 95 % t-interval of values, one for each base, in points."""
+    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    return f"{signed(np.mean(values))} [{signed(low)}, {signed(high)}]"
+
+
+def whole(*values):
+    """Scores as a cell of a table has them."""
+    return ", ".join(f"{100 * value:.0f}" for value in values)
+
+
+def holm(p_values):
+    """Adjusted p: the k-th smallest of n by n − k + 1, none below a smaller one's."""
+    order = np.argsort(p_values)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.maximum.accumulate([p_values[i] * (len(order) - k) for k, i in enumerate(order)])
+    return np.minimum(adjusted, 1)
+
+
+def of_block(block):
+    """Outcomes of a block's runs by arm and base, the seeds of a base averaged."""
+    outcomes = ["pass@1", "greedy", "drift", "proxy"]
+    return RUNS[RUNS.block == block].groupby(["arm", "base_seed"])[outcomes].mean()
+
+
+def base_scores(family):
+    """Mean of the bases, sampled and greedy."""
+    rows = BASES[(BASES.family == family) & BASES.base_seed.between(1, 5)]
+    return rows["base_pass@1"].mean(), rows.base_greedy.mean()
+
+
+def running_text(section):
+    """A section without its tables and pictures."""
+    return "\n".join(line for line in section.split("\n") if not line.startswith(("|", "![")))
+
+
+def numbers(text):
+    """Numbers of running text, but for settings in code, links' targets, and temperatures."""
+    text = re.sub(r"\]\([^)]*\)|`[^`]*`", "", text)
+    return NUMBER.findall(re.sub(r"T = [\d.]+|β = [\d.]+", "", text))
+
+
+def test_the_page_takes_three_minutes():
+    assert len(" ".join(map(running_text, SECTIONS)).split()) <= 1250
+    table = [line for line in SECTIONS[1].split("\n") if line.startswith("|")]
+    assert SECTIONS[1].startswith("What to do when")
+    assert len(table) - 2 <= 10
+    for section in SECTIONS:
+        text = running_text(section)
+        assert len(numbers(text)) <= 6, section.partition("\n")[0]
+        for sentence in re.split(r"(?<=[.:?;])\s+", text):
+            assert len(numbers(sentence)) <= 2, sentence
+
+
+def test_every_question_has_a_picture():
+    assert "![" in SECTIONS[0]
+    names = ("A reward that can be gamed", "A pretrained model")
+    asked = [one for one in SECTIONS if one.partition("\n")[0].endswith("?") or one.startswith(names)]
+    without = [one.partition("\n")[0] for one in asked[1:] if not re.search(r"!\[[^\]]*\]\(pictures/", one)]
+    assert without == ["How sure is this?"]
+    assert len(asked) == 1 + 10
+    assert "(pictures/core_resets.png)" in PAGE
+    assert (STUDY / "pictures" / "core_resets.png").is_file()
+
+
+def test_words_of_the_protocols_stay_there():
+    """Letters of hypotheses and predictions, and names that the page does not explain."""
+    assert re.findall(r"\bH[0-2]\b|\bP[1-5]\b|\bgold\b|\bproxy\b|pass@8|\bpairs\b", running_text(PAGE)) == []
+    for word in ("Plain", "control", "A", "C", "B", "base", "reset", "Sampled", "greedy", "Registered", "exploratory"):
+        assert f"**{word}**" in SECTIONS[0]
+    assert "Sampled** means at T = 1, but for SmolLM2 at T = 0.7" in ONE_LINE.replace("**Sampled", "Sampled")
+    links = {link.partition("#")[0] for link in LINK.findall(PAGE)}
+    assert {"pages/details.md", "pages/smollm2.md", "protocols/protocol.md", "protocols/protocol2.md"} <= links
+    assert "`make study-figures` writes every table to `study/pages/findings.md`" in ONE_LINE
+    details = anchors((STUDY / "pages" / "details.md").read_text())
+    assert {link.partition("#")[2] for link in LINK.findall(PAGE) if "details.md#" in link} <= details
+
+
+def test_every_interval_and_every_signed_number_is_in_the_findings(findings):
+    """Points of the page are hundredths there. The pretrained model's, over prompts, have a test of their own."""
+    known = findings.replace("−", "-")
+
+    def of_findings(number):
+        return f"{float(number.replace('−', '-')) / 100:+.3f}"
+
+    page = "".join(section for section in SECTIONS if not section.startswith("A pretrained model"))
+    triples = re.findall(rf"({SIGNED}) \[({SIGNED}), ({SIGNED})\]", page)
+    assert len(triples) >= 25
+    for triple in triples:
+        value, low, high = map(of_findings, triple)
+        turned = str.maketrans("+-", "-+")  # the findings may have the difference the other way round
+        told = (f"{value} [{low}, {high}]", f"{value} [{high}, {low}]".translate(turned))
+        assert any(one in known for one in told), triple
+    for number in re.findall(SIGNED, page):
+        assert of_findings(number)[1:] in known, number
+
+
+def test_a_reward_that_can_be_gamed():
+    """Registered p: gold and fall of four differences, eight tests a task."""
+    arms = {"plain": "plain", "control, β = 0.3": "control", "A, reset every 100 steps": "A_K100", "B": "B"}
+    cells = {name: [] for name in ("**base**", *arms, "control, `kl_target` (exploratory)")}
+    for block, family, target in (("gamed", "gamed_sorting", "0.14"), ("gamed2", "gamed_reverse", "0.3")):
+        scores = of_block(block)
+        curves = CURVES[(CURVES.family == family) & CURVES.base_seed.between(1, 5)]
+        gold = curves.groupby(["arm", "base_seed", "seed"]).gold
+        smooth = gold.rolling(20).mean().groupby(level=[0, 1, 2])
+        falls = (smooth.max() - smooth.last()).groupby(level=[0, 1]).mean()
+        pairs = [("control", "plain"), ("A_K100", "plain"), ("B", "plain"), ("A_K100", "control")]
+        differences = [table[one] - table[other] for one, other in pairs for table in (scores["pass@1"], falls)]
+        adjusted = holm([stats.ttest_1samp(of, 0).pvalue for of in differences])
+        cells["**base**"] += [whole(*base_scores(family)), ""]
+        for name, arm in arms.items():
+            less = ""
+            if arm != "plain":
+                place = 2 * pairs.index((arm, "plain"))
+                less = f"{interval(differences[place])}, {adjusted[place]:.3f}"
+            means = scores.loc[arm].mean()
+            cells[name] += [whole(means["pass@1"], means.greedy), less]
+        means = scores.loc[f"control_target{target}"].mean()
+        cells["control, `kl_target` (exploratory)"] += [whole(means["pass@1"], means.greedy), ""]
+        plain, control = scores.loc["plain"], scores.loc["control"]
+        assert (control["pass@1"] > plain["pass@1"]).all()  # on every base
+        proxies = scores.proxy.groupby(level=0).mean()
+        assert proxies.idxmin() == "control"
+        assert plain.greedy.mean() < base_scores(family)[1]
+        assert not stats.ttest_1samp(scores["pass@1"]["A_K100"] - control["pass@1"], 0).pvalue < 0.05
+    for name, row in cells.items():
+        assert " ".join(f"| {name} | {' | '.join(row)} |".replace("|  |", "| |").split()) in PAGE.replace("  ", " ")
+    assert adjusted[5] == pytest.approx(0.044, abs=5e-4)  # the fall of B on reversing
+    scores = of_block("gamed2")
+    assert f"greedy, it is {-100 * (scores.greedy['A_K100'] - scores.greedy['control']).mean():.1f} points" in ONE_LINE
+    scores = of_block("gamed")["pass@1"]
+    assert f"rate gave plain {100 * (scores['plain_lr_third'] - scores['plain']).mean():.1f} points" in ONE_LINE
+    first = CURVES[(CURVES.family == "gamed_reverse") & (CURVES.arm == "control") & (CURVES.step == 1)]
+    share = 100 * (first.gold / first.reward).mean()
+    end = 100 * of_block("gamed2")["pass@1"]["control"].mean()
+    assert f"paid answers to reversing {share:.1f} % are right, and the control ended at {end:.1f} %" in ONE_LINE
+
+
+def test_what_to_do_when():
+    """The table's differences, arm by arm."""
+    core = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"])["pass@1"]
+    core = core.groupby(level=[0, 1]).mean().unstack("family")[FAMILIES]
+    a_less_plain = ", ".join(map(signed, core.loc["A"] - core.loc["plain"]))
+    cleared = ", ".join(map(signed, core.loc["C_hard"] - core.loc["A"]))
+    gamed, gamed2 = of_block("gamed")["pass@1"], of_block("gamed2")["pass@1"]
+    both = [{arm: of.loc[arm].mean() for arm in ("plain", "control", "B")} for of in (gamed, gamed2)]
+    control = ", ".join(signed(of["control"] - of["plain"]) for of in both)
+    b_less_plain = ", ".join(signed(of["B"] - of["plain"]) for of in both)
+    rarely, often = (signed((gamed[arm] - gamed["control"]).mean()) for arm in ("A_K300", "A"))
+    stopped = []
+    for of, family in ((gamed, "gamed_sorting"), (gamed2, "gamed_reverse")):
+        plain = CURVES[(CURVES.family == family) & (CURVES.arm == "plain") & CURVES.base_seed.between(1, 5)]
+        best = plain.groupby(["base_seed", "seed"]).gold.apply(lambda gold: gold.rolling(20).mean().max())
+        stopped.append(signed((of["control"] - best.groupby(level=0).mean()).mean()))
+    clamp = of_block("clamp")["pass@1"]
+    freed = {arm: signed((clamp[arm] - clamp["control"]).mean()) for arm in ("plain", "A_K200")}
+    modes = of_block("modes")["pass@1"]
+    falling, step = (signed((modes[arm] - modes["A_lr10"]).mean()) for arm in ("A_linear_lr10", "C_step_lr10"))
+    lost = [
+        signed((one["plain_noclip" + uses] - one["plain" + uses]).mean())
+        for uses in ("_mu8", "_mu32")
+        for one in [of_block(f"reuse{uses[3:]}")["pass@1"]]
+    ]
+    assert f"A less plain: [{a_less_plain}]" in PAGE
+    assert f"control less plain: [{control}]" in PAGE
+    assert f"plain's best step: {', '.join(stopped)} |" in PAGE
+    assert f"less the control: {rarely} with one reset in 600 steps, {often} with one in 40" in PAGE
+    assert f"less the control: plain [{freed['plain']}](#do-resets-free-a-clamped-policy), A {freed['A_K200']}" in PAGE
+    assert f"B less plain, gamed: {b_less_plain} |" in PAGE
+    assert f"plain: [{lost[0]} at 8 uses, {lost[1]} at 32]" in PAGE
+    assert f"falls to 0 [{falling}](#does-adams-state-at-a-reset-matter), resets by `step` {step}" in PAGE
+    assert f"clearing less keeping: {cleared} |" in PAGE
+    resets = RUNS[RUNS.block == "gamed"].groupby("arm").resets.mean()
+    assert (resets["A_K300"], resets["A"]) == (1, 14)
+
+
+def test_the_pretrained_model():
+    """The registered score beside the later one; samples of seeds 2 to 4, at T = 0.7."""
+    runs = RUNS[RUNS.block == "pretrained"].groupby("arm").mean(numeric_only=True)
+    base = BASES[BASES.family == "smollm2"].iloc[0]
+    own = POINTS[(POINTS.family == "smollm2") & (POINTS.task == "instructions")]
+    text = own.set_index(["step", "arm"]).text_perplexity.groupby(level=[0, 1]).mean()
+    at_base = own[own.step == 0].reward.mean()
+    texts = pd.read_csv(FOLDER / "smollm2_texts.csv.gz", keep_default_na=False)
+    demanded = texts.asked.str.extract('End with exactly these words: "(.*)"')[0]
+
+    def words(text):
+        return re.findall("[a-z]+", text.lower())
+
+    def is_bare(text, asked):
+        given = words(text)
+        if len(given) <= 2:
+            return True
+        if not isinstance(asked, str):
+            return False
+        ends = " ".join(words(asked)) in " ".join(given) and len(given) <= len(words(asked)) + 1
+        return ends or "End with exactly" in text
+
+    bare = pd.Series([is_bare(*one) for one in zip(texts.completion, demanded, strict=True)], texts.index)
+    texts["sense"] = texts.right * ~bare
+    plain = texts[texts.arm == "plain"]
+    told = f"of plain's {plain.right.sum()} right texts {(plain.right * bare).sum():.0f} are bare replies"
+    assert told in ONE_LINE
+    sense = texts.groupby(["arm", "prompt"]).sense.mean().unstack("arm")
+    right = texts.groupby(["arm", "prompt"]).right.mean().unstack("arm")
+    names = {"plain": "plain", "control": "control, β = 0.3", "A": "A, reset every 40 steps", "B": "B"}
+    rows = [
+        f"| **base** | {100 * at_base:.0f} | {100 * base['base_pass@1']:.1f}, {100 * base.base_greedy:.1f} "
+        f"| {100 * sense.base.mean():.1f} | {own[own.step == 0].text_perplexity.mean():.1f} |"
+    ]
+    for arm, name in names.items():
+        of = runs.loc[arm]
+        rows.append(
+            f"| {name} | {100 * of.proxy:.0f} | {100 * of['pass@1']:.1f}, {100 * of.greedy:.1f} "
+            f"| {100 * sense[arm].mean():.1f} | {text[160, arm]:.1f} |"
+        )
+    for one, other in (("control", "plain"), ("A", "control")):
+        registered, later = (interval(of[one] - of[other]) for of in (right, sense))
+        rows.append(f"| {one} − {other} | | {registered}, sampled | {later} | |")
+    assert [row for row in rows if row not in PAGE] == []
+
+
+def test_what_is_lost_beside_the_task():
+    points = POINTS[POINTS.family == "forget"]
+    keys = ["arm", "base_seed", "seed", "step"]
+    others = points[points.task != "reverse_digits"].groupby(keys)[["gold", "kl_to_base"]].mean()
+    own = points[points.task == "reverse_digits"].set_index(keys)
+    scores = of_block("forget")
+    ends = others.gold.xs(600, level="step").groupby(level=0).mean()
+    rows = {"plain": "plain", "control": "control, β = 0.1", "A": "A, reset every 40 steps", "B": "B"}
+    for arm, name in rows.items():
+        of = scores.loc[arm].mean()
+        cells = f"{whole(of['pass@1'], of.greedy)} | {of.drift:.2f} | {whole(ends[arm])}"
+        assert f"| {name} | {cells} |" in PAGE
+    base = BASES[BASES.family == "forget"]
+    at_base = whole(others.gold.xs(0, level="step").mean())
+    assert f"| **base** | {whole(base['base_pass@1'].mean(), base.base_greedy.mean())} | | {at_base} |" in PAGE
+    drift = scores.drift.groupby(level=0).mean()
+    assert abs(drift["control"] - drift["plain"]) < 0.005  # so that nothing was tested
+    assert "**Not tested**" in PAGE
+
+    def kept_at(path, level):
+        kl = path.kl_to_base.to_numpy()
+        after = int(np.flatnonzero(kl >= level - 1e-9)[0])
+        return np.interp(level, kl[: after + 1], path.kept.to_numpy()[: after + 1])
+
+    found = {}
+    for name, kl in (("own", own.kl_to_base), ("others", others.kl_to_base)):
+        both = pd.DataFrame({"kl_to_base": kl, "kept": others.gold}).sort_index()
+        for arm in ("control", "A", "B", "A_base_anchor"):
+            less = {}
+            for pair in both.loc["plain"].index.droplevel("step").unique():
+                paths = [both.loc[(one, *pair)] for one in (arm, "plain")]
+                level = min(path.kl_to_base.max() for path in paths)
+                less[pair] = kept_at(paths[0], level) - kept_at(paths[1], level)
+            of_bases = pd.Series(less).groupby(level=0).mean()
+            found[name, arm] = of_bases.mean()
+    furthest = {name: max(abs(found[name, arm]) for _, arm in found) for name in ("own", "others")}
+    assert f"up to {100 * furthest['own']:.1f} points from plain's" in ONE_LINE
+    assert f"they lie within {100 * furthest['others']:.1f} (both" in ONE_LINE
+
+
+def test_an_anchor_where_the_reward_is_exact():
+    """The sampled intervals are the registered ones, which the findings have."""
+    core = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"])
+    for arm in ("A", "B"):
+        less = {
+            of: (core.loc[arm, of] - core.loc["plain", of]).groupby("family").mean() for of in ("pass@1", "greedy")
+        }
+        sampled = re.search(rf"^\| {arm}, sampled \|(.*)\|$", PAGE, re.MULTILINE)[1]
+        told = [cell.split(" [")[0].strip() for cell in sampled.split("|")]
+        assert told == [signed(less["pass@1"][family]) for family in FAMILIES]
+        greedy = " | ".join(signed(less["greedy"][family]) for family in FAMILIES)
+        assert f"| {arm}, greedy (exploratory) | {greedy} |" in PAGE
+    drift = core.drift.groupby(level=[0, 1]).mean()
+    told = f"left A {drift['A', 'reverse_digits']:.2f} nats a token from the base, and plain"
+    assert f"{told} {drift['plain', 'reverse_digits']:.2f}." in ONE_LINE
+    strong = RUNS[(RUNS.arm == "A_beta3") & (RUNS.block == "side")].set_index("base_seed")["pass@1"]
+    lost = (core["pass@1"]["plain"]["reverse_digits"] - strong).dropna()
+    assert len(lost) == 3
+    assert f"A lost {100 * lost.mean():.1f} points to plain" in ONE_LINE
+    means = core[["pass@1", "greedy"]].groupby(level=[0, 1]).mean().groupby(level=0).mean()
+    less = 100 * (means.loc["control"] - means.loc["plain"])
+    assert f"{-less['pass@1']:.1f} points below plain sampled, and {less.greedy:.1f} above it greedy" in ONE_LINE
+
+
+def test_shares_of_a_s_score_are_those_of_the_findings(findings):
+    shares = re.findall(r"\d+ % \[\d+ %, \d+ %\]", PAGE)
+    assert len(shares) == 5
+    assert [share for share in shares if share.replace(" %", "%") not in findings] == []
+
+
+def test_the_cost_of_b_is_measured_once_and_quoted_everywhere():
+    """Of the pretrained model's table in the log; the protocol's own, which is biased, stands in the details alone."""
+    log = (ROOT / "docs" / "log.md").read_text()
+    (table,) = re.findall(r"\*\*A pretrained model\*\*.*?\n\n(\|.*?)\n\n", log, re.DOTALL)
+    speed = {arm: float(re.search(rf"\| {arm} packed .*\*\*([\d.]+)\*\*", table)[1]) for arm in "AB"}
+    told = f"{speed['A'] / speed['B']:.2f} of A's time"
+    for page in ("study/README.md", "docs/methods.md", "docs/performance.md"):
+        assert told in " ".join((ROOT / page).read_text().split()), page
+    biased = "91 % [86 %, 93 %]"
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("study/**/*.md"), *ROOT.glob("recipes/**/*.md")]
+    quoted = [page.name for page in pages if biased in page.read_text() and page.name != "findings.md"]
+    assert quoted == ["details.md"]
+
+
+def test_b_against_the_clip():
+    runs = pd.concat([of_block(f"reuse{uses}") for uses in (2, 8, 32)])
+    means = runs.groupby(level=0).mean()
+    for name, arm in {"plain": "plain", "control, β = 0.3": "control_beta0.3", "B, β_old = 1": "B_beta_old1"}.items():
+        both = [(f"{arm}_mu{uses}", f"{arm}_noclip_mu{uses}") for uses in (2, 8, 32)]
+        cells = [whole(*means["pass@1"][list(pair)]) for pair in both] + [whole(*means.greedy[list(both[-1])])]
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE
+    named = {"plain without it": "plain_noclip", "B without it": "B_beta_old1_noclip", "B with it": "B_beta_old1"}
+    of_32 = [runs["pass@1"][f"{arm}_mu32"] - runs["pass@1"]["plain_mu32"] for arm in named.values()]
+    adjusted = holm([stats.ttest_1samp(less, 0).pvalue for less in of_32])
+    for (name, arm), less, p in zip(named.items(), of_32, adjusted, strict=True):
+        of_8 = runs["pass@1"][f"{arm}_mu8"] - runs["pass@1"]["plain_mu8"]
+        assert f"| {name} | {interval(of_8)} | {interval(less)}, {p:.3f} |" in PAGE
+    for uses in (8, 32):  # worse by more than 0.1 by the mean, and less is not excluded
+        lost = runs["pass@1"][f"plain_mu{uses}"] - runs["pass@1"][f"plain_noclip_mu{uses}"]
+        low, _ = stats.t.interval(0.95, 2, lost.mean(), stats.sem(lost))
+        assert low < 0.1 < lost.mean()
+        better = [runs["pass@1"][f"{arm}_noclip_mu{uses}"].mean() for arm in ("B_beta_old1", "control_beta0.3")]
+        assert min(better) > runs["pass@1"][f"plain_noclip_mu{uses}"].mean()
+
+
+def test_a_clamped_policy():
+    scores = of_block("clamp")
+    held = scores["pass@1"].unstack("arm")
+    pairs = [("A_K200", "control"), ("C_hard_K200", "control"), ("A_K200", "plain"), ("C_hard_K200", "A_K200")]
+    adjusted = holm([stats.ttest_rel(held[one], held[other]).pvalue for one, other in pairs])
+    names = {
+        "plain": "plain",
+        "control": "control",
+        "A, reset every 200 steps": "A_K200",
+        "C hard, Adam cleared as well": "C_hard_K200",
+    }
+    for name, arm in names.items():
+        of = scores.loc[arm].mean()
+        told = {"plain": "exploratory", "A_K200": f"{adjusted[0]:.3f}", "C_hard_K200": f"{adjusted[1]:.3f}"}
+        less = "" if arm == "control" else f" {interval(held[arm] - held['control'])}, {told[arm]}"
+        cells = f"{whole(of['pass@1'])} | {whole(of.greedy)} | {of.drift:.2f} |{less} |"
+        assert f"| {name} | {cells}" in PAGE
+    assert " | ".join(["| **base**", *map(whole, base_scores("reverse_level8"))]) + " | | |" in PAGE
+    gains = held.mean() - base_scores("reverse_level8")[0]
+    assert round(gains["plain"] / gains["A_K200"]) == 5
+    assert f"Adam added {100 * (held['C_hard_K200'] - held['A_K200']).mean():.1f} points" in ONE_LINE
+    assert adjusted[3] > 0.05
+    screen = RUNS[RUNS.block == "clamp_screen"].groupby("arm")[["pass@1", "base_pass@1"]].mean()
+    gained = screen["pass@1"] - screen["base_pass@1"]
+    freed = 100 * (gained["control_beta1"] - gained["control_beta10"])
+    assert f"A tenth of the β gave {freed:.1f} points in 600 steps" in ONE_LINE
+
+
+def test_no_long_run_without_a_kl_rises_at_one_rate():
+    """The rate of the unsolved part, from the base to the middle and from there to the end: means of a tenth."""
+    base = BASES.set_index(["family", "base_seed"])["base_pass@1"]
+    ratios = []
+    for family in ("reverse_digits", "sums", "reverse_level8"):
+        long = CURVES[(CURVES.family == family) & (CURVES.arm == "plain") & (CURVES.steps >= 1000)]
+        for (seed, steps), curve in long.groupby(["base_seed", "steps"]):
+            reward = curve.set_index("step").reward
+            near = steps // 20
+            middle = reward.loc[steps / 2 - near + 1 : steps / 2 + near].mean()
+            end = reward.loc[steps - 2 * near + 1 :].mean()
+            unsolved = np.log(1 - np.array([base[family, seed], middle, end]))
+            ratios.append((unsolved[1] - unsolved[2]) / (steps / 2 - near) * (steps / 2) / (unsolved[0] - unsolved[1]))
+    assert "in all thirteen plain runs of 1,000 steps or more" in ONE_LINE
+    assert "at most a third as fast as in the first (exploratory, defined after the data" in ONE_LINE
+    assert len(ratios) == 13
+    assert max(ratios) < 1 / 3
+
+
+def test_what_happens_at_a_reset():
+    """Reconvergence by arm, block by block and family by family; the control at A's resets; the first update."""
+    named = {}
+    events = CURVES[CURVES.event.notna()].groupby(KEYS).step.apply(list)
+    curves = dict(tuple(CURVES[CURVES.set_index(KEYS).index.isin(events.index)].groupby(KEYS)))
+    for key, steps in events.items():
+        curve = curves[key]
+        done = [step - 1 for step in steps]
+        named[key] = reset_responses(curve.step.to_numpy(), curve.reward.to_numpy(), done)
+    medians = []
+    counts = []
+    for block in read_matrix(ROOT).blocks:
+        if block.tunes:
+            continue
+        cells = {}
+        for run in block.runs:
+            cells.setdefault(run.key[:2], []).extend(named.get(tuple(run.key), []))
+        for responses in filter(None, cells.values()):
+            medians.append(median_reconvergence(responses))
+            counts.append(len(responses))
+    soon = sum(median <= 3 for median in medians)
+    assert f"in {soon} of {len(medians)} arms, counted block by block and task by task" in ONE_LINE
+    assert [count for count, median in zip(counts, medians, strict=True) if median > 3] == [1]
+    core = CURVES[(CURVES.steps == 240) & (CURVES.base_seed == CURVES.seed) & CURVES.base_seed.between(1, 5)]
+    first = core[(core.step % 40 == 1) & (core.step > 1)].groupby(["arm", "family"]).update_norm.mean()
+    ratios = first["C_hard"] / first["A"]
+    assert ratios.between(2, 3).all()
+    control = core[core.arm == "control"].groupby(["family", "base_seed"])
+    found = [
+        one
+        for _, curve in control
+        for one in reset_responses(curve.step.to_numpy(), curve.reward.to_numpy(), [40, 80, 120, 160, 200])
+    ]
+    assert median_reconvergence(found) <= 3
+    assert "The control, which has none, is back as soon after the same steps" in ONE_LINE
+
+
+def test_adams_state_where_training_breaks():
+    scores = of_block("modes")
+    held = scores["pass@1"].unstack("arm")
+    names = {
+        "C soft, m and v × 0.1": "C_soft0.1_lr10",
+        "C hard, all cleared": "C_hard_lr10",
+        "C asym, m cleared": "C_asym_lr10",
+        "C step, step count cleared": "C_step_lr10",
+    }
+    adjusted = holm([stats.ttest_rel(held[arm], held["A_lr10"]).pvalue for arm in names.values()])
+    collapsed = RUNS[RUNS.block == "modes"].groupby("arm").collapsed.sum()
+    sampled, greedy = map(whole, base_scores("reverse_digits"))
+    assert f"| **base** | {sampled} | | {greedy} | |" in PAGE
+    told = {}
+    for (name, arm), p in zip(names.items(), adjusted, strict=True):
+        told[name] = f"{interval(held[arm] - held['A_lr10'])}, {p:.3f}"
+    rows = {"A": "A_lr10", **names, "A, rate falls to 0 (exploratory)": "A_linear_lr10"}
+    told["A, rate falls to 0 (exploratory)"] = interval(held["A_linear_lr10"] - held["A_lr10"])
+    for name, arm in rows.items():
+        of = scores.loc[arm].mean()
+        less = f" {told[name]}" if name in told else ""
+        assert f"| {name} | {whole(of['pass@1'])} |{less} | {whole(of.greedy)} | {collapsed[arm]} of 5 |" in PAGE
+
+
+def test_how_much_was_run():
+    second = RUNS.block.str.startswith(("gamed", "reuse", "pretrained", "forget", "clamp", "modes"))
+    third = RUNS.block.str.startswith("rivals")  # which the page does not quote yet
+    told = f"blocks added to it have {(~second & ~third).sum()} runs, a [second one](protocols/protocol2.md)"
+    assert f"{told} {second.sum()}." in ONE_LINE
