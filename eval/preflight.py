@@ -31,7 +31,13 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import Table
-from trl_prorl.eval.readiness.cost import cost_findings, out_of_memory, process_memory, process_memory_finding
+from trl_prorl.eval.readiness.cost import (
+    BatchShape,
+    cost_findings,
+    out_of_memory,
+    process_memory,
+    process_memory_finding,
+)
 from trl_prorl.eval.readiness.data import (
     check_gold_answers,
     gold_findings,
@@ -50,6 +56,7 @@ from trl_prorl.eval.readiness.first_steps import (
     rate_findings,
     update_findings,
 )
+from trl_prorl.eval.readiness.memory import generation_findings
 from trl_prorl.eval.readiness.signal import Rollouts, sample_base, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
@@ -125,11 +132,13 @@ class DataFindings:
 
     Attributes:
         findings (`list[Finding]`): The findings.
+        longest_prompt (`int`): Its tokens.
         gold_length (`int`, *optional*): Tokens of the longest gold answer; `None` without a task.
         reward_tells (`bool`, *optional*): Whether right answers get more reward than wrong ones; `None` if not known.
     """
 
     findings: list[Finding]
+    longest_prompt: int
     gold_length: int | None = None
     reward_tells: bool | None = None
 
@@ -157,7 +166,7 @@ def look_at_data(trainer: ProRLTrainer, rows: list[dict], task) -> DataFindings:
     lengths = [len(ids) for ids in trainer.tokenize_prompts(train_prompts)]
     context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
     findings += length_findings(lengths, gold_lengths, args.max_completion_length, context)
-    return DataFindings(findings, max(gold_lengths, default=None), reward_tells)
+    return DataFindings(findings, max(lengths), max(gold_lengths, default=None), reward_tells)
 
 
 def look_at_model(
@@ -165,7 +174,10 @@ def look_at_model(
 ) -> list[Finding]:
     """Sample the base and do the first steps."""
     args = trainer.args
-    findings = []
+    findings = generation_findings(trainer, data.longest_prompt)
+    for finding in findings:
+        if finding.change:  # at once: on a CPU a process without memory is killed, and shows no table
+            tell(console, f"{finding.what}: {finding.number}: {finding.change}")
     try:
         samples = sample_with_progress(trainer, rows, task, console)
         findings += signal_findings(samples, args.max_completion_length, data.gold_length, data.reward_tells)
@@ -182,11 +194,7 @@ def look_at_model(
         distance = kl_after_updates(before, after, samples.batch)
         findings.append(kl_finding(distance, [row["lr"] for row in first.rows]))
     findings += cost_findings(
-        first,
-        args.per_device_train_batch_size,
-        trainer.num_generations,
-        samples.reward_seconds / len(samples.rewards),
-        args.generation_batch_size,
+        first, BatchShape.of(args, trainer.num_generations), samples.reward_seconds / len(samples.rewards)
     )
     if trainer.accelerator.device.type == "cpu":
         peak_gib, total_gib = process_memory()

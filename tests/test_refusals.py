@@ -116,6 +116,7 @@ BY_NEED = [
     ({"guard_gap": 0.1}, "guard_gap_action"),
     ({"dynamic_sampling_rounds": 1}, "dynamic_sampling_rewards"),
     ({"pack_groups": "auto"}, "pack_max_tokens"),
+    ({"compact_generation": "auto"}, "compact_max_rows compact_merge"),
     ({"elastic_reset_every": 9}, "elastic_ema"),
     ({"lora_growth_every": 9}, "lora_growth_step lora_growth_max_rank"),
     ({"length_reward": "cosine"}, "length_least length_on length_off"),
@@ -198,8 +199,9 @@ RANGES = {
     "a whole number from 1": (
         (0, *COUNT),
         "base_anchor_every ref_reset_kl_window kl_horizon entropy_patience lora_growth_step lora_growth_max_rank "
-        "pack_max_tokens length_on length_target length_margin thinking_budget thinking_answer_tokens "
-        "per_device_train_batch_size per_device_eval_batch_size num_generations_eval max_completion_length "
+        "pack_max_tokens compact_max_rows length_on length_target length_margin thinking_budget "
+        "thinking_answer_tokens per_device_train_batch_size per_device_eval_batch_size num_generations_eval "
+        "max_completion_length "
         "vllm_max_model_length vllm_tensor_parallel_size ref_model_sync_steps dataloader_prefetch_factor "
         "num_completions_to_print",
     ),
@@ -225,7 +227,8 @@ RANGES = {
     "a text": ((1, ["a"]), None),
     "a path": ((1, ["a"]), None),
 }
-NULLABLE = "pack_max_tokens ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap "
+NULLABLE = "compact_max_rows "
+NULLABLE += "pack_max_tokens ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap "
 NULLABLE += "length_target length_margin thinking_budget vllm_importance_sampling_clip_min off_policy_mask_threshold "
 NULLABLE += "router_aux_loss_coef neftune_noise_alpha eval_steps max_grad_norm epsilon_high pad_to_multiple_of "
 NULLABLE += "reward_weights top_k data_seed save_total_limit num_generations_eval max_completion_length delta min_p "

@@ -87,7 +87,10 @@ IN_ORDER = [
         for method in ("_generate_single_turn", "_generate")
         for text in ("self.state.global_step != self._last_loaded_step", "vllm_generation.sync_weights()")
     ),
-    (VLLMGeneration, "_iter_named_params", ["model.merge_adapter()", "yield name", "model.unmerge_adapter()"]),
+    # Each weight is handed on as it is read, so that it can be merged there.
+    (VLLMGeneration, "_iter_named_params", ["model.merge_adapter()", "yield name, param.data"]),
+    (VLLMGeneration, "_iter_named_params", ["yield name, param.data", "model.unmerge_adapter()"]),
+    (VLLMGeneration, "sync_weights", ["in self._iter_named_params():", "load_weights([(name, param)])"]),
     # `vllm_enable_lora` replaces both.
     (VLLMGeneration, "_init_vllm", ["self.llm = LLM("]),
     (VLLMGeneration, "generate", ["self.llm.generate(vllm_prompts, sampling_params="]),

@@ -52,7 +52,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
     if args.vllm_enable_lora:
         hand_over_adapters(trainer.vllm_generation, policy)
     elif trainer.use_vllm and not is_sharded:
-        keep_base_in_syncs(trainer.vllm_generation, policy)
+        keep_base_in_syncs(trainer.vllm_generation)
     args.check_or_give_up(check_dropout, trainer.model)
     args.check_or_give_up(check_randomness, policy, trainer.accelerator.autocast(), is_sharded)
     may_pack_lora = is_peft_model(policy) and args.pack_groups != "off" and not is_sharded

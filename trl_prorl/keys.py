@@ -104,6 +104,7 @@ AN_ALPHA = Need(
     adjusted=True,
 )
 PACKED = needs("pack_groups", written='pack_groups: "on"')
+COMPACT = needs("compact_generation", written='compact_generation: "on"')
 ROUNDS = needs("dynamic_sampling_rounds")
 
 
@@ -310,7 +311,14 @@ class ProlongedKeys:
             sample from a copy of the policy with LoRA merged (see [`~trl_prorl.rollout.compact`] and
             [`~trl_prorl.rollout.merged_copy`]). Settings of the generation mean what they mean in TRL. A model or a
             setting for which that is not possible is refused; with `"auto"` transformers' `generate` samples, and
-            `env.json` says why. The copy takes memory of its own for the weights that LoRA changes.
+            `env.json` says why.
+        compact_max_rows (`int`, *optional*):
+            Most completions that are decoded at once, in whole groups where a group fits; `trl-prorl preflight` says
+            how many do. `None`: all of a generation batch. It is a key, and not taken from the memory that is free,
+            because sampled tokens depend on it: a resume goes on with the same samples beside whatever else runs.
+        compact_merge (`bool`, *optional*, defaults to `True`):
+            `False`: sample from the policy and its adapter as they are. That is slower, and spares the merged copy,
+            which takes as much memory as the weights that LoRA changes.
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
             Hand the adapter to vLLM as a LoRA request, and merge nothing: vLLM keeps its own base.
             `False`: TRL merges the adapter, and hands over all weights.
@@ -432,6 +440,8 @@ class ProlongedKeys:
     pack_groups: Annotated[str, Key(OFF_ON_AUTO, STEP, applies, fast="auto")] = "off"
     pack_max_tokens: Annotated[int | None, dependent(whole(1), PACKED, 8192)] = None
     compact_generation: Annotated[str, Key(OFF_ON_AUTO, STEP, applies, fast="auto")] = "off"
+    compact_max_rows: Annotated[int | None, dependent(whole(1), COMPACT, 256)] = None
+    compact_merge: Annotated[bool, dependent(SWITCH, COMPACT, False)] = True
     vllm_enable_lora: Annotated[bool, Key(SWITCH, NOTHING, applies, needs("use_vllm"), True)] = False
     skip_zero_rows: Annotated[bool, Key(SWITCH, STEP, applies)] = False
     drop_zero_rows: Annotated[bool, Key(SWITCH, KL, applies, ANCHORED_ROWS, example=True)] = False

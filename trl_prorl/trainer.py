@@ -123,7 +123,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.dynamic_sampling = make_dynamic_sampling(self)
         self.compact = None
         if self.acceleration.generation.on:
-            self.compact = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
+            self.compact = CompactGeneration(
+                policy, self.temperature, args.bf16 or args.fp16, args.compact_max_rows, args.compact_merge
+            )
         optional = optional_parts(self, plan, policy)
         self.rollback = optional.get("rollback")
         self.resets.reference = self.reference

@@ -3,19 +3,21 @@
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import psutil
 from tqdm import tqdm
 
+from trl_prorl.config import ProRLConfig
 from trl_prorl.eval.pages.table import percent
-from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.first_steps import FirstSteps
+from trl_prorl.eval.readiness.memory import USABLE
 from trl_prorl.objective.anchors import ANCHORS
 
 
 OF_GENERATION = ("rollout", *(anchor.name for anchor in ANCHORS))
 STAGES = (*OF_GENERATION, "update")
-USABLE = 0.9  # of the memory: the rest is fragments
 SLOW_REWARD = 0.3  # share of a step
 
 
@@ -45,6 +47,19 @@ def largest_micro_batch(held: float, per_row: float, total: float, group: int) -
     return rows - rows % group if rows >= group else rows
 
 
+def larger_micro_batch(now: int, fits: int, exchangeable: int) -> int:
+    """
+    Return the largest micro-batch that fits and leaves every update its rows; that one of now if none is larger.
+
+    Args:
+        now (`int`): Rows of a micro-batch.
+        fits (`int`): Rows that fit.
+        exchangeable (`int`): Micro-batches that may become one without a change of any update's gradient.
+    """
+    factors = [factor for factor in range(1, exchangeable + 1) if exchangeable % factor == 0 and now * factor <= fits]
+    return now * max(factors, default=1)
+
+
 def process_memory() -> tuple[float, float]:
     """Return the most memory that this process has held so far, and what the machine has in all, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -66,22 +81,58 @@ def process_memory_finding(peak_gib: float, total_gib: float) -> Finding:
 
 def out_of_memory(micro_batch: int) -> Finding:
     """Return the finding of a run that does not fit."""
-    change = "lower per_device_train_batch_size and max_completion_length, or set gradient_checkpointing: true"
+    change = (
+        "lower per_device_train_batch_size, max_completion_length, or compact_max_rows, or set "
+        "gradient_checkpointing: true"
+    )
     return Finding("memory", f"none left with micro-batches of {micro_batch}", change, STOP, {"now": micro_batch})
 
 
-def cost_findings(
-    first: FirstSteps, micro_batch: int, group: int, reward_seconds: float, completions: int
-) -> list[Finding]:
+@dataclass(frozen=True)
+class BatchShape:
+    """
+    How the rows of a generation batch are computed.
+
+    Attributes:
+        micro_batch (`int`): Rows of a forward, `per_device_train_batch_size`.
+        group (`int`): Completions of a prompt.
+        completions (`int`): Completions of a generation batch.
+        accumulation (`int`): Forwards of an update, `gradient_accumulation_steps`.
+        per_generation (`int`): Micro-batches of a generation batch, `steps_per_generation`.
+        most (`int`, *optional*): Tokens of the longest completion, `max_completion_length`.
+        exchangeable (`int`): Micro-batches that may become one without a change of any update's gradient.
+    """
+
+    micro_batch: int
+    group: int
+    completions: int
+    accumulation: int
+    per_generation: int
+    most: int | None
+    exchangeable: int
+
+    @classmethod
+    def of(cls, args: ProRLConfig, group: int) -> "BatchShape":
+        """Read it from a configuration."""
+        return cls(
+            micro_batch=args.per_device_train_batch_size,
+            group=group,
+            completions=args.generation_batch_size,
+            accumulation=args.gradient_accumulation_steps,
+            per_generation=args.steps_per_generation,
+            most=args.max_completion_length,
+            exchangeable=args.exchangeable_micro_batches,
+        )
+
+
+def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -> list[Finding]:
     """
     Return the findings of time, and of memory where a GPU's was measured.
 
     Args:
         first ([`FirstSteps`]): The first steps.
-        micro_batch (`int`): Rows of it, `per_device_train_batch_size`.
-        group (`int`): Completions of a prompt.
+        shape ([`BatchShape`]): Of its batches.
         reward_seconds (`float`): Seconds of all reward functions for one completion.
-        completions (`int`): Completions of a generation batch.
     """
     rows = first.rows
     last = rows[-1]
@@ -89,7 +140,7 @@ def cost_findings(
     stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in timed.items() if seconds)
     wall = seconds_of_run(rows, first.max_steps, first.steps_per_generation)
     throughput = sum(row["tokens_per_second"] for row in rows) / len(rows)
-    share = reward_seconds * completions / max(rows[0]["time_step"], 1e-9)
+    share = reward_seconds * shape.completions / max(rows[0]["time_step"], 1e-9)
     findings = [
         Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in timed.items()}),
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
@@ -111,8 +162,7 @@ def cost_findings(
     peak = max(row["peak_memory_gib"] for row in rows)
     # A rollout's cache grows with the generation batch, and not with the micro-batch.
     without_rollout = [row["peak_memory_gib"] for row in rows if not row.get("time_rollout")] or [peak]
-    per_row = (max(without_rollout) - first.held_gib) / micro_batch
-    fits = largest_micro_batch(first.held_gib, per_row, first.total_gib, group)
+    per_row = (max(without_rollout) - first.held_gib) / shape.micro_batch
     return [
         *findings,
         make_finding(
@@ -123,12 +173,33 @@ def cost_findings(
             peak_gib=peak,
             total_gib=first.total_gib,
         ),
-        make_finding(
-            "largest micro-batch that fits",
-            f"{fits} rows (now {micro_batch})",
-            0 < fits < micro_batch,
-            f"lower per_device_train_batch_size to {fits}, and raise gradient_accumulation_steps by as much",
-            rows=fits,
-            now=micro_batch,
-        ),
+        micro_batch_finding(first, shape, per_row),
     ]
+
+
+def micro_batch_finding(first: FirstSteps, shape: BatchShape, per_row: float) -> Finding:
+    """
+    Return the finding of the micro-batch: one that fits, or a larger one where a card has room for it at the full
+    length of completions. A row took `per_row` GiB at the lengths of the first samples.
+    """
+    now = shape.micro_batch
+    fits = largest_micro_batch(first.held_gib, per_row, first.total_gib, shape.group)
+    larger = now
+    length = max(row.get("completion_length", 0.0) for row in first.rows)
+    if shape.most is not None and length > 0:
+        at_full_length = per_row * max(1.0, shape.most / length)
+        fit_at_full_length = largest_micro_batch(first.held_gib, at_full_length, first.total_gib, shape.group)
+        larger = larger_micro_batch(now, fit_at_full_length, shape.exchangeable)
+    what = "largest micro-batch that fits"
+    number = f"{fits} rows (now {now})"
+    values = {"rows": fits, "now": now, "advised": larger}
+    if larger == now:
+        change = f"lower per_device_train_batch_size to {fits}, and raise gradient_accumulation_steps by as much"
+        return make_finding(what, number, 0 < fits < now, change, **values)
+    factor = larger // now
+    change = (
+        f"set per_device_train_batch_size: {larger} and gradient_accumulation_steps: {shape.accumulation // factor} "
+        f"(and steps_per_generation: {shape.per_generation // factor}, where it is set): the same updates up to "
+        "rounding, in fewer forwards"
+    )
+    return Finding(what, number, change, LOOK, values)

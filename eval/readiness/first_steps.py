@@ -10,6 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
+from trl_prorl.eval.readiness.memory import GIB, process_share
 from trl_prorl.objective import kl
 from trl_prorl.objective.masks import completion_mask
 from trl_prorl.record.run_files import METRICS_FILE
@@ -71,10 +72,9 @@ def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda
     held_gib = None
     total_gib = None
     if device.type == "cuda":
-        # What other processes hold, and CUDA itself, is not there for the run.
-        total = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        held_gib = torch.cuda.memory_allocated(device) / 2**30
-        total_gib = total / 2**30
+        held, total = process_share(device)
+        held_gib = held / GIB
+        total_gib = total / GIB
     return FirstSteps(
         rows=rows,
         max_steps=trainer.state.max_steps,

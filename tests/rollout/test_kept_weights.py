@@ -7,9 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig
-from tiny_run import QUESTIONS
-from transformers import AutoModelForCausalLM
+from accelerate import Accelerator
+from live_bytes import LiveBytes
+from peft import LoraConfig, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from tiny_run import LORA, QUESTIONS, disturb_adapter, load_with_new_adapter
+from transformers import AutoModelForCausalLM, Qwen2Config
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
@@ -18,6 +21,7 @@ from trl.import_utils import is_vllm_available
 from trl_prorl import ProRLTrainer
 from trl_prorl.launch import plan
 from trl_prorl.launch.checks import check_in_one_place
+from trl_prorl.rollout.kept_weights import keep_base_in_syncs
 
 
 @pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])
@@ -150,6 +154,67 @@ def test_the_weights_under_an_adapter_stay_what_they_are(with_engine, tiny_model
     names = {name: name.removeprefix("base_model.model.").replace(".base_layer", "") for name in under}
     assert all(torch.equal(engine.given[names[name]], param) for name, param in under.items())
     assert any(not torch.equal(engine.given[names[name]], before[name]) for name in under)
+
+
+ADAPTERS = {
+    "linear": {},
+    "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
+    "bias": {"lora_bias": True, "target_modules": ["q_proj", "k_proj"]},
+    "dora": {"use_dora": True},
+    "saved": {"modules_to_save": ["norm"]},
+}
+
+
+@pytest.mark.parametrize("keys", ADAPTERS.values(), ids=ADAPTERS)
+def test_a_hand_over_is_trl_s_bit_for_bit_and_the_policy_is_never_touched(tiny_model, keys):
+    policy = load_with_new_adapter(tiny_model, **LORA | keys).bfloat16()
+    disturb_adapter(policy, 0.1)
+    before = {name: (id(param), param.detach().clone()) for name, param in policy.named_parameters()}
+
+    def is_untouched():
+        pairs = [(before[name], param) for name, param in policy.named_parameters()]
+        return all(id(param) == own and torch.equal(param, value) for (own, value), param in pairs)
+
+    theirs = Engine(copy.deepcopy(policy), Accelerator(cpu=True))
+    theirs.sync_weights()
+    ours = Engine(policy, Accelerator(cpu=True))
+    keep_base_in_syncs(ours)
+    for name, weight in ours._iter_named_params():
+        assert is_untouched()
+        ours.given[name] = weight
+    assert ours.given.keys() == theirs.given.keys()
+    assert all(torch.equal(weight, theirs.given[name]) for name, weight in ours.given.items())
+    assert is_untouched()
+    assert not any(layer.merged for layer in policy.modules() if isinstance(layer, BaseTunerLayer))
+    assert not {"merge_adapter", "unmerge_adapter"} & set(vars(policy))
+    policy.merge_adapter()
+    assert not is_untouched()  # the next one merges again
+
+
+def test_one_layer_at_a_time_is_held_twice():
+    """Eight layers of 64 × 64 numbers under an adapter: a copy of one, its change, and a factor of that, in fp32."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes, num_key_value_heads=2, num_hidden_layers=8))
+    policy = get_peft_model(model, LoraConfig(r=2, target_modules=["o_proj"]))
+    engine = Engine(policy, Accelerator(cpu=True))
+    keep_base_in_syncs(engine)
+    with LiveBytes(*policy.parameters(), *policy.buffers()) as live:
+        handed_on = [name for name, _ in engine._iter_named_params()]
+    assert sum("o_proj" in name for name in handed_on) == 8
+    assert 64 * 64 * 4 < live.peak < 4 * 64 * 64 * 4
+
+
+def test_a_hand_over_that_breaks_off_leaves_the_policy_as_it_was(tiny_model):
+    policy = disturb_adapter(load_with_new_adapter(tiny_model, **LORA), 0.1)
+    before = {name: param.detach().clone() for name, param in policy.named_parameters()}
+    engine = Engine(policy, Accelerator(cpu=True))
+    keep_base_in_syncs(engine)
+    handed_on = engine._iter_named_params()
+    next(name for name, _ in handed_on if "q_proj" in name)
+    with pytest.raises(ConnectionError):
+        handed_on.throw(ConnectionError())
+    assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
+    assert not {"merge_adapter", "unmerge_adapter"} & set(vars(policy))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ merged copy of it.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
 from ..choice import Choice
+from ..descriptor import switched_on
 from ..parts import Part, make_event
 from ..scoring.first_layers import try_first_layers
 from .compact import compact_sample, contiguous_states, cut_at_end, find_distinct, pad_left
@@ -62,6 +63,33 @@ def why_not_compact(config: GenerationConfig) -> str | None:
     return None
 
 
+def slice_rows(copies: Sequence[int], most: int | None) -> list[list[int]]:
+    """
+    Divide the completions of a batch into those that are decoded at once.
+
+    Args:
+        copies (`Sequence[int]`): For every completion the index of its prompt.
+        most (`int`, *optional*): Completions of a slice; `None` means all.
+
+    Returns:
+        `list[list[int]]`: The completions of each slice. Those of a prompt stand together where `most` allows it.
+    """
+    if most is None or most >= len(copies):
+        return [list(range(len(copies)))]
+    groups: dict[int, list[int]] = {}
+    for row, prompt in enumerate(copies):
+        groups.setdefault(prompt, []).append(row)
+    slices: list[list[int]] = [[]]
+    for group in groups.values():
+        if len(slices[-1]) + len(group) > most and slices[-1]:
+            slices.append([])
+        for row in group:
+            if len(slices[-1]) == most:
+                slices.append([])
+            slices[-1].append(row)
+    return slices
+
+
 class CompactGeneration(Part):
     """
     Samples completions of prompts, from a merged copy of the policy where there can be one.
@@ -73,6 +101,8 @@ class CompactGeneration(Part):
         policy (`torch.nn.Module`): The policy, unwrapped.
         temperature (`float`): The temperature at which log-probabilities are measured.
         autocasts (`bool`): Whether the policy computes in a lower precision than its weights have when it is scored.
+        max_rows (`int`, *optional*): Most completions that are decoded at once.
+        merges (`bool`): Whether there may be a merged copy.
 
     Attributes:
         merged (`Choice`): Whether the copy is sampled, or why the policy itself is.
@@ -82,8 +112,18 @@ class CompactGeneration(Part):
 
     may_join = True  # "auto" may find possible here what was not where the run began
 
-    def __init__(self, policy: torch.nn.Module, temperature: float, autocasts: bool = False):
-        reason = try_first_layers(policy, partial(why_not_merged, policy))
+    def __init__(
+        self,
+        policy: torch.nn.Module,
+        temperature: float,
+        autocasts: bool = False,
+        max_rows: int | None = None,
+        merges: bool = True,
+    ):
+        reason = "compact_merge=False"
+        if merges:
+            reason = try_first_layers(policy, partial(why_not_merged, policy))
+        self._max_rows = max_rows
         self.merged = Choice.unless(reason)
         self._mergeable = policy if reason is None else None
         self.measures = False
@@ -104,7 +144,7 @@ class CompactGeneration(Part):
         self, model, prompts: list[list[int]], config: GenerationConfig, ends: list[int], multiple: int | None = None
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         """
-        Sample one completion of each prompt; equal prompts are computed once.
+        Sample one completion of each prompt; equal prompts are computed once in a slice of the batch.
 
         Args:
             model: The policy, unwrapped and ready to generate.
@@ -118,11 +158,9 @@ class CompactGeneration(Part):
             `list[list[float]]` or `None`: Their log-probabilities under the merged copy, if it rounds otherwise than
                 the policy.
         """
-        different, copies = find_distinct(prompts)
-        device = next(model.parameters()).device
-        ids, mask = pad_left(different, config.pad_token_id, multiple)
-        ids = ids.to(device)
-        mask = mask.to(device)
+        completions: list[list[int]] = [[] for _ in prompts]
+        logps: list[list[float]] = [[] for _ in prompts]
+        self.measures = self._temperature is not None
         if self.copy is not None and self._of_copy is None:
             self.copy.refresh()
             self.copy.model.generation_config = model.generation_config
@@ -130,24 +168,36 @@ class CompactGeneration(Part):
             model = self.copy.model
         try:
             with contiguous_states(model):
-                drawn = model.generate(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    copies=torch.tensor(copies, device=device),
-                    logps_at=self._temperature,
-                    generation_config=config,
-                    custom_generate=compact_sample,
-                )
+                for rows in slice_rows(find_distinct(prompts)[1], self._max_rows):
+                    written, written_logps = self._sample_at_once(
+                        model, [prompts[row] for row in rows], config, multiple
+                    )
+                    for place, row in enumerate(rows):
+                        completions[row] = cut_at_end(written[place], set(ends))
+                        if written_logps is not None:
+                            logps[row] = written_logps[place][: len(completions[row])]
         finally:
             if self.copy is not None:
                 self.copy.release()
-        self.measures = drawn.logps is not None
-        written = drawn.ids[:, ids.shape[1] :].tolist()
-        completions = [cut_at_end(row, set(ends)) for row in written]
-        if drawn.logps is None:
-            return completions, None
-        pairs = zip(drawn.logps.tolist(), completions, strict=True)
-        return completions, [logps[: len(completion)] for logps, completion in pairs]
+        return completions, logps if self.measures else None
+
+    def _sample_at_once(
+        self, model, prompts: list[list[int]], config: GenerationConfig, multiple: int | None
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Sample one completion of each prompt, with padding behind its end, and its log-probabilities."""
+        different, copies = find_distinct(prompts)
+        device = next(model.parameters()).device
+        ids, mask = pad_left(different, config.pad_token_id, multiple)
+        drawn = model.generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            copies=torch.tensor(copies, device=device),
+            logps_at=self._temperature,
+            generation_config=config,
+            custom_generate=compact_sample,
+        )
+        logps = None if drawn.logps is None else drawn.logps.tolist()
+        return drawn.ids[:, ids.shape[1] :].tolist(), logps
 
     def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """Take the sampler's log-probabilities out of a batch, `(B, T)`; `None` where they say nothing of the copy."""
@@ -200,5 +250,5 @@ class CompactGeneration(Part):
         self._of_copy = state.get("of_copy")
         self._bound = state.get("bound", MERGED_BOUND)
         merged = Choice.parse(state["merged"])
-        if self.copy is not None and not merged.on:
+        if self.copy is not None and not merged.on and not switched_on(changed, "compact_merge"):
             self._unmerge(merged.reason)

@@ -5,9 +5,14 @@ them.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
 
 import torch
+from accelerate.utils import is_peft_model
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from trl.generation.vllm_generation import VLLMGeneration
 
 
 @contextmanager
@@ -33,25 +38,6 @@ def keep_weights(model: torch.nn.Module) -> Iterator[None]:
             module._buffers.update(held)
 
 
-@contextmanager
-def keep_base(model: torch.nn.Module) -> Iterator[None]:
-    """
-    Keep the weights under an adapter as they are, bit for bit, while it is merged and taken out again in this context.
-
-    They are held twice meanwhile.
-    """
-    adapted = [module.get_base_layer() for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    found = {id(param): param for layer in adapted for param in layer.parameters(recurse=False)}
-    kept = [(param, param.data) for param in found.values() if param.is_floating_point()]
-    for param, data in kept:
-        param.data = data.clone()
-    try:
-        yield
-    finally:
-        for param, data in kept:
-            param.data = data
-
-
 def keep_unpacked(model: torch.nn.Module) -> None:
     """
     Keep bitsandbytes from packing weights in 4 bits for a CPU with AVX512-BF16.
@@ -63,18 +49,83 @@ def keep_unpacked(model: torch.nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def keep_base_in_syncs(generation, model: torch.nn.Module) -> None:
+def keep_base_in_syncs(generation: VLLMGeneration) -> None:
     """
-    Let TRL's [`~trl.generation.vllm_generation.VLLMGeneration`] get the policy's weights without a trace in the
-    policy.
+    Let TRL's [`~trl.generation.vllm_generation.VLLMGeneration`] get the policy's weights, its adapter merged, without
+    a trace in the policy.
 
-    TRL merges the adapter to hand the weights on, and takes it out again. In bf16 each time leaves rounding behind,
-    which adds up: the policy, its reference and the base would stand on weights that no file holds.
+    TRL merges the adapter into all weights, hands them on one by one, and takes it out again. In bf16 each time leaves
+    rounding behind, which adds up: the policy, its reference and the base would stand on weights that no file holds.
+    Here TRL merges nothing, and each weight is merged in a copy as TRL hands it on, so that one layer at a time is
+    held twice.
     """
-    sync = generation.sync_weights
+    model = generation.model
+    if not is_peft_model(model):
+        return
+    read = generation._iter_named_params
 
-    def sync_weights() -> None:
-        with keep_base(model):
-            sync()
+    def read_merged() -> Iterator[tuple[str, torch.Tensor]]:
+        with merging_nothing(model):
+            adapted = find_adapted_weights(model)
+            for name, weight in read():
+                if weight.data_ptr() in adapted:
+                    weight = adapted[weight.data_ptr()].merged()
+                yield name, weight
 
-    generation.sync_weights = sync_weights
+    generation._iter_named_params = read_merged
+
+
+@contextmanager
+def merging_nothing(model: PeftModel) -> Iterator[None]:
+    """Let `merge_adapter` look whether merging is possible, and neither it nor `unmerge_adapter` change a weight."""
+    model.merge_adapter = partial(model.merge_adapter, adapter_names=[])
+    model.unmerge_adapter = lambda: None
+    try:
+        yield
+    finally:
+        del model.merge_adapter
+        del model.unmerge_adapter
+
+
+class AdaptedWeight(NamedTuple):
+    """
+    Is a weight that adapters change.
+
+    Attributes:
+        base (`torch.nn.Module`): The layer that has it, below the adapters.
+        name (`str`): Its name there.
+        layers (`list[BaseTunerLayer]`): PEFT's layers around it, in the order in which they merge.
+    """
+
+    base: torch.nn.Module
+    name: str
+    layers: list[BaseTunerLayer]
+
+    def merged(self) -> torch.Tensor:
+        """Return the weight with the active adapters merged; the layer has its own weights again afterwards."""
+        own = dict(self.base.named_parameters(recurse=False))
+        try:
+            for name, param in own.items():
+                if param.is_floating_point():  # PEFT makes a quantised weight anew to merge it
+                    setattr(self.base, name, torch.nn.Parameter(param.detach().clone(), requires_grad=False))
+            for layer in self.layers:
+                layer.merge()
+            return getattr(self.base, self.name).data
+        finally:
+            for name, param in own.items():
+                setattr(self.base, name, param)
+            for layer in self.layers:
+                layer.merged_adapters.clear()
+
+
+def find_adapted_weights(model: torch.nn.Module) -> dict[int, AdaptedWeight]:
+    """Find the weights that adapters change, by their addresses."""
+    around: dict[torch.nn.Module, list[BaseTunerLayer]] = {}
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            around.setdefault(module.get_base_layer(), []).append(module)
+    found = {}
+    for base, layers in around.items():
+        for name, param in base.named_parameters(recurse=False):
+            found[param.data_ptr()] = AdaptedWeight(base, name, layers)
+    return found

@@ -156,6 +156,29 @@ def test_own_rewards_without_a_verifier_have_their_way(found):
     assert not any("completions without an answer" in what for what in findings)
 
 
+def test_a_generation_batch_that_does_not_fit_is_told_before_it_is_sampled(tmp_path, monkeypatch, capsys):
+    """Room for two of four groups; and with the key that is advised nothing is left to change."""
+    monkeypatch.setattr("eval.readiness.memory.process_share", lambda device: (0, room))
+    what = "memory of a generation batch"
+    room = 10**12
+    fits = make(tmp_path, compact_generation="on")
+    finding = {finding.what: finding for finding in preflight(fits, TASK, 12)}[what]
+    assert finding.level == "fine"
+    room = int((finding.values["needed_gib"] / 2 * 1.1) * 2**30 / 0.9)
+    room += 2 * sum(param.numel() * 4 for param in fits.model.parameters()) * 10 // 9  # Adam's, of all weights
+    capsys.readouterr()
+    found = preflight(make(tmp_path, compact_generation="on"), TASK, 12, Console(stderr=True, width=400))
+    finding = {finding.what: finding for finding in found}[what]
+    assert finding.change == "set compact_max_rows: 8"
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("preflight: ")]
+    assert told[1].startswith(f"preflight: {what}: ")
+    assert told[1].endswith(": set compact_max_rows: 8")
+    assert "samples" in told[2]
+    found = preflight(make(tmp_path, compact_generation="on", compact_max_rows=8), TASK, 12)
+    assert {finding.what: finding for finding in found}[what].level == "fine"
+    assert exit_code(found) == 0
+
+
 def test_a_model_that_does_not_fit_is_a_finding(tmp_path, monkeypatch):
     def full(rows):
         raise torch.OutOfMemoryError

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from eval.readiness.cost import (
+    BatchShape,
     cost_findings,
+    larger_micro_batch,
     largest_micro_batch,
     process_memory,
     process_memory_finding,
@@ -46,6 +48,60 @@ def test_rows_that_fit_by_hand():
     assert largest_micro_batch(95, 2, 100, 8) == 0
 
 
+def test_a_larger_micro_batch_leaves_every_update_its_rows():
+    assert larger_micro_batch(8, 70, 16) == 64
+    assert larger_micro_batch(8, 63, 16) == 32
+    assert larger_micro_batch(8, 1000, 16) == 128
+    assert larger_micro_batch(8, 70, 6) == 48
+    assert larger_micro_batch(8, 70, 5) == 40
+    assert larger_micro_batch(8, 15, 16) == 8
+    assert larger_micro_batch(8, 3, 16) == 8
+    assert larger_micro_batch(8, 1000, 1) == 8
+
+
+def test_a_card_with_room_for_more_rows():
+    """Of 80 GiB nine tenths, less 4 that are held: 68. A row took 0.5 at 128 tokens, so 2 at the 512 of its limit."""
+    rows = [FIRST | {"peak_memory_gib": 50.0}, SECOND | {"peak_memory_gib": 8.0, "completion_length": 128.0}]
+    first = FirstSteps(rows, 10, 2, 4.0, 80.0)
+
+    def of(**keys):
+        shape = {"micro_batch": 8, "group": 8, "completions": 128, "accumulation": 16, "per_generation": 16}
+        found = cost_findings(first, BatchShape(**shape | {"most": 512, "exchangeable": 16} | keys), 0.0)
+        return next(finding for finding in found if finding.what.startswith("largest"))
+
+    finding = of()
+    assert finding.number == "136 rows (now 8)"
+    assert finding.level == LOOK
+    assert finding.change == (
+        "set per_device_train_batch_size: 32 and gradient_accumulation_steps: 4 (and steps_per_generation: 4, where "
+        "it is set): the same updates up to rounding, in fewer forwards"
+    )
+    assert finding.values["advised"] == 32
+    of_two_batches = of(per_generation=32).change
+    assert "gradient_accumulation_steps: 4 (and steps_per_generation: 8," in of_two_batches
+    assert of(most=128).values["advised"] == 128  # all of an update at once
+    assert of(most=64).values["advised"] == 128  # a row takes no less than it did
+    assert of(most=None).level == "fine"  # completions of any length
+    assert of(exchangeable=1).level == "fine"  # the loss divides by what a micro-batch holds
+    assert of(micro_batch=32, exchangeable=4).values["advised"] == 128
+
+
+@pytest.mark.parametrize("keys", [{}, {"pack_groups": "on"}, {"loss_type": "bnpo"}], ids=str)
+def test_the_advised_micro_batch_trains_the_same(run, make_trainer, largest_difference, keys):
+    """Eight rows and 16 of an update of 16: the weights agree within what Adam makes of rounding."""
+    keys = {"max_steps": 8, "learning_rate": 1e-3, "beta": 0.1, **keys}
+    small = run(per_device_train_batch_size=4, gradient_accumulation_steps=4, **keys)
+    shape = BatchShape.of(small.args, small.num_generations)
+    advised = larger_micro_batch(shape.micro_batch, 8, shape.exchangeable)
+    if keys.get("loss_type") == "bnpo":
+        assert advised == 4
+        return
+    assert advised == 8
+    large = run(per_device_train_batch_size=8, gradient_accumulation_steps=2, **keys)
+    assert largest_difference(small, large) < 1e-5
+    assert largest_difference(small, make_trainer(**keys)) > 1e-4
+
+
 def test_on_a_cpu_memory_is_that_of_the_process():
     fits = process_memory_finding(11.7, 24.0)
     assert fits.number == "11.7 of 24.0 GiB"
@@ -62,7 +118,8 @@ def test_on_a_cpu_memory_is_that_of_the_process():
 
 def test_memory_is_that_of_a_gpu():
     def of(first, what, micro_batch=8):
-        found = cost_findings(first, micro_batch, 4, 0.1, 40)
+        shape = BatchShape(micro_batch, 4, 40, accumulation=5, per_generation=5, most=None, exchangeable=5)
+        found = cost_findings(first, shape, 0.1)
         return next((finding for finding in found if finding.what.startswith(what)), None)
 
     cpu = FirstSteps([FIRST, SECOND], 10, 2)

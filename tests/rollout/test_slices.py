@@ -1,0 +1,203 @@
+"""A generation batch that is decoded in slices: which rows stand together, what they draw, what is held at once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from live_bytes import LiveBytes
+from peft.tuners.lora import Linear as LoraLinear
+from tiny_run import LORA, load_with_new_adapter
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from eval.run_folder.reading import read_env
+from trl_prorl.rollout import merged_copy
+from trl_prorl.rollout.compact import compact_sample, pad_left
+from trl_prorl.rollout.generation import CompactGeneration, slice_rows
+
+
+@pytest.mark.parametrize(
+    "copies, most, slices",
+    [
+        ([0, 0, 1, 1, 2, 2], None, [[0, 1, 2, 3, 4, 5]]),
+        ([0, 0, 1, 1, 2, 2], 6, [[0, 1, 2, 3, 4, 5]]),
+        ([0, 0, 1, 1, 2, 2], 5, [[0, 1, 2, 3], [4, 5]]),
+        ([0, 0, 1, 1, 2, 2], 1, [[0], [1], [2], [3], [4], [5]]),
+        ([0, 1, 0, 1], 3, [[0, 2], [1, 3]]),  # the completions of a prompt need not stand side by side
+        ([0, 0, 0, 0, 0, 1, 2], 3, [[0, 1, 2], [3, 4, 5], [6]]),  # a group that is too large is cut
+    ],
+)
+def test_slices_by_hand(copies, most, slices):
+    assert slice_rows(copies, most) == slices
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 45))
+def test_every_row_stands_in_one_slice_and_a_group_that_fits_in_one_alone(copies, most):
+    slices = slice_rows(copies, most)
+    assert sorted(row for rows in slices for row in rows) == [*range(len(copies))]
+    assert all(0 < len(rows) <= most for rows in slices)
+    for prompt in set(copies):
+        if copies.count(prompt) <= most:
+            assert sum(any(copies[row] == prompt for row in rows) for rows in slices) == 1
+
+
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11], [5, 6, 7], [9, 8, 7, 6, 5, 4], [11], [5, 6, 7], [12, 13]]
+ENDS = [*range(0, 256, 9)]
+
+
+def settings(**keys):
+    plain = {"max_new_tokens": 20, "pad_token_id": 0, "eos_token_id": ENDS, "do_sample": False}
+    return GenerationConfig(**plain | {"disable_compile": True, "top_k": 0} | keys)
+
+
+def sampled(policy, max_rows, prompts=PROMPTS, seed=3, **keys):
+    """A part's completions and log-probabilities."""
+    part = CompactGeneration(policy, 0.7, max_rows=max_rows)
+    torch.manual_seed(seed)
+    return part.sample(policy, prompts, settings(**keys), ENDS)
+
+
+def policy_of(tiny_model, dtype="float32"):
+    """A policy whose adapter is worth something, so that what is sampled depends on the merged copy."""
+    policy = load_with_new_adapter(tiny_model, **LORA).to(getattr(torch, dtype)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, param in policy.named_parameters():
+            if "lora_B" in name:
+                param.normal_(std=0.1)
+    return policy
+
+
+def test_greedy_completions_do_not_depend_on_slices(tiny_model):
+    policy = policy_of(tiny_model)
+    whole, none = sampled(policy, None)
+    assert none is None
+    assert len({len(completion) for completion in whole}) > 2  # the situation: rows end at several times
+    assert len({tuple(completion) for completion in whole}) == 4  # one for each prompt
+    for most in (1, 2, 3, 5, 8, 100):
+        assert sampled(policy, most) == (whole, None)
+
+
+def test_log_probabilities_stay_with_their_rows(tiny_model):
+    policy = policy_of(tiny_model, "bfloat16")
+    whole, whole_logps = sampled(policy, None)
+    parts, logps = sampled(policy, 3)
+    for place, (completion, same) in enumerate(zip(parts, whole, strict=True)):
+        assert len(logps[place]) == len(completion)
+        # bf16 rounds otherwise in a batch of another size, so that a later token may be another.
+        assert logps[place][0] == pytest.approx(whole_logps[place][0], abs=0.1)
+        assert completion[0] == same[0]
+    firsts = {tuple(prompt): round(logps[place][0], 2) for place, prompt in enumerate(PROMPTS)}
+    assert len(set(firsts.values())) == 4  # the situation: prompts can be told apart by them
+
+
+def test_all_at_once_is_what_the_loop_draws_of_the_whole_batch(tiny_model):
+    """Bit for bit, by a call of `generate` that knows nothing of slices; in slices other tokens are drawn."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    ids, mask = pad_left([PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[7]], 0)
+    torch.manual_seed(3)
+    drawn = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        copies=torch.tensor([0, 1, 2, 0, 1, 2, 0, 3]),
+        generation_config=settings(do_sample=True, eos_token_id=None),
+        custom_generate=compact_sample,
+    )
+    expected = drawn.ids[:, ids.shape[1] :].tolist()
+
+    def mine(most):
+        part = CompactGeneration(model, 1.0, max_rows=most)
+        torch.manual_seed(3)
+        return part.sample(model, PROMPTS, settings(do_sample=True, eos_token_id=None), [])[0]
+
+    assert mine(None) == mine(8) == expected
+    assert mine(4) != expected
+
+
+@torch.no_grad()
+def test_a_prompt_is_computed_once_in_a_slice_and_no_more_rows_are_decoded(tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    part = CompactGeneration(model, 1.0, max_rows=4)
+    shapes = []
+
+    def look(module, args, kwargs):
+        shapes.append(tuple(kwargs["input_ids"].shape))
+
+    model.register_forward_pre_hook(look, with_kwargs=True)
+    part.sample(model, PROMPTS, settings(max_new_tokens=3, eos_token_id=None), [])
+    # Three completions and two do not fit together, two and two do; prompts of 3, of 6 and 1, and of 2 tokens.
+    first = [(1, 3), (3, 1), (3, 1)]
+    second = [(2, 6), (4, 1), (4, 1)]
+    third = [(1, 2), (1, 1), (1, 1)]
+    assert shapes == first + second + third
+
+
+@torch.no_grad()
+def test_a_fourth_of_the_rows_at_once_takes_a_fourth_of_the_memory(tiny_model):
+    """Nothing of a slice outlives it."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    prompts = [[5 + row // 4] * 8 for row in range(32)]
+    peaks = {}
+    for most in (None, 8):
+        part = CompactGeneration(model, 1.0, max_rows=most)
+        with LiveBytes(*model.parameters(), *model.buffers()) as live:
+            part.sample(model, prompts, settings(max_new_tokens=100, eos_token_id=None), [])
+        peaks[most] = live.peak
+    layer = model.model.layers[0].self_attn
+    cache = 108 * 4 * len(model.model.layers) * (len(layer.k_proj.weight) + len(layer.v_proj.weight))
+    assert peaks[None] > 32 * cache  # the situation: the cache is most of it
+    assert peaks[None] < 2 * 32 * cache
+    assert peaks[8] == pytest.approx(peaks[None] / 4, rel=0.1)
+
+
+# --------------------------------------------------------------------------------------------------- in a training
+
+SLICED = {"compact_generation": "on", "compact_max_rows": 3, "save_strategy": "steps", "save_steps": 1, "beta": 0.1}
+
+
+def test_a_resume_draws_the_same_slices(run, resume, largest_difference, make_trainer):
+    whole = run(**SLICED | {"compact_max_rows": None})
+    trainer = run(**SLICED)
+    assert largest_difference(whole, trainer) > 0.0  # the situation: slices draw other tokens
+    for step in (1, 2, 3):
+        assert largest_difference(trainer, resume(trainer, step, **SLICED)) == 0.0
+    with pytest.raises(ValueError, match="compact_max_rows"):
+        resume(trainer, 2, **SLICED | {"compact_max_rows": 4})
+
+
+def test_without_a_merged_copy_the_policy_is_sampled_and_none_is_made(
+    make_trainer, resume, largest_difference, monkeypatch
+):
+    keys = {**SLICED, "compact_max_rows": None, "compact_merge": False}
+    layer = LoraLinear.forward
+    calls = []
+    monkeypatch.setattr(merged_copy.MergedCopy, "__init__", lambda *args, **kwargs: pytest.fail("a copy is made"))
+    trainer = make_trainer(**keys)
+    sampling = trainer._generate_single_turn
+
+    def single_turn(*args, **kwargs):
+        with monkeypatch.context() as patch:
+            patch.setattr(LoraLinear, "forward", lambda *args, **kw: calls.append(1) or layer(*args, **kw))
+            return sampling(*args, **kwargs)
+
+    trainer._generate_single_turn = single_turn
+    trainer.train()
+    assert calls  # the adapter computes while rollouts are sampled
+    env = read_env(Path(trainer.args.output_dir))["execution"]
+    assert env["merged_copy"] == "off: compact_merge=False"
+    assert env["merged_copy_bytes"] == 0
+    for step in (1, 2, 3):
+        assert largest_difference(trainer, resume(trainer, step, **keys)) == 0.0
+
+
+def test_a_resume_neither_makes_nor_leaves_out_the_copy_unless_that_is_allowed(run, resume):
+    without = run(**SLICED, compact_merge=False)
+    with pytest.raises(ValueError, match="compact_merge"):
+        resume(without, 2, **SLICED)
+    with_copy = resume(without, 2, **SLICED, allow_config_change=True)
+    assert with_copy.parts["generation"].merged.on
+    assert with_copy.parts["generation"].copy is not None
+    again = resume(with_copy, 3, **SLICED, compact_merge=False, allow_config_change=True)
+    assert again.parts["generation"].copy is None
+    assert str(again.parts["generation"].merged) == "off: compact_merge=False"
