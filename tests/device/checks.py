@@ -94,6 +94,9 @@ def the_host_waits_for_a_value_a_size_or_a_copy():
         lambda: here[torch.tensor([0, 1])],
     ):
         assert counted(send)["to device"] == 1
+    twice = torch.full((6,), 2, device=DEVICE)
+    assert counted(lambda: here.repeat_interleave(twice))["size"] == 1
+    assert "waits" not in counted(lambda: here.repeat_interleave(twice, output_size=12))
     assert "waits" not in counted(lambda: here[torch.zeros(2, dtype=torch.long, device=DEVICE)] * 2.0)
 
 
