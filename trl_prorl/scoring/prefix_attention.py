@@ -171,12 +171,13 @@ def prefix_attention(
     by_products = query.device.type == "cpu" and query.dtype is torch.bfloat16 and not dropout
     groups = query.shape[1] // key.shape[1]
     shares_keys = by_products or keeps_keys_shared(query)
-    dtype = query.dtype
+    keys = gather_places(key, layout.keys)
+    values = gather_places(value, layout.keys)
     if query.device.type != "cpu" and torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)  # once here, which autocast would do in every block
-    query = query.to(dtype)
-    keys = gather_places(key, layout.keys).to(dtype)
-    values = gather_places(value, layout.keys).to(dtype)
+        dtype = torch.get_autocast_dtype(query.device.type)  # here once, and not by autocast in every block
+        query = query.to(dtype)
+        keys = keys.to(dtype)
+        values = values.to(dtype)
     if not shares_keys:
         keys = repeat_kv(keys, groups)
         values = repeat_kv(values, groups)
