@@ -62,16 +62,24 @@ def test_finite_on_the_gpu(dtype):
     assert not all_finite([largest])
 
 
-def test_a_stage_waits_for_the_work_that_it_began():
+def test_a_stage_has_the_seconds_of_the_work_that_it_began():
+    """They lie between those of events around the stage and inside it, and the host does not wait for them."""
     matrix = torch.randn(4096, 4096, device="cuda")
-    done = torch.cuda.Event()
+    timer = StageTimer(torch.device("cuda"))
+    before, begin, end, after = (torch.cuda.Event(enable_timing=True) for _ in range(4))
     torch.cuda.synchronize()
-    with StageTimer(torch.device("cuda")).stage("update"):
+    before.record()
+    with timer.stage("update"):
+        begin.record()
         for _ in range(50):
             matrix @ matrix
-        done.record()
-        assert not done.query()  # the device works on
-    assert done.query()
+        end.record()
+    after.record()
+    assert not end.query()  # the device works on
+    seconds = timer.seconds["update"]
+    assert end.query()
+    torch.cuda.synchronize()
+    assert begin.elapsed_time(end) <= 1000 * seconds <= before.elapsed_time(after)
 
 
 def test_peak_memory_begins_anew_with_every_step():

@@ -429,7 +429,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         if rows is not None:
             fill = inputs.get(OldPolicyAnchor.column)
         beta = 0.0 if adds_penalty else self.anchors["ref"].coefficient
-        return PolicyPass(beta, completion_mask(inputs), rows, fill)
+        plan_key = inputs["completion_mask"] if rows is None else rows
+        return PolicyPass(beta, completion_mask(inputs), rows, plan_key, fill)
 
     def _compute_trl_loss(self, model, inputs, policy_pass: PolicyPass) -> torch.Tensor:
         """Call TRL's loss, in which the policy makes one pass."""
@@ -449,7 +450,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         logged = self._metrics["train" if self.model.training else "eval"]
         means = self.anchors.means(penalty.by_anchor, completion_mask(inputs), self.recorder.total)
         for metric, mean in means.items():
-            logged[metric].append(mean)
+            logged[metric].append(mean if self.model.training else mean.item())  # a step reads all of its own at once
         if self._entropy_bonus_enabled:
             share = self.aggregation.logged(penalty.loss.detach(), accumulation)
             logged["policy_loss"][-1] += self.accelerator.gather(share).nanmean().item()
@@ -466,6 +467,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             for part in self.parts.values():
                 part.gradients(model)
         norm = super()._get_grad_norm(model, grad_norm)
+        if norm is not None:
+            norm = float(norm)  # waits for the device, once for all parts and for TRL's log
         rate = self.optimizer.param_groups[0]["lr"] * self.resets.rate_factor
         for part in self.parts.values():
             part.before_update(self.state.global_step + 1, norm, rate)
@@ -493,6 +496,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
             part.update(step, self.model)
+        self._read_penalties()
         row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():
             event = part.row(step, row)
@@ -503,6 +507,14 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         for name in LOGGED:
             if name in row:
                 self._metrics["train"][f"prorl/{name}"].append(row[name])
+
+    def _read_penalties(self) -> None:
+        """Read the means that the micro-batches of a step have left on the device, among TRL's metrics."""
+        for anchor in self.anchors:
+            values = self._metrics["train"].get(anchor.metric, [])
+            unread = [value for value in values if torch.is_tensor(value)]
+            if unread:
+                values[-len(unread) :] = torch.stack(unread).tolist()
 
     def _event(self, event: dict) -> None:
         for part in self.parts.values():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pretend
 import torch
 import whole_steps
+from peft import LoraConfig, get_peft_model
 from pretend import DEVICE, NAME, generator, work
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -18,6 +19,9 @@ from trl import GRPOTrainer
 from whole_steps import ARMS, RESETS, Dataset, make_trainer, save_model
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.scoring.lean_lora import LeanLinear, lean_layers
+from trl_prorl.scoring.packing import copy_tables
+from trl_prorl.scoring.prefix_attention import layout, prefix_attention
 
 
 CHECKS = {}
@@ -94,6 +98,9 @@ def the_host_waits_for_a_value_a_size_or_a_copy():
         lambda: here[torch.tensor([0, 1])],
     ):
         assert counted(send)["to device"] == 1
+    twice = torch.full((6,), 2, device=DEVICE)
+    assert counted(lambda: here.repeat_interleave(twice))["size"] == 1
+    assert "waits" not in counted(lambda: here.repeat_interleave(twice, output_size=12))
     assert "waits" not in counted(lambda: here[torch.zeros(2, dtype=torch.long, device=DEVICE)] * 2.0)
 
 
@@ -154,6 +161,54 @@ def attention_is_the_cpu_s():
                 found.append([result.detach().cpu(), query.grad.cpu(), key.grad.cpu()])
             torch.testing.assert_close(*found)
     assert counted(lambda: scaled_dot_product_attention(*[queries.to(DEVICE)] * 3))["launches"] == 1
+
+
+@quick
+def packed_attention_narrows_before_its_blocks():
+    """Under autocast with fp32 weights: rotated queries and keys are fp32, values are bf16."""
+    sequences = [(0, 0, 0, 5), (0, 5, 5, 300), (0, 5, 305, 290)]
+    (table,) = copy_tables([sorted(sequences, key=lambda sequence: -sequence[3])], DEVICE)
+    torch.manual_seed(0)
+    query = torch.randn(1, 4, 595, 8, device=DEVICE, requires_grad=True)
+    key = torch.randn(1, 2, 595, 8, device=DEVICE, requires_grad=True)
+    value = torch.randn(1, 2, 595, 8, device=DEVICE).bfloat16()
+    narrow = prefix_attention(query.bfloat16(), key.bfloat16(), value, layout(sequences, table))
+    work.clear()
+    with torch.autocast(NAME, dtype=torch.bfloat16):
+        result = prefix_attention(query, key, value, layout(sequences, table))
+        copies = work.launches["aten::copy_"]
+        work.clear()
+        prefix_attention(query.bfloat16(), key.bfloat16(), value, layout(sequences, table))
+    assert torch.equal(result, narrow)
+    assert copies == work.launches["aten::copy_"]  # with the two that narrow outside
+    gradients = torch.autograd.grad(result.float().square().sum(), [query, key])
+    assert [one.dtype for one in gradients] == [torch.float32] * 2
+
+
+@quick
+def lean_layers_are_peft_s():
+    """In values and gradients; under autocast PEFT widens what each layer is given, and they do not."""
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, target_modules=["0"], init_lora_weights=False)
+    model = get_peft_model(nn.Sequential(nn.Linear(24, 40)), config).to(DEVICE)
+    states = torch.randn(6, 24, device=DEVICE, requires_grad=True)
+    trained = [param for param in model.parameters() if param.requires_grad]
+
+    def results(mixed: bool) -> list[torch.Tensor]:
+        work.clear()
+        with torch.autocast(NAME, dtype=torch.bfloat16, enabled=mixed):
+            output = model(states.bfloat16() if mixed else states)
+        found = [output, *torch.autograd.grad(output.float().square().sum(), [states, *trained])]
+        return [one.detach().float().cpu() for one in found]
+
+    for mixed, bounds in ((False, {"atol": 1e-4, "rtol": 1e-5}), (True, {"atol": 0.2, "rtol": 0.05})):
+        theirs = results(mixed)
+        their_bytes = work.bytes
+        with lean_layers(model):
+            assert any(isinstance(layer, LeanLinear) for layer in model.modules())
+            mine = results(mixed)
+        torch.testing.assert_close(mine, theirs, **bounds)
+        assert work.bytes < their_bytes
 
 
 @quick

@@ -233,7 +233,7 @@ def compute(op, *args, **kwargs):
 
     if name in READS_VALUE:
         work.wait("value")
-    elif name in FINDS_SIZE:
+    elif name in FINDS_SIZE and kwargs.get("output_size") is None:
         work.wait("size")
     elif name == "aten::_index_put_impl_":
         _count_indices(host_args[1], from_host)

@@ -70,6 +70,15 @@ def test_what_must_hold_on_the_device(forks, tmp_path, options):
     assert not failed, "\n".join(failed)
 
 
+def test_of_our_own_code_a_micro_batch_waits_for_the_device_at_most_twice():
+    """For its tokens and masks, and for the plan that is made of them; in later passes it has its plan."""
+    _, rows = read_table(TABLE)
+    most = {"micro-batch, first": 2, "micro-batch, later": 0}
+    ours = {key: int(row["our waits"]) for key, row in rows.items() if key[2] in most}
+    assert {key: waits for key, waits in ours.items() if waits > most[key[2]]} == {}
+    assert max(ours.values()) == 2
+
+
 def test_the_table_has_every_arm_beside_trl():
     _, rows = read_table(TABLE)
     for model in ("LoRA bf16", "full bf16", "LoRA fp32", "full fp32"):

@@ -54,11 +54,10 @@ WITHOUT_DEVICE = {
     ("rollout/dynamic_sampling.py", "shuffle_pass"): DRAWN_BY_HOST,
     ("rollout/merged_copy.py", "disturb"): DRAWN_BY_HOST,
     ("rollout/outcome.py", "keep_groups_together"): LIST_OF_HOST,
-    ("scoring/packing.py", "pack"): PLANNED_BY_HOST,
+    ("scoring/packing.py", "copy_tables"): PLANNED_BY_HOST,
     ("scoring/packing_probe.py", "tokens"): DRAWN_BY_HOST,
     ("scoring/packing_probe.py", "unequal_rows"): DRAWN_BY_HOST,
-    ("scoring/prefix_attention.py", "layout"): PLANNED_BY_HOST,
-    ("scoring/prefix_attention.py", "prefix_attention"): "in a branch for CPUs",
+    ("scoring/prefix_attention.py", "layout"): "where no table lies on a device yet, that of a CPU",
     ("trainer.py", "_prepare_inputs"): DRAWN_BY_HOST,
 }
 
@@ -71,9 +70,10 @@ NAMED = {
     ("adapters/restart.py", "load"): KEPT,
     ("record/meter.py", "__init__"): ASKS,
     ("record/meter.py", "_read"): "a thread that `__init__` starts for a GPU alone",
-    ("record/meter.py", "_settle"): ASKS,
+    ("record/meter.py", "_moment"): ASKS,
     ("record/meter.py", "begin_step"): ASKS,
     ("record/meter.py", "measure_gpu"): ASKS,
+    ("record/meter.py", "settle"): ASKS,
     ("rollout/compact.py", "_running_sums"): ASKS,
     ("rollout/compact.py", "contiguous_states"): ASKS,
     ("rollout/merged_copy.py", "can_be_packed"): ASKS,
@@ -81,10 +81,9 @@ NAMED = {
     ("scoring/dropout.py", "generator_states"): "every generator there is",
     ("scoring/head.py", "can_attend"): ASKS,
     ("scoring/head.py", "forward"): "a head that `can_attend` has found on a CPU",
-    ("scoring/lean_lora.py", "forward"): "a layer that `plain_layers` has found on a CPU",
-    ("scoring/lean_lora.py", "plain_layers"): ASKS,
+    ("scoring/packing_probe.py", "coarsest_unit"): ASKS,
     ("scoring/packing_probe.py", "on_gpu"): ASKS,
-    ("scoring/prefix_attention.py", "layout"): "the default of an argument",
+    ("scoring/prefix_attention.py", "keeps_keys_shared"): ASKS,
     ("scoring/prefix_attention.py", "prefix_attention"): ASKS,
 }
 

@@ -5,6 +5,7 @@ import logging
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,12 @@ from tasks import get_task
 from trl_prorl.checkpoint.files import find_newest_checkpoint
 from trl_prorl.errors import NonFiniteError, RewardError
 from trl_prorl.guards.entropy_watch import EntropyWatch
-from trl_prorl.guards.finite import all_finite, first_nonfinite
+from trl_prorl.guards.finite import FiniteGuard, all_finite, first_nonfinite
 from trl_prorl.guards.guard_gap import WINDOW, GuardGap
+from trl_prorl.objective.penalties import Anchors
+from trl_prorl.parts import MicroBatch
+from trl_prorl.record.meter import Meter
+from trl_prorl.record.recorder import Recorder
 from trl_prorl.train import main, task_reward
 
 
@@ -59,6 +64,46 @@ def spoil(part, model):
 def spoil_gradient_once(model):
     trained = parameter(model, "layers.1.self_attn.v_proj.lora_B.default")
     handle = trained.register_hook(lambda gradient: (handle.remove(), gradient * math.nan)[1])
+
+
+def test_the_first_micro_batch_of_a_step_that_is_not_finite_is_named_before_the_update():
+    """The second of four, by its KL; the fourth has a loss of NaN. The next step begins without either."""
+
+    def micro_batch(number, loss=0.0, reference=0.0):
+        ones = torch.ones(1, 2)
+        batch = {
+            "prompt_ids": torch.tensor([[number]]),
+            "completion_mask": ones,
+            "advantages": torch.ones(1),
+            "ref_per_token_logps": ones * reference,
+        }
+        return MicroBatch(batch=batch, loss=torch.tensor(loss), logps=ones, entropies=ones)
+
+    cpu = torch.device("cpu")
+    accelerator = SimpleNamespace(scaler=None, num_processes=1, reduce=lambda tensor, reduction: tensor)
+    args = SimpleNamespace(nonfinite="stop", kl_clamp=None, drop_zero_rows=False, log_update_norm=False)
+    meter = Meter(cpu)
+    recorder = Recorder(args, meter, Anchors(SimpleNamespace(beta=0.1, beta_old=0.0, beta_base=0.0)), accelerator)
+    decoder = SimpleNamespace(batch_decode=lambda ids, **keys: [f"prompt {number}" for (number,) in ids.tolist()])
+    guard = FiniteGuard(args, accelerator, meter, recorder, decoder)
+    model = torch.nn.Linear(1, 1)
+    model.weight.grad = torch.ones(1, 1)
+
+    spoiled = [micro_batch(1), micro_batch(2, reference=1e3), micro_batch(3), micro_batch(4, loss=math.nan)]
+    fine = [micro_batch(5), micro_batch(6)]
+    for each in spoiled:
+        recorder.micro_batch(each)  # e¹⁰⁰⁰ is infinite in fp32
+        guard.micro_batch(each)
+    guard.gradients(model)
+    with pytest.raises(
+        NonFiniteError, match="at step 1: kl_ref in a batch with the prompts 'prompt 2'. The run stops"
+    ):
+        guard.before_update(1, 1.0, 0.1)
+    for each in fine:
+        recorder.micro_batch(each)
+        guard.micro_batch(each)
+    guard.gradients(model)
+    guard.before_update(2, 1.0, 0.1)
 
 
 KEYS = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "beta": 0.1, "ref_reset_every": 100}

@@ -131,5 +131,8 @@ def test_every_estimator_anchor_and_aggregation(estimator, corrected, clamp, lev
 def test_a_mean_of_the_record_leaves_out_what_does_not_count():
     """As the KL of a row that `drop_zero_rows` drops, or a token that vLLM could not score."""
     meter = Meter(torch.device("cpu"))
-    meter.add_mean("kl_ref", torch.tensor([[1.0, math.inf], [math.nan, 3.0]]), torch.tensor([[1, 0], [0, 1]]))
-    assert meter.peek_mean("kl_ref", reduce=lambda pair: pair) == 2.0
+    meter.begin_step()
+    values = torch.tensor([[1.0, math.inf], [math.nan, 3.0]])
+    meter.add_means({"kl_ref": values, "kl_old": values + 1}, torch.tensor([[1, 0], [0, 1]]))
+    row = meter.end_step(lambda tensor: tensor)
+    assert (row["kl_ref"], row["kl_old"]) == (2.0, 3.0)

@@ -40,7 +40,7 @@ def test_a_second_belongs_to_the_innermost_stage_which_ends_when_its_body_raises
                 raise KeyError
             clock.now += 8
         clock.now += 16
-    assert dict(timer.seconds) == {"update": 17.0, "rollout": 10.0, "ref": 4.0}
+    assert timer.seconds == {"update": 17.0, "rollout": 10.0, "ref": 4.0}
     assert timer.stack == []
 
 
@@ -54,8 +54,8 @@ def test_row_of_a_step(clock, processes):
     for kind, shape in (("ref", (2, 5)), ("policy", (4, 5))):
         forward = meter.counted(lambda **inputs: "scored", kind)
         assert forward(input_ids=torch.zeros(*shape)) == "scored"
-    meter.add_mean("kl_ref", torch.tensor([[1.0, 9.0]]), torch.tensor([[1, 0]]))
-    meter.add_mean("kl_ref", torch.tensor([[2.0, 6.0]]), torch.tensor([[1, 1]]))
+    meter.add_means({"kl_ref": torch.tensor([[1.0, 9.0]])}, torch.tensor([[1, 0]]))
+    meter.add_means({"kl_ref": torch.tensor([[2.0, 6.0]])}, torch.tensor([[1, 1]]))
     meter.add_total("kl_penalty", torch.tensor(0.5))
     meter.add_total("kl_penalty", torch.tensor(0.25))
     meter.add_average("clip_region_mean", 0.25)
@@ -89,9 +89,13 @@ def test_row_of_a_step(clock, processes):
 def test_means_over_processes_are_means_over_all_tokens():
     meter = Meter(CPU)
     meter.begin_step()
-    meter.add_mean("kl_ref", torch.tensor([[1.0]]), torch.tensor([[1]]))
-    other = torch.tensor([9.0, 3.0], dtype=torch.float64)  # three tokens of 3.0 elsewhere
-    assert meter.peek_mean("kl_ref", lambda tensor: tensor + other) == 2.5
+    meter.add_means({"kl_ref": torch.tensor([[1.0]])}, torch.tensor([[1]]))
+
+    def with_another(sums):
+        sums[:2] += torch.tensor([9.0, 3.0])  # three tokens of 3.0 elsewhere
+        return sums
+
+    assert meter.end_step(with_another, processes=2)["kl_ref"] == 2.5
 
 
 def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):
@@ -113,11 +117,12 @@ def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):
 
 @pytest.fixture
 def card(monkeypatch):
-    """A GPU that is not there: `card(synchronize=...)` says what torch answers."""
+    """A GPU that is not there: `card(utilization=...)` says what torch answers."""
 
     def answers(**functions):
         idle = {
-            "synchronize": lambda device: None,
+            "Event": lambda **keys: Mock(elapsed_time=lambda end: 0.0),
+            "current_stream": lambda device: None,
             "reset_peak_memory_stats": lambda device: None,
             "max_memory_allocated": lambda device: 2**30,
             "utilization": lambda device: 50,
@@ -129,15 +134,61 @@ def card(monkeypatch):
     return answers
 
 
+class Queue:
+    """The work that a GPU was given: it begins when the work before it is done, while the host goes on."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.done_at = 0.0
+        self.waits = 0
+
+    def add(self, seconds):
+        self.done_at = max(self.done_at, self.clock.now) + seconds
+
+    def event(self, enable_timing):
+        assert enable_timing
+        event = Mock()
+
+        def record(stream):
+            event.at = max(self.done_at, self.clock.now)
+
+        def synchronize():
+            self.waits += 1
+            self.clock.now = max(self.clock.now, event.at)
+
+        def elapsed_time(end):
+            assert self.clock.now >= end.at  # else torch raises
+            return 1000 * (end.at - event.at)
+
+        event.configure_mock(record=record, synchronize=synchronize, elapsed_time=elapsed_time)
+        return event
+
+
+def test_seconds_on_a_gpu_are_the_devices_and_it_is_waited_for_when_they_are_read(card, clock):
+    queue = Queue(clock)
+    timer = StageTimer(card(Event=queue.event))
+    with timer.stage("update"):
+        queue.add(2)
+        with timer.stage("ref") as span:
+            clock.now += 1  # the host works, and the device is not done with the stage before
+            queue.add(4)
+        clock.now += 8  # the device has nothing to do from 106 to 109
+        queue.add(16)
+    assert queue.waits == 0
+    assert timer.seconds == {"update": 2.0 + 3.0 + 16.0, "ref": 4.0}
+    assert span.seconds == 4.0
+    assert queue.waits == 1
+
+
 def test_a_gpu_that_has_failed_does_not_hide_the_first_error(card):
-    """To wait for it raises again: what a device-side assertion does."""
+    """To ask anything of it raises again: what a device-side assertion does."""
     failed = RuntimeError("CUDA error: device-side assert triggered")
-    synchronize = Mock()
-    timer = StageTimer(card(synchronize=synchronize))
+    record = Mock()
+    timer = StageTimer(card(Event=lambda **keys: Mock(record=record)))
     for first, seen in ((KeyError, KeyError), (None, RuntimeError)):  # without another error it is one
-        synchronize.side_effect = None
+        record.side_effect = None
         with pytest.raises(seen), timer.stage("rollout"), timer.stage("ref"):
-            synchronize.side_effect = failed
+            record.side_effect = failed
             if first:
                 raise first
 

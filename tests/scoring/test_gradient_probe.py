@@ -3,6 +3,7 @@
 import random
 from contextlib import nullcontext
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from trl_prorl.scoring import gradient_probe
 from trl_prorl.scoring.gradient_probe import first_difference, last_of_each_kind, probe_gradients
 from trl_prorl.scoring.lean_lora import Adapted, lean_layers
 from trl_prorl.scoring.packing import packed_logps
+from trl_prorl.scoring.packing_probe import coarsest_unit
 
 
 ADAPTERS = {
@@ -183,6 +185,23 @@ def test_a_trainer_asks_the_layers_that_it_will_train(make_trainer, monkeypatch)
     trainer = make_trainer(pack_groups="auto")
     assert "lora_B.default.weight gets no gradient" in trainer.acceleration.packing.reason
     assert {type(module).__name__ for module in trainer.model.modules()}.isdisjoint({"LeanLinear"})
+
+
+@pytest.mark.parametrize(
+    "device, dtype, precision, unit",
+    [
+        ("cuda", torch.float32, "tf32", 2**-10),
+        ("cuda", torch.float32, "ieee", 2**-23),
+        ("cpu", torch.float32, "tf32", 2**-23),
+        ("cuda", torch.bfloat16, "tf32", 2**-7),
+    ],
+)
+def test_a_gpu_s_products_round_fp32_where_transformers_tf32_is_on(monkeypatch, device, dtype, precision, unit):
+    """TensorFloat-32 keeps ten bits behind the point: a gradient then differs by more than fp32 explains."""
+    parameter = Mock(dtype=dtype, device=torch.device(device))
+    model = Mock(parameters=lambda: iter([parameter]))
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Mock(fp32_precision=precision))
+    assert coarsest_unit(model, None) == unit
 
 
 def test_few_tokens_are_asked():

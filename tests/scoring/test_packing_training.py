@@ -15,6 +15,8 @@ from trl import GRPOTrainer
 
 from trl_prorl.launch.acceleration import Acceleration, check_pack_processes
 from trl_prorl.rollout.outcome import keep_groups_together
+from trl_prorl.scoring import scorer
+from trl_prorl.scoring.packing import Plan
 from trl_prorl.scoring.scorer import Scorer
 
 
@@ -211,6 +213,74 @@ def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean():
     assert torch.equal(filled[kept], entropies)
     mean = (entropies[0, 0] + entropies[0, 1] + entropies[1, 0]).item() / 3
     assert filled[mask.bool()].mean().item() == pytest.approx(mean)
+
+
+def solved_half(completions, **columns):
+    """Every second group has equal rewards."""
+    return [0.0 if place % 8 < 4 else place % 4 for place in range(len(completions))]
+
+
+# In a generation batch of 8 rows: the forwards, and the plans of which they are made.
+PLANNED = {
+    "reference, π_old, two passes over two micro-batches": ({"beta": 0.1, "ref_reset_every": 2}, 2 + 2 + 4, 2 + 2),
+    "a reference in every pass": (
+        {"beta": 0.1, "ref_reset_every": 2, "ref_compute": "naive_epoch", "reuse_old_logps": True},
+        4 + 4,
+        2,
+    ),
+    "rows left out": ({"skip_zero_rows": True, "reuse_old_logps": True, "reward": solved_half}, 4, 2),
+}
+
+
+@pytest.mark.parametrize("case", PLANNED)
+def test_a_batch_is_planned_once_and_never_scored_by_the_plan_of_another(make_trainer, monkeypatch, case):
+    keys, forwards, plans = PLANNED[case]
+    make_plan = Plan.of
+    packed_logps = scorer.packed_logps
+    made = []
+    scored = []
+
+    def plan(*batch):
+        made.append(make_plan(*batch))
+        return made[-1]
+
+    def score(model, ids, mask, keep, limit, entropy, autocast, given):
+        (expected,) = make_plan(ids, mask, keep, limit).calls
+        (call,) = given.calls
+        for name, values in expected.inputs.items():
+            assert torch.equal(call.inputs[name], values)
+        for mine, theirs in zip(call.layout.masks, expected.layout.masks, strict=True):
+            assert torch.equal(mine, theirs)
+        for name in ("scored", "results"):
+            assert torch.equal(getattr(call, name), getattr(expected, name))
+        scored.append(len(ids))
+        return packed_logps(model, ids, mask, keep, limit, entropy, autocast, given)
+
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 6}
+    trainer = make_trainer(pack_groups="on", **sizes, **keys)
+    monkeypatch.setattr(Plan, "of", plan)
+    monkeypatch.setattr(scorer, "packed_logps", score)
+    trainer.train()  # on three generation batches
+    assert len(scored) == 3 * forwards
+    assert len(made) == 3 * plans
+    kept = sum(len(by_size) for by_size in trainer.scorer._plans.values())
+    assert kept == 2  # those of the micro-batches that TRL still holds
+
+
+def test_rows_with_a_gradient_are_chosen_by_hand():
+    """The first and third; all; and, where no row has an advantage, the shortest."""
+    meter = SimpleNamespace(add_count=lambda name, count: skipped.append(int(count)))
+    scores = Scorer(SimpleNamespace(skip_zero_rows=True), meter, None, packs=True, text_only=True)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1]])
+    for advantages, kept in (([1.0, 0.0, -2.0], [0, 2]), ([1.0, float("nan"), 2.0], None), ([0.0, 0.0, 0.0], [1])):
+        skipped = []
+        batch = {"advantages": torch.tensor(advantages), "completion_mask": mask}
+        for _ in range(2):
+            found = scores.rows_to_score(batch, needs_all=False)
+            assert found is kept or found.tolist() == kept
+        assert scores.rows_to_score(batch, needs_all=True) is None
+        left_out = 0 if kept is None else 3 - len(kept)
+        assert skipped == [left_out, left_out, 0]
 
 
 WATCHED = {"use_adaptive_entropy": True, "entropy_coef": 0.0, "entropy_coef_min": 0.0, "entropy_coef_delta": 0.1}

@@ -1,6 +1,5 @@
 """Anchors: a reference that moves, the base that does not, and the average of Elastic Reset."""
 
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model

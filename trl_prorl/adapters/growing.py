@@ -82,13 +82,13 @@ class Growth(Part):
         rows = rows or {}
         factors = list_factors(self.policy)
         own = [factor for factor in factors if factor.adapter == "default"]
-        with self.timer.span("reset") as copy:
+        with self.timer.stage("reset") as copy:
             values = [(factor, change_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
             copied = []
             for tensors in self.copies:
                 new = {factor.name: change_rank(factor, tensors[factor.name], rank, rows) for factor in own}
                 copied.append((tensors, new))
-        with self.timer.span("reset") as migration:
+        with self.timer.stage("reset") as migration:
             states = self.optimizer.state if self.optimizer is not None else {}
             for factor in factors:
                 weight = factor.linear.weight

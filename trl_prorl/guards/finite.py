@@ -5,7 +5,7 @@ What a run does about NaN and infinity: find the first, say where it is, and sto
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
@@ -22,13 +22,21 @@ NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
 
 
 @torch.no_grad()
-def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether every value of every tensor is finite; one transfer from the device in all."""
+def largest_value(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """
+    Find the largest absolute value of all tensors, which is finite if every value is. Returns a scalar in double
+    precision, on their device.
+    """
     # Of a sharded parameter, this process's part.
     local = [getattr(tensor, "_local_tensor", tensor).detach() for tensor in tensors]
     local = [tensor for tensor in local if tensor.is_floating_point() and tensor.numel()]
     # The largest absolute value cannot overflow as a sum of squares can, and NaN wins every comparison.
-    return math.isfinite(torch.nn.utils.get_total_norm(local, norm_type=math.inf))
+    return torch.nn.utils.get_total_norm(local, norm_type=math.inf).double()
+
+
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether every value of every tensor is finite; one transfer from the device in all."""
+    return math.isfinite(largest_value(tensors))
 
 
 def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
@@ -37,6 +45,23 @@ def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
         if tensor is not None and not all_finite([tensor]):
             return name
     return None
+
+
+class Unread(NamedTuple):
+    """
+    What was seen of a micro-batch, until the device is asked.
+
+    Attributes:
+        largest (`torch.Tensor`): The [`largest_value`] of its loss and of `kl_sums`.
+        batch (`Mapping[str, torch.Tensor]`): The micro-batch.
+        logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
+        kl_sums (`dict[str, torch.Tensor]`): The sums of its KLs.
+    """
+
+    largest: torch.Tensor
+    batch: Mapping[str, torch.Tensor]
+    logps: torch.Tensor
+    kl_sums: dict[str, torch.Tensor]
 
 
 class FiniteGuard(Part):
@@ -66,6 +91,7 @@ class FiniteGuard(Part):
 
     def begin(self) -> None:
         self._found: dict[str, Any] | None = None  # in this step
+        self._unread: list[Unread] = []  # of this step's micro-batches
         self.skips = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,28 +115,44 @@ class FiniteGuard(Part):
             raise NonFiniteError(self._message(step, finding)) from error
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
-        """Note the first tensor that is not finite; all processes settle the matter together before the update."""
+        """Look at loss and KL. The device is asked once for all micro-batches of a step, with its gradients."""
         # A KL that overflows is bounded in the loss, which a log-probability that is not finite would show.
-        kl_sums = {} if self.bounds_kl else dict(self.meter.named_sums("kl_"))
-        if self._found is not None or all_finite([micro_batch.loss, *kl_sums.values()]):
-            return
-        batch = micro_batch.batch
+        kl_sums = {} if self.bounds_kl else self.meter.newest_sums("kl_")
+        largest = largest_value([micro_batch.loss, *kl_sums.values()])
+        self._unread.append(Unread(largest, micro_batch.batch, micro_batch.logps, kl_sums))
+
+    def _name_first(self, unread: Unread) -> str:
+        """Name the first tensor of a micro-batch that is not finite."""
+        batch = unread.batch
         mask = completion_mask(batch)
         # In the order in which one is computed from another.
         tensors = {"advantages (a reward is not finite)": batch["advantages"]}
         for anchor in ANCHORS:
             if anchor.column in batch:
                 tensors[f"log-probabilities of {anchor.words}"] = zero_masked(batch[anchor.column], mask)
-        tensors["log-probabilities of the policy"] = zero_masked(micro_batch.logps, mask)
-        tensors.update(kl_sums)
-        self._note(first_nonfinite(tensors) or "loss", batch)
+        tensors["log-probabilities of the policy"] = zero_masked(unread.logps, mask)
+        tensors.update(unread.kl_sums)
+        return first_nonfinite(tensors) or "loss"
 
     def gradients(self, model) -> None:
-        """Look at the gradients before they are clipped, which spreads NaN from one to all."""
-        if self._found is not None or self.accelerator.scaler is not None:
-            return
-        gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
-        if not all_finite(gradients.values()):
+        """
+        Note the first tensor of a step that is not finite; all processes settle the matter together before the update.
+        Gradients are looked at before they are clipped, which spreads NaN from one to all.
+        """
+        unread_before = self._unread
+        self._unread = []
+        largest = [unread.largest for unread in unread_before]
+        gradients = {}
+        if self.accelerator.scaler is None:
+            gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+        if gradients:
+            largest.append(largest_value(gradients.values()))
+        are_finite = [math.isfinite(value) for value in torch.stack(largest).tolist()]
+        for unread, is_finite in zip(unread_before, are_finite, strict=False):
+            if not is_finite:
+                self._note(self._name_first(unread), unread.batch)
+                return
+        if gradients and not are_finite[-1]:
             self._note(f"gradient of {first_nonfinite(gradients)}")
 
     def before_update(self, step: int, norm: float, rate: float) -> None:

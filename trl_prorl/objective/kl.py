@@ -41,14 +41,15 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
     """
     if logps.shape != anchor_logps.shape:
         raise ValueError(f"logps {tuple(logps.shape)} and anchor_logps {tuple(anchor_logps.shape)} differ in shape.")
+    if estimator == "k3":
+        reverse = anchor_logps - logps
+        # In TRL's order of operations, so that the two agree to the last bit.
+        return torch.exp(reverse) - reverse - 1
     log_ratio = logps - anchor_logps
     if estimator == "k1":
         return log_ratio
     if estimator == "k2":
         return 0.5 * log_ratio.square()
-    if estimator == "k3":
-        # In TRL's order of operations, so that the two agree to the last bit.
-        return torch.exp(-log_ratio) - -log_ratio - 1
     raise ValueError(f"kl_estimator={estimator!r} is not one of {', '.join(ESTIMATORS)}.")
 
 

@@ -13,7 +13,8 @@ def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
-    Set values `(B, T)` to 0 where the mask is 0. A product with the mask would not do: at a token that does not count,
-    such as one that a tool wrote, the exponential of a log-ratio may be infinite, and 0 · ∞ is NaN, in a gradient too.
+    Set values `(B, T)` to 0 where the mask, of numbers or bools, is 0. A product with the mask would not do: at a
+    token that does not count, such as one that a tool wrote, the exponential of a log-ratio may be infinite, and 0 · ∞
+    is NaN, in a gradient too.
     """
-    return values.masked_fill(mask == 0, 0.0)
+    return torch.where(mask.bool(), values, 0.0)

@@ -124,6 +124,7 @@ class Anchors(Part):
         if self.args.drop_zero_rows:
             has_advantage = batch["advantages"].unsqueeze(1) != 0.0
             mask = mask * has_advantage
+        mask = mask.bool()
         policy_logps = zero_masked(logps, mask)
         ratio = None
         if self.args.use_bias_correction_kl:
@@ -164,10 +165,10 @@ class Anchors(Part):
 
     def means(
         self, penalties: Mapping[str, torch.Tensor], mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
-    ) -> dict[str, float]:
+    ) -> dict[str, torch.Tensor]:
         """
         Average every penalty over the tokens of all processes, over which `total` sums. Returns the means by the
-        anchor's metric.
+        anchor's metric, scalars on the device.
         """
         means = {}
         for name, penalty in penalties.items():
@@ -175,7 +176,7 @@ class Anchors(Part):
             tokens_here = mask.sum().float()
             penalty_sum, tokens = total(torch.stack([penalty_here, tokens_here]))
             metric = self[name].metric
-            means[metric] = (penalty_sum / tokens.clamp(min=1.0)).item()
+            means[metric] = penalty_sum / tokens.clamp(min=1.0)
         return means
 
     def row(self, step: int, row: Mapping[str, float]) -> None:

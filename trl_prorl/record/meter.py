@@ -10,9 +10,8 @@ import statistics
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,69 +28,103 @@ from .shapes import Shape
 logger = logging.getLogger(__name__)
 
 
-@dataclass
 class Span:
-    """Measures a span of a stage: its seconds are there once it is over."""
+    """A time in a stage, measured by a [`StageTimer`]."""
 
-    seconds: float = 0.0
+    def __init__(self, timer: "StageTimer", stage: str):
+        self.timer = timer
+        self.stage = stage
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return its own seconds, once it is over, without those of stages inside it."""
+        self.timer.settle()
+        return self._seconds
+
+    def add(self, seconds: float) -> None:
+        self._seconds += seconds
 
 
 class StageTimer:
     """
     Counts wall-clock seconds by stage. Stages nest, and a second belongs to the innermost stage only.
 
-    On a GPU the device is synchronised at each change of stage. `overhead` is what the bookkeeping itself takes.
+    On a GPU a stage changes when the device, which works behind the host, has done what was asked of it before: an
+    event between its kernels has the time. The host waits for events only when seconds are read. `overhead` is what
+    the bookkeeping itself takes.
     """
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.seconds: dict[str, float] = defaultdict(float)
         self.overhead = 0.0
-        self.stack: list[str] = []
-        self._since = 0.0
+        self.stack: list[Span] = []
+        self._since: float | torch.cuda.Event = 0.0
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._unread: list[tuple[Span, Any, Any]] = []  # with the moments between which a span was on top
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        self.enter(name)
+    def stage(self, name: str) -> Iterator[Span]:
+        """Time a stage in this context."""
+        span = self.enter(name)
         try:
-            yield
+            yield span
         except BaseException:
             with suppress(RuntimeError):  # a GPU that has failed fails again here, and would hide the first error
                 self.leave()
             raise
         self.leave()
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[Span]:
-        """Time a stage in this context, and measure its own seconds too."""
-        span = Span()
-        before = self.seconds[name]
-        with self.stage(name):
-            yield span
-        span.seconds = self.seconds[name] - before
-
-    def enter(self, name: str) -> None:
-        self._settle()
-        self.stack.append(name)
+    def enter(self, name: str) -> Span:
+        self._change()
+        self.stack.append(Span(self, name))
+        return self.stack[-1]
 
     def leave(self) -> None:
-        self._settle()
+        self._change()
         self.stack.pop()
 
     def clear(self) -> None:
-        self.seconds.clear()
         self.overhead = 0.0
         self.stack.clear()
+        self._seconds.clear()
+        self._unread.clear()
 
-    def _settle(self) -> None:
-        """Give the time since the last change of stage to the stage on top."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the wait is the stage's own work, still running on the device
-        now = time.perf_counter()
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Return the seconds of every stage up to its last change."""
+        self.settle()
+        return self._seconds
+
+    def settle(self) -> None:
+        """Give every time since the last call to its span and its stage; a GPU is waited for once."""
+        if self._unread and self.device.type == "cuda":
+            _, _, last = self._unread[-1]
+            last.synchronize()
+        for span, begin, end in self._unread:
+            if self.device.type == "cuda":
+                seconds = begin.elapsed_time(end) / 1000
+            else:
+                seconds = end - begin
+            span.add(seconds)
+            self._seconds[span.stage] += seconds
+        self._unread.clear()
+
+    def _change(self) -> None:
+        """End the time of the stage on top: the next belongs to another."""
+        began = time.perf_counter()
         if self.stack:
-            self.seconds[self.stack[-1]] += now - self._since
-        self._since = time.perf_counter()
-        self.overhead += self._since - now
+            self._unread.append((self.stack[-1], self._since, self._moment()))
+        self._since = self._moment()
+        self.overhead += time.perf_counter() - began
+
+    def _moment(self) -> "float | torch.cuda.Event":
+        """Return this moment: of the host's clock, or of a GPU when it has done what was asked so far."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
 
 class Utilization:
@@ -124,6 +157,9 @@ class Utilization:
         return self.readings
 
 
+IN_LOSS = "tokens_in_loss"  # a count that is no entry of the row
+
+
 class Meter:
     """
     Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`.
@@ -145,11 +181,11 @@ class Meter:
     def _clear(self) -> None:
         self.calls: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
-        self._in_loss: torch.Tensor | int = 0
-        self._sums: dict[str, torch.Tensor] = {}  # of values and of tokens
-        self._totals: dict[str, torch.Tensor] = {}
+        # Scalars on the device, a row for each micro-batch; the host reads them at the end of the step.
+        self._means: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)  # sum of values, tokens
+        self._totals: dict[str, list[tuple[torch.Tensor]]] = defaultdict(list)
+        self._counts: dict[str, list[tuple[torch.Tensor]]] = defaultdict(list)
         self._averages: dict[str, list[float]] = defaultdict(list)
-        self._counts: dict[str, torch.Tensor] = {}
 
     @property
     def open(self) -> bool:
@@ -186,17 +222,18 @@ class Meter:
 
     def add_tokens_in_loss(self, mask: torch.Tensor) -> None:
         """Add the tokens of a micro-batch that count in its loss, computed or not. `mask` has shape `(B, T)`."""
-        self._in_loss = self._in_loss + mask.sum()
+        self.add_count(IN_LOSS, mask.sum())
 
-    def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        """Add to the mean over tokens of the step. `values` and `mask` have shape `(B, T)`."""
-        total = zero_masked(values.detach(), mask).sum()
-        pair = torch.stack([total.double(), mask.sum().double()])
-        self._sums[name] = self._sums.get(name, 0.0) + pair
+    def add_means(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> None:
+        """Add to means over tokens of the step, by name. All values and `mask` have shape `(B, T)`."""
+        counts = mask.bool()
+        tokens = mask.sum()
+        for name, of_tokens in values.items():
+            self._means[name].append((zero_masked(of_tokens.detach(), counts).sum(), tokens))
 
     def add_total(self, name: str, value: torch.Tensor) -> None:
         """Add a scalar to a sum over the micro-batches of the step."""
-        self._totals[name] = self._totals.get(name, 0.0) + value.detach().double()
+        self._totals[name].append((value.detach(),))
 
     def add_average(self, name: str, value: float) -> None:
         """Add to a plain average over the micro-batches of the step."""
@@ -204,18 +241,31 @@ class Meter:
 
     def add_count(self, name: str, count: torch.Tensor) -> None:
         """Add to a count over micro-batches and processes."""
-        self._counts[name] = self._counts.get(name, 0) + count
+        self._counts[name].append((count,))
 
-    def peek_mean(self, name: str, reduce: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
-        """Return the step's mean over tokens so far, over all processes; `None` where nothing was measured."""
-        if name not in self._sums:
-            return None
-        total, count = reduce(self._sums[name]).tolist()
-        return total / count if count else None
+    def newest_sums(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Return the newest micro-batch's sums over tokens, of the means whose names begin with `prefix`."""
+        return {name: rows[-1][0] for name, rows in self._means.items() if name.startswith(prefix)}
 
-    def named_sums(self, prefix: str) -> list[tuple[str, torch.Tensor]]:
-        """Return the step's sums over tokens so far, of the means whose names begin with `prefix`."""
-        return [(name, pair[0]) for name, pair in self._sums.items() if name.startswith(prefix)]
+    def _add_up(self) -> dict[str, list[float]]:
+        """Read what was measured, all at once, and add it up over the micro-batches, in double precision."""
+        measured = {**self._means, **self._totals, **self._counts}
+        numbers = iter(read_scalars([scalar for rows in measured.values() for row in rows for scalar in row]))
+        sums = {}
+        for name, rows in measured.items():
+            sums[name] = [0.0] * len(rows[0])
+            for row in rows:
+                for place in range(len(row)):
+                    sums[name][place] += next(numbers)
+        return sums
+
+    def _add_processes(
+        self, sums: Mapping[str, list[float]], reduce: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, list[float]]:
+        """Add sums over processes."""
+        here = [number for numbers in sums.values() for number in numbers]
+        everywhere = iter(reduce(torch.tensor(here, dtype=torch.float64, device=self.device)).tolist())
+        return {name: [next(everywhere) for _ in numbers] for name, numbers in sums.items()}
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
@@ -228,25 +278,32 @@ class Meter:
             processes (`int`): Their number.
         """
         self.timer.leave()
+        sums = self._add_up()
+        for kind in self.KINDS:
+            sums[f"{kind}_forward_calls"] = [self.calls[kind]]
+            sums[f"tokens_processed_{kind}"] = [self.tokens[kind]]
+        if processes > 1:
+            sums = self._add_processes(sums, reduce)
         seconds = time.perf_counter() - self._began
         self._began = None
         row: dict[str, float] = {}
-        for name in self._sums:
-            mean = self.peek_mean(name, reduce)
-            if mean is not None:
-                row[name] = mean
+        for name in self._means:
+            total, tokens = sums[name]
+            if tokens:
+                row[name] = total / tokens
         for name, values in self._averages.items():
             row[name] = sum(values) / len(values)
-        for name, total in self._totals.items():
-            row[name] = (reduce(total) / processes).item()
-        for name, count in self._counts.items():
-            row[name] = int(reduce(count))
-        pairs = [(self.calls[kind], self.tokens[kind]) for kind in self.KINDS]
-        pairs.append((int(self._in_loss), 0))
-        *counts, (in_loss, _) = reduce(torch.tensor(pairs, device=self.device)).tolist()
-        for kind, (calls, tokens) in zip(self.KINDS, counts, strict=True):
-            row[f"{kind}_forward_calls"] = calls
-            row[f"tokens_processed_{kind}"] = tokens
+        for name in self._totals:
+            (total,) = sums[name]
+            row[name] = total / processes
+        for name in self._counts:
+            (count,) = sums[name]
+            row[name] = int(count)
+        in_loss = row.pop(IN_LOSS, 0)
+        for kind in self.KINDS:
+            for name in (f"{kind}_forward_calls", f"tokens_processed_{kind}"):
+                (count,) = sums[name]
+                row[name] = int(count)
         spent = self.timer.seconds
         for stage in self.STAGES:
             row[f"time_{stage}"] = spent[stage]
@@ -258,6 +315,19 @@ class Meter:
         row["positions_per_second"] = row["tokens_processed_policy"] / seconds
         row.update(measure_gpu(self.device, self._utilization.end()))
         return row
+
+
+def read_scalars(scalars: Sequence[torch.Tensor]) -> list[float]:
+    """Read scalars of one device, floats and integers, in double precision. The host waits once for all of them."""
+    floats = [scalar for scalar in scalars if scalar.is_floating_point()]
+    others = [scalar for scalar in scalars if not scalar.is_floating_point()]
+    groups = [torch.stack(group).double() for group in (floats, others) if group]
+    if not groups:
+        return []
+    numbers = torch.cat(groups).tolist()
+    from_floats = iter(numbers[: len(floats)])
+    from_others = iter(numbers[len(floats) :])
+    return [next(from_floats) if scalar.is_floating_point() else next(from_others) for scalar in scalars]
 
 
 class UpdateNorm:

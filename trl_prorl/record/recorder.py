@@ -141,11 +141,8 @@ class Recorder(Part):
 
     def batch(self, batch: Mapping[str, torch.Tensor], measured: Mapping[str, float], tokens: int) -> None:
         advantages = self.accelerator.gather(batch["advantages"].float())
-        values = {
-            "advantage_mean": advantages.mean().item(),
-            "advantage_std": advantages.std().item(),
-            **measured,
-        }
+        mean, deviation = torch.stack([advantages.mean(), advantages.std()]).tolist()
+        values = {"advantage_mean": mean, "advantage_std": deviation, **measured}
         if self._tokens_generated is None:  # the first generation of this step
             self._generation_row = {}
             self._tokens_generated = 0
@@ -168,34 +165,40 @@ class Recorder(Part):
         kl_mask = mask
         if self.args.drop_zero_rows:
             kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
-        meter.add_mean("entropy", micro_batch.entropies, mask)
+        means = {"entropy": micro_batch.entropies}
+        kls = {}
         for name, theirs in OF_TRLS_LOSS.items():
             if theirs in micro_batch.trl_metrics:
                 meter.add_average(name, micro_batch.trl_metrics[theirs])
         for anchor in self.anchors:
             anchor_logps = batch.get(anchor.column)
             if anchor_logps is not None:
-                meter.add_mean(anchor.kl_key, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)
+                kls[anchor.kl_key] = kl.kl_values(logps, anchor_logps, "k3")
         if self.args.kl_clamp is not None:
             beyond = self.anchors.beyond_clamp(batch, logps)
             meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
         ref = batch.get(ReferenceAnchor.column)
         old = batch.get(OldPolicyAnchor.column)
         if old is not None:
-            meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
+            means["mean_abs_dlogp"] = (logps - old).abs()
             if ref is not None:
-                meter.add_mean("k2_ref_over_old", kl.kl_values(ref, old, "k2"), mask)
+                means["k2_ref_over_old"] = kl.kl_values(ref, old, "k2")
         sampler = micro_batch.sampler_logps
         if sampler is not None:  # before any update, so that the policy is π_old
             policy = logps if old is None else old
-            meter.add_mean("mean_abs_dlogp_sampler", (sampler - policy).abs(), mask)
+            means["mean_abs_dlogp_sampler"] = (sampler - policy).abs()
+        if kl_mask is mask:
+            meter.add_means({**means, **kls}, mask)
+        else:
+            meter.add_means(means, mask)
+            meter.add_means(kls, kl_mask)
         if penalty is not None:
             meter.add_total("kl_penalty", penalty)
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
         self._of_update = {"lr": rate}
         if norm is not None:
-            self._of_update["grad_norm"] = float(norm)
+            self._of_update["grad_norm"] = norm
 
     def finish_step(self, step: int, skips: int) -> dict[str, float]:
         """

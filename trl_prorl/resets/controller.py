@@ -118,19 +118,19 @@ class Resets(Part):
         args = self.args
         if not self.possible:
             return None
-        with self.timer.span("reset") as sync:
+        with self.timer.stage("reset") as sync:
             requests = self._waiting()
         if not requests:
             return None
         restarted: dict[str, int] = {}
         treatment = treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)
         plan = plan_reset(self.optimizer, args.optimizer_reset, args.optimizer_reset_alpha)
-        with self.timer.span("reset") as copy:
+        with self.timer.stage("reset") as copy:
             if self.restart is not None:  # the reference is the model without the adapter
                 restarted = self.restart.apply()
             elif self.reference is not None:
                 self.reference.move(args.ref_reset_mix)
-        with self.timer.span("reset") as treating:
+        with self.timer.stage("reset") as treating:
             apply_reset(plan)
             if treatment.resets_scaler and self.accelerator.scaler is not None:
                 reset_scaler(self.accelerator.scaler, self._scale)

@@ -105,7 +105,7 @@ class ElasticResets(Part):
         self._requested = None
         if requested is None:
             return None
-        with self.timer.span("reset") as copy:
+        with self.timer.stage("reset") as copy:
             self.average.reset()
         event = make_event("elastic_reset", requested, step, "periodic", requested, self.every)
         return {**event, "seconds_copy": copy.seconds, "world_size": self.processes}

@@ -282,6 +282,6 @@ def set_advantages(
             columns = outcome.rewards.unbind(dim=1)
         equal = [all_equal(column.view(-1, group_size)) for column in columns]
         groups = torch.stack(equal).all(dim=0)
-        advantages[select_own_rows(groups.repeat_interleave(group_size), process, count)] = 0.0
+        advantages.masked_fill_(select_own_rows(groups.repeat_interleave(group_size), process, count), 0.0)
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
-    advantages[select_own_rows(outcome.unbounded(), process, count)] = math.nan
+    advantages.masked_fill_(select_own_rows(outcome.unbounded(), process, count), math.nan)

@@ -1,6 +1,6 @@
 """
-LoRA around a linear layer on a CPU: x·W' + b + s·(x·A')·B' in the dtype of the products, of which x and x·A' alone are
-kept. Under autocast PEFT widens the input of every layer to fp32, narrows it again, and keeps both.
+LoRA around a linear layer: x·W' + b + s·(x·A')·B' in the dtype of the products, of which x and x·A' alone are kept.
+Under autocast PEFT widens the input of every layer to fp32, narrows it again, and keeps both.
 """
 
 from collections.abc import Iterable, Iterator
@@ -56,26 +56,26 @@ class LeanLinear(Linear):
         bias = self.base_layer.bias
         down = self.lora_A[name].weight
         up = self.lora_B[name].weight
-        mixed = torch.is_autocast_enabled("cpu")
-        dtype = torch.get_autocast_dtype("cpu") if mixed else x.dtype
+        device = x.device.type
+        mixed = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if mixed else x.dtype
         if not mixed and not weight.dtype == down.dtype == dtype:
             return super().forward(x)
         states = x.reshape(-1, x.shape[-1]).to(dtype)
         if bias is not None:
             bias = bias.to(dtype)
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(device, enabled=False):
             result = Adapted.apply(states, weight.to(dtype), bias, down.to(dtype), up.to(dtype), self.scaling[name])
         return result.view(*x.shape[:-1], -1)
 
 
 def plain_layers(policy: nn.Module) -> Iterable[Linear]:
-    """Find the LoRA layers of a model whose whole result is that of [`Adapted`], on a CPU."""
+    """Find the LoRA layers of a model whose whole result is that of [`Adapted`]."""
     for layer in policy.modules():
         base = getattr(layer, "base_layer", None)
         if (
             type(layer) is Linear
             and type(base) is nn.Linear
-            and base.weight.device.type == "cpu"
             and not (layer.fan_in_fan_out or layer.lora_variant)
             and not any(layer.lora_bias.values())
             and all(isinstance(dropout, nn.Identity) for dropout in layer.lora_dropout.values())
@@ -86,8 +86,8 @@ def plain_layers(policy: nn.Module) -> Iterable[Linear]:
 
 def use_lean_layers(policy: nn.Module) -> list[Linear]:
     """
-    Let the plain LoRA layers of a model on a CPU compute so, in place; values change by rounding. Returns the layers
-    that were changed.
+    Let the plain LoRA layers of a model compute so, in place; values change by rounding. Returns the layers that were
+    changed.
     """
     layers = list(plain_layers(policy))
     for layer in layers:

@@ -20,13 +20,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from peft import PeftModel, PeftType
 from transformers import PreTrainedModel
 
-from .prefix_attention import layout, register
+from .prefix_attention import Layout, layout, register
 
 
 # A group's rows of the batch that share one copy of the prompt; the pieces of a call stand one after another.
@@ -80,46 +79,67 @@ def packed_logps(
     entropies = []
     places = []
     for call in plan.calls:
-        inputs, scored, destination = pack(call, input_ids, plan, logits_to_keep)
+        prefix_layout = call.layout._replace(added={})  # masks to add are large: they live with this forward's graph
         with autocast():
-            outputs = model(**inputs, fused_lm_head=True)
+            outputs = model(**call.inputs, prefix_layout=prefix_layout, fused_lm_head=True)
         device = outputs.log_probs.device  # the head's, which may differ from the batch's
-        places.append(destination.to(device))
-        logps.append(outputs.log_probs[0].index_select(0, scored.to(device)))
+        scored = call.scored.to(device)
+        places.append(call.results.to(device))
+        logps.append(outputs.log_probs[0].index_select(0, scored))
         if compute_entropy:
-            entropies.append(outputs.entropy[0].index_select(0, scored.to(device)))
+            entropies.append(outputs.entropy[0].index_select(0, scored))
 
     def unpacked(values: list[torch.Tensor]) -> torch.Tensor:
-        values = torch.cat(values)
-        result = values.new_zeros(input_ids.shape[0] * logits_to_keep)
-        return result.index_copy(0, torch.cat(places), values).view(input_ids.shape[0], -1)
+        result = values[0].new_zeros(input_ids.shape[0] * logits_to_keep)
+        for call_places, call_values in zip(places, values, strict=True):
+            result.index_copy_(0, call_places, call_values)
+        return result.view(input_ids.shape[0], -1)
 
     return unpacked(logps), unpacked(entropies) if compute_entropy else None
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackedCall:
     """
-    Says which rows of a batch are computed together. All that the program must know of the batch's values stands here,
-    so that a device is waited for once, and not again when the same batch is scored another time.
+    The packed row of one call, on the device.
 
     Attributes:
-        calls (`list[Call]`): The rows of each call.
-        prompts, completions (`list[int]`): Number of tokens of every row of the batch.
+        inputs (`dict[str, torch.Tensor]`): What the model is given, beside the layout: tensors of shape `(1, T)`.
+        layout ([`~trl_prorl.scoring.prefix_attention.Layout`]): Where the row's sequences lie.
+        scored (`torch.LongTensor` of shape `(N,)`):
+            The places of the tokens to score among the row's T - 1 log-probabilities.
+        results (`torch.LongTensor` of shape `(N,)`): Their places in the flattened `(B, C)` result.
     """
 
-    calls: list[Call]
-    prompts: list[int]
-    completions: list[int]
+    inputs: dict[str, torch.Tensor]
+    layout: Layout
+    scored: torch.Tensor
+    results: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    Says which rows of a batch are computed together, and holds their packed rows. Everything that depends on the
+    batch's tokens and masks alone stands here, for whoever scores the batch once more.
+
+    Attributes:
+        calls (`list[PackedCall]`): The calls of the model.
+    """
+
+    calls: list[PackedCall]
 
     @classmethod
     def of(
         cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
     ) -> "Plan":
-        """Plan a batch; the arguments are those of [`packed_logps`]."""
+        """
+        Plan a batch; the arguments are those of [`packed_logps`]. The host waits for a device twice: for the tokens
+        and masks, and for the numbers of a call.
+        """
         batch, width = input_ids.shape
         prompt_width = width - logits_to_keep
-        both = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu()  # waits for a device once
+        both = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu()
         token_ids, mask = both.unbind()
         prompt_mask, completion_mask = mask.int().split([prompt_width, logits_to_keep], dim=1)
         has_prompts = prompt_mask[:, -1].all()
@@ -140,66 +160,72 @@ class Plan:
         for row in rows:
             prompt = tuple(prompt_ids[row][-prompts[row] :])
             groups.setdefault(prompt, []).append(row)
-        return cls(plan_calls(list(groups.values()), prompts, completions, max_tokens), prompts, completions)
+        calls = plan_calls(list(groups.values()), prompts, completions, max_tokens)
+        return cls([pack(call, input_ids, prompts, completions, logits_to_keep) for call in calls])
 
 
 def pack(
-    call: Call, input_ids: torch.Tensor, plan: Plan, logits_to_keep: int
-) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    call: Call, input_ids: torch.Tensor, prompts: list[int], completions: list[int], logits_to_keep: int
+) -> PackedCall:
     """
-    Pack the rows of one call. Returns the model's inputs, a row of shape `(1, T)`; the places of the N scored tokens
-    among its T - 1 log-probabilities, and in the flattened `(B, C)` result.
+    Pack the rows of one call. `prompts` and `completions` are the numbers of tokens of every row of the batch; the
+    other arguments are those of [`packed_logps`].
     """
     width = input_ids.shape[1]
     start = width - logits_to_keep  # the completions' first column
-    taken = []  # stretches of the flattened batch: first place, and length
-    scored = []  # completions: first place among the log-probabilities, and in the result, and length
+    taken = []  # stretches of the row: first place in the flattened batch, first position, length
+    scored = []  # completions: first place among the log-probabilities, first place in the result, length
     sequences = []  # for `layout`: first place and length of the prefix, and of the sequence itself
     end = 0  # of the packed row so far
     for piece in call:
         first = piece[0]
         prompt_start = end
-        prompt_length = plan.prompts[first] - 1  # the last token goes to every completion
-        taken.append((first * width + start - 1 - prompt_length, prompt_length))
+        prompt_length = prompts[first] - 1  # the last token goes to every completion
+        taken.append((first * width + start - 1 - prompt_length, 0, prompt_length))
         sequences.append((prompt_start, 0, prompt_start, prompt_length))
         end += prompt_length
         for row in piece:
-            length = plan.completions[row] + 1
-            taken.append((row * width + start - 1, length))
+            length = completions[row] + 1
+            taken.append((row * width + start - 1, prompt_length, length))
             sequences.append((prompt_start, prompt_length, end, length))
             scored.append((end, row * logits_to_keep, length - 1))
             end += length
-    # The place of every token in the flattened batch; all else follows from it.
-    firsts, lengths = zip(*taken, strict=True)
-    source = join_stretches([firsts], lengths, input_ids.device)
-    row = source // width
-    column = source % width
+
+    device = input_ids.device
+    sequences.sort(key=lambda sequence: sequence[3], reverse=True)
+    taken_there, scored_there, sequences_there = copy_tables([taken, scored, sequences], device)
+    size_scored = sum(length for _, _, length in scored)
+    source, positions = join_stretches(taken_there, end)
+    scored_places, results = join_stretches(scored_there, size_scored)
     tokens = input_ids.flatten()[source]
-    prompt_lengths = torch.tensor(plan.prompts).to(source.device)[row]
     inputs = {
-        "input_ids": tokens,
-        "position_ids": column - start + prompt_lengths,
-        "labels": tokens.masked_fill(column < start, -100),
-        "prefix_layout": layout(sequences, source.device),
+        "input_ids": tokens[None],
+        "position_ids": positions[None],
+        "labels": tokens.masked_fill(source % width < start, -100)[None],
         # Not a mask: it keeps transformers from making one, and attention that does not know `prefix_layout` refuses
         # it.
-        "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.long, device=source.device),
+        "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device),
     }
-    *firsts, lengths = zip(*scored, strict=True)
-    scored_places, results = join_stretches(firsts, lengths, source.device)
-    return inputs, scored_places, results
+    return PackedCall(inputs, layout(sequences, sequences_there), scored_places, results)
 
 
-def join_stretches(firsts: Sequence[Sequence[int]], lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+def copy_tables(tables: Sequence[Sequence[tuple[int, ...]]], device: torch.device) -> list[torch.Tensor]:
+    """Copy tables of N rows and M columns to a device, all in one piece. Returns a tensor `(M, N)` for each."""
+    numbers = [number for table in tables for row in table for number in row]
+    sizes = [len(table) * len(table[0]) for table in tables]
+    parts = torch.tensor(numbers).to(device).split(sizes)
+    return [part.view(len(table), -1).T for table, part in zip(tables, parts, strict=True)]
+
+
+def join_stretches(stretches: torch.Tensor, size: int) -> torch.Tensor:
     """
-    List the places of stretches one after another: for each of the N rows of first places one row, `(N, T)`. The
-    numbers of the stretches go to the device, and the places are made there.
+    List numbers that count up in stretches, one stretch after another: of N stretches `(M + 1, N)`, M rows of first
+    numbers and a row of lengths, whose sum is `size`. Returns `(M, size)`.
     """
-    before = [0, *accumulate(lengths)]
-    moved = [[first - sum_before for first, sum_before in zip(row, before, strict=False)] for row in firsts]
-    *moved, lengths_there = torch.tensor([*moved, lengths]).to(device)
-    repeated = torch.stack(moved).repeat_interleave(lengths_there, dim=1, output_size=before[-1])
-    return repeated + torch.arange(before[-1], device=device)
+    firsts, lengths = stretches.split([len(stretches) - 1, 1])
+    before = lengths.cumsum(1) - lengths
+    moved = (firsts - before).repeat_interleave(lengths[0], dim=1, output_size=size)
+    return moved + torch.arange(size, device=stretches.device)
 
 
 def plan_calls(

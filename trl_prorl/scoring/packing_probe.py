@@ -26,6 +26,7 @@ GROUPS = [(3, (6, 2)), (61, (5, 1)), (8, (4, 6))]
 ROWS = 6
 PROMPT = 6
 COMPLETION = 6
+TF32_UNIT = 2.0**-10
 
 Score = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
@@ -80,11 +81,15 @@ def first_line(error: Exception) -> str:
 
 
 def coarsest_unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
-    """Return the spacing of the numbers near 1 in the coarsest dtype in which a model computes."""
+    """Return the spacing of the numbers near 1 in the coarsest form in which a model computes."""
     dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
     if autocast is not None:
         dtypes.add(autocast)
-    return max(torch.finfo(dtype).eps for dtype in dtypes)
+    units = [torch.finfo(dtype).eps for dtype in dtypes]
+    on_cuda = next(model.parameters()).device.type == "cuda"
+    if on_cuda and torch.float32 in dtypes and torch.backends.cuda.matmul.fp32_precision == "tf32":
+        units.append(TF32_UNIT)  # what a product reads of fp32
+    return max(units)
 
 
 def unequal_rows(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, int]:

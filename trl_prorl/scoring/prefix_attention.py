@@ -74,7 +74,7 @@ def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1) -> t
     return layout.added[name]
 
 
-def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
+def layout(sequences: list[tuple[int, int, int, int]], table: torch.Tensor | None = None) -> Layout:
     """
     Lay out a row in which every place belongs to exactly one sequence.
 
@@ -93,16 +93,19 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
     Args:
         sequences (`list` of `tuple`):
             Of each sequence: first place and length of its prefix, first place and length of the sequence itself.
-        device (`torch.device`, *optional*, defaults to `"cpu"`): Where the attention is computed.
+        table (`torch.LongTensor` of shape `(4, S)`, *optional*): The same numbers, the longest sequence first, on the
+            device that computes the attention. By default that is the CPU.
 
     Returns [`Layout`]
     """
     longest_first = sorted(sequences, key=lambda sequence: sequence[3], reverse=True)
     longest_prefix = max(prefix_length for _, prefix_length, _, _ in sequences)
     lengths = [length for _, _, _, length in longest_first]
-    # The numbers of the sequences go to the device, and all that grows with their tokens is made there.
-    table = torch.tensor(longest_first).to(device)
-    prefix, prefix_length, start, length = table.T.unsqueeze(-1)  # (S, 1) each
+    # All that grows with the tokens of the sequences is made on the device.
+    if table is None:
+        table = torch.tensor(longest_first).T
+    device = table.device
+    prefix, prefix_length, start, length = table.unsqueeze(-1)  # (S, 1) each
 
     size = sum(lengths)
     column = torch.arange(-longest_prefix, lengths[0], device=device)
@@ -170,6 +173,11 @@ def prefix_attention(
     shares_keys = by_products or keeps_keys_shared(query)
     keys = gather_places(key, layout.keys)
     values = gather_places(value, layout.keys)
+    if query.device.type != "cpu" and torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)  # here once, and not by autocast in every block
+        query = query.to(dtype)
+        keys = keys.to(dtype)
+        values = values.to(dtype)
     if not shares_keys:
         keys = repeat_kv(keys, groups)
         values = repeat_kv(values, groups)

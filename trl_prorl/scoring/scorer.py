@@ -13,14 +13,16 @@ is scored under each anchor that it still lacks:
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..objective.anchors import Anchor
 from ..objective.masks import zero_masked
 from ..objective.penalties import Anchors
-from .packing import packed_logps
+from .packing import Plan, packed_logps
 
 
 @dataclass
@@ -34,6 +36,8 @@ class PolicyPass:
         mask (`torch.Tensor` of shape `(B, T)`, *optional*): 1 where a token counts in the loss; elsewhere
             log-probabilities become 0.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows to compute; `None` means all.
+        plan_key (`torch.Tensor`, *optional*): Lives as long as the micro-batch, and says that it is the same one: as
+            long the plan of its packed rows is kept.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for rows that are left out.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
     """
@@ -41,6 +45,7 @@ class PolicyPass:
     beta: float = 0.0
     mask: torch.Tensor | None = None
     rows: torch.Tensor | None = None
+    plan_key: torch.Tensor | None = None
     fill: torch.Tensor | None = None
     logps: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
@@ -75,6 +80,10 @@ class Scorer:
         self.text_only = text_only
         self.autocast = autocast
         self.makes_batch = False  # whether TRL makes a generation batch
+        # Of batches that are still in use, by a tensor that each of them holds: several models score the same rows,
+        # and the policy does so in every pass. To plan them, and to choose rows, the host waits for the device.
+        self._plans = WeakTensorKeyDictionary()
+        self._rows = WeakTensorKeyDictionary()
 
     # Requests of TRL while it makes a generation batch.
 
@@ -122,14 +131,21 @@ class Scorer:
         """
         if not self.args.skip_zero_rows:
             return None
+        advantages = batch["advantages"]
         if needs_all:
-            has_gradient = torch.ones_like(batch["advantages"], dtype=torch.bool)
+            has_gradient = torch.ones_like(advantages, dtype=torch.bool)
         else:
             has_gradient = rows_with_gradient(batch)
         self.meter.add_count("rows_skipped", (~has_gradient).sum())
-        if has_gradient.all():
+        if needs_all:
             return None
-        return has_gradient.nonzero().squeeze(1)
+        if advantages not in self._rows:
+            number = int(has_gradient.sum())
+            rows = None
+            if number < len(advantages):
+                rows = has_gradient.argsort(descending=True, stable=True)[:number]
+            self._rows[advantages] = rows
+        return self._rows[advantages]
 
     def score_policy(
         self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs
@@ -144,7 +160,7 @@ class Scorer:
 
         Returns `tuple`: TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss.
         """
-        score = self._score_packed if self.packs else trl_score
+        score = partial(self._score_packed, plan_key=policy_pass.plan_key) if self.packs else trl_score
         if counts:
             model = self.meter.counted(model, "policy")
         if policy_pass.rows is None:
@@ -206,33 +222,61 @@ class Scorer:
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)
         with anchor.model.active(policy) as model:
-            logps, _, _ = self._score_counted(anchor, trl_score, model, tokens, mask, length, batch_size=size)
+            logps, _, _ = self._score_counted(
+                anchor, trl_score, model, tokens, mask, length, batch_size=size, plan_key=batch["completion_mask"]
+            )
         return logps
 
-    def _score_counted(self, anchor: Anchor, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
+    def _score_counted(
+        self,
+        anchor: Anchor,
+        trl_score: Callable,
+        model: Callable,
+        *args,
+        plan_key: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple:
         """Score once under an anchor, as a stage of its own."""
-        score = self._score_packed if self.packs else trl_score
+        score = partial(self._score_packed, plan_key=plan_key) if self.packs else trl_score
         with self.meter.timer.stage(anchor.name):
             return score(self.meter.counted(model, anchor.name), *args, **kwargs)
 
     def _score_packed(
-        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **others
+        self,
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        batch_size=None,
+        compute_entropy=False,
+        plan_key=None,
+        **others,
     ) -> tuple:
-        """Compute TRL's result from packed rows, a micro-batch at a time."""
+        """Compute TRL's result from packed rows, a micro-batch at a time; `plan_key` as in [`PolicyPass`]."""
         given = sorted(name for name, value in others.items() if value is not None and value is not False)
         if given:
             raise ValueError(
                 f"pack_groups={self.args.pack_groups!r} packs text alone; the batch has {', '.join(given)}."
             )
         size = batch_size or len(input_ids)
+        batches = list(zip(input_ids.split(size), attention_mask.split(size), strict=True))
+        plans_by_size = {}
+        if plan_key is not None:
+            plans_by_size = self._plans.setdefault(plan_key, plans_by_size)
+        if size not in plans_by_size:  # all of them before the first forward, for which the host would wait
+            plans_by_size[size] = [
+                Plan.of(ids, mask, logits_to_keep, self.args.pack_max_tokens) for ids, mask in batches
+            ]
         all_logps = []
         all_entropies = []
-        for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True):
+        for (ids, mask), plan in zip(batches, plans_by_size[size], strict=True):
             logps, entropies = packed_logps(
-                model, ids, mask, logits_to_keep, self.args.pack_max_tokens, compute_entropy, self.autocast
+                model, ids, mask, logits_to_keep, self.args.pack_max_tokens, compute_entropy, self.autocast, plan
             )
             all_logps.append(logps)
             all_entropies.append(entropies)
+        if len(batches) == 1:  # as in a loss
+            return logps, entropies, None
         entropies = torch.cat(all_entropies) if compute_entropy else None
         return torch.cat(all_logps), entropies, None
 
@@ -244,7 +288,6 @@ def rows_with_gradient(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     zero. Returns bools of shape `(B,)`.
     """
     has_gradient = batch["advantages"] != 0.0
-    if not has_gradient.any():
-        shortest = batch["completion_mask"].sum(dim=1).argmin()
-        has_gradient[shortest] = True
-    return has_gradient
+    shortest = batch["completion_mask"].sum(dim=1).argmin()
+    is_shortest = torch.arange(len(has_gradient), device=has_gradient.device) == shortest
+    return has_gradient | (is_shortest & ~has_gradient.any())
