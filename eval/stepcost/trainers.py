@@ -138,6 +138,7 @@ def make_trainer(
         "max_completion_length": args.longest,
         "learning_rate": 1e-6,
         "bf16": args.dtype is torch.bfloat16,
+        "fp16": args.dtype is torch.float16,
         "use_cpu": args.device == "cpu",
         "gradient_checkpointing": checkpointing,
         "save_strategy": "no",
