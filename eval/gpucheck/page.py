@@ -20,15 +20,19 @@ STAGES = ("generation", "scoring", "update")
 COLUMNS = ["arm", *(f"{stage}, s" for stage in (*STAGES, "whole step")), "update phase ×", "whole step ×", "peak, GiB"]
 NOTE = (
     f"Seconds of an optimizer step, medians; scoring and update are the update phase. ×: times as fast as {BASELINE}. "
-    "Peak: of the update, above the models. B optimises a different objective from A's and TRL's."
+    "Peak: of the update, above the models."
 )
+OBJECTIVE = "B optimises a different objective from A's and TRL's."
+TOY = "On a CPU the parts run at toy size: the sizes in what follows are those of a card."
 
 
 def page(folder: Path, machine: dict) -> str:
     """All parts that have a result; those without are named."""
     memory = f" {machine['memory']} GiB;" if "memory" in machine else ""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}.", ""]
+    lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}. {OBJECTIVE}", ""]
+    if "memory" not in machine:
+        lines += [TOY, ""]
     for name, (title, _) in PARTS.items():
         result = Result.read(folder, name)
         lines += [f"## {title}", ""]

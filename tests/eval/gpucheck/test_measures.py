@@ -13,6 +13,7 @@ from eval.gpucheck.counts import read_counts
 from eval.gpucheck.parts import ROOT
 from eval.gpucheck.verdicts import Range, measured_seconds, predicted_ranges
 from eval.stepcost import settings
+from eval.stepcost.trainers import mixed_precision
 from trl_prorl.embedded.making import byte_tokenizer
 
 
@@ -162,3 +163,6 @@ def test_a_card_without_bf16_multiplies_in_fp16_with_weights_in_fp32(monkeypatch
     for dtype, of_weights in {"float16": torch.float32, "bfloat16": torch.bfloat16}.items():
         model = settings.new_model(settings.parse([*SIZE, "--dtype", dtype]), byte_tokenizer())
         assert model.dtype == of_weights
+    assert mixed_precision(torch.float16) == {"bf16": False, "fp16": True}
+    assert mixed_precision(torch.bfloat16) == {"bf16": True, "fp16": False}
+    assert mixed_precision(torch.float32) == {"bf16": False, "fp16": False}

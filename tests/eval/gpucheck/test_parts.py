@@ -43,6 +43,7 @@ def test_all_of_it_at_toy_size(capsys, tmp_path, monkeypatch):
         assert f"Left out: {title} (" in page
     assert "| A packed |" in page
     assert "| B packed |" in page
+    assert "toy size" in page
     assert "| plain: a generation batch, s | – | " in page
     assert "| A: growth of the memory between steps, MiB | – | " in page
     assert {path.name for path in tmp_path.iterdir()} == {"out"}  # nothing among the documents
@@ -224,7 +225,9 @@ def results(tmp_path):
 
 def test_the_page(results, tmp_path):
     written = page.page(results, MACHINE)
-    assert written.startswith("# NVIDIA H100 80GB HBM3\n\nWritten by `trl-prorl gpu-check`. 80 GiB; torch 2.9.\n")
+    assert written.startswith("# NVIDIA H100 80GB HBM3\n\nWritten by `trl-prorl gpu-check`. 80 GiB; torch 2.9. B ")
+    assert written.count("different objective") == 1
+    assert "toy size" not in written
     assert "1 of 2 checks hold.\n\n- **Failed: test_a: test_wrong**: assert 1 == 2\n" in written
     # The ratios of the phases are 1.5, 3, 2, of the whole steps 1.6, 2.5, 1.25.
     assert "| A packed | 0.5 | 0.1 | 1.4 | 2.5 | 2.00 | 1.60 | 7.00 |" in written
