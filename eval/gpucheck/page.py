@@ -1,11 +1,16 @@
 """The page about a card, from the folder of results."""
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
 
-from trl_prorl.eval.gpucheck.parts import PARTS, Result
+from trl_prorl.eval.gpucheck.cards import find_card
+from trl_prorl.eval.gpucheck.counts import read_counts
+from trl_prorl.eval.gpucheck.parts import LARGE, PARTS, ROOT, Result
+from trl_prorl.eval.gpucheck.predicted_page import COUNTED, PAGE, draw_table, number
+from trl_prorl.eval.gpucheck.verdicts import Range, measured_seconds, predicted_ranges
 from trl_prorl.eval.stepcost.settings import BASELINE
 from trl_prorl.eval.stepcost.tables import ratio
 
@@ -15,20 +20,62 @@ STAGES = ("generation", "scoring", "update")
 COLUMNS = ["arm", *(f"{stage}, s" for stage in (*STAGES, "whole step")), "update phase ×", "whole step ×", "peak, GiB"]
 NOTE = (
     f"Seconds of an optimizer step, medians; scoring and update are the update phase. ×: times as fast as {BASELINE}. "
-    "Peak: of the update, above the models. B optimises a different objective from A's and TRL's."
+    "Peak: of the update, above the models."
 )
+OBJECTIVE = "B optimises a different objective from A's and TRL's."
+TOY = "On a CPU the parts run at toy size: the sizes in what follows are those of a card."
 
 
 def page(folder: Path, machine: dict) -> str:
     """All parts that have a result; those without are named."""
     memory = f" {machine['memory']} GiB;" if "memory" in machine else ""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}.", ""]
+    lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}. {OBJECTIVE}", ""]
+    if "memory" not in machine:
+        lines += [TOY, ""]
     for name, (title, _) in PARTS.items():
         result = Result.read(folder, name)
         lines += [f"## {title}", ""]
         lines += ["Not measured.", ""] if result is None else section(result)
+    lines += predictions_section(folder, machine["device"])
     return "\n".join(lines).rstrip() + "\n"
+
+
+def predictions_section(folder: Path, device: str) -> list[str]:
+    """Return the table of what was measured and, for a card that has a prediction, of what was predicted."""
+    measured = {}
+    for name in PARTS:
+        result = Result.read(folder, name)
+        if result is not None:
+            measured |= result.numbers
+            if name == LARGE:
+                measured |= measured_seconds(result.seconds)
+    if not measured:
+        return []
+    card = find_card(device)
+    counted = ROOT / COUNTED
+    ranges = {}
+    if card is not None and counted.is_file():
+        ranges = predicted_ranges(card, read_counts(counted))
+    rows = []
+    for name, value in measured.items():
+        found = ranges.get(name)
+        if found is None:
+            rows.append([name, "–", number(value), "–"])
+        else:
+            rows.append([name, show_range(found), number(value), found.verdict(value)])
+    columns = ["", "predicted", "measured", "verdict"]
+    about = f"Where no other size is named: 8 prompts × 64 completions of 512 tokens. [Predictions]({PAGE.name})"
+    return ["## Predicted and measured", "", *draw_table(columns, rows), f"{about}.", ""]
+
+
+def show_range(found: Range) -> str:
+    """Say what confirms a prediction."""
+    if math.isinf(found.most):
+        return f"at least {number(found.least)}"
+    if found.least == 0:
+        return f"at most {number(found.most)}"
+    return f"{number(found.least)} to {number(found.most)}"
 
 
 def section(result: Result) -> list[str]:
@@ -63,7 +110,7 @@ def publish(folder: Path, root: Path, machine: dict) -> Path:
     where.write_text(page(folder, machine))
     readme = docs / "README.md"
     head = (readme.read_text() if readme.is_file() else "# Cards\n\n").partition(LIST)[0]
-    pages = sorted(path for path in docs.glob("*.md") if path.name != "README.md")
+    pages = sorted(path for path in docs.glob("*.md") if path.name not in ("README.md", PAGE.name))
     listed = [f"- [{path.read_text().splitlines()[0].removeprefix('# ')}]({path.name})" for path in pages]
     readme.write_text("\n".join([f"{head}{LIST}", *listed]) + "\n")
     return where

@@ -1,6 +1,6 @@
 """
 The parts of `trl-prorl gpu-check`, each a command in a process of its own with a limit: the tests that run on a GPU,
-and `step-cost`.
+`step-cost`, and what a large batch takes.
 """
 
 import contextlib
@@ -24,25 +24,56 @@ ROOT = Path(trl_prorl.__file__).parent.parent  # of a checkout, where there is o
 TESTS = "tests"
 COST = "cost"
 LARGE = "cost-large"
-PARTS = {  # title, and seconds on a card after which a part is stopped
-    TESTS: ("Right: the tests that run on a GPU", 480),
-    COST: ("The cost of a step", 400),
-    LARGE: ("The cost of a step, the larger model", 300),
+ROLLOUTS = "rollouts"
+STEPS = "steps"
+VLLM = "vllm"
+PARTS = {  # title, and seconds on a card after which a part is stopped: 20 minutes in all
+    TESTS: ("Right: the tests that run on a GPU", 420),
+    COST: ("The cost of a step", 210),
+    LARGE: ("The cost of a step, the larger model, completions of 512 tokens", 210),
+    ROLLOUTS: ("Rollouts of 512 rows and 512 tokens", 90),
+    STEPS: ("Steps of 512 rows and 512 tokens: memory, launches, waits", 120),
+    VLLM: ("The same rollouts with vLLM", 150),
+}
+MODULES = {
+    COST: "trl_prorl.eval.step_cost",
+    LARGE: "trl_prorl.eval.step_cost",
+    ROLLOUTS: "trl_prorl.eval.gpucheck.rollouts",
+    STEPS: "trl_prorl.eval.gpucheck.steps",
+    VLLM: "trl_prorl.eval.gpucheck.rollouts",
+}
+REPORTS = {  # below the folder of the results
+    TESTS: "tests.xml",
+    COST: "cost/arms.json",
+    LARGE: "cost-large/growth.json",
+    ROLLOUTS: "rollouts/measured.json",
+    STEPS: "steps/measured.json",
+    VLLM: "vllm/measured.json",
 }
 ARMS = ["--arms", "A packed", "B packed"]
-ON_CARD = {  # options of `step-cost`
-    COST: ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3", *ARMS, "TRL β=0"],
-    LARGE: ["--shape", "qwen2.5-1.5b", "--scale", "1", "4", "--rounds", "3", *ARMS],
-}
-TOY = [
-    *("--shape", "tiny"),
-    *("--prompts", "2"),
-    *("--num_generations", "4"),
-    *("--micro_batch", "4"),
-    *("--longest", "12"),
-    *("--rounds", "1"),
-    *ARMS,
+AT_RECIPES_SIZE = ["--mode", "growth", "--prompts", "16", "--groups", "8", "--checkpointing", "on", "--rounds", "1"]
+LARGE_BATCH = [
+    *("--shape", "qwen2.5-1.5b"),
+    *("--prompts", "8"),
+    *("--num_generations", "64"),
+    *("--micro_batch", "64"),
+    *("--tokens", "512"),
 ]
+ON_CARD = {  # options of a part's module
+    COST: ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3", *ARMS, "TRL β=0"],
+    LARGE: ["--shape", "qwen2.5-1.5b", "--lengths", "512", *AT_RECIPES_SIZE],
+    ROLLOUTS: LARGE_BATCH,
+    STEPS: LARGE_BATCH,
+    VLLM: [*LARGE_BATCH, "--samplers", "vLLM"],
+}
+TOY_SIZE = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4"]
+TOY = {
+    COST: [*TOY_SIZE, "--longest", "12", "--rounds", "1", *ARMS],
+    LARGE: ["--shape", "tiny", "--lengths", "12", *AT_RECIPES_SIZE, "--prompts", "2"],
+    ROLLOUTS: [*TOY_SIZE, "--tokens", "12"],
+    STEPS: [*TOY_SIZE, "--tokens", "12"],
+}
+LARGE_BATCH_GIB = 20  # that a card must have
 LEAST = 20.0  # seconds that must be left for another part to begin
 
 
@@ -56,6 +87,7 @@ class Result:
         passed (`int`): Checks that hold.
         failed, skipped (`dict[str, str]`): Names of checks, and of what was left out, with the reason.
         seconds (`dict`): What `step-cost` measured, by setting and arm.
+        numbers (`dict[str, float]`): What else was measured, by the names that predictions have.
     """
 
     made_with: dict[str, str]
@@ -63,6 +95,7 @@ class Result:
     failed: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, dict] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path, name: str) -> None:
         """Write it, whole or not at all."""
@@ -120,14 +153,18 @@ def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[s
     if reason is not None:
         result.skipped[PARTS[name][0]] = reason
         return result
-    report = folder / ("tests.xml" if name == TESTS else f"{name}/arms.json")
+    report = folder / REPORTS[name]
     report.unlink(missing_ok=True)
     problem = run_command(command(name, cpu, report.resolve()), log, limit)
     if report.is_file() and name == TESTS:
         read_report(report, result)
     elif report.is_file():
-        result.seconds = json.loads(report.read_text())["results"]
-        result.passed += 1
+        found = json.loads(report.read_text())
+        result.seconds = found.get("results", {})
+        result.numbers = found.get("numbers", {})
+        result.failed |= found.get("failed", {})
+        if not result.failed:
+            result.passed += 1
     if problem and not result.failed:
         result.failed[PARTS[name][0]] = f"{problem}, see {log}"
     return result
@@ -138,8 +175,8 @@ def command(name: str, cpu: bool, report: Path) -> list[str]:
     if name == TESTS:
         options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--rootdir", str(ROOT), f"--junitxml={report}"]
         return [sys.executable, "-m", "pytest", *options, *marked_files()]
-    options = ["--device", "cpu", *TOY] if cpu else ["--device", "cuda", *ON_CARD[name]]
-    return [sys.executable, "-m", "trl_prorl.eval.step_cost", *options, "--out", str(report.parent)]
+    options = ["--device", "cpu", *TOY[name]] if cpu else ["--device", "cuda", *ON_CARD[name]]
+    return [sys.executable, "-m", MODULES[name], *options, "--out", str(report.parent)]
 
 
 def run_command(command: list[str], log: Path, limit: float) -> str | None:
@@ -165,8 +202,16 @@ def reason_to_skip(name: str, cpu: bool) -> str | None:
     """Return why a part does not run here, in a few words, or `None`."""
     if cpu and name == TESTS:
         return "needs a GPU; `make test` runs most of them on a CPU"
-    if cpu and name == LARGE:
-        return "at a CPU's size there is one"
+    if cpu and name == VLLM:
+        return "needs a GPU; `make test-vllm` tries rollouts with vLLM on a CPU"
+    if name == VLLM and importlib.util.find_spec("vllm") is None:
+        return "vllm is not installed"
+    if name in (ROLLOUTS, STEPS) and not cpu:
+        import torch  # not for the names above
+
+        gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+        if gib < LARGE_BATCH_GIB:
+            return f"needs a card of {LARGE_BATCH_GIB} GiB; this one has {gib:.0f}"
     if name == TESTS and not (ROOT / "tests" / "test_on_gpu.py").is_file():
         return "the tests come with a checkout of the project only"
     if name == TESTS and importlib.util.find_spec("pytest") is None:

@@ -46,11 +46,15 @@ GROWTH_ARMS = (BASELINE, "A packed", "B packed")
 
 
 def new_model(args: argparse.Namespace, tokenizer, dtype=None):
-    """A model of `args.shape` in `dtype`, by default `args.dtype`; the same weights whenever it is made."""
+    """
+    A model of `args.shape` in `dtype`, by default `args.dtype`, but fp32 where fp16 is that of the products alone; the
+    same weights whenever it is made.
+    """
     import torch  # not for the names above
     from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-    dtype = dtype or args.dtype
+    if dtype is None:
+        dtype = torch.float32 if args.dtype is torch.float16 else args.dtype
     if args.shape == "smollm2":
         model = AutoModelForCausalLM.from_pretrained(embedded_model("smollm2"), dtype=dtype)
         tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
@@ -175,11 +179,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.device is None:
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.dtype is None:
-        args.dtype = "bfloat16" if args.device == "cuda" else "float32"
+        args.dtype = default_dtype(args.device)
     args.dtype = getattr(torch, args.dtype)
     if args.micro_batch > args.prompts * args.num_generations:
         parser.error(f"--micro_batch {args.micro_batch} exceeds --prompts {args.prompts} x --num_generations.")
     return args
+
+
+def default_dtype(device: str) -> str:
+    """Choose the dtype of products: bf16 on a GPU, unless it only emulates it, as one older than Ampere does."""
+    import torch
+
+    if device == "cpu":
+        return "float32"
+    emulates = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
+    return "float16" if emulates else "bfloat16"
 
 
 def _add_options_of_arms(parser: argparse.ArgumentParser) -> None:
@@ -237,7 +251,7 @@ def _add_options_of_size(parser: argparse.ArgumentParser) -> None:
         "--clock", choices=["wall", "cpu"], default="wall", metavar="CLOCK", help="wall, or cpu on a busy machine"
     )
     parser.add_argument("--threads", type=int, metavar="N", default=1, help="of a CPU; several count their waiting")
-    parser.add_argument("--dtype", default=None, help="float32, bfloat16; by default the latter on a GPU")
+    parser.add_argument("--dtype", default=None, help="float32, bfloat16, or float16 with weights in fp32")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/step_cost"), metavar="DIR", help="of results.json and the chart"
     )

@@ -106,6 +106,11 @@ def silence_training() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def mixed_precision(dtype: torch.dtype) -> dict[str, bool]:
+    """Return the keys that let a trainer multiply in a dtype."""
+    return {"bf16": dtype is torch.bfloat16, "fp16": dtype is torch.float16}
+
+
 def make_trainer(
     name: str, arm, args, batches: Batches, iterations: int, checkpointing: bool, folder: str
 ) -> GRPOTrainer:
@@ -137,7 +142,7 @@ def make_trainer(
         "max_steps": iterations,
         "max_completion_length": args.longest,
         "learning_rate": 1e-6,
-        "bf16": args.dtype is torch.bfloat16,
+        **mixed_precision(args.dtype),
         "use_cpu": args.device == "cpu",
         "gradient_checkpointing": checkpointing,
         "save_strategy": "no",

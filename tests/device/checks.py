@@ -113,6 +113,10 @@ def a_kernel_is_a_launch_and_a_view_is_none():
     assert counted(lambda: here + here) == {"launches": 1, "bytes": 3 * 64}
     assert counted(lambda: here @ here) == {"launches": 1, "bytes": 3 * 64}
     assert counted(lambda: torch._foreach_add_([here, here, here], 1.0))["launches"] == 1
+    row = torch.zeros(1, dtype=torch.long, device=DEVICE)
+    assert counted(lambda: here.index_select(0, row)) == {"launches": 1, "bytes": 2 * 16 + 8}  # a row, and its place
+    assert counted(lambda: here[row]) == {"launches": 1, "bytes": 2 * 16 + 8}
+    assert counted(lambda: nn.functional.embedding(row, here)) == {"launches": 1, "bytes": 2 * 16 + 8}
 
 
 @quick
@@ -316,7 +320,7 @@ def trains_and_resumes_B_with_LoRA():  # noqa: N802
 
 @slow
 def trains_and_resumes_C_in_full():  # noqa: N802
-    check_resume("C hard", lora=False, bf16=True, gradient_checkpointing=True)
+    check_resume("C hard", lora=None, bf16=True, gradient_checkpointing=True)
 
 
 def main() -> None:

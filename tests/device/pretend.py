@@ -161,6 +161,8 @@ NO_KERNEL = {
     "aten::resize_",
 }
 TAKES_HOST_INDICES = {"aten::index", "aten::_index_put_impl_"}  # and copies them
+# They read as much of their first tensor as they write.
+GATHERS = {"aten::embedding", "aten::gather", "aten::index", "aten::index_select"}
 
 MIXED = "Expected all tensors to be on the same device, but found at least two devices, pretend:0 and cpu! ({})"
 OTHER_GENERATOR = "Expected a 'pretend' device type for generator but found 'cpu' ({})"
@@ -239,7 +241,8 @@ def compute(op, *args, **kwargs):
         _count_indices(host_args[1], from_host)
     if signature.launches:
         new = () if signature.returns and all(signature.returns) else result
-        work.launch(name, host_args, list(host_kwargs.values()), new)
+        read = [result, *host_args[1:]] if name in GATHERS else host_args
+        work.launch(name, read, list(host_kwargs.values()), new)
 
     for key in empty:
         if host_kwargs[key].shape != kwargs[key].shape:

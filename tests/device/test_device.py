@@ -60,6 +60,25 @@ def test_every_case_asks_of_the_device_what_the_table_says(forks, tmp_path):
     assert not differences, "\n".join([f"If that is what you want: {COMMAND}", *differences])
 
 
+@pytest.mark.slow
+def test_counts_lie_on_a_line_over_the_layers(forks, tmp_path):
+    """From which `eval/gpucheck/counts.py` computes those of any depth."""
+    out = tmp_path / "counts.csv"
+    status, written = forks.run(HERE / "whole_steps.py", "--model", "recipe, 3 layers", "--out", out, cwd=tmp_path)
+    assert status == 0, written
+    versions, found = read_table(out)
+    kept_versions, kept = read_table(TABLE)
+    if versions != kept_versions:
+        pytest.skip(f"{TABLE.name} was counted with {kept_versions}; here is {versions}: {COMMAND}")
+    stages = {key[1:] for key in kept if key[0] == "recipe, 2 layers"}
+    assert {key[1:] for key in found} <= stages
+    for (_, arm, stage), row in found.items():
+        for column in ("waits", "launches", "bytes"):
+            if stage != "making":
+                sides = [int(kept[f"recipe, {layers} layers", arm, stage][column]) for layers in (2, 4)]
+                assert int(row[column]) == sum(sides) / 2, (arm, stage, column)
+
+
 @pytest.mark.parametrize("options", [(), pytest.param(("--slow",), marks=pytest.mark.slow)])
 def test_what_must_hold_on_the_device(forks, tmp_path, options):
     status, written = forks.run(HERE / "checks.py", tmp_path / "found.json", *options, cwd=tmp_path)

@@ -7,6 +7,9 @@ Whole trainings on the pretended device, and a table of what each asks of it.
 
 A case trains four steps: two generation batches, each used twice, each step two micro-batches of 8 completions of 6
 tokens. Its model has two layers of 32, so what counts are launches and waits; bytes show where something is copied.
+
+The cases named `recipe` train two steps as the recipes for GSM8K do, an eighth as long, at two depths and with two
+vocabularies. From their differences `eval/gpucheck/predictions.py` computes what a model of any depth asks.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import csv
 import functools
 import io
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -47,6 +51,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 import trl_prorl.refusals  # noqa: E402
 from trl_prorl import ProRLConfig, ProRLTrainer  # noqa: E402
 from trl_prorl.embedded.making import byte_tokenizer  # noqa: E402
+from trl_prorl.scoring import prefix_attention  # noqa: E402
 
 
 ORIGINAL_FORWARD = Qwen2Model.forward
@@ -72,8 +77,32 @@ QUICK = {"LoRA bf16": ("TRL, control", "plain", "A", "B"), "full bf16": ("A",)}
 EVERY = {
     **{model: tuple(ARMS) for model in ("LoRA bf16", "full bf16", "LoRA fp32", "full fp32")},
     "LoRA bf16, 4 layers": ("TRL, control", "plain", "A"),  # less the one with two: what two layers ask
+    **{f"recipe, {layers} layers": ("TRL, plain", "TRL, control", "plain", "control", "A", "B") for layers in (2, 4)},
+    "recipe, 2 layers, 1024 tokens more": ("TRL, plain", "plain"),
 }
-STAGES = ("making", "token", "token, rows end", "batch", "micro-batch, first", "micro-batch, later", "step", "reset")
+EIGHTH = 8
+RECIPE = {
+    "bf16": True,
+    "gradient_checkpointing": True,
+    "max_completion_length": 512 // EIGHTH,
+    "max_steps": 2,  # one batch: for the next, the policy itself might be sampled, to be compared with its copy
+    "model_init_kwargs": {"dtype": "bfloat16"},
+}
+RECIPE_LORA = LORA | {"target_modules": "all-linear"}
+RECIPE_MODEL = {
+    "initializer_range": 0.45,  # so that the others leave an end no probability in 64 tokens, too
+    "vocab_size": 384,  # whole blocks of `rollout.compact.BLOCK`, as Qwen2.5's
+    "hidden_size": 48,
+    "num_attention_heads": 12,  # in the groups of Qwen2.5-1.5B
+    "num_key_value_heads": 2,
+    "head_dim": 32,  # so that the cache of a token outweighs its mask
+}
+LONGER = "token, one longer"  # what a token asks, less what the one before it asked
+SCORING = "scoring"  # of a batch, once: two forwards
+STAGES = (
+    *("making", "token", LONGER, "token, rows end", "batch", SCORING),
+    *("micro-batch, first", "micro-batch, later", "step", "reset"),
+)
 KINDS = ("value", "size", "to host", "to device", "synchronize")
 COLUMNS = ("waits", "our waits", *KINDS, "launches", "our launches", "bytes")
 
@@ -134,27 +163,26 @@ def stand_in_for_gpu() -> None:
 # --------------------------------------------------------------------------------------------- a training
 
 
-def save_model(folder: Path, end_factor: float, layers: int = 2) -> str:
+def save_model(folder: Path, end_factor: float, **settings) -> str:
     """
     Save a tiny model with its tokenizer, and return its path. The logit of the token that ends a completion is
-    multiplied by `end_factor`; with 0 the others leave it no probability.
+    multiplied by `end_factor`; with 0 the others leave it no probability. `settings` are of its configuration.
     """
     tokenizer = byte_tokenizer()
     set_seed(3)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,  # heads in groups, as a Qwen has
-            initializer_range=0.3,
-            tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
+    defaults = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,  # heads in groups, as a Qwen has
+        "initializer_range": 0.3,
+        "tie_word_embeddings": True,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    model = Qwen2ForCausalLM(Qwen2Config(**{**defaults, **settings}))
     with torch.no_grad():
         model.get_input_embeddings().weight[tokenizer.eos_token_id] *= end_factor
     for saved in (model, tokenizer):
@@ -162,7 +190,7 @@ def save_model(folder: Path, end_factor: float, layers: int = 2) -> str:
     return str(folder)
 
 
-def make_trainer(cls, model: str, out: Path, lora=True, questions=None, **keys):
+def make_trainer(cls, model: str, out: Path, lora: dict | None = LORA, questions=None, **keys):
     """Make a trainer of the tests' size; what it asks of the device before the first step counts as `making`."""
     defaults = {
         "output_dir": str(out),
@@ -188,7 +216,7 @@ def make_trainer(cls, model: str, out: Path, lora=True, questions=None, **keys):
             train_dataset=rows,
             eval_dataset=questions,
             processing_class=AutoTokenizer.from_pretrained(model),
-            peft_config=LoraConfig(**LORA) if lora else None,
+            peft_config=LoraConfig(**lora) if lora is not None else None,
         )
 
 
@@ -204,7 +232,7 @@ class Stages:
             stage inside it. What no other stage has is a step's.
     """
 
-    def __init__(self, trainer):
+    def __init__(self, trainer, watches_scoring: bool = False):
         self.seen = {name: [] for name in STAGES}
         self._open = []
         self._last = work.read()
@@ -212,6 +240,8 @@ class Stages:
         self._token_since = None
         self._pass = 0
         self._watch(trainer)
+        if watches_scoring:
+            self._watch_scoring(trainer)
 
     def _watch(self, trainer) -> None:
         self._wrap(trainer, "_prepare_inputs", lambda: "batch")
@@ -221,6 +251,14 @@ class Stages:
             trainer.meter.timer.device = LikeCuda()
         self._watch_forwards()
         trainer.add_callback(_AtStepBegin(self._end_step))
+
+    def _watch_scoring(self, trainer) -> None:
+        """Watch the scoring of a whole batch, for which TRL calls what it calls for a micro-batch, too."""
+        if hasattr(trainer, "resets"):
+            self._wrap(trainer, "_score", lambda: SCORING)
+        else:
+            of_batch = lambda: SCORING if self._open[-1][0] == "batch" else None  # noqa: E731
+            self._wrap(trainer, "_get_per_token_logps_and_entropies", of_batch)
 
     def _watch_forwards(self) -> None:
         """Watch the class: with LoRA a merged copy of the model is sampled."""
@@ -238,7 +276,10 @@ class Stages:
 
         @functools.wraps(method)
         def wrapped(*args, **kwargs):
-            with self._stage(stage()):
+            name = stage()
+            if name is None:
+                return method(*args, **kwargs)
+            with self._stage(name):
                 return method(*args, **kwargs)
 
         setattr(owner, name, wrapped)
@@ -304,20 +345,63 @@ class _AtStepBegin(TrainerCallback):
 # ------------------------------------------------------------------------------------------------ the table
 
 
+class Case:
+    """
+    Holds how the model and the training of a case differ from the defaults.
+
+    Attributes:
+        of_recipe (`bool`): Whether it trains as a recipe does.
+        settings (`dict`): Of the model.
+        lora (`dict`, *optional*): Of the adapter; `None` in full fine-tuning.
+        keys (`dict`): Of the training.
+    """
+
+    def __init__(self, model: str):
+        self.of_recipe = model.startswith("recipe")
+        depth = re.search(r"(\d+) layers", model)
+        self.settings = {"num_hidden_layers": int(depth[1]) if depth else 2}
+        self.lora = LORA if "LoRA" in model else None
+        self.keys = {"bf16": "bf16" in model}
+        if self.of_recipe:
+            self.settings |= RECIPE_MODEL
+            if "1024 tokens more" in model:
+                self.settings["vocab_size"] += 1024
+            self.lora = RECIPE_LORA
+            self.keys = RECIPE
+
+    @contextmanager
+    def blocks(self):
+        """Let a completion have as many blocks of queries, while this lasts, as one of the recipe has."""
+        whole = prefix_attention.QUERY_BLOCK
+        if self.of_recipe:
+            prefix_attention.QUERY_BLOCK = whole // EIGHTH
+        yield
+        prefix_attention.QUERY_BLOCK = whole
+
+
 def measure(arm: str, model: str, folder: Path) -> tuple[dict[str, Counter], Counter]:
     """Train a case. Returns for each of its stages one occurrence, the last, and the places where the host waits."""
     cls, keys = ARMS[arm]
+    case = Case(model)
     asked = {}
-    # No completion ends before its sixth token, so that all cases generate as much. Some do in a second training.
-    for end_factor in (0.0, 2.0) if arm == "plain" else (0.0,):
-        path = save_model(folder / "model", end_factor, layers=4 if "4 layers" in model else 2)
+    # No completion ends before its last token, so that all cases generate as much. Some do in a second training.
+    for end_factor in (0.0, 2.0) if arm == "plain" and not case.of_recipe else (0.0,):
+        path = save_model(folder / "model", end_factor, **case.settings)
         work.clear()
-        trainer = make_trainer(cls, path, folder / "run", lora="LoRA" in model, bf16="bf16" in model, **keys)
+        trainer = make_trainer(cls, path, folder / "run", lora=case.lora, **case.keys, **keys)
         making = work.read()
         work.clear()
-        seen = Stages(trainer).seen
-        trainer.train()
+        seen = Stages(trainer, watches_scoring=case.of_recipe).seen
+        with case.blocks():
+            trainer.train()
         seen["making"] = [making]
+        if case.of_recipe:
+            seen["step"].clear()  # of the first, in which the optimizer makes its state
+            seen["reset"].clear()  # nothing is due yet
+            if seen["token, rows end"]:
+                raise RuntimeError(f"{model}, {arm}: a completion has ended early, and the counts are of fewer rows")
+            *_, before, last = seen["token"]
+            seen[LONGER] = [Counter({key: last[key] - before[key] for key in last})]
         for stage in STAGES:
             if seen[stage] and (end_factor == 0.0 or stage == "token, rows end"):
                 asked[stage] = seen[stage][-1]
@@ -371,6 +455,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write every case into {TABLE.name}")
     parser.add_argument("--quick", action="store_true", help="only the cases that `make test` counts")
     parser.add_argument("--out", type=Path, help="write the cases into this file")
+    parser.add_argument(
+        "--model", help="count another model, such as 'recipe, 3 layers', with TRL's trainer and with A"
+    )
     parser.add_argument("--where", metavar="ARM", help="print where the host waits in one arm, LoRA in bf16")
     options = parser.parse_args()
     stand_in_for_gpu()
@@ -380,7 +467,10 @@ def main() -> None:
         for (kind, place), count in places.most_common():
             print(f"{count:4} {kind:12} {place}")
         return
-    rows = tabulate(QUICK if options.quick else EVERY)
+    cases = QUICK if options.quick else EVERY
+    if options.model:
+        cases = {options.model: ("TRL, control", "A")}
+    rows = tabulate(cases)
     show(rows)
     path = TABLE if options.write else options.out
     if path is not None:

@@ -2,17 +2,19 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from eval import gpu_check
 from eval.gpucheck import page, parts
-from eval.gpucheck.parts import COST, PARTS, TESTS, Result, run_command, run_parts
+from eval.gpucheck.parts import COST, LARGE, PARTS, ROLLOUTS, STEPS, TESTS, VLLM, Result, run_command, run_parts
 from eval.stepcost.settings import BASELINE
 from trl_prorl.errors import RunError
 
@@ -37,10 +39,13 @@ def test_all_of_it_at_toy_size(capsys, tmp_path, monkeypatch):
     page = (tmp_path / "out" / "page.md").read_text()
     assert "Not measured" not in page
     assert "Failed" not in page
-    for title, _ in (PARTS[TESTS], PARTS["cost-large"]):
+    for title, _ in (PARTS[TESTS], PARTS[VLLM]):
         assert f"Left out: {title} (" in page
     assert "| A packed |" in page
     assert "| B packed |" in page
+    assert "toy size" in page
+    assert "| plain: a generation batch, s | – | " in page
+    assert "| A: growth of the memory between steps, MiB | – | " in page
     assert {path.name for path in tmp_path.iterdir()} == {"out"}  # nothing among the documents
 
 
@@ -147,8 +152,44 @@ def test_why_a_part_does_not_run(monkeypatch, tmp_path):
     assert parts.reason_to_skip(TESTS, True).startswith("needs a GPU")
     assert parts.reason_to_skip(TESTS, False) is None
     assert parts.reason_to_skip(COST, True) is parts.reason_to_skip(COST, False) is None
+    assert parts.reason_to_skip(VLLM, True).startswith("needs a GPU")
+    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None if name == "vllm" else name)
+    assert parts.reason_to_skip(VLLM, False) == "vllm is not installed"
+    gib = {15: "needs a card of 20 GiB; this one has 15", 24: None}
+    for size, reason in gib.items():
+        card = SimpleNamespace(total_memory=size * 2**30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, card=card: card)
+        for name in (ROLLOUTS, STEPS):
+            assert parts.reason_to_skip(name, False) == reason
+            assert parts.reason_to_skip(name, True) is None
     monkeypatch.setattr(parts, "ROOT", tmp_path)
     assert "a checkout of the project only" in parts.reason_to_skip(TESTS, False)
+
+
+def test_all_parts_end_within_twenty_minutes():
+    assert sum(limit for _, limit in PARTS.values()) <= 20 * 60
+    assert PARTS.keys() == parts.REPORTS.keys()
+    measured = PARTS.keys() - {TESTS}
+    assert measured == parts.ON_CARD.keys() == parts.MODULES.keys() == parts.TOY.keys() | {VLLM}
+
+
+def test_what_a_part_has_found(monkeypatch, tmp_path):
+    """Its numbers, and its checks that do not hold; a command that fails says so, too."""
+    monkeypatch.setattr(parts, "reason_to_skip", lambda name, cpu: None)
+    content = {"numbers": {"A: a number": 2.0}, "failed": {"memory does not grow": "it does"}}
+
+    def run_command(command, log, limit):
+        assert command[1:3] == ["-m", parts.MODULES[STEPS]]
+        (tmp_path / "steps").mkdir(exist_ok=True)
+        (tmp_path / "steps" / "measured.json").write_text(json.dumps(content))
+
+    monkeypatch.setattr(parts, "run_command", run_command)
+    found = parts.run_part(STEPS, True, tmp_path, 9, {})
+    assert found.numbers == {"A: a number": 2.0}
+    assert found.failed == {"memory does not grow": "it does"}
+    assert found.passed == 0
+    content["failed"] = {}
+    assert parts.run_part(STEPS, True, tmp_path, 9, {}).passed == 1
 
 
 def test_the_files_with_tests_for_a_gpu():
@@ -184,13 +225,16 @@ def results(tmp_path):
 
 def test_the_page(results, tmp_path):
     written = page.page(results, MACHINE)
-    assert written.startswith("# NVIDIA H100 80GB HBM3\n\nWritten by `trl-prorl gpu-check`. 80 GiB; torch 2.9.\n")
+    assert written.startswith("# NVIDIA H100 80GB HBM3\n\nWritten by `trl-prorl gpu-check`. 80 GiB; torch 2.9. B ")
+    assert written.count("different objective") == 1
+    assert "toy size" not in written
     assert "1 of 2 checks hold.\n\n- **Failed: test_a: test_wrong**: assert 1 == 2\n" in written
     # The ratios of the phases are 1.5, 3, 2, of the whole steps 1.6, 2.5, 1.25.
     assert "| A packed | 0.5 | 0.1 | 1.4 | 2.5 | 2.00 | 1.60 | 7.00 |" in written
     assert f"| {BASELINE} | 1 | 1 | 2 | 4 | 1.00 | 1.00 | – |" in written
     assert "- Left out: C (out of memory)" in written
-    assert "the larger model\n\nNot measured." in written
+    assert "completions of 512 tokens\n\nNot measured." in written
+    assert "Predicted and measured" not in written
     where = page.publish(results, tmp_path, MACHINE)
     assert where == tmp_path / "docs" / "gpu" / "nvidia-h100-80gb-hbm3.md"
     assert where.read_text() == written
@@ -198,3 +242,32 @@ def test_the_page(results, tmp_path):
     page.publish(results, tmp_path, MACHINE)  # once more: listed once
     listed = (where.parent / "README.md").read_text()
     assert listed.count("- [NVIDIA H100 80GB HBM3](nvidia-h100-80gb-hbm3.md)") == 1
+
+
+def test_what_was_measured_stands_beside_what_was_predicted(results):
+    """For this card; another one has no prediction, and none is refuted."""
+    numbers = {
+        "plain: a token of all rows, ms": 1.0,
+        "A: waits of a token": 0.01,
+        "A: launches of a token": 9.0,
+        "vLLM: a generation batch, s": 2.0,
+    }
+    Result({}, passed=1, numbers=numbers).write(results, ROLLOUTS)
+    arms = {BASELINE: TRL, "A packed": MINE}
+    Result({}, passed=1, seconds={"a setting": arms}).write(results, LARGE)
+    written = page.page(results, MACHINE)
+    assert re.search(r"\| plain: a token of all rows, ms \| at least [\d.]+ \| 1 \| refuted \|", written)
+    assert "| A: waits of a token | at most 0.0625 | 0.01 | confirmed |" in written
+    assert re.search(r"\| A: launches of a token \| [\d,]+ to [\d,]+ \| 9 \| refuted \|", written)
+    assert "| vLLM: a generation batch, s | – | 2 | – |" in written
+    assert re.search(r", A: update of a step, s \| at least [\d.]+ \| 1.4 \| \w+ \|", written)
+    other = page.page(results, MACHINE | {"device": "NVIDIA L4"})
+    assert "| plain: a token of all rows, ms | – | 1 | – |" in other
+
+
+def test_the_page_of_predictions_is_no_card(results, tmp_path):
+    docs = tmp_path / "docs" / "gpu"
+    docs.mkdir(parents=True)
+    (docs / "predictions.md").write_text("# What a card should take\n")
+    page.publish(results, tmp_path, MACHINE)
+    assert "predictions.md" not in (docs / "README.md").read_text()

@@ -1,0 +1,121 @@
+"""
+How long a batch of rollouts takes, and the most memory: `python -m trl_prorl.eval.gpucheck.rollouts`.
+
+The batch is sampled by TRL's trainer, by ours (compactly), or by vLLM, each with the same random weights. A completion
+ends where the model says so, which with a large vocabulary of random weights hardly any does.
+"""
+
+import argparse
+import contextlib
+import gc
+import io
+import json
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from trl import GRPOTrainer
+
+from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.eval.stepcost.settings import ARMS, DEFAULT, Batches, new_model, parse
+from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
+
+
+TRL = "TRL"
+PLAIN = "plain"
+VLLM = "vLLM"
+TRAINERS = {TRL: DEFAULT, PLAIN: "plain packed"}  # arms of `step-cost`: a reference changes nothing in a rollout
+WARM_UP = 8  # tokens
+
+
+def sample_batch(trainer: GRPOTrainer, prompts: list[list[int]], tokens: int) -> float:
+    """Sample a completion of so many tokens for each prompt by the trainer's own method. Returns the seconds."""
+    trainer.generation_config.max_new_tokens = tokens
+    began = trainer.watch.now()
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+        trainer._generate_single_turn(prompts, None, {}, trainer.num_generations)
+    seconds = trainer.watch.now() - began
+    if getattr(trainer, "compact", None) is not None:
+        trainer.compact.measures = False  # what is trained on is another batch, and says nothing of the copy
+    return seconds
+
+
+def measure_trainer(name: str, args: argparse.Namespace, tokens: int) -> dict[str, float]:
+    """Measure the sampling of TRL's trainer or of ours."""
+    batches = Batches(args, 1.0, fixed=tokens)
+    arm = ARMS[TRAINERS[name]]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), silence_training():
+        warnings.simplefilter("ignore")
+        trainer = make_trainer(name, arm, args, batches, 2, True, folder)
+        prompts, _ = batches.draw(0)
+        sample_batch(trainer, prompts, WARM_UP)
+        trainer.watch.begin()
+        seconds = sample_batch(trainer, prompts, tokens)
+        peak = trainer.watch.peak()
+    del trainer
+    gc.collect()  # a trainer refers to itself, and would count as held while the next is measured
+    return found_numbers(name, seconds, tokens, peak)
+
+
+def found_numbers(name: str, seconds: float, tokens: int, peak: float | None) -> dict[str, float]:
+    """Name what was measured of a sampler, as the predictions do."""
+    numbers = {f"{name}: a token of all rows, ms": 1000 * seconds / tokens}
+    numbers[f"{name}: a generation batch, s"] = seconds
+    if peak is not None:
+        numbers[f"{name}: memory of a generation, GiB"] = peak
+    return numbers
+
+
+def measure_vllm(args: argparse.Namespace, tokens: int) -> dict[str, float]:
+    """Measure vLLM with its own settings and nine tenths of the memory, which it fills with its cache."""
+    from vllm import LLM, SamplingParams
+
+    batches = Batches(args, 1.0, fixed=tokens)
+    prompts = [{"prompt_token_ids": ids} for ids in batches.draw(0)[0]]
+    tokenizer = byte_tokenizer()
+    with tempfile.TemporaryDirectory() as folder:
+        new_model(args, tokenizer).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        engine = LLM(
+            model=folder,
+            dtype="bfloat16" if args.dtype is torch.bfloat16 else "float16",
+            max_model_len=tokens + max(len(prompt["prompt_token_ids"]) for prompt in prompts),
+            gpu_memory_utilization=0.9,
+            skip_tokenizer_init=True,
+            seed=0,
+        )
+
+        def sample(length: int) -> float:
+            settings = SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
+            began = time.perf_counter()
+            engine.generate(prompts, settings, use_tqdm=False)
+            return time.perf_counter() - began
+
+        sample(WARM_UP)
+        return found_numbers(VLLM, sample(tokens), tokens, None)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: `step-cost`'s options of the size, `--samplers`, and `--tokens`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samplers", nargs="+", choices=[*TRAINERS, VLLM], default=list(TRAINERS))
+    parser.add_argument("--tokens", type=int, default=512, help="of every completion")
+    options, others = parser.parse_known_args(argv)
+    args = parse(others)
+    args.longest = options.tokens
+    numbers = {}
+    for name in options.samplers:
+        if name == VLLM:
+            numbers |= measure_vllm(args, options.tokens)
+        else:
+            numbers |= measure_trainer(name, args, options.tokens)
+        print(json.dumps(numbers))
+    args.out.mkdir(parents=True, exist_ok=True)
+    Path(args.out, "measured.json").write_text(json.dumps({"numbers": numbers}) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""
+Does memory grow from step to step, and what does a step ask of the card? `python -m trl_prorl.eval.gpucheck.steps`.
+
+A samples, scores and trains a few steps, always on the same batch, so that every step should take the same memory.
+torch's profiler counts the launches and the waits of two micro-batches. Those of a token are the difference between
+two rollouts, divided by the difference of their tokens.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import psutil
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import TrainerCallback
+
+from trl_prorl.eval.gpucheck.rollouts import sample_batch
+from trl_prorl.eval.stepcost.settings import ARMS, Batches, parse
+from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
+
+
+NAME = "A"
+ITERATIONS = 2
+GROWTH = "memory does not grow"
+TOLERANCE = 1.0  # MiB of growth
+LENGTHS = (8, 24)  # tokens of the two rollouts
+LAUNCHES = (
+    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
+    *("cudaMemcpyAsync", "cudaMemsetAsync"),
+)
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+
+
+class SameBatch(Batches):
+    """Prompts and completions that are the same in every generation batch."""
+
+    def draw(self, number: int) -> tuple[list[list[int]], list[list[int]]]:
+        return super().draw(0)
+
+
+class HeldMemory(TrainerCallback):
+    """Notes the MiB that are held after each step: on the GPU, or by a process that trains without one."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.after_steps: list[float] = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.device.type == "cuda":
+            held = torch.cuda.memory_allocated(self.device)
+        else:
+            held = psutil.Process().memory_info().rss
+        self.after_steps.append(held / 2**20)
+
+
+def count_calls(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Sum up the launches and the waits among calls of CUDA, given as names and numbers."""
+    found = {"launches": 0, "waits": 0}
+    for name, number in counts:
+        if name in LAUNCHES:
+            found["launches"] += number
+        elif name in WAITS:
+            found["waits"] += number
+    return found
+
+
+def profile_call(call: Callable, *args, **kwargs) -> tuple[object, dict[str, int]]:
+    """Call a function. Returns its result, and the launches and waits that it asked for; 0 without a GPU."""
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        result = call(*args, **kwargs)
+    return result, count_calls((event.key, event.count) for event in profiler.key_averages())
+
+
+def mean(counts: list[dict[str, int]]) -> dict[str, float]:
+    """Average counts of equal names."""
+    return {name: sum(count[name] for count in counts) / len(counts) for name in counts[0]}
+
+
+def profile_micro_batches(trainer, numbers: Iterable[int]) -> list[dict[str, int]]:
+    """Let these micro-batches of a training, counted from 0 on, be profiled. Returns the list that gets the counts."""
+    train = trainer.training_step
+    found = []
+    number = -1
+
+    def training_step(*args, **kwargs):
+        nonlocal number
+        number += 1
+        if number not in numbers:
+            return train(*args, **kwargs)
+        result, counts = profile_call(train, *args, **kwargs)
+        found.append(counts)
+        return result
+
+    trainer.training_step = training_step
+    return found
+
+
+def find_growth(after_steps: list[float]) -> float:
+    """Return by how many MiB more is held after the last step than after the second, when all was allocated once."""
+    return after_steps[-1] - after_steps[1]
+
+
+def read_rows(folder: Path) -> list[Mapping[str, float]]:
+    """Read the record of a run, a row for each step."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def measure(args: argparse.Namespace, tokens: int, steps: int) -> dict:
+    """Train the steps. Returns `numbers` by name, and `failed` with what does not hold."""
+    batches = SameBatch(args, 1.0, fixed=tokens)
+    in_step = args.prompts * args.num_generations // args.micro_batch
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), silence_training():
+        warnings.simplefilter("ignore")
+        trainer = make_trainer(NAME, ARMS["A packed"], args, batches, ITERATIONS, True, folder)
+        prompts, _ = batches.draw(0)
+        drawn = trainer.rollout_func
+
+        def rollout(*inputs):
+            sample_batch(trainer, prompts, tokens)
+            return drawn(*inputs)
+
+        trainer.rollout_func = rollout
+        trainer.args.max_steps = steps
+        held = HeldMemory(trainer.accelerator.device)
+        trainer.add_callback(held)
+        # Of the second batch the first pass and a later one; not the first micro-batch of a step.
+        profiled = profile_micro_batches(trainer, [2 * in_step + 1, 3 * in_step + 1])
+        trainer.train()
+        rollouts = [profile_call(sample_batch, trainer, prompts, length)[1] for length in LENGTHS]
+        rows = read_rows(Path(folder, NAME))
+    counts = None
+    if args.device == "cuda":
+        counts = name_counts(profiled, rollouts)
+    return summarise(rows, held.after_steps, counts)
+
+
+def name_counts(profiled: list[dict[str, int]], rollouts: list[dict[str, int]]) -> dict[str, float]:
+    """Name the launches and waits of a micro-batch, and of a token, as the predictions do."""
+    numbers = {}
+    for name, count in mean(profiled).items():
+        numbers[f"{NAME}: {name} of a micro-batch"] = count
+    shorter, longer = rollouts
+    for name in shorter:
+        numbers[f"{NAME}: {name} of a token"] = (longer[name] - shorter[name]) / (LENGTHS[1] - LENGTHS[0])
+    return numbers
+
+
+def summarise(rows: list[Mapping[str, float]], after_steps: list[float], counts: dict[str, float] | None) -> dict:
+    """
+    Name what was measured as the predictions do. On a GPU, where there are counts and a peak of every step, check that
+    memory does not grow.
+    """
+    growth = find_growth(after_steps)
+    numbers = {f"{NAME}: growth of the memory between steps, MiB": growth}
+    batch = rows[-ITERATIONS:]  # the last one, which was not profiled
+    for stage, key in {"generation": "rollout", "scoring": "ref", "update": "update"}.items():
+        seconds = sum(row.get(f"time_{key}", 0.0) for row in batch)
+        numbers[f"{NAME}: {stage} of a step, s"] = seconds / ITERATIONS
+    failed = {}
+    if counts is not None:
+        numbers |= counts
+        numbers[f"{NAME}: peak memory of a step, GiB"] = max(row["peak_memory_gib"] for row in rows)
+        if growth > TOLERANCE:
+            failed[GROWTH] = f"after the last step {growth:.1f} MiB more are held than after the second"
+    return {"numbers": numbers, "failed": failed}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: `step-cost`'s options of the size, `--tokens`, and `--steps`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=512, help="of every completion")
+    parser.add_argument("--steps", type=int, default=6, help="an even number, of at least 6")
+    options, others = parser.parse_known_args(argv)
+    args = parse(others)
+    args.longest = options.tokens
+    found = measure(args, options.tokens, options.steps)
+    print(json.dumps(found))
+    args.out.mkdir(parents=True, exist_ok=True)
+    Path(args.out, "measured.json").write_text(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
