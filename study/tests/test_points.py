@@ -151,7 +151,8 @@ def test_a_reward_that_can_be_gamed():
             cells[name] += [whole(means["pass@1"], means.greedy), less]
         means = scores.loc[f"control_target{target}"].mean()
         cells["control, `kl_target` (exploratory)"] += [whole(means["pass@1"], means.greedy), ""]
-        plain, control = scores.loc["plain"], scores.loc["control"]
+        plain = scores.loc["plain"]
+        control = scores.loc["control"]
         assert (control["pass@1"] > plain["pass@1"]).all()  # on every base
         proxies = scores.proxy.groupby(level=0).mean()
         assert proxies.idxmin() == "control"
@@ -176,7 +177,8 @@ def test_what_to_do_when():
     core = core.groupby(level=[0, 1]).mean().unstack("family")[FAMILIES]
     a_less_plain = ", ".join(map(signed, core.loc["A"] - core.loc["plain"]))
     cleared = ", ".join(map(signed, core.loc["C_hard"] - core.loc["A"]))
-    gamed, gamed2 = of_block("gamed")["pass@1"], of_block("gamed2")["pass@1"]
+    gamed = of_block("gamed")["pass@1"]
+    gamed2 = of_block("gamed2")["pass@1"]
     both = [{arm: of.loc[arm].mean() for arm in ("plain", "control", "B")} for of in (gamed, gamed2)]
     control = ", ".join(signed(of["control"] - of["plain"]) for of in both)
     b_less_plain = ", ".join(signed(of["B"] - of["plain"]) for of in both)

@@ -302,16 +302,8 @@ def compact_sample(
     Returns:
         [`Samples`]: In the order of `copies`.
     """
-    inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
-    outputs = model(**inputs, return_dict=True)
-    model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     longest = stopping_criteria.max_length
-    repeat_rows(model_kwargs["past_key_values"], copies, longest)
-    mask = None
-    if model_kwargs.get("attention_mask") is not None and attends_plainly(model, model_kwargs):
-        mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, outputs.logits.dtype)
-    model_kwargs = _select(model_kwargs, copies, len(input_ids))
-    logits = outputs.logits[:, -1][copies]
+    logits, mask, model_kwargs = _read_prompts(model, input_ids, copies, longest, model_kwargs)
     ids = input_ids[copies]
     processors = _of_rows(logits_processor, copies)
 
@@ -345,9 +337,7 @@ def compact_sample(
                 ended.append(Ended(rows, lengths, ids, logps))
                 return _join(ended, input_ids.shape[1], 0 if pad is None else pad)
             if not all(still):
-                over = torch.tensor([row for row, goes_on in enumerate(still) if not goes_on]).to(rows.device)
-                ended_logps = None if logps is None else logps[over]
-                ended.append(Ended(rows[over], lengths[over], ids[over], ended_logps))
+                ended.append(_those_that_ended(still, rows, lengths, ids, logps))
                 selection = Selection.of(still, rows.device)
                 close_up(model_kwargs["past_key_values"], selection)
                 if mask is not None:
@@ -367,6 +357,27 @@ def compact_sample(
         outputs = model(**inputs, return_dict=True)
         model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
         logits = outputs.logits[:, -1]
+
+
+def _read_prompts(
+    model, input_ids: torch.Tensor, copies: torch.Tensor, longest: int, model_kwargs: dict
+) -> tuple[torch.Tensor, PaddingMask | None, dict]:
+    """
+    Compute every prompt once, and give each completion a row of the cache.
+
+    Returns:
+        `torch.Tensor` of shape `(R, V)`: The logits of the first token.
+        [`PaddingMask`] or `None`: The mask, where the model needs no other.
+        `dict`: The arguments of the forwards to come.
+    """
+    inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
+    outputs = model(**inputs, return_dict=True)
+    model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+    repeat_rows(model_kwargs["past_key_values"], copies, longest)
+    mask = None
+    if model_kwargs.get("attention_mask") is not None and attends_plainly(model, model_kwargs):
+        mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, outputs.logits.dtype)
+    return outputs.logits[:, -1][copies], mask, _select(model_kwargs, copies, len(input_ids))
 
 
 def tokens_between_checks(device: torch.device) -> int:
@@ -463,6 +474,14 @@ class Ended(NamedTuple):
     lengths: torch.Tensor
     ids: torch.Tensor
     logps: torch.Tensor | None
+
+
+def _those_that_ended(
+    still: list[bool], rows: torch.Tensor, lengths: torch.Tensor, ids: torch.Tensor, logps: torch.Tensor | None
+) -> Ended:
+    """Return the rows that do not go on."""
+    over = torch.tensor([row for row, goes_on in enumerate(still) if not goes_on]).to(rows.device)
+    return Ended(rows[over], lengths[over], ids[over], None if logps is None else logps[over])
 
 
 def _join(ended: list[Ended], width: int, pad) -> Samples:

@@ -40,7 +40,7 @@ from eval.gpucheck.predictions import (
     update_flops,
 )
 from trl_prorl.rollout.compact import CHECK_EVERY
-from trl_prorl.scoring.packing import Plan, pack
+from trl_prorl.scoring.packing import Plan
 
 
 ROOT = Path(__file__).parents[3]
@@ -128,10 +128,9 @@ def test_a_packed_row_has_the_tokens_of_the_packing(micro_batch, groups):
     ids = torch.cat([prompts, torch.ones(micro_batch, 3, dtype=torch.long)], dim=1)
     plan = Plan.of(ids, torch.ones_like(ids), 3)
     (call,) = plan.calls
-    inputs, scored, _ = pack(call, ids, plan, 3)
     found = packed_forward(work)
-    assert found.tokens == inputs["input_ids"].numel()
-    assert found.scored == scored.numel()
+    assert found.tokens == call.inputs["input_ids"].numel()
+    assert found.scored == call.scored.numel()
 
 
 # ------------------------------------------------------------------------------------------------------- counts
