@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> None:
     draw_curve(steps, args.root / PICTURE)
     print(scores(verdicts).to_string(index=False, float_format="%.3f"))
     for arm in steps["arm"].unique():
-        for decoding in ("sampled", "greedy"):
+        for decoding in verdicts["decoding"].unique():
             value, low, high = gain(verdicts, arm, decoding)
             smallest = smallest_gain(verdicts, arm, decoding)
             print(f"{arm} less {BASE}, {decoding}: {value:+.3f} [{low:+.3f}, {high:+.3f}], {smallest:.3f} to be seen")
