@@ -138,10 +138,14 @@ def packed_forward(work: Work) -> Forward:
     return Forward(prompts * before + rows * own, pairs, rows * work.completion_tokens)
 
 
-def forward_flops(shape: Shape, forward: Forward) -> float:
-    """Two for each weight of the layers and of the adapter, and a token; of the head, and a scored token."""
-    of_layers = 2 * (shape.layer_weights + shape.adapter_weights) * forward.tokens
-    return of_layers + shape.attention_flops(forward.pairs) + 2 * shape.head_weights * forward.scored
+def forward_flops(shape: Shape, forward: Forward, is_merged: bool = False) -> float:
+    """Two for each weight of the layers, and of an adapter beside them, and a token; of the head, and a scored one."""
+    weights = shape.layer_weights
+    if not is_merged:
+        weights += shape.adapter_weights
+    return (
+        2 * weights * forward.tokens + shape.attention_flops(forward.pairs) + 2 * shape.head_weights * forward.scored
+    )
 
 
 def update_flops(shape: Shape, forward: Forward) -> float:
@@ -211,7 +215,7 @@ class Prediction:
         rows = self.work.prompts if self._is_ours else self.work.rows
         length = self.work.prompt_tokens
         computed = Forward(rows * length, rows * length * (length + 1) // 2, rows)
-        flops = forward_flops(self.shape, computed)
+        flops = forward_flops(self.shape, computed, is_merged=self._is_ours)
         return self._bound(self.counts.batch("launches"), self._weights, flops, self.card.sampling_peak)
 
     @cached_property

@@ -281,6 +281,8 @@ def test_a_card_without_bf16():
     found = predict("plain", old)
     assert found.token.limit == "compute"
     assert found.token.seconds == pytest.approx(8 * (2 * 280 + 4 * 2 * 4 * 4) / 1e3)
+    # Two prompts of 3 tokens, whose last ones are scored; each sees 1, 2 and 3.
+    assert found.prefill == (pytest.approx((2 * 240 * 6 + 4 * 2 * 4 * 12 + 2 * 40 * 2) / 1e3), "compute")
     assert found.micro_batch == (pytest.approx(6 * 632e-6), "bandwidth")
 
 
