@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from trl_prorl.eval.gpucheck.cards import Card
 from trl_prorl.eval.gpucheck.counts import Counts, Line
+from trl_prorl.eval.readiness.memory import GIB, GenerationMemory
 from trl_prorl.eval.stepcost.settings import SHAPES
 
 
 LAUNCH_SECONDS = 6e-6  # assumed: PyTorch asks for some 150,000 small kernels a second
-GIB = 2**30
 
 
 # ------------------------------------------------------------------------------------------------ a model and its work
@@ -301,15 +301,16 @@ class Prediction:
 
     @property
     def generation_memory(self) -> float:
-        """GiB at the last token: also the merged copy, the cache of all rows, and their logits, in fp32 twice more."""
+        """GiB at the last token, all rows at once: also what the preflight counts of a generation batch."""
         shape = self.shape
-        work = self.work
-        length = work.prompt_tokens + work.completion_tokens
-        size = work.rows * length * shape.cache_bytes(self.card.weight_bytes)
-        size += work.rows * shape.vocabulary * (self.card.weight_bytes + 4 + 4)
-        if self._is_ours:
-            size += shape.layer_weights * self.card.weight_bytes
-        return self.held + size / GIB
+        of_number = self.card.weight_bytes
+        batch = GenerationMemory(
+            cache=shape.cache_bytes(of_number),
+            logits=shape.vocabulary * (of_number + 4 + 4),  # scores and probabilities in fp32
+            tokens=self.work.prompt_tokens + self.work.completion_tokens,
+            copy=shape.layer_weights * of_number if self._is_ours else 0,
+        )
+        return self.held + batch.needed(self.work.rows) / GIB
 
     @property
     def update_memory(self) -> float:
