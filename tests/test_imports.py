@@ -42,7 +42,7 @@ LAYERS = {
     "analysis": ("metrics", "run_folder"),
     "samples": ("run_folder",),
     "pages": ("analysis", "run_folder", "samples"),
-    "gpucheck": ("stepcost",),
+    "gpucheck": ("readiness", "stepcost"),
     "readiness": ("analysis", "pages", "run_folder", "samples"),
 }
 DRAWS_READS_OR_ASKS = ("matplotlib", "rich", "jinja2", "argparse", "json", "eval.run_folder.reading")

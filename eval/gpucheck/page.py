@@ -6,10 +6,12 @@ import re
 import statistics
 from pathlib import Path
 
+from trl_prorl.eval.gpucheck import parts
 from trl_prorl.eval.gpucheck.cards import find_card
 from trl_prorl.eval.gpucheck.counts import read_counts
-from trl_prorl.eval.gpucheck.parts import LARGE, PARTS, ROOT, Result
+from trl_prorl.eval.gpucheck.parts import PARTS, ROOT, Result
 from trl_prorl.eval.gpucheck.predicted_page import COUNTED, PAGE, draw_table, number
+from trl_prorl.eval.gpucheck.predictions import LARGE, RECIPE
 from trl_prorl.eval.gpucheck.verdicts import Range, measured_seconds, predicted_ranges
 from trl_prorl.eval.stepcost.settings import BASELINE
 from trl_prorl.eval.stepcost.tables import ratio
@@ -48,7 +50,7 @@ def predictions_section(folder: Path, device: str) -> list[str]:
         result = Result.read(folder, name)
         if result is not None:
             measured |= result.numbers
-            if name == LARGE:
+            if name == parts.LARGE:
                 measured |= measured_seconds(result.seconds)
     if not measured:
         return []
@@ -65,8 +67,8 @@ def predictions_section(folder: Path, device: str) -> list[str]:
         else:
             rows.append([name, show_range(found), number(value), found.verdict(value)])
     columns = ["", "predicted", "measured", "verdict"]
-    about = f"Where no other size is named: 8 prompts × 64 completions of 512 tokens. [Predictions]({PAGE.name})"
-    return ["## Predicted and measured", "", *draw_table(columns, rows), f"{about}.", ""]
+    about = f"Rollouts: {LARGE.title}. All else: {RECIPE.title}. [How it was predicted]({PAGE.name})."
+    return ["## Predicted and measured", "", *draw_table(columns, rows), about, ""]
 
 
 def show_range(found: Range) -> str:

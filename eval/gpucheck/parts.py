@@ -1,6 +1,6 @@
 """
 The parts of `trl-prorl gpu-check`, each a command in a process of its own with a limit: the tests that run on a GPU,
-`step-cost`, and what a large batch takes.
+`step-cost`, rollouts of a large batch, and a few whole steps.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ ROLLOUTS = "rollouts"
 STEPS = "steps"
 VLLM = "vllm"
 PARTS = {  # title, and seconds on a card after which a part is stopped: 20 minutes in all
-    TESTS: ("Right: the tests that run on a GPU", 420),
+    TESTS: ("Right: the tests that run on a GPU", 360),
     COST: ("The cost of a step", 210),
-    LARGE: ("The cost of a step, the larger model, completions of 512 tokens", 210),
+    LARGE: ("The cost of a step, the larger model, completions of 512 tokens", 270),
     ROLLOUTS: ("Rollouts of 512 rows and 512 tokens", 90),
-    STEPS: ("Steps of 512 rows and 512 tokens: memory, launches, waits", 120),
+    STEPS: ("Steps: memory, launches, waits", 120),
     VLLM: ("The same rollouts with vLLM", 150),
 }
 MODULES = {
@@ -63,7 +63,7 @@ ON_CARD = {  # options of a part's module
     COST: ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3", *ARMS, "TRL β=0"],
     LARGE: ["--shape", "qwen2.5-1.5b", "--lengths", "512", *AT_RECIPES_SIZE],
     ROLLOUTS: LARGE_BATCH,
-    STEPS: LARGE_BATCH,
+    STEPS: [*("--shape", "qwen2.5-1.5b"), *("--prompts", "16"), *("--tokens", "512")],
     VLLM: [*LARGE_BATCH, "--samplers", "vLLM"],
 }
 TOY_SIZE = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4"]
@@ -73,7 +73,7 @@ TOY = {
     ROLLOUTS: [*TOY_SIZE, "--tokens", "12"],
     STEPS: [*TOY_SIZE, "--tokens", "12"],
 }
-LARGE_BATCH_GIB = 20  # that a card must have
+LEAST_GIB = 20  # of a card, for the larger model
 LEAST = 20.0  # seconds that must be left for another part to begin
 
 
@@ -206,12 +206,12 @@ def reason_to_skip(name: str, cpu: bool) -> str | None:
         return "needs a GPU; `make test-vllm` tries rollouts with vLLM on a CPU"
     if name == VLLM and importlib.util.find_spec("vllm") is None:
         return "vllm is not installed"
-    if name in (ROLLOUTS, STEPS) and not cpu:
+    if name in (LARGE, ROLLOUTS, STEPS) and not cpu:
         import torch  # not for the names above
 
         gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-        if gib < LARGE_BATCH_GIB:
-            return f"needs a card of {LARGE_BATCH_GIB} GiB; this one has {gib:.0f}"
+        if gib < LEAST_GIB:
+            return f"needs a card of {LEAST_GIB} GiB; this one has {gib:.0f}"
     if name == TESTS and not (ROOT / "tests" / "test_on_gpu.py").is_file():
         return "the tests come with a checkout of the project only"
     if name == TESTS and importlib.util.find_spec("pytest") is None:

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from trl_prorl.eval.gpucheck.cards import Card
 from trl_prorl.eval.gpucheck.counts import Counts, Line
+from trl_prorl.eval.readiness.memory import GIB, GenerationMemory
 from trl_prorl.eval.stepcost.settings import SHAPES
 
 
 LAUNCH_SECONDS = 6e-6  # assumed: PyTorch asks for some 150,000 small kernels a second
-GIB = 2**30
 
 
 # ------------------------------------------------------------------------------------------------ a model and its work
@@ -138,10 +138,14 @@ def packed_forward(work: Work) -> Forward:
     return Forward(prompts * before + rows * own, pairs, rows * work.completion_tokens)
 
 
-def forward_flops(shape: Shape, forward: Forward) -> float:
-    """Two for each weight of the layers and of the adapter, and a token; of the head, and a scored token."""
-    of_layers = 2 * (shape.layer_weights + shape.adapter_weights) * forward.tokens
-    return of_layers + shape.attention_flops(forward.pairs) + 2 * shape.head_weights * forward.scored
+def forward_flops(shape: Shape, forward: Forward, is_merged: bool = False) -> float:
+    """Two for each weight of the layers, and of an adapter beside them, and a token; of the head, and a scored one."""
+    weights = shape.layer_weights
+    if not is_merged:
+        weights += shape.adapter_weights
+    return (
+        2 * weights * forward.tokens + shape.attention_flops(forward.pairs) + 2 * shape.head_weights * forward.scored
+    )
 
 
 def update_flops(shape: Shape, forward: Forward) -> float:
@@ -211,7 +215,7 @@ class Prediction:
         rows = self.work.prompts if self._is_ours else self.work.rows
         length = self.work.prompt_tokens
         computed = Forward(rows * length, rows * length * (length + 1) // 2, rows)
-        flops = forward_flops(self.shape, computed)
+        flops = forward_flops(self.shape, computed, is_merged=self._is_ours)
         return self._bound(self.counts.batch("launches"), self._weights, flops, self.card.sampling_peak)
 
     @cached_property
@@ -297,15 +301,16 @@ class Prediction:
 
     @property
     def generation_memory(self) -> float:
-        """GiB at the last token: also the merged copy, the cache of all rows, and their logits, in fp32 twice more."""
+        """GiB at the last token, all rows at once: also what the preflight counts of a generation batch."""
         shape = self.shape
-        work = self.work
-        length = work.prompt_tokens + work.completion_tokens
-        size = work.rows * length * shape.cache_bytes(self.card.weight_bytes)
-        size += work.rows * shape.vocabulary * (self.card.weight_bytes + 4 + 4)
-        if self._is_ours:
-            size += shape.layer_weights * self.card.weight_bytes
-        return self.held + size / GIB
+        of_number = self.card.weight_bytes
+        batch = GenerationMemory(
+            cache=shape.cache_bytes(of_number),
+            logits=shape.vocabulary * (of_number + 4 + 4),  # scores and probabilities in fp32
+            tokens=self.work.prompt_tokens + self.work.completion_tokens,
+            copy=shape.layer_weights * of_number if self._is_ours else 0,
+        )
+        return self.held + batch.needed(self.work.rows) / GIB
 
     @property
     def update_memory(self) -> float:

@@ -131,7 +131,7 @@ def measure(args: argparse.Namespace, tokens: int, steps: int) -> dict:
         trainer.args.max_steps = steps
         held = HeldMemory(trainer.accelerator.device)
         trainer.add_callback(held)
-        # Of the second batch the first pass and a later one; not the first micro-batch of a step.
+        # Of the second batch the first pass and a later one, and not a step's first micro-batch.
         profiled = profile_micro_batches(trainer, [2 * in_step + 1, 3 * in_step + 1])
         trainer.train()
         rollouts = [profile_call(sample_batch, trainer, prompts, length)[1] for length in LENGTHS]
@@ -160,10 +160,6 @@ def summarise(rows: list[Mapping[str, float]], after_steps: list[float], counts:
     """
     growth = find_growth(after_steps)
     numbers = {f"{NAME}: growth of the memory between steps, MiB": growth}
-    batch = rows[-ITERATIONS:]  # the last one, which was not profiled
-    for stage, key in {"generation": "rollout", "scoring": "ref", "update": "update"}.items():
-        seconds = sum(row.get(f"time_{key}", 0.0) for row in batch)
-        numbers[f"{NAME}: {stage} of a step, s"] = seconds / ITERATIONS
     failed = {}
     if counts is not None:
         numbers |= counts

@@ -26,7 +26,8 @@ class Range(NamedTuple):
 
 def predicted_ranges(card: Card, table: Rows) -> dict[str, Range]:
     """
-    Return by name what is predicted of what `gpu-check` measures. Seconds and memory are lower bounds. An operator is
+    Return by name what is predicted of what `gpu-check` measures: of rollouts with the large batch, of all else at the
+    size of the recipes. Seconds and memory are lower bounds. An operator is
     a launch, or a few; what waits on the pretended device need not wait on a card.
     """
     ranges = {}
@@ -35,12 +36,11 @@ def predicted_ranges(card: Card, table: Rows) -> dict[str, Range]:
         recipe = Prediction(card, QWEN, RECIPE, counts)
         large = Prediction(card, QWEN, LARGE, counts)
         for stage in STAGES:
-            ranges[f"{RECIPE.title}, {arm.name}: {stage} of a step, s"] = Range(recipe.seconds(stage))
-            ranges[f"{arm.name}: {stage} of a step, s"] = Range(large.seconds(stage))
+            ranges[f"{arm.name}: {stage} of a step, s"] = Range(recipe.seconds(stage))
         ranges[f"{arm.name}: a token of all rows, ms"] = Range(1000 * large.token.seconds)
         ranges[f"{arm.name}: a generation batch, s"] = Range(large.generation)
         ranges[f"{arm.name}: memory of a generation, GiB"] = Range(large.generation_memory)
-        ranges[f"{arm.name}: peak memory of a step, GiB"] = Range(large.memory)
+        ranges[f"{arm.name}: peak memory of a step, GiB"] = Range(recipe.memory)
         for name, line in {"a token": counts.token, "a micro-batch": counts.micro_batch}.items():
             launches = line("launches").at(QWEN.layers)
             ranges[f"{arm.name}: launches of {name}"] = Range(launches, MORE_LAUNCHES * launches)
@@ -59,5 +59,5 @@ def measured_seconds(results: Mapping[str, Mapping[str, Mapping]]) -> dict[str, 
     for arms in results.values():
         for name, values in arms.items():
             for stage in STAGES:
-                numbers[f"{RECIPE.title}, {STEP_COST_NAMES[name]}: {stage} of a step, s"] = values[stage]
+                numbers[f"{STEP_COST_NAMES[name]}: {stage} of a step, s"] = values[stage]
     return numbers

@@ -36,15 +36,13 @@ def test_rollouts_are_measured_under_the_names_of_predictions(tmp_path, ranges):
     assert on_card.keys() <= ranges.keys()
 
 
-def test_steps_are_measured_under_the_names_of_predictions(tmp_path, ranges):
+def test_steps_are_trained_and_their_memory_is_read(tmp_path):
     steps.main([*SIZE, "--tokens", "6", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "measured.json").read_text())
     assert found["failed"] == {}
     growth = found["numbers"].pop("A: growth of the memory between steps, MiB")
     assert isinstance(growth, float)
-    assert len(found["numbers"]) == 3
-    assert found["numbers"].keys() <= ranges.keys()
-    assert all(number > 0 for number in found["numbers"].values())
+    assert found["numbers"] == {}
 
 
 def test_the_recipes_size_is_measured_under_the_names_of_predictions(ranges):
@@ -55,7 +53,7 @@ def test_the_recipes_size_is_measured_under_the_names_of_predictions(ranges):
     assert {"1.0", "2.0", "3.0"} == {str(number) for number in numbers.values()}
 
 
-ROWS = [{"peak_memory_gib": 10.0 + step % 2, "time_rollout": 4.0, "time_update": 2.0} for step in range(6)]
+ROWS = [{"peak_memory_gib": 10.0 + step % 2} for step in range(6)]
 PROFILED = [{"launches": 100, "waits": 20}, {"launches": 110, "waits": 22}]
 ROLLOUTS = [{"launches": 1000, "waits": 3}, {"launches": 2600, "waits": 4}]
 
@@ -73,7 +71,6 @@ def test_what_is_measured_on_a_card(ranges):
     numbers = found["numbers"]
     assert numbers.pop("A: growth of the memory between steps, MiB") == 0.5
     assert numbers["A: peak memory of a step, GiB"] == 11.0
-    assert numbers["A: generation of a step, s"] == 4.0
     assert numbers.keys() <= ranges.keys()
 
 

@@ -159,7 +159,7 @@ def test_why_a_part_does_not_run(monkeypatch, tmp_path):
     for size, reason in gib.items():
         card = SimpleNamespace(total_memory=size * 2**30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, card=card: card)
-        for name in (ROLLOUTS, STEPS):
+        for name in (LARGE, ROLLOUTS, STEPS):
             assert parts.reason_to_skip(name, False) == reason
             assert parts.reason_to_skip(name, True) is None
     monkeypatch.setattr(parts, "ROOT", tmp_path)
@@ -260,7 +260,7 @@ def test_what_was_measured_stands_beside_what_was_predicted(results):
     assert "| A: waits of a token | at most 0.0625 | 0.01 | confirmed |" in written
     assert re.search(r"\| A: launches of a token \| [\d,]+ to [\d,]+ \| 9 \| refuted \|", written)
     assert "| vLLM: a generation batch, s | – | 2 | – |" in written
-    assert re.search(r", A: update of a step, s \| at least [\d.]+ \| 1.4 \| \w+ \|", written)
+    assert re.search(r"\| A: update of a step, s \| at least [\d.]+ \| 1.4 \| \w+ \|", written)
     other = page.page(results, MACHINE | {"device": "NVIDIA L4"})
     assert "| plain: a token of all rows, ms | – | 1 | – |" in other
 

@@ -39,6 +39,7 @@ from eval.gpucheck.predictions import (
     padded_forward,
     update_flops,
 )
+from eval.readiness.memory import generation_memory
 from trl_prorl.rollout.compact import CHECK_EVERY
 from trl_prorl.scoring.packing import Plan
 
@@ -273,6 +274,11 @@ def test_memory_by_hand():
     # A micro-batch of one prompt and four completions: 2 + 4 · 3 tokens; two layers, and 6 · 4 + 4 · 6 once more.
     assert (found.update_memory - found.held) * 2**30 == pytest.approx(14 * 2 * (2 * 4 + 24 + 24))
     assert found.memory == max(found.generation_memory, found.update_memory)
+    config = Qwen2Config(
+        vocab_size=10, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1
+    )
+    of_preflight = generation_memory(config, torch.bfloat16, tokens=5, copy=480).needed(8)
+    assert (found.generation_memory - found.held) * 2**30 == pytest.approx(of_preflight)
 
 
 def test_a_card_without_bf16():
@@ -281,6 +287,8 @@ def test_a_card_without_bf16():
     found = predict("plain", old)
     assert found.token.limit == "compute"
     assert found.token.seconds == pytest.approx(8 * (2 * 280 + 4 * 2 * 4 * 4) / 1e3)
+    # Two prompts of 3 tokens, whose last ones are scored; each sees 1, 2 and 3.
+    assert found.prefill == (pytest.approx((2 * 240 * 6 + 4 * 2 * 4 * 12 + 2 * 40 * 2) / 1e3), "compute")
     assert found.micro_batch == (pytest.approx(6 * 632e-6), "bandwidth")
 
 
