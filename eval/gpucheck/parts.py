@@ -52,26 +52,21 @@ REPORTS = {  # below the folder of the results
 }
 ARMS = ["--arms", "A packed", "B packed"]
 AT_RECIPES_SIZE = ["--mode", "growth", "--prompts", "16", "--groups", "8", "--checkpointing", "on", "--rounds", "1"]
-LARGE_BATCH = [
-    *("--shape", "qwen2.5-1.5b"),
-    *("--prompts", "8"),
-    *("--num_generations", "64"),
-    *("--micro_batch", "64"),
-    *("--tokens", "512"),
-]
+LARGE_SHAPE = ["--shape", "qwen2.5-1.5b"]
+LARGE_BATCH = ["--prompts", "8", "--num_generations", "64", "--micro_batch", "64", "--longest", "512"]
 ON_CARD = {  # options of a part's module
     COST: ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3", *ARMS, "TRL β=0"],
-    LARGE: ["--shape", "qwen2.5-1.5b", "--lengths", "512", *AT_RECIPES_SIZE],
-    ROLLOUTS: LARGE_BATCH,
-    STEPS: [*("--shape", "qwen2.5-1.5b"), *("--prompts", "16"), *("--tokens", "512")],
-    VLLM: [*LARGE_BATCH, "--samplers", "vLLM"],
+    LARGE: [*LARGE_SHAPE, "--lengths", "512", *AT_RECIPES_SIZE],
+    ROLLOUTS: [*LARGE_SHAPE, *LARGE_BATCH],
+    STEPS: [*LARGE_SHAPE, "--prompts", "16", "--longest", "512"],
+    VLLM: [*LARGE_SHAPE, *LARGE_BATCH, "--samplers", "vLLM"],
 }
-TOY_SIZE = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4"]
+TOY_SIZE = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "12"]
 TOY = {
-    COST: [*TOY_SIZE, "--longest", "12", "--rounds", "1", *ARMS],
+    COST: [*TOY_SIZE, "--rounds", "1", *ARMS],
     LARGE: ["--shape", "tiny", "--lengths", "12", *AT_RECIPES_SIZE, "--prompts", "2"],
-    ROLLOUTS: [*TOY_SIZE, "--tokens", "12"],
-    STEPS: [*TOY_SIZE, "--tokens", "12"],
+    ROLLOUTS: TOY_SIZE,
+    STEPS: TOY_SIZE,
 }
 LEAST_GIB = 20  # of a card, for the larger model
 LEAST = 20.0  # seconds that must be left for another part to begin

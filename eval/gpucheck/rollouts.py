@@ -6,9 +6,7 @@ ends where the model says so, which with a large vocabulary of random weights ha
 """
 
 import argparse
-import contextlib
 import gc
-import io
 import json
 import sys
 import tempfile
@@ -21,7 +19,7 @@ from trl import GRPOTrainer
 
 from trl_prorl.embedded.making import byte_tokenizer
 from trl_prorl.eval.stepcost.settings import ARMS, DEFAULT, Batches, new_model, parse
-from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
+from trl_prorl.eval.stepcost.trainers import make_trainer, sample_batch, silence_training
 
 
 TRL = "TRL"
@@ -31,33 +29,27 @@ TRAINERS = {TRL: DEFAULT, PLAIN: "plain packed"}  # arms of `step-cost`: a refer
 WARM_UP = 8  # tokens
 
 
-def sample_batch(trainer: GRPOTrainer, prompts: list[list[int]], tokens: int) -> float:
-    """Sample a completion of so many tokens for each prompt by the trainer's own method. Returns the seconds."""
+def sample_tokens(trainer: GRPOTrainer, prompts: list[list[int]], tokens: int) -> float:
+    """Sample a completion of so many tokens for each prompt. Returns the seconds."""
     trainer.generation_config.max_new_tokens = tokens
-    began = trainer.watch.now()
-    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
-        trainer._generate_single_turn(prompts, None, {}, trainer.num_generations)
-    seconds = trainer.watch.now() - began
-    if getattr(trainer, "compact", None) is not None:
-        trainer.compact.measures = False  # what is trained on is another batch, and says nothing of the copy
-    return seconds
+    return sample_batch(trainer, prompts)[0]
 
 
-def measure_trainer(name: str, args: argparse.Namespace, tokens: int) -> dict[str, float]:
+def measure_trainer(name: str, args: argparse.Namespace) -> dict[str, float]:
     """Measure the sampling of TRL's trainer or of ours."""
-    batches = Batches(args, 1.0, fixed=tokens)
+    batches = Batches(args, 1.0, fixed=args.longest)
     arm = ARMS[TRAINERS[name]]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), silence_training():
         warnings.simplefilter("ignore")
         trainer = make_trainer(name, arm, args, batches, 2, True, folder)
         prompts, _ = batches.draw(0)
-        sample_batch(trainer, prompts, WARM_UP)
+        sample_tokens(trainer, prompts, WARM_UP)
         trainer.watch.begin()
-        seconds = sample_batch(trainer, prompts, tokens)
+        seconds = sample_tokens(trainer, prompts, args.longest)
         peak = trainer.watch.peak()
     del trainer
     gc.collect()  # a trainer refers to itself, and would count as held while the next is measured
-    return found_numbers(name, seconds, tokens, peak)
+    return found_numbers(name, seconds, args.longest, peak)
 
 
 def found_numbers(name: str, seconds: float, tokens: int, peak: float | None) -> dict[str, float]:
@@ -69,11 +61,11 @@ def found_numbers(name: str, seconds: float, tokens: int, peak: float | None) ->
     return numbers
 
 
-def measure_vllm(args: argparse.Namespace, tokens: int) -> dict[str, float]:
+def measure_vllm(args: argparse.Namespace) -> dict[str, float]:
     """Measure vLLM with its own settings and nine tenths of the memory, which it fills with its cache."""
     from vllm import LLM, SamplingParams
 
-    batches = Batches(args, 1.0, fixed=tokens)
+    batches = Batches(args, 1.0, fixed=args.longest)
     prompts = [{"prompt_token_ids": ids} for ids in batches.draw(0)[0]]
     tokenizer = byte_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +74,7 @@ def measure_vllm(args: argparse.Namespace, tokens: int) -> dict[str, float]:
         engine = LLM(
             model=folder,
             dtype="bfloat16" if args.dtype is torch.bfloat16 else "float16",
-            max_model_len=tokens + max(len(prompt["prompt_token_ids"]) for prompt in prompts),
+            max_model_len=args.longest + max(len(prompt["prompt_token_ids"]) for prompt in prompts),
             gpu_memory_utilization=0.9,
             skip_tokenizer_init=True,
             seed=0,
@@ -95,23 +87,21 @@ def measure_vllm(args: argparse.Namespace, tokens: int) -> dict[str, float]:
             return time.perf_counter() - began
 
         sample(WARM_UP)
-        return found_numbers(VLLM, sample(tokens), tokens, None)
+        return found_numbers(VLLM, sample(args.longest), args.longest, None)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: `step-cost`'s options of the size, `--samplers`, and `--tokens`."""
+    """Entry point: `step-cost`'s options of the size, where `--longest` is the length of every completion."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samplers", nargs="+", choices=[*TRAINERS, VLLM], default=list(TRAINERS))
-    parser.add_argument("--tokens", type=int, default=512, help="of every completion")
     options, others = parser.parse_known_args(argv)
     args = parse(others)
-    args.longest = options.tokens
     numbers = {}
     for name in options.samplers:
         if name == VLLM:
-            numbers |= measure_vllm(args, options.tokens)
+            numbers |= measure_vllm(args)
         else:
-            numbers |= measure_trainer(name, args, options.tokens)
+            numbers |= measure_trainer(name, args)
         print(json.dumps(numbers))
     args.out.mkdir(parents=True, exist_ok=True)
     Path(args.out, "measured.json").write_text(json.dumps({"numbers": numbers}) + "\n")

@@ -13,19 +13,22 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from statistics import mean
 
-import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
 
-from trl_prorl.eval.gpucheck.rollouts import sample_batch
+from trl_prorl.eval.gpucheck.rollouts import sample_tokens
+from trl_prorl.eval.readiness.memory import process_share
 from trl_prorl.eval.stepcost.settings import ARMS, Batches, parse
 from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
+from trl_prorl.record.run_files import METRICS, METRICS_FILE, read_jsonl
 
 
 NAME = "A"
 ITERATIONS = 2
+TRAINED = 6  # steps
 GROWTH = "memory does not grow"
 TOLERANCE = 1.0  # MiB of growth
 LENGTHS = (8, 24)  # tokens of the two rollouts
@@ -51,10 +54,7 @@ class HeldMemory(TrainerCallback):
         self.after_steps: list[float] = []
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self.device.type == "cuda":
-            held = torch.cuda.memory_allocated(self.device)
-        else:
-            held = psutil.Process().memory_info().rss
+        held, _ = process_share(self.device)
         self.after_steps.append(held / 2**20)
 
 
@@ -79,11 +79,6 @@ def profile_call(call: Callable, *args, **kwargs) -> tuple[object, dict[str, int
     return result, count_calls((event.key, event.count) for event in profiler.key_averages())
 
 
-def mean(counts: list[dict[str, int]]) -> dict[str, float]:
-    """Average counts of equal names."""
-    return {name: sum(count[name] for count in counts) / len(counts) for name in counts[0]}
-
-
 def profile_micro_batches(trainer, numbers: Iterable[int]) -> list[dict[str, int]]:
     """Let these micro-batches of a training, counted from 0 on, be profiled. Returns the list that gets the counts."""
     train = trainer.training_step
@@ -103,19 +98,9 @@ def profile_micro_batches(trainer, numbers: Iterable[int]) -> list[dict[str, int
     return found
 
 
-def find_growth(after_steps: list[float]) -> float:
-    """Return by how many MiB more is held after the last step than after the second, when all was allocated once."""
-    return after_steps[-1] - after_steps[1]
-
-
-def read_rows(folder: Path) -> list[Mapping[str, float]]:
-    """Read the record of a run, a row for each step."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def measure(args: argparse.Namespace, tokens: int, steps: int) -> dict:
+def measure(args: argparse.Namespace) -> dict:
     """Train the steps. Returns `numbers` by name, and `failed` with what does not hold."""
-    batches = SameBatch(args, 1.0, fixed=tokens)
+    batches = SameBatch(args, 1.0, fixed=args.longest)
     in_step = args.prompts * args.num_generations // args.micro_batch
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), silence_training():
         warnings.simplefilter("ignore")
@@ -124,18 +109,18 @@ def measure(args: argparse.Namespace, tokens: int, steps: int) -> dict:
         drawn = trainer.rollout_func
 
         def rollout(*inputs):
-            sample_batch(trainer, prompts, tokens)
+            sample_tokens(trainer, prompts, args.longest)
             return drawn(*inputs)
 
         trainer.rollout_func = rollout
-        trainer.args.max_steps = steps
+        trainer.args.max_steps = TRAINED
         held = HeldMemory(trainer.accelerator.device)
         trainer.add_callback(held)
         # Of the second batch the first pass and a later one, and not a step's first micro-batch.
         profiled = profile_micro_batches(trainer, [2 * in_step + 1, 3 * in_step + 1])
         trainer.train()
-        rollouts = [profile_call(sample_batch, trainer, prompts, length)[1] for length in LENGTHS]
-        rows = read_rows(Path(folder, NAME))
+        rollouts = [profile_call(sample_tokens, trainer, prompts, length)[1] for length in LENGTHS]
+        rows = read_jsonl(Path(folder, NAME, METRICS_FILE), METRICS)
     counts = None
     if args.device == "cuda":
         counts = name_counts(profiled, rollouts)
@@ -145,10 +130,9 @@ def measure(args: argparse.Namespace, tokens: int, steps: int) -> dict:
 def name_counts(profiled: list[dict[str, int]], rollouts: list[dict[str, int]]) -> dict[str, float]:
     """Name the launches and waits of a micro-batch, and of a token, as the predictions do."""
     numbers = {}
-    for name, count in mean(profiled).items():
-        numbers[f"{NAME}: {name} of a micro-batch"] = count
     shorter, longer = rollouts
-    for name in shorter:
+    for name in ("launches", "waits"):
+        numbers[f"{NAME}: {name} of a micro-batch"] = mean(counts[name] for counts in profiled)
         numbers[f"{NAME}: {name} of a token"] = (longer[name] - shorter[name]) / (LENGTHS[1] - LENGTHS[0])
     return numbers
 
@@ -158,7 +142,7 @@ def summarise(rows: list[Mapping[str, float]], after_steps: list[float], counts:
     Name what was measured as the predictions do. On a GPU, where there are counts and a peak of every step, check that
     memory does not grow.
     """
-    growth = find_growth(after_steps)
+    growth = after_steps[-1] - after_steps[1]  # in the first two all was allocated once
     numbers = {f"{NAME}: growth of the memory between steps, MiB": growth}
     failed = {}
     if counts is not None:
@@ -170,14 +154,9 @@ def summarise(rows: list[Mapping[str, float]], after_steps: list[float], counts:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: `step-cost`'s options of the size, `--tokens`, and `--steps`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=512, help="of every completion")
-    parser.add_argument("--steps", type=int, default=6, help="an even number, of at least 6")
-    options, others = parser.parse_known_args(argv)
-    args = parse(others)
-    args.longest = options.tokens
-    found = measure(args, options.tokens, options.steps)
+    """Entry point: `step-cost`'s options of the size, where `--longest` is the length of every completion."""
+    args = parse(argv)
+    found = measure(args)
     print(json.dumps(found))
     args.out.mkdir(parents=True, exist_ok=True)
     Path(args.out, "measured.json").write_text(json.dumps(found) + "\n")

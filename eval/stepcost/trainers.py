@@ -206,6 +206,17 @@ class ForcedEnds(LogitsProcessor):
         return scores
 
 
+def sample_batch(trainer: GRPOTrainer, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
+    """Sample a completion for each prompt by the trainer's own method. Returns the seconds, and the completions."""
+    began = trainer.watch.now()
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+        made, _ = trainer._generate_single_turn(prompts, None, {}, trainer.num_generations)
+    seconds = trainer.watch.now() - began
+    if getattr(trainer, "compact", None) is not None:
+        trainer.compact.measures = False  # the batches that are trained on are others, and say nothing of the copy
+    return seconds, made
+
+
 def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> float:
     """
     Time one generation of a batch by the trainer's own method, its completions as long as they were drawn.
@@ -224,16 +235,11 @@ def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> f
     ends = ForcedEnds(lengths, max(map(len, prompts)), end, trainer.accelerator.device)
     for model in models:
         model.generate = partial(type(model).generate, model, logits_processor=LogitsProcessorList([ends]))
-    began = trainer.watch.now()
     try:
-        with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
-            made, _ = trainer._generate_single_turn(prompts, None, {}, batches.args.num_generations)
+        seconds, made = sample_batch(trainer, prompts)
     finally:
         for model in models:
             del model.generate
-    seconds = trainer.watch.now() - began
-    if compact is not None:
-        compact.measures = False  # the batches that are trained on are others, and say nothing of the copy
     if [len(ids) for ids in made] != lengths:
         raise RuntimeError("the completions are not as long as they were drawn")
     return seconds

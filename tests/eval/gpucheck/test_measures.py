@@ -26,7 +26,7 @@ def ranges():
 
 
 def test_rollouts_are_measured_under_the_names_of_predictions(tmp_path, ranges):
-    rollouts.main([*SIZE, "--tokens", "6", "--out", str(tmp_path)])
+    rollouts.main([*SIZE, "--longest", "6", "--out", str(tmp_path)])
     numbers = json.loads((tmp_path / "measured.json").read_text())["numbers"]
     assert len(numbers) == 4
     assert numbers.keys() <= ranges.keys()
@@ -37,7 +37,7 @@ def test_rollouts_are_measured_under_the_names_of_predictions(tmp_path, ranges):
 
 
 def test_steps_are_trained_and_their_memory_is_read(tmp_path):
-    steps.main([*SIZE, "--tokens", "6", "--out", str(tmp_path)])
+    steps.main([*SIZE, "--longest", "6", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "measured.json").read_text())
     assert found["failed"] == {}
     growth = found["numbers"].pop("A: growth of the memory between steps, MiB")
@@ -128,7 +128,7 @@ def test_vllm_samples_the_same_prompts(monkeypatch, tmp_path):
             calls.append((prompts, params))
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=Engine, SamplingParams=dict))
-    rollouts.main([*SIZE, "--dtype", "bfloat16", "--tokens", "6", "--samplers", "vLLM", "--out", str(tmp_path)])
+    rollouts.main([*SIZE, "--dtype", "bfloat16", "--longest", "6", "--samplers", "vLLM", "--out", str(tmp_path)])
     made, (_, warm_up), (prompts, params) = calls
     expected, _ = settings.Batches(settings.parse(SIZE), 1.0, fixed=6).draw(0)
     assert [prompt["prompt_token_ids"] for prompt in prompts] == expected
