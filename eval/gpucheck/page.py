@@ -4,6 +4,7 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
 from trl_prorl.eval.gpucheck import parts
@@ -12,13 +13,12 @@ from trl_prorl.eval.gpucheck.counts import read_counts
 from trl_prorl.eval.gpucheck.parts import PARTS, ROOT, Result
 from trl_prorl.eval.gpucheck.predicted_page import COUNTED, PAGE, draw_table, number
 from trl_prorl.eval.gpucheck.predictions import LARGE, RECIPE
-from trl_prorl.eval.gpucheck.verdicts import Range, measured_seconds, predicted_ranges
+from trl_prorl.eval.gpucheck.verdicts import STAGES, Range, measured_seconds, predicted_ranges
 from trl_prorl.eval.stepcost.settings import BASELINE
 from trl_prorl.eval.stepcost.tables import ratio
 
 
 LIST = "<!-- Written by eval.gpu_check. -->"
-STAGES = ("generation", "scoring", "update")
 COLUMNS = ["arm", *(f"{stage}, s" for stage in (*STAGES, "whole step")), "update phase ×", "whole step ×", "peak, GiB"]
 NOTE = (
     f"Seconds of an optimizer step, medians; scoring and update are the update phase. ×: times as fast as {BASELINE}. "
@@ -35,19 +35,18 @@ def page(folder: Path, machine: dict) -> str:
     lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}. {OBJECTIVE}", ""]
     if "memory" not in machine:
         lines += [TOY, ""]
-    for name, (title, _) in PARTS.items():
-        result = Result.read(folder, name)
-        lines += [f"## {title}", ""]
+    results = {name: Result.read(folder, name) for name in PARTS}
+    for name, result in results.items():
+        lines += [f"## {PARTS[name][0]}", ""]
         lines += ["Not measured.", ""] if result is None else section(result)
-    lines += predictions_section(folder, machine["device"])
+    lines += predictions_section(results, machine["device"])
     return "\n".join(lines).rstrip() + "\n"
 
 
-def predictions_section(folder: Path, device: str) -> list[str]:
+def predictions_section(results: Mapping[str, Result | None], device: str) -> list[str]:
     """Return the table of what was measured and, for a card that has a prediction, of what was predicted."""
     measured = {}
-    for name in PARTS:
-        result = Result.read(folder, name)
+    for name, result in results.items():
         if result is not None:
             measured |= result.numbers
             if name == parts.LARGE:
@@ -85,8 +84,8 @@ def section(result: Result) -> list[str]:
     lines = [f"{result.passed} of {result.passed + len(result.failed)} checks hold.", ""]
     lines += [f"- **Failed: {name}**: {found}" for name, found in result.failed.items()]
     for title, arms in result.seconds.items():
-        rows = [COLUMNS, ["---"] * len(COLUMNS), *(row(arms, name) for name in arms)]
-        lines += [f"### {title}", "", *(f"| {' | '.join(cells)} |" for cells in rows), "", NOTE, ""]
+        table = draw_table(COLUMNS, [row(arms, name) for name in arms])
+        lines += [f"### {title}", "", *table, NOTE, ""]
     lines += [f"- Left out: {name} ({reason})" for name, reason in result.skipped.items()]
     lines.append("")
     return lines

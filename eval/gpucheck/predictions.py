@@ -139,7 +139,10 @@ def packed_forward(work: Work) -> Forward:
 
 
 def forward_flops(shape: Shape, forward: Forward, is_merged: bool = False) -> float:
-    """Two for each weight of the layers, and of an adapter beside them, and a token; of the head, and a scored one."""
+    """
+    Return the FLOP of a forward. A token costs two for each weight of the layers, and of an adapter that is not
+    merged; a token that is scored also costs two for each weight of the head.
+    """
     weights = shape.layer_weights
     if not is_merged:
         weights += shape.adapter_weights
@@ -150,9 +153,9 @@ def forward_flops(shape: Shape, forward: Forward, is_merged: bool = False) -> fl
 
 def update_flops(shape: Shape, forward: Forward) -> float:
     """
-    Of a forward, the layers' forward once more, since it was not kept, and a backward. Frozen weights have no
-    gradient, so the layers' backward costs as much as their forward; the adapter's costs twice as much, and so does
-    attention's. The head computes its logits once more, and the gradient of its states.
+    Return the FLOP of a forward, of the layers' forward once more, since it was not kept, and of a backward. Frozen
+    weights have no gradient, so the layers' backward costs as much as their forward; the adapter's costs twice as
+    much, and so does attention's. The head computes its logits once more, and the gradient of its states.
     """
     layers_again = forward_flops(shape, forward._replace(scored=0))
     of_layers = 2 * (shape.layer_weights + 2 * shape.adapter_weights) * forward.tokens
@@ -166,20 +169,17 @@ def update_flops(shape: Shape, forward: Forward) -> float:
 
 
 class Bound(NamedTuple):
-    """The least seconds of a stage, and which of `LIMITS` they are."""
+    """The least seconds of a stage, and what they are of: `launches`, `bandwidth` or `compute`."""
 
     seconds: float
     limit: str
 
 
-LIMITS = ("launches", "bandwidth", "compute")
-
-
 def bound(launches: float, size: float, flops: float, bandwidth: float, peak: float) -> Bound:
-    """The longest of three times: of so many launches, bytes, and FLOP."""
-    times = (launches * LAUNCH_SECONDS, size / bandwidth, flops / peak)
-    longest = max(times)
-    return Bound(longest, LIMITS[times.index(longest)])
+    """Return the longest of three times: of so many launches, bytes (bytes/s), and FLOP (FLOP/s)."""
+    times = {"launches": launches * LAUNCH_SECONDS, "bandwidth": size / bandwidth, "compute": flops / peak}
+    limit = max(times, key=times.get)
+    return Bound(times[limit], limit)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ class Range(NamedTuple):
 def predicted_ranges(card: Card, table: Rows) -> dict[str, Range]:
     """
     Return by name what is predicted of what `gpu-check` measures: of rollouts with the large batch, of all else at the
-    size of the recipes. Seconds and memory are lower bounds. An operator is
-    a launch, or a few; what waits on the pretended device need not wait on a card.
+    size of the recipes. Seconds and memory are lower bounds. An operator is a launch, or a few; what waits on the
+    pretended device need not wait on a card.
     """
     ranges = {}
     for arm in ARMS:
