@@ -9,15 +9,22 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from eval.analysis.statistics import Estimate, bootstrap_interval, paired_bootstrap_difference, pass_at_k_per_prompt
+from eval.analysis.statistics import (
+    Estimate,
+    bootstrap_interval,
+    detectable_difference,
+    paired_bootstrap_difference,
+    pass_at_k_per_prompt,
+)
 from eval.command import command
+from eval.pages.table import interval_cell
 from study.tables import FOLDER
 from trl_prorl.errors import InputError
 from trl_prorl.interrupt import NOTHING_CHANGED
+from trl_prorl.record.run_files import METRICS_FILE
 
 
 STEPS = FOLDER / "qwen_steps.csv"  # a row for each optimizer step of an arm
@@ -45,7 +52,7 @@ def read_steps(run: Path) -> pd.DataFrame:
     Raises:
         InputError: The folder holds no run.
     """
-    file = run / "metrics.jsonl"
+    file = run / METRICS_FILE
     if not file.is_file():
         raise InputError(f"RUN={run}: the folder has no {file.name}; give the folder of a run")
     rows = pd.read_json(file, lines=True)
@@ -111,17 +118,6 @@ def gain(verdicts: pd.DataFrame, arm: str, decoding: str) -> Estimate:
     return paired_bootstrap_difference(means[arm], means[BASE])
 
 
-def smallest_gain(verdicts: pd.DataFrame, arm: str, decoding: str) -> float:
-    """
-    Return the true gain that this evaluation would have told from 0 four times in five, at 5 % two-sided: 2.80
-    standard errors of the paired difference over questions.
-    """
-    chosen = verdicts[verdicts["decoding"] == decoding]
-    means = chosen.groupby(["model", "prompt"])["correct"].mean().unstack("model")
-    differences = (means[arm] - means[BASE]).to_numpy()
-    return 2.80 * differences.std(ddof=1) / np.sqrt(len(differences))
-
-
 def draw_curve(steps: pd.DataFrame, path: Path) -> None:
     """Draw reward and share of truncated completions of each batch, over steps, a line for each arm."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
@@ -170,9 +166,9 @@ def main(argv: list[str] | None = None) -> None:
     print(scores(verdicts).to_string(index=False, float_format="%.3f"))
     for arm in steps["arm"].unique():
         for decoding in verdicts["decoding"].unique():
-            value, low, high = gain(verdicts, arm, decoding)
-            smallest = smallest_gain(verdicts, arm, decoding)
-            print(f"{arm} less {BASE}, {decoding}: {value:+.3f} [{low:+.3f}, {high:+.3f}], {smallest:.3f} to be seen")
+            found = gain(verdicts, arm, decoding)
+            least = detectable_difference(found)
+            print(f"{arm} less {BASE}, {decoding}: {interval_cell(found, '+.3f')}, detectable {least:.3f}")
 
 
 if __name__ == "__main__":
