@@ -16,9 +16,16 @@ Rows = Mapping[tuple[str, str, str], Mapping[str, int]]  # by model, arm and sta
 DEPTHS = (2, 4)
 FORWARDS = 2  # of a batch that is scored, in the counted cases
 SAMPLED_ROWS = 16  # in the counted cases
-HIDDEN = 48
-CACHE_BYTES = 256  # of a token and a layer
-MORE_TOKENS = 1024
+RECIPE_MODEL = {  # of the counted cases named `recipe`
+    "initializer_range": 0.45,  # so that the others leave an end no probability in 64 tokens, too
+    "vocab_size": 384,  # whole blocks of `rollout.compact.BLOCK`, as Qwen2.5's
+    "hidden_size": 48,
+    "num_attention_heads": 12,  # in the groups of Qwen2.5-1.5B
+    "num_key_value_heads": 2,
+    "head_dim": 32,  # so that the cache of a token outweighs its mask
+}
+CACHE_BYTES = 2 * 2 * RECIPE_MODEL["num_key_value_heads"] * RECIPE_MODEL["head_dim"]  # of a token and a layer, in bf16
+MORE_TOKENS = 1024  # of the other vocabulary
 TOKENS_BETWEEN_LOOKS = 16  # `CHECK_EVERY` of rollout/compact.py: at the others the host does not wait
 
 
@@ -122,7 +129,7 @@ class Counts:
             self.table[model, sampler, "token"]["bytes"]
             for model in ("recipe, 2 layers", f"recipe, 2 layers, {MORE_TOKENS} tokens more")
         )
-        of_head = 2 * HIDDEN
+        of_head = 2 * RECIPE_MODEL["hidden_size"]
         return round(((more - less) / MORE_TOKENS - of_head) / SAMPLED_ROWS)
 
     def token_waits(self) -> float:

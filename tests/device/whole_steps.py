@@ -51,6 +51,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 import trl_prorl.refusals  # noqa: E402
 from trl_prorl import ProRLConfig, ProRLTrainer  # noqa: E402
 from trl_prorl.embedded.making import byte_tokenizer  # noqa: E402
+from trl_prorl.eval.gpucheck.counts import DEPTHS, MORE_TOKENS, RECIPE_MODEL  # noqa: E402
 from trl_prorl.scoring import prefix_attention  # noqa: E402
 
 
@@ -77,8 +78,8 @@ QUICK = {"LoRA bf16": ("TRL, control", "plain", "A", "B"), "full bf16": ("A",)}
 EVERY = {
     **{model: tuple(ARMS) for model in ("LoRA bf16", "full bf16", "LoRA fp32", "full fp32")},
     "LoRA bf16, 4 layers": ("TRL, control", "plain", "A"),  # less the one with two: what two layers ask
-    **{f"recipe, {layers} layers": ("TRL, plain", "TRL, control", "plain", "control", "A", "B") for layers in (2, 4)},
-    "recipe, 2 layers, 1024 tokens more": ("TRL, plain", "plain"),
+    **{f"recipe, {layers} layers": ("TRL, plain", "TRL, control", "plain", "control", "A", "B") for layers in DEPTHS},
+    f"recipe, 2 layers, {MORE_TOKENS} tokens more": ("TRL, plain", "plain"),
 }
 EIGHTH = 8
 RECIPE = {
@@ -89,14 +90,6 @@ RECIPE = {
     "model_init_kwargs": {"dtype": "bfloat16"},
 }
 RECIPE_LORA = LORA | {"target_modules": "all-linear"}
-RECIPE_MODEL = {
-    "initializer_range": 0.45,  # so that the others leave an end no probability in 64 tokens, too
-    "vocab_size": 384,  # whole blocks of `rollout.compact.BLOCK`, as Qwen2.5's
-    "hidden_size": 48,
-    "num_attention_heads": 12,  # in the groups of Qwen2.5-1.5B
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # so that the cache of a token outweighs its mask
-}
 LONGER = "token, one longer"  # what a token asks, less what the one before it asked
 SCORING = "scoring"  # of a batch, once: two forwards
 STAGES = (
@@ -364,8 +357,8 @@ class Case:
         self.keys = {"bf16": "bf16" in model}
         if self.of_recipe:
             self.settings |= RECIPE_MODEL
-            if "1024 tokens more" in model:
-                self.settings["vocab_size"] += 1024
+            if "tokens more" in model:
+                self.settings["vocab_size"] += MORE_TOKENS
             self.lora = RECIPE_LORA
             self.keys = RECIPE
 
