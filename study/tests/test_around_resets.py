@@ -1,9 +1,10 @@
 """The picture of a reset, on curves whose answers are known."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from study.around_resets import around_resets
+from study.around_resets import aligned_metric, around_resets
 from study.matrix import RunKey, read_matrix
 from study.tables import Tables
 
@@ -71,6 +72,12 @@ def test_the_control_is_drawn_at_the_resets_of_the_same_pair(block, tables):
     control, arm = kl.lines[:2]
     assert control.get_ydata() == pytest.approx(arm.get_ydata())
     assert "plain_x" not in " ".join(line.get_label() for line in kl.lines)
+
+
+def test_an_arm_with_resets_of_its_own_is_drawn_at_these(tables):
+    """Whichever arm is drawn bold: the others may reset at other steps."""
+    keys = pd.Series([RunKey("reverse_digits", "A_x", seed, seed, 90) for seed in (1, 2)])
+    assert aligned_metric(tables, keys, "kl_ref", resetting="control_x")[:, 9].tolist() == [40.0, 60.0, 40.0]
 
 
 def test_without_a_reset_there_is_no_picture(block, tables):

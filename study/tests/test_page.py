@@ -71,6 +71,11 @@ def test_no_anchor_gained_where_the_reward_is_exact():
             assert low < 0, (arm, family)
 
 
+def test_every_number_of_three_digits_is_in_the_findings(findings):
+    known = set(re.findall(r"\d+\.\d{3}\b", findings))
+    assert [number for number in re.findall(r"\d+\.\d{3}\b", DETAILS) if number not in known] == []
+
+
 @pytest.mark.parametrize("block", ["gamed", "gamed2"])
 def test_what_a_reward_that_can_be_gamed_leaves(block):
     """Seeds of a base are averaged first; the fall is the highest mean of 20 steps less the last."""

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pandas as pd
-import pytest
 from doc_pages import LINK, ROOT, anchors
 from scipy import stats
 
@@ -160,7 +159,7 @@ def test_a_reward_that_can_be_gamed():
         assert not stats.ttest_1samp(scores["pass@1"]["A_K100"] - control["pass@1"], 0).pvalue < 0.05
     for name, row in cells.items():
         assert " ".join(f"| {name} | {' | '.join(row)} |".replace("|  |", "| |").split()) in PAGE.replace("  ", " ")
-    assert adjusted[5] == pytest.approx(0.044, abs=5e-4)  # the fall of B on reversing
+    assert f"(registered, sampled, p {adjusted[5]:.3f})" in ONE_LINE  # the fall of B on reversing
     scores = of_block("gamed2")
     assert f"greedy, it is {-100 * (scores.greedy['A_K100'] - scores.greedy['control']).mean():.1f} points" in ONE_LINE
     scores = of_block("gamed")["pass@1"]
@@ -208,6 +207,24 @@ def test_what_to_do_when():
     assert f"clearing less keeping: {cleared} |" in PAGE
     resets = RUNS[RUNS.block == "gamed"].groupby("arm").resets.mean()
     assert (resets["A_K300"], resets["A"]) == (1, 14)
+
+
+def test_on_how_much_each_advice_rests():
+    """Tasks and bases of the table's last column, row by row, and the lengths of the runs."""
+    blocks = [("core",), *[("gamed", "gamed2")] * 2, ("gamed",), ("clamp",), ("gamed", "gamed2")]
+    blocks += [("reuse8", "reuse32"), ("modes",), ("core",), ("forget",)]
+    rows = [line for line in SECTIONS[1].split("\n") if line.startswith("|")][2:]
+    for row, names in zip(rows, blocks, strict=True):
+        runs = RUNS[RUNS.block.isin(names)]
+        bases = runs.groupby(["family", "arm"]).base_seed.nunique().unique()
+        assert len(bases) == 1
+        tasks = runs.family.nunique()
+        assert f"{tasks} task{'s' * (tasks > 1)} × {bases[0]} bases" in row.split(" | ")[-1], row
+    of_core, of_gamed, of_clamp = (RUNS[RUNS.block.str.match(name)].steps for name in ("core", "gamed", "clamp$"))
+    assert of_core.nunique() == of_gamed.nunique() == of_clamp.nunique() == 1
+    assert f"Three tasks with exact rewards, {of_core.iloc[0]} steps, five bases each." in ONE_LINE
+    assert f"Longer numbers, an exact reward, {of_clamp.iloc[0]:,} steps." in ONE_LINE
+    assert f"{RUNS.steps.max():,} steps at most, and {of_gamed.iloc[0]} where the reward is gamed." in ONE_LINE
 
 
 def test_the_pretrained_model():
@@ -315,9 +332,22 @@ def test_an_anchor_where_the_reward_is_exact():
     lost = (core["pass@1"]["plain"]["reverse_digits"] - strong).dropna()
     assert len(lost) == 3
     assert f"A lost {100 * lost.mean():.1f} points to plain" in ONE_LINE
+    later = CURVES[(CURVES.steps == 240) & (CURVES.arm == "B") & CURVES.base_seed.between(1, 5) & (CURVES.kl_old > 0)]
+    assert (later.groupby("family").clip_region_mean.mean()[FAMILIES] < 0.01).all()
+    assert "in the second even the clip touches less than 1 % of the tokens" in ONE_LINE
     means = core[["pass@1", "greedy"]].groupby(level=[0, 1]).mean().groupby(level=0).mean()
     less = 100 * (means.loc["control"] - means.loc["plain"])
     assert f"{-less['pass@1']:.1f} points below plain sampled, and {less.greedy:.1f} above it greedy" in ONE_LINE
+
+
+def test_power_is_that_of_the_findings(findings):
+    """The smallest differences that the core block's six tests of A and B against plain tell from none, after Holm."""
+    rows = re.findall(
+        r"^\| H0: A and B against plain \| \w+ \| [AB] \| plain \| 5 \| (.*) \|$", findings, re.MULTILINE
+    )
+    found = [float(cells.split(" | ")[5]) for cells in rows[:6]]
+    least, most = (f"{100 * of:.1f}" for of in (min(found), max(found)))
+    assert f"A true difference of {least} to {most} points, sampled," in ONE_LINE
 
 
 def test_shares_of_a_s_score_are_those_of_the_findings(findings):
@@ -353,6 +383,7 @@ def test_b_against_the_clip():
     for (name, arm), less, p in zip(named.items(), of_32, adjusted, strict=True):
         of_8 = runs["pass@1"][f"{arm}_mu8"] - runs["pass@1"]["plain_mu8"]
         assert f"| {name} | {interval(of_8)} | {interval(less)}, {p:.3f} |" in PAGE
+    assert f"8 exploratory, 32 registered (p {adjusted[0]:.3f})" in PAGE
     for uses in (8, 32):  # worse by more than 0.1 by the mean, and less is not excluded
         lost = runs["pass@1"][f"plain_mu{uses}"] - runs["pass@1"][f"plain_noclip_mu{uses}"]
         low, _ = stats.t.interval(0.95, 2, lost.mean(), stats.sem(lost))

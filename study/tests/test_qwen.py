@@ -1,14 +1,18 @@
 """What is kept of the Qwen's runs, from folders made by hand; and its page's numbers."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from study import qwen
 from trl_prorl.errors import InputError
 
 
+ROOT = Path(__file__).parents[2]
 STEPS = [
     {"step": 1, "reward": 0.25, "time_rollout": 9.0, "kl_old": 0.0},
     {"step": 2, "reward": 0.25, "time_rollout": 0.0, "kl_old": 0.1},
@@ -82,3 +86,88 @@ def test_what_is_no_run_is_refused(tmp_path):
         qwen.read_steps(tmp_path)
     with pytest.raises(InputError, match="was not evaluated"):
         qwen.read_verdicts(tmp_path)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that were saved, in place of files."""
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: saved.append((path, self)))
+    return saved
+
+
+def test_the_picture_has_every_batch_once_and_means_of_four(figures):
+    """Each batch is used twice. Rewards of six batches: 0.1 to 0.6; of them 0.2, 0.3… were cut."""
+    steps = pd.DataFrame({"arm": "plain", "step": range(1, 13), "time_rollout": [9.0, 0.0] * 6})
+    steps["reward"] = np.repeat(np.arange(1, 7), 2) / 10
+    steps["truncated_fraction"] = steps["reward"] + 0.1
+    qwen.draw_curve(steps, Path("a picture"))
+    ((path, figure),) = figures
+    assert path == Path("a picture")
+    means = np.array([0.1, 0.15, 0.2, 0.25, 0.35, 0.45])
+    for axes, more in zip(figure.axes, (0.0, 0.1), strict=True):
+        batches, mean = axes.lines
+        assert batches.get_xdata().tolist() == mean.get_xdata().tolist() == [1, 3, 5, 7, 9, 11]
+        assert batches.get_ydata() == pytest.approx(np.arange(1, 7) / 10 + more)
+        assert mean.get_ydata() == pytest.approx(means + more)
+        assert mean.get_label() == "plain: mean of the last four batches"
+
+
+def test_the_command_keeps_a_run_and_prints_the_gain(run, tmp_path, figures, capsys):
+    root = tmp_path / "root"
+    (root / qwen.FOLDER).mkdir(parents=True)
+    for arguments in ([str(run)], []):  # with the run, and from the tables alone
+        qwen.main([*arguments, "--root", str(root)])
+        *_, greedy, sampled = capsys.readouterr().out.splitlines()
+        assert greedy.startswith("plain less base, greedy: +0.500 [")
+        assert greedy.endswith("], 1.400 to be seen")
+        assert sampled.startswith("plain less base, sampled: +0.500 [")
+        assert sampled.endswith("], 0.000 to be seen")  # by half for both questions
+    assert [path for path, _ in figures] == [root / qwen.PICTURE] * 2
+
+
+# ------------------------------------------------------------------------------------------------------ the pages
+
+
+def read_page(name):
+    return " ".join((ROOT / name).read_text().split())
+
+
+def percent(value):
+    return f"{100 * value:.1f}"
+
+
+def test_the_pages_say_what_the_tables_say():
+    steps = pd.read_csv(ROOT / qwen.STEPS)
+    verdicts = pd.read_csv(ROOT / qwen.VERDICTS)
+    page = read_page("study/pages/qwen.md")
+    found = qwen.scores(verdicts).set_index("model")
+    names = {"base": "base", "plain": "plain, 20 steps"}
+    assert set(found.index) == set(names)
+    assert set(found["decoding"]) == {"sampled"}
+    for model, name in names.items():
+        row = found.loc[model]
+        shares = [f"{percent(row[column])} %" for column in ("pass@n", "right of whole", "truncated")]
+        first = f"{percent(row['pass@1'])} % [{percent(row['low'])}, {percent(row['high'])}]"
+        assert " | ".join([f"| {name}", first, *shares, f"{row['tokens']:.0f} |"]) in page
+        assert (row["questions"], row["n"]) == (100, 2)
+    assert "100 test questions, two texts each, sampled at T = 1, at most 200 tokens:" in page
+    assert (verdicts["tokens"][verdicts["truncated"]] == 200).all()
+    value, low, high = map(percent, qwen.gain(verdicts, "plain", "sampled"))
+    assert f"The gain is {value} points [{low}, {high}] on the same questions" in page
+    assert steps["step"].tolist() == [*range(1, 21)]
+    minutes = f"{steps['time_step'].sum() / 60:.0f} minutes"
+    assert f"Twenty steps took {minutes}" in page
+    began, ended = (f"{100 * found.loc[model, 'pass@1']:.3g} %" for model in names)
+    assert f"A Qwen with short answers went from {began} to {ended} of GSM8K's test questions" in read_page(
+        "README.md"
+    )
+    recipe = read_page("recipes/gsm8k/qwen2.5-coder-1.5b-cpu/README.md")
+    assert f"20 steps of `plain` took pass@1 from {began} to {ended}, sampled, in {minutes}" in recipe
+    log = read_page("docs/log.md")
+    assert f"did 20 steps in {minutes}" in log
+    batches = steps[steps["time_rollout"] > 0]
+    *most, last = (f"{reward:.2f}".lstrip("0") for reward in batches["reward"])
+    assert f"ten batches was {', '.join(most)} and {last}." in log
+    cut = [f"{100 * share:.0f} %" for share in batches["truncated_fraction"]]
+    assert f"of which {cut[4]} were cut in the fifth batch; in the tenth {cut[9]} were" in log

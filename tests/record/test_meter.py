@@ -44,6 +44,17 @@ def test_a_second_belongs_to_the_innermost_stage_which_ends_when_its_body_raises
     assert timer.stack == []
 
 
+def test_a_stage_between_two_steps_belongs_to_neither(clock):
+    """As an evaluation's, whose seconds nobody has read when the next step begins."""
+    timer = StageTimer(CPU)
+    with timer.stage("rollout"):
+        clock.now += 1
+    timer.clear()
+    with timer.stage("update"):
+        clock.now += 2
+    assert timer.seconds == {"update": 2.0}
+
+
 @pytest.mark.parametrize("processes", [1, 3])
 def test_row_of_a_step(clock, processes):
     """Counts are sums over processes, as if further ones had done the same; means and times are not."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from live_bytes import LiveBytes
+from packed_models import MOE, build
 from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tiny_run import LORA, QUESTIONS, disturb_adapter, load_with_new_adapter
@@ -21,7 +22,7 @@ from trl.import_utils import is_vllm_available
 from trl_prorl import ProRLTrainer
 from trl_prorl.launch import plan
 from trl_prorl.launch.checks import check_in_one_place
-from trl_prorl.rollout.kept_weights import keep_base_in_syncs
+from trl_prorl.rollout.kept_weights import find_adapted_weights, keep_base_in_syncs
 
 
 @pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])
@@ -189,6 +190,27 @@ def test_a_hand_over_is_trl_s_bit_for_bit_and_the_policy_is_never_touched(tiny_m
     assert not {"merge_adapter", "unmerge_adapter"} & set(vars(policy))
     policy.merge_adapter()
     assert not is_untouched()  # the next one merges again
+
+
+def test_two_adapters_around_one_module_are_merged_both():
+    """PEFT wraps the experts of a layer once for each of their two parameters."""
+    adapted = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    model = build("qwen3_moe", **MOE)
+    policy = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], target_parameters=adapted))
+    disturb_adapter(policy, 0.1)
+    assert {len(weight.layers) for weight in find_adapted_weights(policy).values()} == {1, 2}
+    before = {name: param.detach().clone() for name, param in policy.named_parameters()}
+    theirs = Engine(copy.deepcopy(policy), Accelerator(cpu=True))
+    theirs.sync_weights()
+    ours = Engine(policy, Accelerator(cpu=True))
+    keep_base_in_syncs(ours)
+    ours.sync_weights()
+    assert ours.given.keys() == theirs.given.keys()
+    assert all(torch.equal(weight, theirs.given[name]) for name, weight in ours.given.items())
+    base = dict(build("qwen3_moe", **MOE).named_parameters())  # the same one, without adapters
+    names = [f"model.layers.0.{name}" for name in adapted]
+    assert not any(torch.equal(ours.given[name], base[name]) for name in names)
+    assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
 
 
 def test_one_layer_at_a_time_is_held_twice():

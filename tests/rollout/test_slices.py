@@ -82,6 +82,8 @@ def test_greedy_completions_do_not_depend_on_slices(tiny_model):
 def test_log_probabilities_stay_with_their_rows(tiny_model):
     policy = policy_of(tiny_model, "bfloat16")
     whole, whole_logps = sampled(policy, None)
+    assert len(set(map(len, whole))) > 1  # the situation: behind the end of a completion there is padding
+    assert [len(of_row) for of_row in whole_logps] == [len(completion) for completion in whole]
     parts, logps = sampled(policy, 3)
     for place, (completion, same) in enumerate(zip(parts, whole, strict=True)):
         assert len(logps[place]) == len(completion)

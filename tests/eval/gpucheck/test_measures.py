@@ -1,5 +1,6 @@
 """What `gpu-check` measures of a large batch: names that predictions have, calls of CUDA, memory, vLLM."""
 
+import argparse
 import json
 import sys
 from types import SimpleNamespace
@@ -7,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eval.gpucheck import predicted_page, rollouts, steps
+from eval.gpucheck import parts, predicted_page, rollouts, steps
 from eval.gpucheck.cards import CARDS
-from eval.gpucheck.counts import read_counts
+from eval.gpucheck.counts import ARMS, Counts, read_counts
 from eval.gpucheck.parts import ROOT
+from eval.gpucheck.predictions import LARGE, QWEN, RECIPE, Prediction
 from eval.gpucheck.verdicts import Range, measured_seconds, predicted_ranges
 from eval.stepcost import settings
 from eval.stepcost.trainers import mixed_precision
@@ -78,6 +80,31 @@ def test_memory_that_grows_is_a_failure():
     found = steps.summarise(ROWS, [50.0, 60.0, 56.0, 62.0, 58.0, 64.0], {})
     assert found["failed"] == {steps.GROWTH: "after the last step 4.0 MiB more are held than after the second"}
     assert steps.summarise(ROWS, [50.0, 60.0, 56.0, 62.0, 58.0, 64.0], None)["failed"] == {}  # a process's, on a CPU
+
+
+def test_what_is_measured_has_the_size_of_what_is_predicted():
+    """Rollouts that of the large batch, steps that of the recipes: the size of each part, and of its predictions."""
+    sizes = {parts.ROLLOUTS: LARGE, parts.VLLM: LARGE, parts.STEPS: RECIPE}
+    for name, work in sizes.items():
+        options = argparse.ArgumentParser()
+        options.add_argument("--tokens", type=int)
+        options.add_argument("--samplers")
+        found, others = options.parse_known_args(parts.ON_CARD[name])
+        args = settings.parse(others)
+        size = (args.prompts, args.num_generations, args.micro_batch, found.tokens)
+        assert size == (work.prompts, work.completions, work.micro_batch, work.completion_tokens), name
+    slow, *_ = CARDS  # whose bounds are not launches, of which both sizes ask as many
+    table = read_counts(ROOT / predicted_page.COUNTED)
+    counts = Counts(table, next(arm for arm in ARMS if arm.name == "A"))
+    recipe, large = (Prediction(slow, QWEN, work, counts) for work in (RECIPE, LARGE))
+    assert large.token.seconds > 1.5 * recipe.token.seconds
+    ranges = predicted_ranges(slow, table)
+    assert ranges["A: a token of all rows, ms"].least == 1000 * large.token.seconds
+    assert ranges["A: a generation batch, s"].least == large.generation
+    assert ranges["A: memory of a generation, GiB"].least == large.generation_memory
+    assert ranges["A: peak memory of a step, GiB"].least == recipe.memory
+    for stage in ("generation", "scoring", "update"):
+        assert ranges[f"A: {stage} of a step, s"].least == recipe.seconds(stage)
 
 
 def test_which_calls_are_launches_and_which_are_waits():

@@ -80,7 +80,7 @@ def test_a_card_with_room_for_more_rows():
     of_two_batches = of(per_generation=32).change
     assert "gradient_accumulation_steps: 4 (and steps_per_generation: 8," in of_two_batches
     assert of(most=128).values["advised"] == 128  # all of an update at once
-    assert of(most=64).values["advised"] == 128  # a row takes no less than it did
+    assert of(most=64, exchangeable=32).values["advised"] == 128  # a row takes no less than it did
     assert of(most=None).level == "fine"  # completions of any length
     assert of(exchangeable=1).level == "fine"  # the loss divides by what a micro-batch holds
     assert of(micro_batch=32, exchangeable=4).values["advised"] == 128
