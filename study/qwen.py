@@ -6,6 +6,7 @@ is kept: a verdict has a hash of its question alone.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -64,20 +65,24 @@ def read_steps(run: Path) -> pd.DataFrame:
 def read_verdicts(run: Path) -> pd.DataFrame:
     """
     Return the verdicts on the completions of a run's evaluation, with the columns `model`, `decoding`, `prompt`,
-    `sample`, `correct`, `truncated` and `tokens`. A greedy completion is sample 0.
+    `sample`, `correct`, `truncated` and `tokens`. A greedy completion is sample 0. Questions stand in the order of
+    `trl-prorl passk`, so that a bootstrap over them draws the same ones.
     """
+    result = run / "passk.json"
+    if not result.is_file():
+        raise InputError(f"RUN={run}: the run was not evaluated; run `trl-prorl passk --run {run}` first")
+    prompts = json.loads(result.read_text())["prompt_ids"]
     frames = []
     for folder in sorted((run / "samples").glob("*-*")):
         settings = pd.read_json(folder / "_settings.json", typ="series")
         samples = pd.concat([pd.read_parquet(file) for file in folder.glob("*.parquet")])
+        samples = samples.set_index("prompt_id").loc[prompts].reset_index()
         side = folder.name.split("-")[0]
         frame = samples[["prompt_id", "sample", "correct", "truncated"]].rename(columns={"prompt_id": "prompt"})
         frame["tokens"] = samples["ids"].map(len)
         frame.insert(0, "decoding", "sampled" if settings["temperature"] else "greedy")
         frame.insert(0, "model", BASE if side == BASE else run.name)
         frames.append(frame)
-    if not frames:
-        raise InputError(f"RUN={run}: the run was not evaluated; run `trl-prorl passk --run {run}` first")
     return pd.concat(frames, ignore_index=True)
 
 
@@ -88,7 +93,7 @@ def scores(verdicts: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for (model, decoding), group in verdicts.groupby(["model", "decoding"], sort=False):
-        counts = group.groupby("prompt")["correct"].sum()
+        counts = group.groupby("prompt", sort=False)["correct"].sum()
         n = int(group["sample"].nunique())
         per_prompt = pass_at_k_per_prompt(counts, n, 1)
         low, high = bootstrap_interval(per_prompt)
@@ -114,7 +119,7 @@ def scores(verdicts: pd.DataFrame) -> pd.DataFrame:
 def gain(verdicts: pd.DataFrame, arm: str, decoding: str) -> Estimate:
     """Return an arm's pass@1 less that of the base, on the same questions, with its interval over questions."""
     chosen = verdicts[verdicts["decoding"] == decoding]
-    means = chosen.groupby(["model", "prompt"])["correct"].mean().unstack("model")
+    means = chosen.groupby(["model", "prompt"])["correct"].mean().unstack("model").loc[chosen["prompt"].unique()]
     return paired_bootstrap_difference(means[arm], means[BASE])
 
 

@@ -219,7 +219,8 @@ def test_on_how_much_each_advice_rests():
         bases = runs.groupby(["family", "arm"]).base_seed.nunique().unique()
         assert len(bases) == 1
         tasks = runs.family.nunique()
-        assert f"{tasks} task{'s' * (tasks > 1)} × {bases[0]} bases" in row.split(" | ")[-1], row
+        unit = "tasks" if tasks > 1 else "task"
+        assert f"{tasks} {unit} × {bases[0]} bases" in row.split(" | ")[-1], row
     of_core, of_gamed, of_clamp = (RUNS[RUNS.block.str.match(name)].steps for name in ("core", "gamed", "clamp$"))
     assert of_core.nunique() == of_gamed.nunique() == of_clamp.nunique() == 1
     assert f"Three tasks with exact rewards, {of_core.iloc[0]} steps, five bases each." in ONE_LINE

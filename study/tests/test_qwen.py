@@ -37,6 +37,7 @@ def run(tmp_path):
     run = tmp_path / "plain"
     run.mkdir()
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in STEPS))
+    (run / "passk.json").write_text(json.dumps({"prompt_ids": ["b", "a"]}))
     write_samples(
         run, "base", 1.0, [("a", 0, True, False), ("a", 1, False, True), ("b", 0, False, True), ("b", 1, False, False)]
     )
@@ -81,6 +82,13 @@ def test_a_run_is_kept_once_beside_the_others(run, tmp_path):
     assert verdicts.groupby("model").size().to_dict() == {"base": 6, "plain": 6, "control": 6}
 
 
+def test_questions_stand_in_the_order_of_the_evaluation(run):
+    """So a bootstrap over them is that of `trl-prorl passk`, to the digit."""
+    verdicts = qwen.read_verdicts(run)
+    orders = verdicts.groupby(["model", "decoding"])["prompt"].unique().map(list)
+    assert orders.tolist() == [["b", "a"]] * 4
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="has no metrics.jsonl"):
         qwen.read_steps(tmp_path)
@@ -119,10 +127,8 @@ def test_the_command_keeps_a_run_and_prints_the_gain(run, tmp_path, figures, cap
     for arguments in ([str(run)], []):  # with the run, and from the tables alone
         qwen.main([*arguments, "--root", str(root)])
         *_, greedy, sampled = capsys.readouterr().out.splitlines()
-        assert greedy.startswith("plain less base, greedy: +0.500 [")
-        assert greedy.endswith("], 1.400 to be seen")
-        assert sampled.startswith("plain less base, sampled: +0.500 [")
-        assert sampled.endswith("], 0.000 to be seen")  # by half for both questions
+        assert greedy.startswith("plain less base, greedy: +0.500 (n/a), detectable")  # two questions have no interval
+        assert sampled.startswith("plain less base, sampled: +0.500 (n/a), detectable")
     assert [path for path, _ in figures] == [root / qwen.PICTURE] * 2
 
 
@@ -141,27 +147,37 @@ def test_the_pages_say_what_the_tables_say():
     steps = pd.read_csv(ROOT / qwen.STEPS)
     verdicts = pd.read_csv(ROOT / qwen.VERDICTS)
     page = read_page("study/pages/qwen.md")
-    found = qwen.scores(verdicts).set_index("model")
-    names = {"base": "base", "plain": "plain, 20 steps"}
-    assert set(found.index) == set(names)
-    assert set(found["decoding"]) == {"sampled"}
-    for model, name in names.items():
-        row = found.loc[model]
-        shares = [f"{percent(row[column])} %" for column in ("pass@n", "right of whole", "truncated")]
+    found = qwen.scores(verdicts).set_index(["model", "decoding"])
+    assert len(found) == 4
+    for (model, decoding), row in found.iterrows():
         first = f"{percent(row['pass@1'])} % [{percent(row['low'])}, {percent(row['high'])}]"
-        assert " | ".join([f"| {name}", first, *shares, f"{row['tokens']:.0f} |"]) in page
-        assert (row["questions"], row["n"]) == (100, 2)
-    assert "100 test questions, two texts each, sampled at T = 1, at most 200 tokens:" in page
+        second = f"{percent(row['pass@n'])} %" if decoding == "sampled" else ""
+        shares = [f"{percent(row[column])} %" for column in ("right of whole", "truncated")]
+        cells = [f"| {model}, {decoding}", first, second, *shares, f"{row['tokens']:.0f} |"]
+        assert " | ".join(cells).replace("|  |", "| |") in page
+        assert (row["questions"], row["n"]) == (100, 2 if decoding == "sampled" else 1)
+    assert "On 100 test questions, with at most 200 tokens a text. *Sampled* is two texts a question at T = 1." in page
     assert (verdicts["tokens"][verdicts["truncated"]] == 200).all()
-    value, low, high = map(percent, qwen.gain(verdicts, "plain", "sampled"))
-    assert f"The gain is {value} points [{low}, {high}] on the same questions" in page
+    gains = [
+        "{} points [{}, {}] {}".format(*map(percent, qwen.gain(verdicts, "plain", decoding)), decoding)
+        for decoding in ("sampled", "greedy")
+    ]
+    assert f"The gain on the same questions is {gains[0]}, and {gains[1]}." in page
+    sampled = verdicts[verdicts["decoding"] == "sampled"]
+    is_short = sampled["tokens"] < 40
+    short = is_short.groupby(sampled["model"]).mean()
+    assert not sampled["correct"][is_short & (sampled["model"] == "base")].any()
+    assert f"Sampled, {100 * short['base']:.0f} % of the base's texts have fewer than 40 tokens, and none of" in page
+    assert f"of plain's {100 * short['plain']:.0f} % are as short" in page
+    sampling = steps["time_rollout"][steps["time_rollout"] > 0].median()
+    update = steps["time_update"]
+    assert f"Sampling a batch took {sampling:.0f} seconds, and an update {update.median():.0f} seconds" in page
+    assert f"an update takes {update.min():.0f} to {update.max():.0f} seconds" in page
     assert steps["step"].tolist() == [*range(1, 21)]
     minutes = f"{steps['time_step'].sum() / 60:.0f} minutes"
     assert f"Twenty steps took {minutes}" in page
-    began, ended = (f"{100 * found.loc[model, 'pass@1']:.3g} %" for model in names)
-    assert f"A Qwen with short answers went from {began} to {ended} of GSM8K's test questions" in read_page(
-        "README.md"
-    )
+    began, ended = (f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in ("base", "plain"))
+    assert f"went from {began} to {ended} of GSM8K's test questions (sampled)" in read_page("README.md")
     recipe = read_page("recipes/gsm8k/qwen2.5-coder-1.5b-cpu/README.md")
     assert f"20 steps of `plain` took pass@1 from {began} to {ended}, sampled, in {minutes}" in recipe
     log = read_page("docs/log.md")
