@@ -86,12 +86,11 @@ def test_what_is_measured_has_the_size_of_what_is_predicted():
     """Rollouts that of the large batch, steps that of the recipes: the size of each part, and of its predictions."""
     sizes = {parts.ROLLOUTS: LARGE, parts.VLLM: LARGE, parts.STEPS: RECIPE}
     for name, work in sizes.items():
-        options = argparse.ArgumentParser()
-        options.add_argument("--tokens", type=int)
-        options.add_argument("--samplers")
-        found, others = options.parse_known_args(parts.ON_CARD[name])
-        args = settings.parse(others)
-        size = (args.prompts, args.num_generations, args.micro_batch, found.tokens)
+        samplers = argparse.ArgumentParser()
+        samplers.add_argument("--samplers")
+        _, size_of_batch = samplers.parse_known_args(parts.ON_CARD[name])
+        args = settings.parse(size_of_batch)
+        size = (args.prompts, args.num_generations, args.micro_batch, args.longest)
         assert size == (work.prompts, work.completions, work.micro_batch, work.completion_tokens), name
     slow, *_ = CARDS  # whose bounds are not launches, of which both sizes ask as many
     table = read_counts(ROOT / predicted_page.COUNTED)
