@@ -133,6 +133,22 @@ def test_a_device_is_waited_for_once_in_sixteen_tokens(model, prompts, temperatu
     assert looks[1] - looks[0] == 4
 
 
+def test_torch_s_kernel_for_gpus_takes_the_mask_as_it_is(model):
+    """It copies a mask whose rows do not begin at every eighth number, in every layer and for every token."""
+    masks = []
+    look = lambda module, args, kwargs: masks.append(kwargs["attention_mask"])  # noqa: E731
+    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    compact(model, seed=3, do_sample=True, eos_token_id=list(range(0, 256, 16)), max_new_tokens=30)
+    hook.remove()
+    padded = [mask for mask in masks[1:] if mask is not None]
+    assert len({len(mask) for mask in padded}) > 2  # the situation: rows end meanwhile
+    assert {mask.shape[-1] % 8 for mask in padded} == set(range(8))
+    for mask in padded:
+        *strides, last = mask.stride()
+        assert last == 1
+        assert all(stride % 8 == 0 for stride in strides)
+
+
 def test_the_cache_is_allocated_once(model, monkeypatch):
     rooms = []
     show = RoomyLayer._show

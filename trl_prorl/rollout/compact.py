@@ -18,6 +18,8 @@ from torch.nn.functional import pad
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from transformers.cache_utils import Cache, DynamicLayer
 
+from ..scoring.prefix_attention import ALIGNMENT
+
 
 BLOCK = 128  # tokens of a block; 64 to 512 cost about the same for a vocabulary of 8,192
 SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the last token
@@ -238,7 +240,8 @@ class PaddingMask:
     def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
         is_padding = attention_mask[rows] == 0
         self._has_padding = is_padding.any(dim=1).tolist()
-        self._to_add = torch.zeros((len(rows), 1, 1, length), dtype=dtype, device=attention_mask.device)
+        width = length + -length % ALIGNMENT  # a GPU's kernel would copy a mask of other strides in every layer
+        self._to_add = torch.zeros((len(rows), 1, 1, width), dtype=dtype, device=attention_mask.device)
         self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
 
     def of(self, length: int) -> torch.Tensor | None:
