@@ -234,7 +234,7 @@ class PaddingMask:
         attention_mask (`torch.Tensor` of shape `(P, L)`): 1 where a token is no padding.
         rows (`torch.LongTensor` of shape `(R,)`): Which of its rows, each as often as it stands there.
         length (`int`): Tokens of a row in all.
-        dtype (`torch.dtype`): That of the queries.
+        dtype (`torch.dtype`): That of the products: a GPU's kernel refuses another than the queries'.
     """
 
     def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
@@ -379,7 +379,9 @@ def _read_prompts(
     repeat_rows(model_kwargs["past_key_values"], copies, longest)
     mask = None
     if model_kwargs.get("attention_mask") is not None and attends_plainly(model, model_kwargs):
-        mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, outputs.logits.dtype)
+        # In what attention multiplies, which a head in fp32 or autocast around the model hides from the logits.
+        dtype = model_kwargs["past_key_values"].layers[0].values.dtype
+        mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, dtype)
     return outputs.logits[:, -1][copies], mask, _select(model_kwargs, copies, len(input_ids))
 
 
