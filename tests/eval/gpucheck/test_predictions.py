@@ -263,8 +263,8 @@ def test_memory_by_hand():
     # Weights and adapter, 8 rows of 5 tokens in the cache, 8 · 10 logits of 2 + 4 + 4 bytes, and the merged layers.
     of_batch = 40 * 16 + 800 + 480
     assert found.generation_memory * 2**30 == pytest.approx(632 + 4 * 116 + of_batch)
-    # Two moments and a gradient of the adapter; a micro-batch of one prompt and four completions: 2 + 4 · 3 tokens; two
-    # layers, and 6 · 4 + 4 · 6 once more.
+    # Two moments and a gradient of the adapter; a micro-batch of one prompt and four completions: 2 + 4 · 3 tokens;
+    # two layers, and 6 · 4 + 4 · 6 once more.
     assert found.update_memory * 2**30 == pytest.approx(632 + 16 * 116 + 14 * 2 * (2 * 4 + 24 + 24))
     assert found.memory == found.update_memory
     # After an update a generation has the moments beside it, and no gradient.
