@@ -294,14 +294,27 @@ class Prediction:
         return of_batch / work.iterations + of_step
 
     @property
+    def _adapter(self) -> int:
+        """Bytes of one adapter, in fp32."""
+        return 4 * self.shape.adapter_weights
+
+    @property
+    def held_at_first(self) -> float:
+        """GiB before the first update: weights and adapters."""
+        adapters = 2 if self.counts.arm.has_reference else 1
+        return (self._weights + adapters * self._adapter) / GIB
+
+    @property
     def held(self) -> float:
-        """GiB between the steps: weights, and of the adapter its weights, gradients and two moments, in fp32."""
-        adapters = 5 if self.counts.arm.has_reference else 4
-        return (self._weights + adapters * 4 * self.shape.adapter_weights) / GIB
+        """GiB between the steps: also the two moments of the adapter. Its gradients are freed after an update."""
+        return self.held_at_first + 2 * self._adapter / GIB
 
     @property
     def generation_memory(self) -> float:
-        """GiB at the last token, all rows at once: also what the preflight counts of a generation batch."""
+        """
+        GiB at the last token before the first update, all rows at once: also what the preflight counts of a generation
+        batch.
+        """
         shape = self.shape
         of_number = self.card.weight_bytes
         batch = GenerationMemory(
@@ -310,18 +323,20 @@ class Prediction:
             tokens=self.work.prompt_tokens + self.work.completion_tokens,
             copy=shape.layer_weights * of_number if self._is_ours else 0,
         )
-        return self.held + batch.needed(self.work.rows) / GIB
+        return self.held_at_first + batch.needed(self.work.rows) / GIB
 
     @property
     def update_memory(self) -> float:
         """
-        GiB in the backward of a layer: also the states between the layers, and what the layer computes once more, of
-        which four tensors are as wide as the MLP and six as the model.
+        GiB in the backward of a layer: also the adapter's gradients, the states between the layers, and what the layer
+        computes once more, of which four tensors are as wide as the MLP and six as the model.
         """
         shape = self.shape
         of_token = 2 * (shape.layers * shape.hidden + 4 * shape.intermediate + 6 * shape.hidden)
-        return self.held + self.forward.tokens * of_token / GIB
+        return self.held + (self._adapter + self.forward.tokens * of_token) / GIB
 
     @property
     def memory(self) -> float:
-        return max(self.generation_memory, self.update_memory)
+        """GiB of a step, once there was an update."""
+        moments = self.held - self.held_at_first
+        return max(self.generation_memory + moments, self.update_memory)

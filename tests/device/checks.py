@@ -165,6 +165,10 @@ def attention_is_the_cpu_s():
                 found.append([result.detach().cpu(), query.grad.cpu(), key.grad.cpu()])
             torch.testing.assert_close(*found)
     assert counted(lambda: scaled_dot_product_attention(*[queries.to(DEVICE)] * 3))["launches"] == 1
+    wide = mask.float().log().to(DEVICE)
+    assert "dtype for bias" in raised(
+        lambda: scaled_dot_product_attention(*[queries.bfloat16().to(DEVICE)] * 3, attn_mask=wide)
+    )
 
 
 @quick

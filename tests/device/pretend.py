@@ -405,6 +405,8 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *,
         return torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
+    if attn_mask is not None and attn_mask.dtype != query.dtype:
+        raise RuntimeError("invalid dtype for bias - should match query's dtype")
     return _FusedAttention.apply(query, key, value, attn_mask, is_causal, scale)
 
 

@@ -1,5 +1,6 @@
 """Compact sampling: against `generate`, against enumeration, in a training, and where something stands against it."""
 
+import copy
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -32,6 +33,7 @@ from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packed, packs_bf16, why_not_merged
 from trl_prorl.rollout.thinking import make_interrupted_rollout
+from trl_prorl.scoring.head import cast_head_to_fp32
 from trl_prorl.scoring.packing_probe import evaluation_mode
 
 
@@ -131,6 +133,35 @@ def test_a_device_is_waited_for_once_in_sixteen_tokens(model, prompts, temperatu
             compact(model, prompts, logps_at=temperature, **keys)
         looks.append(seen.number)
     assert looks[1] - looks[0] == 4
+
+
+def masks_of_tokens(model):
+    """The masks that a model is given for one token after another, where a prompt has padding."""
+    masks = []
+    look = lambda module, args, kwargs: masks.append(kwargs["attention_mask"])  # noqa: E731
+    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    compact(model, seed=3, do_sample=True, eos_token_id=list(range(0, 256, 16)), max_new_tokens=30)
+    hook.remove()
+    return [mask for mask in masks[1:] if mask is not None]
+
+
+def test_torch_s_kernel_for_gpus_takes_the_mask_as_it_is(model):
+    """It copies a mask whose rows do not begin at every eighth number, in every layer and for every token."""
+    masks = masks_of_tokens(model)
+    assert len({len(mask) for mask in masks}) > 2  # the situation: rows end meanwhile
+    assert {mask.shape[-1] % 8 for mask in masks} == set(range(8))
+    for mask in masks:
+        *strides, last = mask.stride()
+        assert last == 1
+        assert all(stride % 8 == 0 for stride in strides)
+
+
+def test_the_mask_has_the_dtype_of_the_queries_whatever_that_of_the_logits(model):
+    """torch's kernel for GPUs refuses another: "invalid dtype for bias - should match query's dtype"."""
+    narrow = copy.deepcopy(model).bfloat16()
+    cast_head_to_fp32(narrow)
+    assert narrow(torch.tensor([[5, 6]])).logits.dtype == torch.float32
+    assert {mask.dtype for mask in masks_of_tokens(narrow)} == {torch.bfloat16}
 
 
 def test_the_cache_is_allocated_once(model, monkeypatch):

@@ -18,6 +18,8 @@ from torch.nn.functional import pad
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from transformers.cache_utils import Cache, DynamicLayer
 
+from ..scoring.prefix_attention import ALIGNMENT
+
 
 BLOCK = 128  # tokens of a block; 64 to 512 cost about the same for a vocabulary of 8,192
 SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the last token
@@ -232,13 +234,14 @@ class PaddingMask:
         attention_mask (`torch.Tensor` of shape `(P, L)`): 1 where a token is no padding.
         rows (`torch.LongTensor` of shape `(R,)`): Which of its rows, each as often as it stands there.
         length (`int`): Tokens of a row in all.
-        dtype (`torch.dtype`): That of the queries.
+        dtype (`torch.dtype`): That of the products: a GPU's kernel refuses another than the queries'.
     """
 
     def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
         is_padding = attention_mask[rows] == 0
         self._has_padding = is_padding.any(dim=1).tolist()
-        self._to_add = torch.zeros((len(rows), 1, 1, length), dtype=dtype, device=attention_mask.device)
+        width = length + -length % ALIGNMENT  # a GPU's kernel would copy a mask of other strides in every layer
+        self._to_add = torch.zeros((len(rows), 1, 1, width), dtype=dtype, device=attention_mask.device)
         self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
 
     def of(self, length: int) -> torch.Tensor | None:
@@ -376,7 +379,9 @@ def _read_prompts(
     repeat_rows(model_kwargs["past_key_values"], copies, longest)
     mask = None
     if model_kwargs.get("attention_mask") is not None and attends_plainly(model, model_kwargs):
-        mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, outputs.logits.dtype)
+        # In what attention multiplies, which a head in fp32 or autocast around the model hides from the logits.
+        dtype = model_kwargs["past_key_values"].layers[0].values.dtype
+        mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, dtype)
     return outputs.logits[:, -1][copies], mask, _select(model_kwargs, copies, len(input_ids))
 
 
