@@ -22,6 +22,7 @@ from eval.run_folder.reading import load_run, write_json
 from eval.run_folder.run import RecordedRun
 from eval.samples.held_out import HeldOut
 from study.matrix import RunKey
+from study.passk import passk_rows
 from study.runner import ended_at_nonfinite
 from study.stops import stop_rows
 from study.tables import CURVE_VALUES
@@ -199,15 +200,17 @@ def main() -> int:
     plan = json.loads(Path(sys.argv[1]).read_text())
     folder = Path(plan["folder"])
     proxy = None
-    stops = {}
+    beside = {}
     if not ended_at_nonfinite(folder):
         failed = measure(folder, plan)
         if failed:
             return failed
         proxy = mean_reward(folder, plan["split"], plan["prompts"], plan["samples"])
         if "checkpoints" in plan:
-            stops = stop_rows(folder, plan)
-    write_json(Path(plan["rows"]), {**rows_of(folder, plan, proxy), **stops})
+            beside |= stop_rows(folder, plan)
+        if "passk" in plan:
+            beside |= passk_rows(folder, plan)
+    write_json(Path(plan["rows"]), {**rows_of(folder, plan, proxy), **beside})
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     return 0

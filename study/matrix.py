@@ -74,6 +74,7 @@ BLOCK_FIELDS = {
     "tuned_by": _matching("pass@1|proxy|gain", "pass@1, proxy or gain"),  # study/tuned.py has the rules
     "registered": table(REGISTERED, rest=_refuse_unknown),
 }
+PASSK = {"prompts": integer(1), "samples": integer(2), "arms": array(text, least=1)}
 BLOCK = {
     **NEEDED,
     **BLOCK_FIELDS,
@@ -82,6 +83,7 @@ BLOCK = {
     "evaluation": table(),
     "keys": _check_keys,
     "checkpoints": integer(1),
+    "passk": table(PASSK, rest=_refuse_unknown),
 }
 CONTENT = table(
     {"evaluation": table(), "blocks": table(rest=table(NEEDED, BLOCK, _refuse_unknown))}, rest=_refuse_unknown
@@ -117,7 +119,8 @@ class PlannedRun:
         recipe (`dict`): Its keys, all but `output_dir`.
         block (`str`): The block that asks for it.
         evaluation (`dict`): `split`, `prompts`, `samples`, `drift_samples`, and `others`, tasks that are measured
-            beside its own; where the block asks for it, `checkpoints`, how many of them are scored.
+            beside its own; where the block asks for it, `checkpoints`, how many of them are scored, and `passk`, the
+            `prompts` and `samples` from which pass@k of large k is counted.
     """
 
     key: RunKey
@@ -303,7 +306,9 @@ def _make_block(name: str, given: dict, evaluation: dict, families: dict, arms: 
     if not references:
         references = [arm for arm in ("plain", "A") if arm in given["arms"]]
     registered = [arm for pair in given.get("registered", {}).get("differences", []) for arm in pair]
-    for key, named in (("references", references), ("registered", registered)):
+    passk = dict(given.get("passk", {}))
+    with_passk = passk.pop("arms", [])
+    for key, named in (("references", references), ("registered", registered), ("passk", with_passk)):
         if any(arm not in given["arms"] for arm in named):
             raise InputError(f"blocks.{name}.{key}={named!r} has to be a list of arms of the block")
     fields = {key: given[key] for key in BLOCK_FIELDS if key in given}
@@ -318,7 +323,8 @@ def _make_block(name: str, given: dict, evaluation: dict, families: dict, arms: 
             recipe[MODEL] = f"{recipe[MODEL]}-{key.base_seed}"
         recipe["seed"] = key.seed
         recipe["max_steps"] = key.steps
-        runs.append(PlannedRun(key, recipe, name, measured))
+        of_arm = {**measured, "passk": passk} if arm in with_passk else measured
+        runs.append(PlannedRun(key, recipe, name, of_arm))
     return replace(block, runs=tuple(runs), references=tuple(arm + block.suffix for arm in references))
 
 

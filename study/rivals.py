@@ -159,8 +159,8 @@ def control_less(found: pd.DataFrame, family: str, rival: str, outcome: str) -> 
     return Difference(family, rival, outcome, len(less), over_bases(less), rule)
 
 
-def with_holm(found: list[Difference]) -> list[Difference]:
-    """Return the differences of a family with their p-values after Holm."""
+def with_holm(found: list) -> list:
+    """Return what is tested as one family, each with its `contrast`, with p-values after Holm, `adjusted`."""
     adjusted = holm([one.contrast.p_value for one in found])
     return [replace(one, adjusted=float(p)) for one, p in zip(found, adjusted, strict=True)]
 

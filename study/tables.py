@@ -29,6 +29,7 @@ CURVES = "curves.csv.gz"
 PROMPTS = "prompts.csv.gz"
 POINTS = "points.csv.gz"
 STOPS = "stops.csv"
+PASSK = "passk.csv.gz"
 
 KEY = {"family": str, "arm": str, "base_seed": int, "seed": int, "steps": int}
 # `gold` is pass@1 by the verifier, `proxy` the mean reward of the same samples: what training paid for.
@@ -90,6 +91,8 @@ POINT_COLUMNS = {**KEY, "step": int, "task": str, **dict.fromkeys(POINT_VALUES, 
 # guard of that name first fired in the run; `best_of_8` is the base's alone.
 STOP_VALUES = "gold greedy reward kl_to_base validation_gold guard_gap best_of_8".split()
 STOP_COLUMNS = {**KEY, "step": int, **dict.fromkeys(STOP_VALUES, float)}
+# Of the arms of which a block asks for `passk`, and of their bases: right ones of n samples, per held-out prompt.
+PASSK_COLUMNS = {**KEY, "prompt": int, "n": int, "correct": int}
 # May be missing where a run stopped at numbers that are not finite, or was not asked to measure it.
 OPTIONAL = {
     *("drift", "drift_tokens", "proxy", "event", "block", "validation_gold", "guard_gap", "best_of_8"),
@@ -102,6 +105,7 @@ COLUMNS = {
     PROMPTS: PROMPT_COLUMNS,
     POINTS: POINT_COLUMNS,
     STOPS: STOP_COLUMNS,
+    PASSK: PASSK_COLUMNS,
     BASES: BASE_COLUMNS,
     RUNS: RUN_COLUMNS,
 }
@@ -132,6 +136,7 @@ class Tables:
         prompts (`pd.DataFrame`): A row for each held-out prompt, of the bases, too.
         points (`pd.DataFrame`): A row for each task at each checkpoint.
         stops (`pd.DataFrame`): A row for each checkpoint, and for the base.
+        passk (`pd.DataFrame`): A row for each held-out prompt of which many samples were drawn, of the bases, too.
     """
 
     runs: pd.DataFrame = field(default_factory=make_frame)
@@ -140,6 +145,7 @@ class Tables:
     prompts: pd.DataFrame = field(default_factory=partial(make_frame, file=PROMPTS))
     points: pd.DataFrame = field(default_factory=partial(make_frame, file=POINTS))
     stops: pd.DataFrame = field(default_factory=partial(make_frame, file=STOPS))
+    passk: pd.DataFrame = field(default_factory=partial(make_frame, file=PASSK))
 
     def add(self, key: RunKey, rows: dict[str, list[dict]]) -> bool:
         """
@@ -148,7 +154,7 @@ class Tables:
         Args:
             key (`RunKey`): The run.
             rows (`dict`): What `python -m study.evaluate` writes: `run`, `curve`, `prompts`, and, where there are any,
-                `base`, `base_prompts`, `points`, `stops` and `base_stops`.
+                `base`, `base_prompts`, `points`, `stops`, `base_stops`, `passk` and `base_passk`.
 
         Returns:
             `bool`: Whether it was added. A run that stopped at numbers that are not finite has not measured its base,
@@ -166,10 +172,13 @@ class Tables:
         self._put(RUNS, key, [{**run, "base_pass@1": self.bases.loc[base, "base_pass@1"]}])
         if "base_stops" in rows and base not in self.stops.index:
             self._put(STOPS, base, rows["base_stops"])
+        if "base_passk" in rows and base not in self.passk.index:
+            self._put(PASSK, base, rows["base_passk"])
         self._put(CURVES, key, rows["curve"])
         self._put(PROMPTS, key, rows["prompts"])
         self._put(POINTS, key, rows.get("points", []))
         self._put(STOPS, key, rows.get("stops", []))
+        self._put(PASSK, key, rows.get("passk", []))
         return True
 
     def _put(self, file: str, key: RunKey, rows: list[dict]) -> None:
@@ -297,7 +306,7 @@ def write_tables(root: Path, tables: Tables) -> None:
     for file in COLUMNS:
         path = folder / file
         table = getattr(tables, table_name(file)).sort_index(kind="stable")
-        if file in (POINTS, STOPS) and table.empty and not path.exists():
+        if file in (POINTS, STOPS, PASSK) and table.empty and not path.exists():
             continue
         content = _table_bytes(table, file)
         if not path.is_file() or path.read_bytes() != content:

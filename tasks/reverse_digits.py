@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from random import Random
 
-from .base import check_choice
+from .base import check_choice, check_integer
 from .generated import GeneratedTask
 
 
@@ -20,17 +20,25 @@ class ReverseDigits(GeneratedTask):
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` pays the correct answer; `"ends"` pays digits of
             the right number whose first and last are right, so that *wrong answers score 1 too*, such as `54021`.
+        first, last (`int`, *optional*, defaults to `1`): how many digits at either end `"ends"` wants right, 0 or
+            more. A string that is no longer than both together has to be right as a whole.
 
     Raises:
-        `ValueError`: If the level or the reward is not one of these.
+        `ValueError`: If an argument is not one of these.
     """
 
     name = "reverse_digits"
 
-    def __init__(self, level: int = 3, reward: str = "exact"):
+    def __init__(self, level: int = 3, reward: str = "exact", first: int = 1, last: int = 1):
         super().__init__(level)
         check_choice("reward", reward, REWARDS)
+        for name, count in (("first", first), ("last", last)):
+            check_integer(name, count, least=0)
+            if reward == "exact" and count != 1:
+                raise ValueError(f"{name}={count} needs reward='ends'; reward='exact' pays the whole answer alone")
         self._reward = reward
+        self._first = first
+        self._last = last
 
     def sample(self, rng: Random) -> tuple[str, str]:
         digits = "".join(rng.choices("0123456789", k=rng.randint(3, self.level + 5)))
@@ -43,4 +51,6 @@ class ReverseDigits(GeneratedTask):
         required = row["answer"]
         if not (given.isascii() and given.isdigit() and len(given) == len(required)):
             return 0.0
-        return float(given[0] == required[0] and given[-1] == required[-1])
+        begin = slice(self._first)
+        end = slice(max(len(required) - self._last, 0), None)
+        return float(given[begin] == required[begin] and given[end] == required[end])

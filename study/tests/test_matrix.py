@@ -115,6 +115,16 @@ def test_a_selection(study):
         ("suffix: _lr10", "checkpoints: 2", "blocks.stress.checkpoints=2 has to divide steps=9"),
         ("suffix: _lr10", "checkpoints: 0", "blocks.stress.checkpoints is 0; an integer from 1 is needed"),
         ("plain: {}", "plain: {trained_by: os}", "plain.trained_by is 'os'; one of study.fine_tuning is needed"),
+        (
+            "suffix: _lr10",
+            "passk: {prompts: 2, samples: 1, arms: [A]}",
+            "blocks.stress.passk.samples is 1; an integer from 2 is needed",
+        ),
+        (
+            "suffix: _lr10",
+            "passk: {prompts: 2, samples: 4, arms: [none]}",
+            r"blocks.stress.passk=\['none'\] has to be a list of arms",
+        ),
         ("suffix: _lr10", "suffix: _x\n    references: [plain]", r"references=\['plain'\] has to be a list of arms"),
     ],
 )
@@ -134,6 +144,16 @@ def test_a_block_may_have_an_evaluation_of_its_own_and_be_no_default(study):
     assert all(other.evaluation == common for other in matrix.runs if other is not run)
     assert [block.name for block in matrix.selected().blocks] == ["core", "again"]
     assert [block.name for block in matrix.selected(["stress"]).blocks] == ["stress"]
+
+
+def test_a_block_may_ask_for_many_samples_of_some_arms(study):
+    asked = "passk: {prompts: 12, samples: 32, arms: [A]}"
+    text = TWO.replace("      A:\n  again", "      A:\n      plain:\n  again")
+    text = text.replace("suffix: _lr10", f"suffix: _lr10\n    {asked}")
+    runs = read_matrix(study(text, ("digits", "letters"))).runs
+    found = {run.key.arm: run.evaluation["passk"] for run in runs if "passk" in run.evaluation}
+    assert found == {"A_lr10": {"prompts": 12, "samples": 32}}
+    assert "plain_lr10" in {run.key.arm for run in runs}
 
 
 def test_what_the_study_alone_knows_is_no_key_of_the_product(study):
@@ -158,7 +178,7 @@ def test_the_study_s_blocks():
     second = {"gamed_screen": 10 * 2, "gamed": 10 * 10, "gamed2": 5 * 5, "forget": 5 * 6, "modes": 8 * 5}
     second |= {"clamp_screen": 3 * 2, "clamp": 4 * 5, "clamp_restart": 5, "clamp_repeat": 2}
     second |= {"pretrained": 4 * 3} | dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
-    third = {"rivals": 5 * 5, "rivals2": 5 * 5}
+    third = {"rivals": 5 * 5, "rivals2": 5 * 5, "dose": 2 * 4 * 5, "clamp2": 9 * 3}
     assert counts == sizes | added | second | third
     # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`; plain, control and
     # A of `events`.

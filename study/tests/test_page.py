@@ -24,8 +24,8 @@ RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
 CURVES = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
 OUTCOMES = ["pass@1", "pass@8", "greedy"]
 OF_SECOND = ("gamed", "reuse", "pretrained", "forget", "clamp", "modes")  # blocks of the second protocol
-SECOND = RUNS.block.str.startswith(OF_SECOND)
-THIRD = RUNS.block.str.startswith("rivals")  # of the third protocol; the page does not quote it yet
+THIRD = RUNS.block.str.startswith(("rivals", "dose", "clamp2"))  # of the third protocol, not quoted by the page yet
+SECOND = RUNS.block.str.startswith(OF_SECOND) & ~THIRD
 FIRST = RUNS[~SECOND & ~THIRD]
 SMOLLM2 = RUNS[RUNS.block == "pretrained"].groupby("seed").filter(lambda of: len(of) == 4)  # seeds with all arms
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()

@@ -17,6 +17,7 @@ from study.tables import (
     CURVE_COLUMNS,
     CURVES,
     FOLDER,
+    PASSK,
     POINTS,
     PROMPTS,
     RUNS,
@@ -50,7 +51,7 @@ def written(made, tmp_path):
 
 
 def same(one, other):
-    for name in ("runs", "bases", "curves", "prompts", "points", "stops"):
+    for name in ("runs", "bases", "curves", "prompts", "points", "stops", "passk"):
         pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
 
 
@@ -125,6 +126,27 @@ def test_stops_are_a_table_of_their_own_and_the_base_s_row_is_kept(written):
     pd.testing.assert_frame_equal(read_tables(root).stops, tables.stops)
     every = {one for one in KEYS if one.base_seed == 1} | {key}
     assert tables.without(every).stops.empty
+
+
+def test_many_samples_are_a_table_of_their_own_and_the_base_s_rows_are_kept(written):
+    root, tables = written
+    assert not (root / FOLDER / PASSK).exists()
+    rows = {"run": tables.runs.loc[KEYS[0]].to_dict(), "curve": [], "prompts": []}
+    rows["passk"] = [{"prompt": place, "n": 32, "correct": right} for place, right in enumerate((7, 0))]
+    key = KEYS[0]._replace(arm="B")
+    other = KEYS[0]._replace(arm="C")
+    for one, of_base in ((key, 3), (other, 4)):  # the first measurement of a base stays
+        assert tables.add(one, {**rows, "base_passk": [{"prompt": 0, "n": 32, "correct": of_base}]})
+    assert tables.passk.loc[[key], "correct"].tolist() == [7, 0]
+    assert tables.passk.loc[[key.base], "correct"].tolist() == [3]
+    tables = tables.without([other])  # whose rows of other tables are not those of a run
+    write_tables(root, replace(tables, runs=tables.runs.drop([key])))
+    lines = gzip.decompress((root / FOLDER / PASSK).read_bytes()).decode().splitlines()
+    assert lines == ["family,arm,base_seed,seed,steps,prompt,n,correct", *[f"sums,{row}" for row in OF_PASSK]]
+    pd.testing.assert_frame_equal(read_tables(root).passk, tables.passk)
+
+
+OF_PASSK = ("B,1,1,3,0,32,7", "B,1,1,3,1,32,0", "base,1,0,0,0,32,3")
 
 
 def test_bytes_depend_on_the_rows_and_not_on_their_order(written, tmp_path, add):

@@ -97,6 +97,46 @@ def test_ends_pays_the_first_and_the_last_digit(completion, paid):
     assert task.verify(completion, row) is (completion == "54321")
 
 
+@pytest.mark.parametrize(
+    "first, last, paid",
+    [
+        (0, 0, ["54321", "50001", "54001", "50021", "54021", "00000"]),
+        (1, 0, ["54321", "50001", "54001", "50021", "54021"]),
+        (1, 1, ["54321", "50001", "54001", "50021", "54021"]),
+        (2, 1, ["54321", "54001", "54021"]),
+        (2, 2, ["54321", "54021"]),
+        (3, 2, ["54321"]),
+        (9, 0, ["54321"]),
+        (0, 9, ["54321"]),
+    ],
+)
+def test_ends_pays_as_many_digits_as_it_is_told(first, last, paid):
+    task = get_task("reverse_digits", reward="ends", first=first, last=last)
+    row = {"answer": "54321"}
+    texts = ["54321", "50001", "54001", "50021", "54021", "00000", "5432", "543211", "5x321", ""]
+    assert [text for text in texts if task.reward(text, row)] == paid
+    assert [text for text in texts if task.verify(text, row)] == ["54321"]
+
+
+def test_a_string_no_longer_than_its_ends_is_right_as_a_whole():
+    task = get_task("reverse_digits", reward="ends", first=2, last=2)
+    assert [task.reward(text, {"answer": "4321"}) for text in ("4321", "4021", "4301", "0321")] == [1, 0, 0, 0]
+    assert [task.reward(text, {"answer": "321"}) for text in ("321", "301", "021", "320")] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"reward": "ends", "first": -1}, "first=-1 must be at least 0"),
+        ({"reward": "ends", "last": 1.5}, "last=1.5"),
+        ({"first": 2}, "first=2 needs reward='ends'"),
+    ],
+)
+def test_ends_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        get_task("reverse_digits", **options)
+
+
 def reduces_to_nothing(brackets):
     while (shorter := brackets.replace("()", "").replace("[]", "").replace("{}", "")) != brackets:
         brackets = shorter
