@@ -65,8 +65,8 @@ def check_single_completion(args: "ProRLConfig") -> None:
     """
     if args.advantage_estimator not in UNGROUPED_ADVANTAGES:
         raise ValueError(
-            f"num_generations=1 leaves nothing to compare within a prompt, as advantage_estimator="
-            f"{args.advantage_estimator!r} does. Set num_generations: 2 (or more), or advantage_estimator: "
+            f"num_generations=1 leaves nothing to compare, and advantage_estimator={args.advantage_estimator!r} "
+            f"compares the completions of a prompt. Set num_generations: 2 (or more), or advantage_estimator: "
             f"{' or '.join(UNGROUPED_ADVANTAGES)}."
         )
     if count_completions_at_once(args) < 2:

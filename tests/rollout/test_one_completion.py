@@ -114,8 +114,9 @@ def refused(**keys):
 @pytest.mark.parametrize("estimator", [None, *sorted(set(ESTIMATORS) - set(UNGROUPED))])
 def test_what_compares_the_completions_of_a_prompt_is_refused(estimator):
     line = refused(advantage_estimator=estimator)
-    assert line.startswith("num_generations=1 leaves nothing to compare within a prompt, as ")
-    assert f"advantage_estimator={estimator!r} does. Set num_generations: 2 (or more), or" in line
+    assert line.startswith("num_generations=1 leaves nothing to compare, and ")
+    compares = f"advantage_estimator={estimator!r} compares the completions of a prompt"
+    assert f"{compares}. Set num_generations: 2 (or more), or" in line
 
 
 def test_a_batch_of_one_completion_is_refused_with_its_keys():
