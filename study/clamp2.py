@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from eval.analysis.statistics import pass_at_k_per_prompt
+from eval.pages.table import interval_cell
 from study.hierarchical import Contrast
 from study.matrix import BASE_ARM, Block, read_matrix
 from study.passk import moments, upper_bound
@@ -121,12 +122,6 @@ def less_base(block: Block, tables: Tables, arm: str, k: int) -> Contrast | None
     return over_bases((scores[arm] - scores[BASE_ARM]).dropna())
 
 
-def format_contrast(contrast: Contrast) -> str:
-    """Write a difference with its interval."""
-    value, low, high = contrast.estimate
-    return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
 def print_differences(block: Block, tables: Tables) -> None:
     """Print the registered differences, and what becomes of C3."""
     for row in registered(block, tables):
@@ -134,7 +129,8 @@ def print_differences(block: Block, tables: Tables) -> None:
             continue
         contrast = row["contrasts"]["gold"]
         p = row["adjusted"]["gold"]
-        print(f"gold, {row['arm']} less {row['less']}: {format_contrast(contrast)}, p {p:.3f} after Holm")
+        interval = interval_cell(contrast.estimate, "+.3f")
+        print(f"gold, {row['arm']} less {row['less']}: {interval}, p {p:.3f} after Holm")
         if row["less"] == PLAIN:
             print(f"C3 of {row['arm']} is refuted: {c3_is_refuted(contrast)}")
 
@@ -154,7 +150,7 @@ def main() -> None:
     print(f"\nits bounds\n{pd.DataFrame(highest).T.to_string()}")
     difference = less_base(block, tables, PLAIN, max(KS))
     if difference is not None:
-        told = format_contrast(difference)
+        told = interval_cell(difference.estimate, "+.3f")
         print(f"\npass@{max(KS)}, {PLAIN} less the base: {told}; C4 is refuted: {c4_is_refuted(difference)}")
 
 

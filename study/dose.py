@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from eval.pages.table import interval_cell
 from study.hierarchical import Contrast
 from study.matrix import Block, RunKey, read_matrix
 from study.registered import over_bases
@@ -127,9 +128,8 @@ def grade_d2(slope: Contrast) -> Grade:
 
 def format_slope(slope: Slope) -> str:
     """Write a line of the printed result."""
-    value, low, high = slope.contrast.estimate
     bases = slope.contrast.freedom + 1
-    line = f"{slope.outcome}, {slope.arm}: slope {value:+.3f} [{low:+.3f}, {high:+.3f}], {bases} bases"
+    line = f"{slope.outcome}, {slope.arm}: slope {interval_cell(slope.contrast.estimate, '+.3f')}, {bases} bases"
     if slope.adjusted is not None:
         line += f", p {slope.adjusted:.3f} after Holm"
     return line

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from eval.analysis.statistics import holm
+from eval.pages.table import interval_cell
 from study.hierarchical import Contrast
 from study.matrix import Block, PlannedRun, RunKey, read_matrix
 from study.registered import over_bases, smoothed_curve
@@ -200,8 +201,7 @@ def format_difference(difference: Difference) -> str:
     rival = difference.rival
     if difference.rule:
         rival += f" ({difference.rule})"
-    value, low, high = difference.contrast.estimate
-    interval = f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
+    interval = interval_cell(difference.contrast.estimate, "+.3f")
     line = f"{difference.outcome}, control less {rival}: {interval}, n = {difference.pairs}"
     if difference.adjusted is not None:
         line += f", p {difference.adjusted:.3f} after Holm"

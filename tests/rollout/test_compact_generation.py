@@ -20,6 +20,7 @@ from eval.run_folder.reading import read_env
 from trl_prorl.launch import acceleration
 from trl_prorl.rollout.compact import (
     BLOCK,
+    PaddingMask,
     RoomyLayer,
     Selection,
     _running_sums,
@@ -33,6 +34,7 @@ from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packed, packs_bf16, why_not_merged
 from trl_prorl.rollout.thinking import make_interrupted_rollout
+from trl_prorl.scoring.first_layers import try_first_layers
 from trl_prorl.scoring.head import cast_head_to_fp32
 from trl_prorl.scoring.packing_probe import evaluation_mode
 
@@ -162,6 +164,22 @@ def test_the_mask_has_the_dtype_of_the_queries_whatever_that_of_the_logits(model
     cast_head_to_fp32(narrow)
     assert narrow(torch.tensor([[5, 6]])).logits.dtype == torch.float32
     assert {mask.dtype for mask in masks_of_tokens(narrow)} == {torch.bfloat16}
+
+
+def test_the_first_layers_are_tried_with_the_mask_of_all(model, monkeypatch):
+    """The cache of a model that is tried by its first layers has layers for all, of which the others hold nothing."""
+    settings = model.config.to_dict() | {"num_hidden_layers": 4, "layer_types": None}
+    deep = AutoModelForCausalLM.from_config(type(model.config)(**settings))
+    made = []
+    make = PaddingMask.__init__
+
+    def counted(self, *args):
+        made.append(len(deep.model.layers))
+        make(self, *args)
+
+    monkeypatch.setattr(PaddingMask, "__init__", counted)
+    assert try_first_layers(deep.eval(), lambda: probe(deep, 256)) is None
+    assert made == [2]
 
 
 def test_the_cache_is_allocated_once(model, monkeypatch):

@@ -219,7 +219,7 @@ def attends_plainly(model, model_kwargs: dict) -> bool:
         and getattr(config, "rope_parameters", None) is not None
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not getattr(config, "sliding_window", None)
-        and all(isinstance(layer, RoomyLayer) for layer in cache.layers)
+        and all(type(layer) in (RoomyLayer, DynamicLayer) for layer in cache.layers)  # the latter holds nothing
         and model_kwargs.get("position_ids") is not None
     )
 
