@@ -31,6 +31,10 @@ from study.matrix import Block, Matrix
 from study.plots import forest, learning_curves, span
 from study.registered import gold_differences, paid_and_right, registered
 from study.reuse import reuse
+from study.rivals import BLOCKS as OF_RIVALS
+from study.rivals import differences as differences_of_rivals
+from study.rivals import firings, grade, means_of_rivals
+from study.rivals_picture import draw_rivals
 from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, points, scores, training
 from study.tables import FOLDER, Tables
 from study.tuned import choices
@@ -44,6 +48,7 @@ PICTURES = Path("study", "pictures")
 PAGE = "findings.md"
 TEMPLATE = "findings.md.jinja"
 BESIDE = (OUTCOMES["greedy"], OUTCOMES["pass@8"])  # beside pass@1
+THIRD = (*OF_RIVALS, "dose", "clamp2")  # blocks of the third protocol
 SOON = 3  # steps after which a reset's reward is back
 # Columns of the table on training, and the format of each.
 TRAINING = {
@@ -120,7 +125,9 @@ def draw_figures(reported: Sequence[Reported], tables: Tables) -> dict[str, Figu
     figures: dict[str, Figure | None] = {}
     for block, _, pass1_differences in reported:
         figures[f"{block.name}_curves.png"] = learning_curves(block, tables)
-        if "gold" in block.outcomes:  # whose interval over bases decides, in the second protocol
+        if block.name in OF_RIVALS:
+            pass  # they have one picture together
+        elif "gold" in block.outcomes:  # whose interval over bases decides, in the later protocols
             figures[f"{block.name}_forest.png"] = forest(block, tables, gold_differences(block, tables))
         else:
             figures[f"{block.name}_forest.png"] = forest(block, tables, pass1_differences)
@@ -133,6 +140,9 @@ def draw_figures(reported: Sequence[Reported], tables: Tables) -> dict[str, Figu
     of_reuse = [one.block for one in reported if one.block.name.startswith("reuse")]
     if of_reuse:
         figures[f"{of_reuse[0].name}_uses.png"] = reuse(of_reuse, tables)
+    of_rivals = [one.block for one in reported if one.block.name in OF_RIVALS]
+    if of_rivals:
+        figures[f"{of_rivals[0].name}_forest.png"] = draw_rivals(of_rivals, tables)
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
@@ -168,6 +178,7 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
     pooled = [over_families(block, tables, k) for k in (1, *BESIDE)]
     numbers: dict[str, Any] = {
         "name": block.name,
+        "protocol": "third" if block.name in THIRD else "second",
         "references": block.references,
         "scores": reported.scores.to_dict("records"),
         "training": training(block, tables).to_dict("records"),
@@ -180,6 +191,8 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
         "registered": [],
         "paid": [],
         "released": [],
+        "rivals": [],
+        "firings": [],
     }
     if block.references:
         numbers["aggregates"] = list(aggregates(block, tables).itertuples())
@@ -189,7 +202,26 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
         numbers["paid"] = paid_and_right(block, tables)
     if block.name.startswith("clamp"):
         numbers["released"] = summary(block, tables).to_dict("records")
+    if block.name in OF_RIVALS:
+        numbers["rivals"] = _rows_of_rivals(block, tables)
+        numbers["firings"] = firings(block, tables)
     return numbers
+
+
+def _rows_of_rivals(block: Block, tables: Tables) -> list[dict[str, Any]]:
+    """A row for the control and for each rival in a family: its scores, and the control's lead where it is tested."""
+    leads = {}
+    for one in differences_of_rivals(block, tables):
+        leads[one.family, one.rule or one.rival, one.outcome] = one
+    rows = []
+    for family in block.families:
+        for name, means in means_of_rivals(block, tables, family).iterrows():
+            row = {"family": family, "rival": name, **means}
+            row["lead"] = leads.get((family, name, "gold"))
+            row["greedy_lead"] = leads.get((family, name, "greedy"))
+            row["grade"] = grade(row["lead"]) if row["lead"] else ""
+            rows.append(row)
+    return rows
 
 
 def _side_by_side(tables: list[pd.DataFrame]) -> list[tuple[dict, ...]]:

@@ -163,9 +163,13 @@ def forest(block: Block, tables: Tables, found: pd.DataFrame) -> Figure | None:
     return add_note(figure, INTERVALS)
 
 
-def add_note(figure: Figure, text: str) -> Figure:
-    """Write a note below all panels, in two lines, so that narrow pictures hold all of it."""
-    figure.supxlabel(f"{text}\n{OBJECTIVE}", fontsize=8, style="italic")
+def add_note(figure: Figure, text: str, objective: bool = True) -> Figure:
+    """
+    Write a note below all panels, and a second line on B's `objective` where B may be among the arms: two lines, so
+    that narrow pictures hold all of it.
+    """
+    lines = [text, OBJECTIVE] if objective else [text]
+    figure.supxlabel("\n".join(lines), fontsize=8, style="italic")
     return figure
 
 

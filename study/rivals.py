@@ -35,6 +35,10 @@ STOPPED = (BY_GOLD, BY_KL, BY_GUARD)
 BEST_STOPPED = "best stopped plain"
 BEST_OF_8 = "best of 8"
 TESTED = (BEST_STOPPED, "rejection sampling", "rank 4", "a tenth of the rate", BEST_OF_8)
+AHEAD = 0.1  # of the best stopped plain, by R1
+LEVEL_WITHIN = 0.05  # of rejection sampling, by R2
+LOST_BEFORE_FIRING = 0.1  # of gold, at most, by R3
+HARDLY_BELOW = 0.02  # R4 is refuted by a rival that is no further below
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,15 @@ def differences(block: Block, tables: Tables) -> list[Difference]:
     return every
 
 
+def means_of_rivals(block: Block, tables: Tables, family: str) -> pd.DataFrame:
+    """Return means over bases in a family: a row for the control and each rival, a column for each outcome."""
+    of_outcomes = {}
+    for outcome in OUTCOMES:
+        by_base = scores(block, tables, family, outcome).groupby(level=0).mean()
+        of_outcomes[outcome] = by_base.mean()
+    return pd.DataFrame(of_outcomes)
+
+
 def firing(tables: Tables, key: RunKey) -> Firing:
     """Return when `guard_gap` first fired in a run."""
     step = tables.stops.loc[[key], "guard_gap"].iloc[0]
@@ -196,6 +209,43 @@ def firings(block: Block, tables: Tables) -> list[Firing]:
     return [firing(tables, key) for key in watched]
 
 
+def r1_is_refuted(control_less_stopped: Contrast) -> bool:
+    """R1, the control is ahead by at least 0.1: refuted by an interval that excludes 0.1 from above."""
+    return control_less_stopped.estimate.high < AHEAD
+
+
+def r2_is_refuted(control_less_tuned: Contrast) -> bool:
+    """R2, rejection sampling is within 0.05: refuted by an interval that has no part of [-0.05, +0.05]."""
+    _, low, high = control_less_tuned.estimate
+    return low > LEVEL_WITHIN or high < -LEVEL_WITHIN
+
+
+def r3_is_refuted(fired: list[Firing]) -> bool:
+    """R3, `guard_gap` fires on every run, and before gold has lost 0.1: refuted by one run in which it does not."""
+    return any(one.step is None or one.fall >= LOST_BEFORE_FIRING for one in fired)
+
+
+def r4_is_refuted(control_less_rival: Contrast) -> bool:
+    """R4, the rival only delays: refuted by an interval of rival - control whose lower end is above -0.02."""
+    return control_less_rival.estimate.high < HARDLY_BELOW
+
+
+PREDICTIONS = {
+    BEST_STOPPED: ("R1", r1_is_refuted),
+    "rejection sampling": ("R2", r2_is_refuted),
+    "rank 4": ("R4", r4_is_refuted),
+    "a tenth of the rate": ("R4", r4_is_refuted),
+}
+
+
+def grade(difference: Difference) -> str:
+    """Return which prediction a registered difference is of, and what became of it; nothing without one."""
+    if difference.adjusted is None or difference.rival not in PREDICTIONS:
+        return ""
+    name, is_refuted = PREDICTIONS[difference.rival]
+    return f"{name} is refuted" if is_refuted(difference.contrast) else f"{name} is not refuted"
+
+
 def format_difference(difference: Difference) -> str:
     """Write a line of the printed result."""
     rival = difference.rival
@@ -205,6 +255,8 @@ def format_difference(difference: Difference) -> str:
     line = f"{difference.outcome}, control less {rival}: {interval}, n = {difference.pairs}"
     if difference.adjusted is not None:
         line += f", p {difference.adjusted:.3f} after Holm"
+    if grade(difference):
+        line += f"; {grade(difference)}"
     return line
 
 
@@ -214,14 +266,15 @@ def main() -> None:
     tables = read_tables(root)
     for block in read_matrix(root).selected(BLOCKS).blocks:
         for family in block.families:
-            for outcome in OUTCOMES:
-                means = scores(block, tables, family, outcome).groupby(level=0).mean().mean()
-                print(f"\n{family}, {outcome}, means over bases\n{means.to_string()}")
+            print(f"\n{family}, means over bases\n{means_of_rivals(block, tables, family).to_string()}")
         print()
         for difference in differences(block, tables):
             print(f"{difference.family}: {format_difference(difference)}")
-        for one in firings(block, tables):
+        fired = firings(block, tables)
+        for one in fired:
             print(f"{one.key}: guard_gap fired at {one.step}, gold had fallen by {one.fall}")
+        if fired:
+            print(f"R3 is refuted: {r3_is_refuted(fired)}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
 from study.rivals import (
     BEST_OF_8,
@@ -12,9 +13,16 @@ from study.rivals import (
     BY_GUARD,
     BY_KL,
     TESTED,
+    Firing,
     best_rule,
     differences,
     firings,
+    grade,
+    means_of_rivals,
+    r1_is_refuted,
+    r2_is_refuted,
+    r3_is_refuted,
+    r4_is_refuted,
     score_at,
     scores,
     stop_by_gold,
@@ -22,6 +30,7 @@ from study.rivals import (
     stop_by_kl,
     stop_steps,
 )
+from study.rivals_picture import draw_rivals
 from study.tables import STOPS, Tables, make_frame
 
 
@@ -166,3 +175,50 @@ def test_when_the_guard_fired(made):
     assert (one.key.base_seed, one.step) == (1, 30)
     assert one.fall == pytest.approx(0.1)
     assert (never.step, never.fall) == (None, None)
+
+
+def with_interval(low, high):
+    """A mean over three bases with this interval."""
+    half = (high - low) / 2
+    return Contrast((low + high) / 2, half / stats.t.ppf(0.975, 2), 2)
+
+
+def test_when_a_prediction_is_refuted():
+    """Each by its sentence in the protocol, a little to either side of its bound."""
+    assert r1_is_refuted(with_interval(-0.1, 0.099))
+    assert not r1_is_refuted(with_interval(-0.1, 0.101))
+    assert [r2_is_refuted(with_interval(*ends)) for ends in ((0.051, 0.2), (-0.2, -0.051))] == [True, True]
+    assert [r2_is_refuted(with_interval(*ends)) for ends in ((0.049, 0.2), (-0.2, -0.049))] == [False, False]
+    key = key_of("plain_watched", (1, 41))
+    early = Firing(key, 30, 0.099)
+    assert not r3_is_refuted([early, early])
+    assert r3_is_refuted([early, Firing(key, 30, 0.101)])
+    assert r3_is_refuted([early, Firing(key, None, None)])
+    assert r4_is_refuted(with_interval(-0.3, 0.019))  # of control - rival: rival - control begins at -0.019
+    assert not r4_is_refuted(with_interval(-0.3, 0.021))
+
+
+def test_registered_differences_alone_are_graded(made):
+    graded = {(one.rival, one.outcome): grade(one) for one in differences(*made)}
+    # By hand, t = 4.303 at two degrees of freedom: .358 ± .379, .042 ± .179, .375 ± .311 and .125 ± .311.
+    assert graded[BEST_STOPPED, "gold"] == "R1 is not refuted"
+    assert graded["rejection sampling", "gold"] == "R2 is not refuted"
+    assert graded["rank 4", "gold"] == graded["a tenth of the rate", "gold"] == "R4 is not refuted"
+    assert graded[BEST_OF_8, "gold"] == ""
+    assert {told for (_, outcome), told in graded.items() if outcome == "greedy"} == {""}
+
+
+def test_means_of_all_rivals(made):
+    means = means_of_rivals(*made, "reverse_digits")
+    assert means.loc["control"].tolist() == pytest.approx([1.875 / 3, 1.875 / 3 + 0.1])
+    assert means.loc[BY_GUARD, "gold"] == pytest.approx(0.8 / 3)
+    assert means.loc[BEST_OF_8, "gold"] == pytest.approx(0.45)
+
+
+def test_the_picture_has_every_difference(made):
+    block, tables = made
+    (panel,) = draw_rivals([block], tables).axes
+    drawn = {round(float(line.get_xdata()[0]), 6) for line in panel.lines if len(line.get_xdata()) == 1}
+    assert drawn == {round(one.contrast.value, 6) for one in differences(block, tables)}
+    assert [label.get_text() for label in panel.get_yticklabels()] == list(TESTED)
+    assert draw_rivals([block], Tables()) is None
