@@ -119,7 +119,7 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
         if each.differs:
             body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
         elif math.isnan(each.difference.low):
-            body = NO_INTERVAL_NOTE
+            body = NO_INTERVAL_NOTE.removeprefix("n/a: ")  # which the difference says already
         else:
             body = f"no difference found; detectable difference ({POWER}): {each.detectable:.3f}."
         difference = interval_cell(each.difference, "+.3f")
@@ -128,7 +128,7 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
 
 
 def verdict_statement(verdict: Verdict) -> str:
-    """Two sentences: is the best arm, or the only one that was evaluated, told apart, and by how much is it ahead?"""
+    """Say which arm is highest, what it is not told apart from, and by how much it is ahead of each other one."""
     best = verdict.best
     scores = f"{best.sides['trained'].value:.3f} (base {best.sides['base'].value:.3f})"
     if verdict.tied:

@@ -264,6 +264,11 @@ def test_a_model_that_is_not_shipped_is_one_line(rest):
     assert str(refused.value) == f"model_name_or_path='embedded:{rest}' is not here; {cure}"
 
 
+def test_a_task_with_a_slip_of_the_pen_is_recognised():
+    with pytest.raises(ValueError, match=r"'embedded:sortin' is not here \(did you mean 'sorting'\?\); "):
+        find_model("embedded:sortin")
+
+
 def test_the_bases_of_the_demo_and_the_tiny_recipes_are_there():
     assert shipped() == NAMES
     hashes = {name: weights_sha256(name) for name in shipped()}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from huggingface_hub.constants import HF_HOME
 
+from ..text import nearest
 from .gguf_base import MADE_WITH, file_sha256, gguf_model, gguf_sha256, is_gguf
 
 
@@ -68,7 +69,7 @@ def embedded_model(name: str = EMBEDDED) -> str:
         )
     if folder is None:
         raise ValueError(
-            f"model_name_or_path={name!r} is not here; `python -m trl_prorl.embedded` lists what is. In a checkout, "
+            f"model_name_or_path={name!r} is not here{_meant(name)}; `python -m trl_prorl.embedded` lists what is. In a checkout, "
             "study/bases has more: give the folder. `python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` "
             "makes another one: then give DIR."
         )
@@ -88,6 +89,14 @@ def shipped() -> list[str]:
         task, _, seed = path.parent.name.rpartition("-")
         models.append((task, int(seed)))
     return [f"embedded:{task}:{seed}" for task, seed in sorted(models)]
+
+
+def _meant(name: str) -> str:
+    """Return the question for the shipped task that a name without one seems to mean, or an empty string."""
+    prefix, _, rest = name.partition(":")
+    task = rest.partition(":")[0]
+    known = {one.split(":")[1] for one in shipped()}
+    return "" if task in known else nearest(task, known)
 
 
 def weights_sha256(name: str) -> str | None:

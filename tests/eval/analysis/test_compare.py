@@ -185,7 +185,7 @@ def test_statements(evaluated):
     assert comparison_statements([worse])[0].endswith("`d` is higher.")
     few = compare(evaluated("e", [1, 2, 3]), evaluated("f", [3, 4, 5]), k=1)
     assert not few.difference.excludes_zero
-    assert "-0.250 (n/a): n/a: fewer than 20 prompts give no interval" in comparison_statements([few])[0]
+    assert "-0.250 (n/a): fewer than 20 prompts give no interval" in comparison_statements([few])[0]
 
 
 def test_command(evaluated, make_run, make_rows, capsys):
