@@ -266,7 +266,9 @@ def main() -> None:
     tables = read_tables(root)
     for block in read_matrix(root).selected(BLOCKS).blocks:
         for family in block.families:
-            print(f"\n{family}, means over bases\n{means_of_rivals(block, tables, family).to_string()}")
+            means = means_of_rivals(block, tables, family).dropna(how="all")
+            if len(means):
+                print(f"\n{family}, means over bases\n{means.to_string()}")
         print()
         for difference in differences(block, tables):
             print(f"{difference.family}: {format_difference(difference)}")

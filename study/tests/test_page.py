@@ -24,7 +24,7 @@ RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
 CURVES = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
 OUTCOMES = ["pass@1", "pass@8", "greedy"]
 OF_SECOND = ("gamed", "reuse", "pretrained", "forget", "clamp", "modes")  # blocks of the second protocol
-THIRD = RUNS.block.str.startswith(("rivals", "dose", "clamp2"))  # of the third protocol, not quoted by the page yet
+THIRD = RUNS.block.str.startswith(("rivals", "dose", "clamp2"))  # of the third protocol, which has no details yet
 SECOND = RUNS.block.str.startswith(OF_SECOND) & ~THIRD
 FIRST = RUNS[~SECOND & ~THIRD]
 SMOLLM2 = RUNS[RUNS.block == "pretrained"].groupby("seed").filter(lambda of: len(of) == 4)  # seeds with all arms

@@ -19,6 +19,7 @@ SECTIONS = PAGE.split("\n## ")
 RUNS = pd.read_csv(FOLDER / "runs.csv")
 BASES = pd.read_csv(FOLDER / "bases.csv")
 CURVES = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
+STOPS = pd.read_csv(FOLDER / "stops.csv")
 POINTS = pd.read_csv(FOLDER / "points.csv.gz")
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 KEYS = ["family", "arm", "base_seed", "seed", "steps"]
@@ -90,7 +91,7 @@ def test_every_question_has_a_picture():
     asked = [one for one in SECTIONS if one.partition("\n")[0].endswith("?") or one.startswith(names)]
     without = [one.partition("\n")[0] for one in asked[1:] if not re.search(r"!\[[^\]]*\]\(pictures/", one)]
     assert without == ["How sure is this?"]
-    assert len(asked) == 1 + 10
+    assert len(asked) == 1 + 11
     assert "(pictures/core_resets.png)" in PAGE
     assert (STUDY / "pictures" / "core_resets.png").is_file()
 
@@ -125,6 +126,79 @@ def test_every_interval_and_every_signed_number_is_in_the_findings(findings):
         assert any(one in known for one in told), triple
     for number in re.findall(SIGNED, page):
         assert of_findings(number)[1:] in known, number
+
+
+KL_TARGETS = {"gamed_sorting": 0.14, "gamed_reverse": 0.3}
+RIVALS = {
+    "plain at a tenth of the rate": "plain_lr_tenth",
+    "plain, LoRA of rank 4": "plain_rank4",
+    "rejection sampling": "rejection_sampling",
+}
+
+
+def rivals(family, outcome="pass@1"):
+    """A column for each arm of the third protocol's first block, by base; the control by that name."""
+    runs = RUNS[RUNS.block.isin(["rivals", "rivals2"]) & (RUNS.family == family)]
+    table = runs.set_index(["base_seed", "arm"])[outcome].unstack("arm")
+    return table.rename(columns={f"control_target{KL_TARGETS[family]}": "control"})
+
+
+def best_stop(family, outcome):
+    """Plain stopped by the rule with the highest mean: by validation, by its KL, or before the guard fired."""
+    ends = rivals(family, "pass@1" if outcome == "gold" else outcome)["plain_watched"]
+    of_rules = {"validation": {}, "kl": {}, "guard": {}}
+    for base, rows in STOPS[(STOPS.family == family) & (STOPS.arm == "plain_watched")].groupby("base_seed"):
+        at_base = STOPS[(STOPS.family == family) & (STOPS.arm == "base") & (STOPS.base_seed == base)]
+        scores = pd.Series([*at_base[outcome], *rows[outcome]], [0, *rows.step])
+        scores[600] = ends[base]
+        chosen = rows.sort_values("step")
+        validation = chosen.step[chosen.validation_gold.idxmax()]
+        far = chosen.step[chosen.kl_to_base >= KL_TARGETS[family]]
+        fired = chosen.guard_gap.iloc[0]
+        before = [0, *chosen.step[chosen.step < fired]] if fired == fired else [600]
+        steps = (validation, min(far, default=600), max(before))
+        for rule, step in zip(of_rules, steps, strict=True):
+            of_rules[rule][base] = scores[step]
+    return max((pd.Series(of) for of in of_rules.values()), key=lambda of: of.mean())
+
+
+def best_of_8(family):
+    """The exact score of the best paid of 8 samples, by base."""
+    rows = STOPS[(STOPS.family == family) & (STOPS.arm == "base")].dropna(subset="best_of_8")
+    return rows.set_index("base_seed").best_of_8
+
+
+def test_something_cheaper():
+    """Five registered differences of sampled scores, p after Holm over them; greedy ones beside them."""
+    family = "gamed_sorting"
+    sampled = rivals(family)
+    greedy = rivals(family, "greedy")
+    stopped = {"sampled": best_stop(family, "gold"), "greedy": best_stop(family, "greedy")}
+    columns = {"plain, stopped": stopped["sampled"], **{name: sampled[arm] for name, arm in RIVALS.items()}}
+    columns["best of 8 of the base, by reward"] = best_of_8(family).loc[1:5]
+    less = {name: sampled["control"] - column for name, column in columns.items()}
+    assert {len(of) for of in less.values()} == {5}
+    adjusted = holm([stats.ttest_1samp(of, 0).pvalue for of in less.values()])
+    for (name, of), p in zip(less.items(), adjusted, strict=True):
+        of_greedy = {"plain, stopped": stopped["greedy"], **{one: greedy[arm] for one, arm in RIVALS.items()}}.get(name)
+        if of_greedy is None:
+            cells = f"{whole(columns[name].mean())} | {interval(of)}, {p:.3f} | |"
+        else:
+            scores = whole(columns[name].mean(), of_greedy.mean())
+            cells = f"{scores} | {interval(of)}, {p:.3f} | {interval(greedy['control'] - of_greedy)} |"
+        assert f"| {name} | {cells}" in PAGE, (name, cells)
+    assert f"| control, `kl_target` | {whole(sampled['control'].mean(), greedy['control'].mean())} | | |" in PAGE
+    front = " ".join((ROOT / "README.md").read_text().split())
+    assert f"To stop early instead of a KL cost {whole(less['plain, stopped'].mean())} points in the study" in front
+    # What was predicted: a stop costs at least 10 points, and rejection sampling at most 5.
+    _, high = stats.t.interval(0.95, 4, less["plain, stopped"].mean(), stats.sem(less["plain, stopped"]))
+    assert high > 0.1
+    low, _ = stats.t.interval(0.95, 4, less["rejection sampling"].mean(), stats.sem(less["rejection sampling"]))
+    assert low > 0.05
+    for _, rows in STOPS[(STOPS.family == family) & (STOPS.arm == "plain_watched")].groupby("base_seed"):
+        run = (CURVES.family == family) & (CURVES.arm == "plain_watched") & (CURVES.base_seed == rows.base_seed.iloc[0])
+        gold = CURVES[run].set_index("step").gold.rolling(20).mean().loc[: int(rows.guard_gap.iloc[0])]
+        assert gold.max() - gold.iloc[-1] < 0.1
 
 
 def test_a_reward_that_can_be_gamed():
@@ -162,8 +236,6 @@ def test_a_reward_that_can_be_gamed():
     assert f"(registered, sampled, p {adjusted[5]:.3f})" in ONE_LINE  # the fall of B on reversing
     scores = of_block("gamed2")
     assert f"greedy, it is {-100 * (scores.greedy['A_K100'] - scores.greedy['control']).mean():.1f} points" in ONE_LINE
-    scores = of_block("gamed")["pass@1"]
-    assert f"rate gave plain {100 * (scores['plain_lr_third'] - scores['plain']).mean():.1f} points" in ONE_LINE
     first = CURVES[(CURVES.family == "gamed_reverse") & (CURVES.arm == "control") & (CURVES.step == 1)]
     share = 100 * (first.gold / first.reward).mean()
     end = 100 * of_block("gamed2")["pass@1"]["control"].mean()
@@ -182,11 +254,7 @@ def test_what_to_do_when():
     control = ", ".join(signed(of["control"] - of["plain"]) for of in both)
     b_less_plain = ", ".join(signed(of["B"] - of["plain"]) for of in both)
     rarely, often = (signed((gamed[arm] - gamed["control"]).mean()) for arm in ("A_K300", "A"))
-    stopped = []
-    for of, family in ((gamed, "gamed_sorting"), (gamed2, "gamed_reverse")):
-        plain = CURVES[(CURVES.family == family) & (CURVES.arm == "plain") & CURVES.base_seed.between(1, 5)]
-        best = plain.groupby(["base_seed", "seed"]).gold.apply(lambda gold: gold.rolling(20).mean().max())
-        stopped.append(signed((of["control"] - best.groupby(level=0).mean()).mean()))
+    stopped = signed((rivals("gamed_sorting")["control"] - best_stop("gamed_sorting", "gold")).mean())
     clamp = of_block("clamp")["pass@1"]
     freed = {arm: signed((clamp[arm] - clamp["control"]).mean()) for arm in ("plain", "A_K200")}
     modes = of_block("modes")["pass@1"]
@@ -198,7 +266,7 @@ def test_what_to_do_when():
     ]
     assert f"A less plain: [{a_less_plain}]" in PAGE
     assert f"control less plain: [{control}]" in PAGE
-    assert f"plain's best step: {', '.join(stopped)} |" in PAGE
+    assert f"plain's best stop: [{stopped}](#does-something-cheaper-do-as-well) |" in PAGE
     assert f"less the control: {rarely} with one reset in 600 steps, {often} with one in 40" in PAGE
     assert f"less the control: plain [{freed['plain']}](#do-resets-free-a-clamped-policy), A {freed['A_K200']}" in PAGE
     assert f"B less plain, gamed: {b_less_plain} |" in PAGE
@@ -211,7 +279,7 @@ def test_what_to_do_when():
 
 def test_on_how_much_each_advice_rests():
     """Tasks and bases of the table's last column, row by row, and the lengths of the runs."""
-    blocks = [("core",), *[("gamed", "gamed2")] * 2, ("gamed",), ("clamp",), ("gamed", "gamed2")]
+    blocks = [("core",), ("gamed", "gamed2"), ("rivals",), ("gamed",), ("clamp",), ("gamed", "gamed2")]
     blocks += [("reuse8", "reuse32"), ("modes",), ("core",), ("forget",)]
     rows = [line for line in SECTIONS[1].split("\n") if line.startswith("|")][2:]
     for row, names in zip(rows, blocks, strict=True):
@@ -502,7 +570,7 @@ def test_adams_state_where_training_breaks():
 
 
 def test_how_much_was_run():
-    third = RUNS.block.str.startswith(("rivals", "dose", "clamp2"))  # which the page does not quote yet
+    third = RUNS.block.str.startswith(("rivals", "dose", "clamp2"))
     second = RUNS.block.str.startswith(("gamed", "reuse", "pretrained", "forget", "clamp", "modes")) & ~third
     told = f"blocks added to it have {(~second & ~third).sum()} runs, a [second one](protocols/protocol2.md)"
     assert f"{told} {second.sum()}." in ONE_LINE
