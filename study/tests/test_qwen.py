@@ -187,3 +187,22 @@ def test_the_pages_say_what_the_tables_say():
     assert f"ten batches was {', '.join(most)} and {last}." in log
     cut = [f"{100 * share:.0f} %" for share in batches["truncated_fraction"]]
     assert f"of which {cut[4]} were cut in the fifth batch; in the tenth {cut[9]} were" in log
+
+
+def test_a_batch_beside_trls():
+    """CPU seconds of sampling and of two updates, the second of which has no sampling; seconds a token."""
+    cost = pd.read_csv(ROOT / "study/tables/qwen_cost.csv").set_index(["trainer", "step"])
+    page = read_page("study/pages/qwen.md")
+    seconds_of_a_token = {}
+    for name, trainer in {"TRL": "trl", "this recipe": "trl_prorl"}.items():
+        first = cost.loc[trainer, 1]
+        second = cost.loc[trainer, 2]
+        sampling = first.generation_and_scoring
+        whole = first.whole + second.whole
+        cells = [f"{of:.0f}" for of in (sampling, first.whole - sampling, second.whole)]
+        cells += [f"{whole:,.0f}", f"{first.tokens:,.0f}", f"{first.peak_gib:.1f} GiB"]
+        assert f"| {name} | {' | '.join(cells)} |" in page
+        seconds_of_a_token[trainer] = whole / first.tokens
+    times = seconds_of_a_token["trl"] / seconds_of_a_token["trl_prorl"]
+    assert f"A token cost TRL {times:.1f} times as much time." in page
+    assert f"{times:.1f} times the CPU time for a token" in read_page("docs/performance.md")
