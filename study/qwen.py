@@ -43,7 +43,12 @@ STEP_COLUMNS = (
     "time_update",
     "time_step",
 )
-BASE = "base"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # of the arms, in the order of the tables
+
+
+def base_of(arm: str) -> str:
+    """Return the name, among the models, of the base as it was evaluated beside an arm: with its precision."""
+    return f"base of {arm}"
 
 
 def read_steps(run: Path) -> pd.DataFrame:
@@ -81,7 +86,7 @@ def read_verdicts(run: Path) -> pd.DataFrame:
         frame = samples[["prompt_id", "sample", "correct", "truncated"]].rename(columns={"prompt_id": "prompt"})
         frame["tokens"] = samples["ids"].map(len)
         frame.insert(0, "decoding", "sampled" if settings["temperature"] else "greedy")
-        frame.insert(0, "model", BASE if side == BASE else run.name)
+        frame.insert(0, "model", base_of(run.name) if side == "base" else run.name)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
@@ -117,22 +122,22 @@ def scores(verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def gain(verdicts: pd.DataFrame, arm: str, decoding: str) -> Estimate:
-    """Return an arm's pass@1 less that of the base, on the same questions, with its interval over questions."""
+    """Return an arm's pass@1 less that of its base, on the same questions, with its interval over questions."""
     chosen = verdicts[verdicts["decoding"] == decoding]
     means = chosen.groupby(["model", "prompt"])["correct"].mean().unstack("model").loc[chosen["prompt"].unique()]
-    return paired_bootstrap_difference(means[arm], means[BASE])
+    return paired_bootstrap_difference(means[arm], means[base_of(arm)])
 
 
 def draw_curve(steps: pd.DataFrame, path: Path) -> None:
     """Draw reward and share of truncated completions of each batch, over steps, a line for each arm."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for arm, rows in steps.groupby("arm", sort=False):
+    for (arm, rows), colour in zip(steps.groupby("arm", sort=False), COLOURS, strict=False):
         batches = rows[rows["time_rollout"] > 0]  # the others use a batch again
         for axes, column in ((left, "reward"), (right, "truncated_fraction")):
             mean = batches[column].rolling(4, min_periods=1).mean()
-            axes.plot(batches["step"], batches[column], "o", alpha=0.35, color="#0072B2")
-            axes.plot(batches["step"], mean, color="#0072B2", label=f"{arm}: mean of the last four batches")
+            axes.plot(batches["step"], batches[column], "o", alpha=0.35, color=colour)
+            axes.plot(batches["step"], mean, color=colour, label=f"{arm}: mean of the last four batches")
     left.set(title="Right completions of a batch", xlabel="optimizer step", ylabel="share", ylim=(0, 1))
     right.set(title="Completions cut at 200 tokens", xlabel="optimizer step", ylabel="share", ylim=(0, 1))
     for axes in (left, right):
@@ -173,7 +178,7 @@ def main(argv: list[str] | None = None) -> None:
         for decoding in verdicts["decoding"].unique():
             found = gain(verdicts, arm, decoding)
             least = detectable_difference(found)
-            print(f"{arm} less {BASE}, {decoding}: {interval_cell(found, '+.3f')}, detectable {least:.3f}")
+            print(f"{arm} less its base, {decoding}: {interval_cell(found, '+.3f')}, detectable {least:.3f}")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def run(tmp_path):
 def test_scores_by_hand(run):
     verdicts = qwen.read_verdicts(run)
     found = qwen.scores(verdicts).set_index(["model", "decoding"])
-    base = found.loc["base", "sampled"]
+    base = found.loc["base of plain", "sampled"]
     assert (base["questions"], base["n"]) == (2, 2)
     assert base["pass@1"] == 0.25
     assert base["pass@n"] == 0.5
@@ -64,7 +64,7 @@ def test_scores_by_hand(run):
     assert base["tokens"] == 2.5
     trained = found.loc["plain", "sampled"]
     assert (trained["pass@1"], trained["pass@n"], trained["truncated"]) == (0.75, 1.0, 0.25)
-    assert found.loc["base", "greedy"]["pass@1"] == 0.5
+    assert found.loc["base of plain", "greedy"]["pass@1"] == 0.5
     assert qwen.gain(verdicts, "plain", "sampled").value == 0.5
     assert qwen.gain(verdicts, "plain", "greedy").value == 0.5
 
@@ -79,7 +79,10 @@ def test_a_run_is_kept_once_beside_the_others(run, tmp_path):
     steps = pd.read_csv(root / qwen.STEPS)
     assert steps[["arm", "step"]].values.tolist() == [["plain", 1], ["plain", 2], ["control", 1], ["control", 2]]
     verdicts = pd.read_csv(root / qwen.VERDICTS)
-    assert verdicts.groupby("model").size().to_dict() == {"base": 6, "plain": 6, "control": 6}
+    assert verdicts.groupby("model").size().to_dict() == {
+        **dict.fromkeys(("base of plain", "base of control"), 6),
+        **dict.fromkeys(("plain", "control"), 6),
+    }
 
 
 def test_questions_stand_in_the_order_of_the_evaluation(run):
@@ -127,8 +130,9 @@ def test_the_command_keeps_a_run_and_prints_the_gain(run, tmp_path, figures, cap
     for arguments in ([str(run)], []):  # with the run, and from the tables alone
         qwen.main([*arguments, "--root", str(root)])
         *_, greedy, sampled = capsys.readouterr().out.splitlines()
-        assert greedy.startswith("plain less base, greedy: +0.500 (n/a), detectable")  # two questions have no interval
-        assert sampled.startswith("plain less base, sampled: +0.500 (n/a), detectable")
+        # Two questions have no interval.
+        assert greedy.startswith("plain less its base, greedy: +0.500 (n/a), detectable")
+        assert sampled.startswith("plain less its base, sampled: +0.500 (n/a), detectable")
     assert [path for path, _ in figures] == [root / qwen.PICTURE] * 2
 
 
@@ -148,12 +152,13 @@ def test_the_pages_say_what_the_tables_say():
     verdicts = pd.read_csv(ROOT / qwen.VERDICTS)
     page = read_page("study/pages/qwen.md")
     found = qwen.scores(verdicts).set_index(["model", "decoding"])
-    assert len(found) == 4
+    names = {"base of plain": "base", "plain": "plain"}
+    assert len(found) == 2 * len(names)
     for (model, decoding), row in found.iterrows():
         first = f"{percent(row['pass@1'])} % [{percent(row['low'])}, {percent(row['high'])}]"
         second = f"{percent(row['pass@n'])} %" if decoding == "sampled" else ""
         shares = [f"{percent(row[column])} %" for column in ("right of whole", "truncated")]
-        cells = [f"| {model}, {decoding}", first, second, *shares, f"{row['tokens']:.0f} |"]
+        cells = [f"| {names[model]}, {decoding}", first, second, *shares, f"{row['tokens']:.0f} |"]
         assert " | ".join(cells).replace("|  |", "| |") in page
         assert (row["questions"], row["n"]) == (100, 2 if decoding == "sampled" else 1)
     assert "On 100 test questions, with at most 200 tokens a text. *Sampled* is two texts a question at T = 1." in page
@@ -166,8 +171,9 @@ def test_the_pages_say_what_the_tables_say():
     sampled = verdicts[verdicts["decoding"] == "sampled"]
     is_short = sampled["tokens"] < 40
     short = is_short.groupby(sampled["model"]).mean()
-    assert not sampled["correct"][is_short & (sampled["model"] == "base")].any()
-    assert f"Sampled, {100 * short['base']:.0f} % of the base's texts have fewer than 40 tokens, and none of" in page
+    assert not sampled["correct"][is_short & (sampled["model"] == "base of plain")].any()
+    of_base = f"Sampled, {100 * short['base of plain']:.0f} % of the base's texts have fewer than 40 tokens"
+    assert f"{of_base}, and none of" in page
     assert f"of plain's {100 * short['plain']:.0f} % are as short" in page
     sampling = steps["time_rollout"][steps["time_rollout"] > 0].median()
     update = steps["time_update"]
@@ -176,7 +182,7 @@ def test_the_pages_say_what_the_tables_say():
     assert steps["step"].tolist() == [*range(1, 21)]
     minutes = f"{steps['time_step'].sum() / 60:.0f} minutes"
     assert f"Twenty steps took {minutes}" in page
-    began, ended = (f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in ("base", "plain"))
+    began, ended = (f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in ("base of plain", "plain"))
     assert f"went from {began} to {ended} of GSM8K's test questions (sampled)" in read_page("README.md")
     recipe = read_page("recipes/gsm8k/qwen2.5-coder-1.5b-cpu/README.md")
     assert f"20 steps of `plain` took pass@1 from {began} to {ended}, sampled, in {minutes}" in recipe
