@@ -33,7 +33,7 @@ from study.registered import gold_differences, paid_and_right, registered
 from study.reuse import reuse
 from study.rivals import BLOCKS as OF_RIVALS
 from study.rivals import differences as differences_of_rivals
-from study.rivals import firings, grade, means_of_rivals
+from study.rivals import firings, grade, means_of_rivals, replayed_firings
 from study.rivals_picture import draw_rivals
 from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, points, scores, training
 from study.tables import FOLDER, Tables
@@ -193,6 +193,7 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
         "released": [],
         "rivals": [],
         "firings": [],
+        "replayed": [],
     }
     if block.references:
         numbers["aggregates"] = list(aggregates(block, tables).itertuples())
@@ -205,6 +206,7 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
     if block.name in OF_RIVALS:
         numbers["rivals"] = _rows_of_rivals(block, tables)
         numbers["firings"] = firings(block, tables)
+        numbers["replayed"] = replayed_firings(block, tables)
     return numbers
 
 

@@ -15,6 +15,7 @@ from study.matrix import Block, PlannedRun, RunKey, read_matrix
 from study.registered import over_bases, smoothed_curve
 from study.scores import finished
 from study.tables import Tables, read_tables
+from trl_prorl.guards.guard_gap import GuardGap
 
 
 BLOCKS = ("rivals", "rivals2")
@@ -34,6 +35,7 @@ BY_GUARD = "plain, stopped by guard_gap"
 STOPPED = (BY_GOLD, BY_KL, BY_GUARD)
 BEST_STOPPED = "best stopped plain"
 BEST_OF_8 = "best of 8"
+GAPS = (0.05, 0.1)  # of a guard that is replayed: the protocol's, and the one that README advises
 TESTED = (BEST_STOPPED, "rejection sampling", "rank 4", "a tenth of the rate", BEST_OF_8)
 AHEAD = 0.1  # of the best stopped plain, by R1
 LEVEL_WITHIN = 0.05  # of rejection sampling, by R2
@@ -209,6 +211,26 @@ def firings(block: Block, tables: Tables) -> list[Firing]:
     return [firing(tables, key) for key in watched]
 
 
+def replayed_firing(tables: Tables, key: RunKey, gap: float) -> int | None:
+    """Return the step at which a `guard_gap` would first have fired in a run, by its training batches."""
+    guard = GuardGap(gap, "event", request=lambda reason: None)
+    for row in tables.curves.loc[[key]].itertuples():
+        if guard.observe(row.gold, row.reward) is not None:
+            return int(row.step)
+    return None
+
+
+def replayed_firings(block: Block, tables: Tables) -> list[dict]:
+    """List, for each run of the control and of plain, the first firings at `GAPS`: exploratory."""
+    rows = []
+    for run in block.runs:
+        key = run.key
+        if key.arm in (control_of(block).key.arm, PLAIN_ARM) and key in tables.runs.index:
+            at_gaps = {f"at {gap:g}": replayed_firing(tables, key, gap) for gap in GAPS}
+            rows.append({"arm": key.arm, "base": key.base_seed, **at_gaps})
+    return rows
+
+
 def r1_is_refuted(control_less_stopped: Contrast) -> bool:
     """R1, the control is ahead by at least 0.1: refuted by an interval that excludes 0.1 from above."""
     return control_less_stopped.estimate.high < AHEAD
@@ -277,6 +299,8 @@ def main() -> None:
             print(f"{one.key}: guard_gap fired at {one.step}, gold had fallen by {one.fall}")
         if fired:
             print(f"R3 is refuted: {r3_is_refuted(fired)}")
+        for row in replayed_firings(block, tables):
+            print(f"guard_gap, replayed: {row}")
 
 
 if __name__ == "__main__":

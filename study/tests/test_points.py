@@ -173,7 +173,7 @@ def best_of_8(family):
     return rows.set_index("base_seed").best_of_8
 
 
-def test_something_cheaper():
+def test_something_simpler():
     """Five registered differences of sampled scores, p after Holm over them; greedy ones beside them."""
     family = "gamed_sorting"
     sampled = rivals(family)
@@ -186,30 +186,55 @@ def test_something_cheaper():
     assert {len(of) for of in less.values()} == {5}
     adjusted = holm([stats.ttest_1samp(of, 0).pvalue for of in less.values()])
     for (name, (of_sampled, of_greedy)), p in zip(columns.items(), adjusted, strict=True):
-        cells = f"| {interval(less[name])}, {p:.3f} |"
-        if of_greedy is None:
-            assert f"| {name} | {whole(of_sampled.mean())} {cells} |" in PAGE
-        else:
-            scores = whole(of_sampled.mean(), of_greedy.mean())
-            assert f"| {name} | {scores} {cells} {interval(greedy['control'] - of_greedy)} |" in PAGE
-    assert f"| control, `kl_target` | {whole(sampled['control'].mean(), greedy['control'].mean())} | | |" in PAGE
+        means = [of.mean() for of in (of_sampled, of_greedy) if of is not None]
+        assert f"| {name} | {whole(*means)} | {interval(less[name])}, {p:.3f} |" in PAGE
+    assert f"| **base** | {whole(*base_scores(family))} | |" in PAGE
+    for name, arm in {"plain": "plain_watched", "control, `kl_target`": "control"}.items():
+        assert f"| {name} | {whole(sampled[arm].mean(), greedy[arm].mean())} | |" in PAGE
+    stopped = less["plain, stopped"].mean()
+    stopped_greedy = (greedy["control"] - columns["plain, stopped"][1]).mean()
+    told = f"[{signed(stopped)}](#does-something-simpler-do-as-well) sampled, {signed(stopped_greedy)} greedy"
+    assert f"control's end less plain's best stop: {told} |" in PAGE
     front = " ".join((ROOT / "README.md").read_text().split())
-    assert f"To stop early instead of a KL cost {whole(less['plain, stopped'].mean())} points in the study" in front
-    # What was predicted: a stop costs at least 10 points, and rejection sampling at most 5.
-    low, _ = ends_of_interval(less["plain, stopped"])
-    assert low > 0.1
-    low, _ = ends_of_interval(less["rejection sampling"])
-    assert low > 0.05
+    told = f"stopping early ended {whole(stopped)} points below that KL (sampled, registered; greedy"
+    assert f"On one task, {told} {whole(stopped_greedy)}, exploratory)." in front
+    # What was predicted: a stop costs at least 10 points, rejection sampling at most 5, and the rest something.
+    assert ends_of_interval(less["plain, stopped"])[0] > 0.1
+    assert ends_of_interval(less["rejection sampling"])[0] > 0.05
+    assert ends_of_interval(less["plain at a tenth of the rate"])[0] > 0
+    assert ends_of_interval(less["plain, LoRA of rank 4"])[0] > 0
+    # What is not told apart.
+    for less_it in (less["best of 8 of the base, by reward"], greedy["control"] - greedy["rejection_sampling"]):
+        low, high = ends_of_interval(less_it)
+        assert low < 0 < high
 
 
 def test_the_guard_fires_in_time():
-    """In every plain run, before the mean of 20 steps has lost 10 points."""
-    watched = STOPS[STOPS.arm == "plain_watched"].groupby(KEYS).guard_gap.first()
-    assert len(watched) >= 5
-    curves = CURVES[CURVES.arm == "plain_watched"].set_index([*KEYS, "step"]).gold
+    """
+    In every plain run, before the mean of 20 steps has lost 10 points. Under a KL as well: gold's mean lies 5 points
+    below its highest so far, at a step at which the reward's is no lower than it was there.
+    """
+    watched = STOPS[(STOPS.arm == "plain_watched") & (STOPS.family == "gamed_sorting")].groupby(KEYS).guard_gap.first()
+    assert len(watched) == 5
+    assert "`guard_gap: 0.05` fired in all five plain runs, as predicted." in ONE_LINE
+    curves = CURVES.set_index([*KEYS, "step"])[["gold", "reward"]]
     for key, fired in watched.items():
-        gold = curves.loc[key].rolling(20).mean().loc[: int(fired)]
+        assert first_firing(curves.loc[key]) == fired
+        gold = curves.loc[key].gold.rolling(20).mean().loc[: int(fired)]
         assert gold.max() - gold.iloc[-1] < 0.1
+        family, _, *rest = key
+        under_kl = first_firing(curves.loc[(family, f"control_target{KL_TARGETS[family]}", *rest)])
+        assert under_kl > fired
+
+
+def first_firing(curve, gap=0.05):
+    """The first step at which gold's mean of 20 steps lies `gap` below its highest, and the reward's is no lower."""
+    mean = curve.rolling(20).mean().dropna()
+    for step, now in mean.iterrows():
+        best = mean.loc[:step].gold.idxmax()
+        if mean.gold[best] - now.gold > gap and now.reward >= mean.reward[best]:
+            return step
+    return np.inf
 
 
 def test_a_reward_that_can_be_gamed():
@@ -265,7 +290,6 @@ def test_what_to_do_when():
     control = ", ".join(signed(of["control"] - of["plain"]) for of in both)
     b_less_plain = ", ".join(signed(of["B"] - of["plain"]) for of in both)
     rarely, often = (signed((gamed[arm] - gamed["control"]).mean()) for arm in ("A_K300", "A"))
-    stopped = signed((rivals("gamed_sorting")["control"] - best_stop("gamed_sorting", "gold")).mean())
     clamp = of_block("clamp")["pass@1"]
     freed = {arm: signed((clamp[arm] - clamp["control"]).mean()) for arm in ("plain", "A_K200")}
     modes = of_block("modes")["pass@1"]
@@ -277,7 +301,6 @@ def test_what_to_do_when():
     ]
     assert f"A less plain: [{a_less_plain}]" in PAGE
     assert f"control less plain: [{control}]" in PAGE
-    assert f"plain's best stop: [{stopped}](#does-something-cheaper-do-as-well) |" in PAGE
     assert f"less the control: {rarely} with one reset in 600 steps, {often} with one in 40" in PAGE
     assert f"less the control: plain [{freed['plain']}](#do-resets-free-a-clamped-policy), A {freed['A_K200']}" in PAGE
     assert f"B less plain, gamed: {b_less_plain} |" in PAGE

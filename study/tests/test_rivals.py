@@ -23,6 +23,8 @@ from study.rivals import (
     r2_is_refuted,
     r3_is_refuted,
     r4_is_refuted,
+    replayed_firing,
+    replayed_firings,
     score_at,
     scores,
     stop_by_gold,
@@ -177,6 +179,19 @@ def test_when_the_guard_fired(made):
     assert (never.step, never.fall) == (None, None)
 
 
+def test_a_guard_is_replayed_on_the_training_batches(made, add):
+    """Gold's mean of 20 steps is .6 at step 20 and falls by .01 a step, while the reward stays: by .06 at step 26."""
+    block, tables = made
+    plain = key_of("plain_watched", (1, 41))
+    assert replayed_firing(tables, plain, 0.055) == 26
+    assert replayed_firing(tables, plain, 0.105) == 31
+    assert replayed_firing(tables, plain, 0.3) is None
+    rows = replayed_firings(block, tables)
+    arms = ("control_target0.1", "plain_watched")
+    assert [(row["arm"], row["base"]) for row in rows] == [(arm, base) for base in (1, 2, 3) for arm in arms]
+    assert set(rows[0]) == {"arm", "base", "at 0.05", "at 0.1"}
+
+
 def with_interval(low, high):
     """A mean over three bases with this interval."""
     half = (high - low) / 2
@@ -216,9 +231,18 @@ def test_means_of_all_rivals(made):
 
 
 def test_the_picture_has_every_difference(made):
+    """Each at its value, in the row of its rival, with the mark of its outcome."""
     block, tables = made
     (panel,) = draw_rivals([block], tables).axes
-    drawn = {round(float(line.get_xdata()[0]), 6) for line in panel.lines if len(line.get_xdata()) == 1}
-    assert drawn == {round(one.contrast.value, 6) for one in differences(block, tables)}
-    assert [label.get_text() for label in panel.get_yticklabels()] == list(TESTED)
+    names = [label.get_text() for label in panel.get_yticklabels()]
+    assert names == list(TESTED)
+    drawn = set()
+    for line in panel.lines:
+        if line.get_marker() in ("o", "s") and len(line.get_xdata()):
+            (x,), (y,) = line.get_data()
+            row = min(range(len(names)), key=lambda place: abs(panel.get_yticks()[place] - y))
+            drawn.add((names[row], line.get_marker(), round(float(x), 9)))
+    marks = {"gold": "o", "greedy": "s"}
+    every = differences(block, tables)
+    assert drawn == {(one.rival, marks[one.outcome], round(one.contrast.value, 9)) for one in every}
     assert draw_rivals([block], Tables()) is None
