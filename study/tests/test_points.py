@@ -196,7 +196,7 @@ def test_something_simpler():
     told = f"[{signed(stopped)}](#does-something-simpler-do-as-well) sampled, {signed(stopped_greedy)} greedy"
     assert f"control's end less plain's best stop: {told} |" in PAGE
     front = " ".join((ROOT / "README.md").read_text().split())
-    assert f"on one of them {whole(stopped)} higher than the best early stop (registered)" in front
+    assert f"On one of them the best early stop ended {whole(stopped)} below it (registered)." in front
     # What was predicted: a stop costs at least 10 points, rejection sampling at most 5, and the rest something.
     assert ends_of_interval(less["plain, stopped"])[0] > 0.1
     assert ends_of_interval(less["rejection sampling"])[0] > 0.05
