@@ -173,7 +173,7 @@ def best_of_8(family):
     return rows.set_index("base_seed").best_of_8
 
 
-TASKS_OF_RIVALS = ("gamed_sorting",)  # those whose five bases are complete
+TASKS_OF_RIVALS = ("gamed_sorting", "gamed_reverse")
 STOPPED = "plain, stopped"
 BEST_OF_8 = "best of 8 of the base, by reward"
 
@@ -207,6 +207,9 @@ def test_something_simpler():
         for (name, both), p in zip(columns.items(), adjusted, strict=True):
             means = [of.mean() for of in both if of is not None]
             rows[name] += [whole(*means), f"{interval(less[name])}, {p:.3f}"]
+        not_told_apart = [name for name, p in zip(columns, adjusted, strict=True) if p > 0.05]
+        level_on_reversing = [] if family == "gamed_sorting" else ["rejection sampling"]
+        assert not_told_apart == [*level_on_reversing, BEST_OF_8]
         stopped.append(less[STOPPED].mean())
         stopped_greedy.append((greedy["control"] - columns[STOPPED][1]).mean())
     page = " ".join(PAGE.split())
@@ -216,23 +219,26 @@ def test_something_simpler():
     told += f", {', '.join(map(signed, stopped_greedy))} greedy"
     assert f"control's end less plain's best stop: {told} |" in PAGE
     front = " ".join((ROOT / "README.md").read_text().split())
-    assert f"On one of them the best early stop ended {whole(stopped[0])} below it (registered)." in front
+    ended = " and ".join(whole(of) for of in stopped)
+    assert f"There the best early stop ended {ended} below it (registered)." in front
 
 
 def test_what_was_predicted_of_the_rivals():
     """A stop costs at least 10 points, rejection sampling at most 5, and a small rate or rank something."""
-    family = "gamed_sorting"
-    sampled = rivals(family)["control"]
-    greedy = rivals(family, "greedy")["control"]
-    columns = rival_scores(family)
-    less = {name: ends_of_interval(sampled - of_sampled) for name, (of_sampled, _) in columns.items()}
-    assert less[STOPPED][0] > 0.1
-    assert less["rejection sampling"][0] > 0.05
-    assert less["plain at a tenth of the rate"][0] > 0
-    assert less["plain, LoRA of rank 4"][0] > 0
-    # What is not told apart.
-    for low, high in (less[BEST_OF_8], ends_of_interval(greedy - columns["rejection sampling"][1])):
-        assert low < 0 < high
+    refuted = []
+    for family in TASKS_OF_RIVALS:
+        sampled = rivals(family)["control"]
+        greedy = rivals(family, "greedy")["control"]
+        columns = rival_scores(family)
+        less = {name: ends_of_interval(sampled - of_sampled) for name, (of_sampled, _) in columns.items()}
+        assert less[STOPPED][0] > 0.1
+        assert less["plain at a tenth of the rate"][0] > 0
+        assert less["plain, LoRA of rank 4"][0] > 0
+        refuted.append(less["rejection sampling"][0] > 0.05)
+        assert less[BEST_OF_8][0] < 0 < less[BEST_OF_8][1]  # not told apart
+        tuned = greedy - columns["rejection sampling"][1]
+        assert tuned.mean() < 0  # greedy, it is not below the control
+    assert refuted == [True, False]
 
 
 def test_the_guard_fires_in_time():
@@ -240,12 +246,12 @@ def test_the_guard_fires_in_time():
     In every plain run, before the mean of 20 steps has lost 10 points. Under a KL as well: gold's mean lies 5 points
     below its highest so far, at a step at which the reward's is no lower than it was there.
     """
-    watched = STOPS[(STOPS.arm == "plain_watched") & (STOPS.family == "gamed_sorting")].groupby(KEYS).guard_gap.first()
-    assert len(watched) == 5
-    assert "`guard_gap: 0.05` fired in all five plain runs, as predicted." in ONE_LINE
+    watched = STOPS[STOPS.arm == "plain_watched"].groupby(KEYS).guard_gap.first()
+    assert len(watched) == 10
+    assert "`guard_gap: 0.05` fired in all ten plain runs, as predicted." in ONE_LINE
     curves = CURVES.set_index([*KEYS, "step"])[["gold", "reward"]]
     for key, fired in watched.items():
-        assert first_firing(curves.loc[key]) == fired
+        assert abs(first_firing(curves.loc[key]) - fired) <= 1  # a fall of 0.05 itself is a matter of rounding
         gold = curves.loc[key].gold.rolling(20).mean().loc[: int(fired)]
         assert gold.max() - gold.iloc[-1] < 0.1
         family, _, *rest = key
@@ -339,7 +345,7 @@ def test_what_to_do_when():
 
 def test_on_how_much_each_advice_rests():
     """Tasks and bases of the table's last column, row by row, and the lengths of the runs."""
-    blocks = [("core",), ("gamed", "gamed2"), ("rivals",), ("gamed",), ("clamp",), ("gamed", "gamed2")]
+    blocks = [("core",), ("gamed", "gamed2"), ("rivals", "rivals2"), ("gamed",), ("clamp",), ("gamed", "gamed2")]
     blocks += [("reuse8", "reuse32"), ("modes",), ("core",), ("forget",)]
     rows = [line for line in SECTIONS[1].split("\n") if line.startswith("|")][2:]
     for row, names in zip(rows, blocks, strict=True):
