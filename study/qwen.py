@@ -174,7 +174,8 @@ def main(argv: list[str] | None = None) -> None:
     verdicts = pd.read_csv(args.root / VERDICTS)
     draw_curve(steps, args.root / PICTURE)
     print(scores(verdicts).to_string(index=False, float_format="%.3f"))
-    for arm in steps["arm"].unique():
+    evaluated = [arm for arm in steps["arm"].unique() if arm in set(verdicts["model"])]
+    for arm in evaluated:
         for decoding in verdicts["decoding"].unique():
             found = gain(verdicts, arm, decoding)
             least = detectable_difference(found)

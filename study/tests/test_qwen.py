@@ -148,7 +148,8 @@ def percent(value):
 
 
 def test_the_pages_say_what_the_tables_say():
-    steps = pd.read_csv(ROOT / qwen.STEPS)
+    every = pd.read_csv(ROOT / qwen.STEPS)
+    steps = every[every["arm"] == "plain"]
     verdicts = pd.read_csv(ROOT / qwen.VERDICTS)
     page = read_page("study/pages/qwen.md")
     found = qwen.scores(verdicts).set_index(["model", "decoding"])
@@ -182,6 +183,12 @@ def test_the_pages_say_what_the_tables_say():
     assert steps["step"].tolist() == [*range(1, 21)]
     minutes = f"{steps['time_step'].sum() / 60:.0f} minutes"
     assert f"Twenty steps took {minutes}" in page
+    again = every[every["arm"] == "plain_seed2"]
+    assert again["step"].tolist() == [*range(1, 21)]
+    rewards = again["reward"][again["time_rollout"] > 0]
+    began, ended = (f"{100 * of.mean():.0f} %" for of in (rewards.iloc[:4], rewards.iloc[-4:]))
+    told = f"{again['time_step'].sum() / 60:.0f} minutes. The share of right texts went from {began} in its first four"
+    assert f"{told} batches to {ended} in its last four." in page
     began, ended = (f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in ("base of plain", "plain"))
     assert f"went from {began} to {ended} of GSM8K's test questions (sampled)" in read_page("README.md")
     recipe = read_page("recipes/gsm8k/qwen2.5-coder-1.5b-cpu/README.md")
