@@ -125,12 +125,11 @@ def draw_figures(reported: Sequence[Reported], tables: Tables) -> dict[str, Figu
     figures: dict[str, Figure | None] = {}
     for block, _, pass1_differences in reported:
         figures[f"{block.name}_curves.png"] = learning_curves(block, tables)
-        if block.name in OF_RIVALS:
-            pass  # they have one picture together
-        elif "gold" in block.outcomes:  # whose interval over bases decides, in the later protocols
-            figures[f"{block.name}_forest.png"] = forest(block, tables, gold_differences(block, tables))
-        else:
-            figures[f"{block.name}_forest.png"] = forest(block, tables, pass1_differences)
+        if block.name not in OF_RIVALS:  # whose blocks have one picture together
+            shown = pass1_differences
+            if "gold" in block.outcomes:  # whose interval over bases decides, in the later protocols
+                shown = gold_differences(block, tables)
+            figures[f"{block.name}_forest.png"] = forest(block, tables, shown)
         if "fall" in block.outcomes or block.runs[0].evaluation["others"]:
             figures[f"{block.name}_frontier.png"] = frontier(block, tables)
         if block.name.startswith("clamp"):

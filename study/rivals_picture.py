@@ -1,4 +1,4 @@
-"""The control less each of its rivals, in one picture: does something cheaper do what a KL does?"""
+"""The control less each of its rivals, in one picture: does something simpler do what a KL does?"""
 
 from collections.abc import Sequence
 

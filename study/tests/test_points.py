@@ -226,6 +226,7 @@ def test_something_simpler():
 def test_what_was_predicted_of_the_rivals():
     """A stop costs at least 10 points, rejection sampling at most 5, and a small rate or rank something."""
     refuted = []
+    highest = []
     for family in TASKS_OF_RIVALS:
         sampled = rivals(family)["control"]
         greedy = rivals(family, "greedy")["control"]
@@ -236,9 +237,9 @@ def test_what_was_predicted_of_the_rivals():
         assert less["plain, LoRA of rank 4"][0] > 0
         refuted.append(less["rejection sampling"][0] > 0.05)
         assert less[BEST_OF_8][0] < 0 < less[BEST_OF_8][1]  # not told apart
-        tuned = greedy - columns["rejection sampling"][1]
-        assert tuned.mean() < 0  # greedy, it is not below the control
+        highest.append(ends_of_interval(greedy - columns["rejection sampling"][1])[1])
     assert refuted == [True, False]
+    assert highest[0] > 0 > highest[1]  # greedy, it is level on sorting, and higher on reversing
 
 
 def test_the_guard_fires_in_time():
