@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, set_seed
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
@@ -63,7 +64,7 @@ def read_recipe(path: Path) -> FineTuningRecipe:
 
 def draw(base: str, tokenizer, task: Task, rows: list[dict], longest: int) -> Drawn:
     """Draw 16 texts of the base for each question, at T = 1, of at most `longest` tokens."""
-    model, compact = prepare_for_sampling(load_model(base))
+    model, compact = prepare_for_sampling(load_model(base, torch.float32))
     sampling = SamplingSettings(temperature=TEMPERATURE, max_new_tokens=longest)
     texts = []
     tokens = 0
@@ -126,7 +127,7 @@ def make_trainer(recipe: FineTuningRecipe, base: str, tokenizer, rows: list[dict
     if len(rows) < texts:
         raise RunError(f"the base wrote {len(rows)} different texts with full reward, and an update needs {texts}")
     return SFTTrainer(
-        model=load_model(base),
+        model=load_model(base, torch.float32),
         args=args,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,

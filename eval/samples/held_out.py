@@ -21,6 +21,7 @@ from trl_prorl.eval.samples.models import (
     Point,
     base_point,
     checkpoint_points,
+    evaluation_dtype,
     identity,
     load_point,
     load_tokenizer,
@@ -88,7 +89,7 @@ class HeldOut:
         """
         settings = {
             "model": self._identity(point),
-            "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
+            "dtype": str(evaluation_dtype(self.config)).removeprefix("torch."),
             "tokenizer": digest(self.tokenizer.get_vocab(), self.tokenizer.chat_template),
             **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
@@ -180,7 +181,9 @@ class HeldOut:
                 set_seed(int(digest(self.seed, names, have[places[0]])[:8], 16))
                 try:
                     rows = [self.rows[place] for place in places]
-                    drawn = sample(model, self.tokenizer, self.task, rows, count, sampling=sampling, compact=compact)
+                    drawn = sample(
+                        model, self.tokenizer, self.task, rows, count, sampling=sampling, compact=compact, bar=bar
+                    )
                 except torch.OutOfMemoryError as error:
                     raise RunError(
                         f"--batch-size {self.batch_size}: the GPU has no memory for so many sequences of up to "

@@ -4,6 +4,7 @@ import filecmp
 import os
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from trl_prorl.checkpoint.files import sha256
+from trl_prorl.environment import cpu_computes_bf16
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.local_paths import find_output_dir
@@ -227,22 +229,29 @@ def weight_hashes(folder: Path) -> dict[str, str]:
     return {file.name: sha256(file) for file in files}
 
 
-def load_model(path, revision: str | None = None):
-    """A causal language model, on the GPU in bfloat16 if there is one, else on the CPU in float32."""
-    disable_progress_bar()  # of weights: our own bars show what takes long
+def evaluation_dtype(config: Mapping) -> torch.dtype:
+    """
+    Return the precision in which the models of a run are evaluated: bfloat16 on a GPU, and on a CPU that has
+    instructions for it if the run computed in it; else float32.
+    """
     if torch.cuda.is_available():
-        device = "cuda"
-        dtype = torch.bfloat16
-    else:
-        device = "cpu"
-        dtype = torch.float32
+        return torch.bfloat16
+    if config.get("bf16") is True and cpu_computes_bf16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def load_model(path, dtype: torch.dtype, revision: str | None = None):
+    """A causal language model, on the GPU if there is one."""
+    disable_progress_bar()  # of weights: our own bars show what takes long
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     return AutoModelForCausalLM.from_pretrained(path, revision=revision or "main", dtype=dtype).to(device)
 
 
 def load_base_model(config: dict):
     """The model a run started from."""
     with hub_errors(config["model_name_or_path"]):
-        return load_model(config["model_name_or_path"], config.get("model_revision"))
+        return load_model(config["model_name_or_path"], evaluation_dtype(config), config.get("model_revision"))
 
 
 def load_point(point: Point, config: dict):
@@ -251,7 +260,7 @@ def load_point(point: Point, config: dict):
         return load_base_model(config)
     if kind_of_model(point.folder) == "adapter":
         return PeftModel.from_pretrained(load_base_model(config), point.folder)
-    return load_model(point.folder)
+    return load_model(point.folder, evaluation_dtype(config))
 
 
 def load_tokenizer(folder: Path):

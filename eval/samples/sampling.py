@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 import torch
 from peft import PeftModel
 from tqdm import tqdm
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria
 
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
-from trl_prorl.rollout.compact import compact_sample
+from trl_prorl.rollout.compact import compact_sample, contiguous_states
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.merged_copy import why_not_merged
 from trl_prorl.rollout.turns import play, prepare_tokenizer
@@ -104,6 +104,24 @@ def progress(total: int, description: str) -> tqdm:
     return tqdm(total=total, desc=description, unit="sample", delay=10, mininterval=60)
 
 
+class TokensOnBar(StoppingCriteria):
+    """
+    Says behind a bar how many tokens a batch has so far, because a batch of a large model takes minutes. It stops
+    nothing.
+    """
+
+    def __init__(self, bar: tqdm, prompt_length: int, most: int):
+        self.bar = bar
+        self.prompt_length = prompt_length
+        self.most = most
+
+    def __call__(self, input_ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
+        written = input_ids.shape[1] - self.prompt_length
+        self.bar.set_postfix_str(f"token {written} of {self.most}", refresh=False)
+        self.bar.update(0)  # draws it, unless it has just been drawn
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
 @contextmanager
 def plain_generation_config(model) -> Iterator[None]:
     """
@@ -146,6 +164,7 @@ def sample(
     sampling: SamplingSettings | None = None,
     *,
     compact: bool = False,
+    bar: tqdm | None = None,
     **fields,
 ) -> list[list[Sample]]:
     """
@@ -154,7 +173,7 @@ def sample(
 
     `fields` are those of a [`SamplingSettings`] where none is given. A model's own generation config has no say.
     Samples depend on torch's global seed and on what is batched together. `compact` computes a prompt once for all its
-    samples, and drops a sample when it ends.
+    samples, and drops a sample when it ends. A `bar` says which token is being drawn.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).
@@ -174,18 +193,20 @@ def sample(
             several = {"custom_generate": compact_sample, "copies": copies}
         else:
             several = {"num_return_sequences": n}
-        with plain_generation_config(model):
+        prompt_length = inputs["input_ids"].shape[1]
+        criteria = [] if bar is None else [TokensOnBar(bar, prompt_length, most)]
+        with plain_generation_config(model), contiguous_states(model):
             sequences = model.generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 max_new_tokens=most,
                 eos_token_id=stops,
                 pad_token_id=tokenizer.pad_token_id,
+                stopping_criteria=criteria,
                 **options,
                 **several,
             )
         sequences = sequences.ids if compact else sequences
-        prompt_length = inputs["input_ids"].shape[1]
         return [until_stop(ids, stops) for ids in sequences[:, prompt_length:].tolist()]
 
     row_of_each = [row for row in rows for _ in range(n)]

@@ -67,7 +67,11 @@ class TrainerHeldOut(HeldOut):
         self.as_begun = trainer.as_begun
         env = read_env(self.run_dir)
         noted = (env.get("base_model") or {}).get("name")
-        self.config = {"model_name_or_path": noted, "model_revision": env.get("base_commit")}
+        self.config = {
+            "model_name_or_path": noted,
+            "model_revision": env.get("base_commit"),
+            "bf16": trainer.args.bf16,
+        }
         if not self.base_below and not noted:
             raise InputError("the record names no model that the run began from, so there is no base: train first")
         if not self.base_below:

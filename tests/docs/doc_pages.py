@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*/README.md"), *ROOT.glob("study/**/*.md")]
+PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/README.md"), *ROOT.glob("study/**/*.md")]
 PAGES = sorted(PAGES)
 PAGES.remove(ROOT / "study" / "pages" / "smollm2_card.md")  # as `trl-prorl push` wrote it
 PAGES = [page for page in PAGES if page.name != "findings.md"]  # there after `make study-figures` only

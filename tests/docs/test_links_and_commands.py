@@ -8,6 +8,7 @@ import pytest
 import yaml
 from doc_pages import PAGES, ROOT, anchors, blocks, commands, links, named_file
 
+from eval import command_lines
 from trl_prorl.commands import COMMANDS
 from trl_prorl.demo import DEMOS
 from trl_prorl.launch.shipped_recipes import shipped_recipes
@@ -95,6 +96,18 @@ def test_every_command_names_what_exists(page):
     inline = re.findall(r"`((?:python|make|accelerate|trl-prorl) [^`…]+)`", text)
     told = [command for command in [*commands(text), *inline] if command != "accelerate launch"]
     assert {command: reason for command in told if (reason := why_wrong(command, text))} == {}
+
+
+@pytest.mark.parametrize("name", ["passk", "drift"])
+def test_every_evaluation_takes_the_options_that_pages_give_it(name, monkeypatch):
+    """But for the plugins and the runs, which are not here."""
+    monkeypatch.setattr(command_lines, "_find_runs", lambda args: args)
+    monkeypatch.setattr(command_lines, "load_plugin", lambda file, may_have_rows: None)
+    told = [shlex.split(command) for page in PAGES for command in commands(page.read_text())]
+    given = [words[2:] for words in told if words[:2] == ["trl-prorl", name]]
+    assert given
+    for options in given:
+        getattr(command_lines, name)(options)
 
 
 def test_the_front_page_has_its_commands():

@@ -8,9 +8,12 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from eval import drift, passk, push
+from eval.samples import models
+from eval.samples.held_out import HeldOut
 from eval.samples.models import (
     Point,
     checkpoint_points,
+    evaluation_dtype,
     find_trained_model,
     identity,
     last_step,
@@ -54,6 +57,39 @@ def test_every_point_loads_its_own_weights(run_dir, base, config, add_checkpoint
     assert torch.equal(logits[0], plain)
     assert not any(torch.allclose(one, other, atol=1e-3) for one, other in pairwise(logits))
     assert len({json.dumps(identity(point.folder, config)) for point in points}) == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is bfloat16 whatever the run says")
+@pytest.mark.parametrize(
+    ("bf16", "instructions", "expected"),
+    [
+        (True, True, torch.bfloat16),
+        (True, False, torch.float32),  # emulated, it is several times slower
+        (True, None, torch.float32),
+        (False, True, torch.float32),
+        (None, True, torch.float32),
+    ],
+)
+def test_the_precision_of_an_evaluation_on_a_cpu(monkeypatch, bf16, instructions, expected):
+    monkeypatch.setattr(models, "cpu_computes_bf16", lambda: instructions)
+    assert evaluation_dtype({"bf16": bf16}) is expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is bfloat16 whatever the run says")
+def test_a_run_in_bf16_is_evaluated_in_bf16(run_dir, task, monkeypatch):
+    """Its base and its adapter, and the samples are kept apart from those in float32."""
+    monkeypatch.setattr(models, "cpu_computes_bf16", lambda: True)
+    in_float32 = HeldOut(run_dir, "test", 2)
+    path = run_dir / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"bf16": True}))
+    held_out = HeldOut(run_dir, "test", 2)
+    for point in (held_out.base, held_out.trained):
+        loaded = load_point(point, held_out.config)
+        assert {param.dtype for name, param in loaded.named_parameters() if "lora" not in name} == {torch.bfloat16}
+        assert len(held_out.samples(point, 2)) == 4
+        store = held_out.store(point, held_out.sampling)
+        assert store.settings["dtype"] == "bfloat16"
+        assert store.folder != in_float32.store(point, in_float32.sampling).folder
 
 
 def test_the_record_may_lie_elsewhere(run_dir, tmp_path):
