@@ -48,7 +48,6 @@ PICTURES = Path("study", "pictures")
 PAGE = "findings.md"
 TEMPLATE = "findings.md.jinja"
 BESIDE = (OUTCOMES["greedy"], OUTCOMES["pass@8"])  # beside pass@1
-THIRD = (*OF_RIVALS, "dose", "clamp2")  # blocks of the third protocol
 SOON = 3  # steps after which a reset's reward is back
 # Columns of the table on training, and the format of each.
 TRAINING = {
@@ -177,7 +176,7 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
     pooled = [over_families(block, tables, k) for k in (1, *BESIDE)]
     numbers: dict[str, Any] = {
         "name": block.name,
-        "protocol": "third" if block.name in THIRD else "second",
+        "protocol": block.protocol,
         "references": block.references,
         "scores": reported.scores.to_dict("records"),
         "training": training(block, tables).to_dict("records"),

@@ -66,6 +66,7 @@ REGISTERED = {
 }
 # Those that are fields of a `Block`.
 BLOCK_FIELDS = {
+    "protocol": _matching("first|second|third", "first, second or third"),
     "default": flag,
     "suffix": text,
     "tuned_on": text,
@@ -155,19 +156,21 @@ class Block:
         runs (`tuple[PlannedRun, ...]`): In the order of training: pair by pair, each through all families and arms.
         references (`tuple[str, ...]`): The arms with which all others are compared.
         steps (`int`): Steps of the optimizer, in each of its runs.
+        protocol (`str`): `first`, `second` or `third`.
         suffix (`str`): What the names of its arms end with.
         split (`str`): `test`, or `validation` if the block chooses values.
         tuned_on (`str`): The block that chooses the values that are `tuned`.
         tuned_by (`str`): The score by which this block chooses.
         tuned_family (`str`): The family of that block whose choice is taken; each family's own if it is empty.
         default (`bool`): A block that is no default is selected by name alone.
-        registered (`dict`): `outcomes` and `differences` of the second protocol.
+        registered (`dict`): `outcomes` and `differences` of the later protocols.
     """
 
     name: str
     runs: tuple[PlannedRun, ...]
     references: tuple[str, ...]
     steps: int
+    protocol: str = "first"
     suffix: str = ""
     split: str = "test"
     tuned_on: str = ""

@@ -23,10 +23,8 @@ FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
 CURVES = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
 OUTCOMES = ["pass@1", "pass@8", "greedy"]
-OF_SECOND = ("gamed", "reuse", "pretrained", "forget", "clamp", "modes")  # blocks of the second protocol
-THIRD = RUNS.block.str.startswith(("rivals", "dose", "clamp2"))  # of the third protocol, which has no details yet
-SECOND = RUNS.block.str.startswith(OF_SECOND) & ~THIRD
-FIRST = RUNS[~SECOND & ~THIRD]
+PROTOCOLS = RUNS.block.map({block.name: block.protocol for block in read_matrix(ROOT).blocks})
+FIRST = RUNS[PROTOCOLS == "first"]
 SMOLLM2 = RUNS[RUNS.block == "pretrained"].groupby("seed").filter(lambda of: len(of) == 4)  # seeds with all arms
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
 ONE_LINE = " ".join(DETAILS.split())
@@ -91,8 +89,9 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
         assert alone((pairs[later] - pairs["control"]).dropna().groupby(level=0).mean()) in ONE_LINE
     for _, row in arms.groupby(level=0).filter(lambda of: len(of) == 5).groupby(level=0).mean().iterrows():
         assert ", ".join(f"{row[name]:.3f}" for name in OUTCOMES) + f" | {row['drift']:.2f} |" in DETAILS
-    hours = RUNS[SECOND].seconds.sum() / 3600
-    assert f"{SECOND.sum()} runs, {hours:.1f} core-hours, by the second one" in ONE_LINE
+    second = RUNS[PROTOCOLS == "second"]
+    hours = second.seconds.sum() / 3600
+    assert f"{len(second)} runs, {hours:.1f} core-hours, by the second one" in ONE_LINE
     assert (arms["pass@1"]["control"] > arms["pass@1"]["plain"]).all()
     gained = (pairs["control"] - pairs["plain"]).dropna().groupby(level=0).mean().loc[1:5]
     points = f"{100 * gained.mean():.0f} points of pass@1 higher than none"
