@@ -122,17 +122,37 @@ def less_base(block: Block, tables: Tables, arm: str, k: int) -> Contrast | None
     return over_bases((scores[arm] - scores[BASE_ARM]).dropna())
 
 
-def print_differences(block: Block, tables: Tables) -> None:
-    """Print the registered differences, and what becomes of C3."""
+def ks_of(block: Block) -> list[int]:
+    """Return the values of k for which the block draws enough samples."""
+    samples = max(run.evaluation["passk"]["samples"] for run in block.runs if "passk" in run.evaluation)
+    return [k for k in KS if k <= samples]
+
+
+def mean_pass_at_k(block: Block, tables: Tables) -> pd.DataFrame:
+    """
+    Return pass@k, means over bases: a row for each k, a column for the base and for each arm of which it was measured.
+    """
+    found = {k: pass_at(block, tables, k).groupby(level=0).mean().mean() for k in ks_of(block)}
+    return pd.DataFrame(found).T
+
+
+def mean_bounds(block: Block, tables: Tables) -> pd.DataFrame:
+    """Return the bounds on pass@k in the places of [`mean_pass_at_k`], for k of 2 or more."""
+    found = {k: bounds(block, tables, k).groupby(level=0).mean().mean() for k in ks_of(block) if k > 1}
+    return pd.DataFrame(found).T
+
+
+def refuted(block: Block, tables: Tables) -> dict[str, bool | None]:
+    """Return which predictions are refuted; `None` of one that is not tested, and nothing of one without runs."""
+    back = all_given_back(block, tables)
+    found = {"C1": c1_is_refuted(back), "C2": c2_is_refuted(back)}
     for row in registered(block, tables):
-        if "gold" not in row["adjusted"]:
-            continue
-        contrast = row["contrasts"]["gold"]
-        p = row["adjusted"]["gold"]
-        interval = interval_cell(contrast.estimate, "+.3f")
-        print(f"gold, {row['arm']} less {row['less']}: {interval}, p {p:.3f} after Holm")
-        if row["less"] == PLAIN:
-            print(f"C3 of {row['arm']} is refuted: {c3_is_refuted(contrast)}")
+        if row["less"] == PLAIN and "gold" in row["adjusted"]:
+            found[f"C3 of {row['arm']}"] = c3_is_refuted(row["contrasts"]["gold"])
+    widened = less_base(block, tables, PLAIN, max(ks_of(block)))
+    if widened is not None:
+        found["C4"] = c4_is_refuted(widened)
+    return found
 
 
 def main() -> None:
@@ -140,18 +160,20 @@ def main() -> None:
     root = Path.cwd()
     tables = read_tables(root)
     (block,) = read_matrix(root).selected([BLOCK]).blocks
-    print_differences(block, tables)
-    back = all_given_back(block, tables)
-    print(f"\ngiven back, by beta and steps between resets\n{back.to_string()}")
-    print(f"C1 is refuted: {c1_is_refuted(back)}\nC2 is refuted: {c2_is_refuted(back)}")
-    scores = {k: pass_at(block, tables, k).groupby(level=0).mean().mean() for k in KS}
-    highest = {k: bounds(block, tables, k).groupby(level=0).mean().mean() for k in KS if k > 1}
-    print(f"\npass@k, means over bases\n{pd.DataFrame(scores).T.to_string()}")
-    print(f"\nits bounds\n{pd.DataFrame(highest).T.to_string()}")
-    difference = less_base(block, tables, PLAIN, max(KS))
-    if difference is not None:
-        told = interval_cell(difference.estimate, "+.3f")
-        print(f"\npass@{max(KS)}, {PLAIN} less the base: {told}; C4 is refuted: {c4_is_refuted(difference)}")
+    for row in registered(block, tables):
+        if "gold" in row["adjusted"]:
+            interval = interval_cell(row["contrasts"]["gold"].estimate, "+.3f")
+            print(f"gold, {row['arm']} less {row['less']}: {interval}, p {row['adjusted']['gold']:.3f} after Holm")
+    print(f"\ngiven back, by beta and steps between resets\n{all_given_back(block, tables).to_string()}")
+    print(f"\npass@k, means over bases\n{mean_pass_at_k(block, tables).to_string()}")
+    print(f"\nits bounds\n{mean_bounds(block, tables).to_string()}\n")
+    largest = max(ks_of(block))
+    for arm in pass_at(block, tables, largest):
+        difference = less_base(block, tables, arm, largest)
+        if arm != BASE_ARM and difference is not None:
+            print(f"pass@{largest}, {arm} less the base: {interval_cell(difference.estimate, '+.3f')}")
+    for name, is_refuted in refuted(block, tables).items():
+        print(f"{name} is {'not tested' if is_refuted is None else 'refuted' if is_refuted else 'not refuted'}")
 
 
 if __name__ == "__main__":

@@ -135,27 +135,43 @@ def format_slope(slope: Slope) -> str:
     return line
 
 
+def means_by_strictness(block: Block, tables: Tables) -> pd.DataFrame:
+    """
+    Return means over bases, a row for each strictness: the base's `share`, both outcomes of the control and of plain,
+    and how far the control's sampled gold is `away` from D1.
+    """
+    columns = {}
+    for arm in (control_of(block).key.arm, PLAIN):
+        for outcome in OUTCOMES:
+            means = by_share(block, tables, arm, outcome).groupby(level="family").mean()
+            columns.setdefault("share", means["share"])
+            columns[f"{arm}, {outcome}"] = means[outcome]
+    columns["away"] = away_from_prediction(block, tables)
+    return pd.DataFrame(columns).reindex(block.families)
+
+
+def grades(block: Block, tables: Tables) -> dict[str, Grade]:
+    """Return what becomes of D1 and D2; of one without runs, nothing."""
+    registered = {slope.arm: slope.contrast for slope in slopes(block, tables) if slope.adjusted is not None}
+    found = {}
+    control = control_of(block).key.arm
+    if control in registered:
+        found["D1"] = grade_d1(registered[control], away_from_prediction(block, tables))
+    if PLAIN in registered:
+        found["D2"] = grade_d2(registered[PLAIN])
+    return found
+
+
 def main() -> None:
     """Print shares and scores of all strictnesses, the slopes, and what becomes of the predictions."""
     root = Path.cwd()
     tables = read_tables(root)
     (block,) = read_matrix(root).selected([BLOCK]).blocks
-    control = control_of(block).key.arm
-    for outcome in OUTCOMES:
-        for arm in (control, PLAIN):
-            means = by_share(block, tables, arm, outcome).groupby(level="family").mean()
-            print(f"\n{arm}, means over bases\n{means.to_string()}")
-    print()
-    found = slopes(block, tables)
-    for slope in found:
+    print(f"means over bases\n{means_by_strictness(block, tables).to_string()}\n")
+    for slope in slopes(block, tables):
         print(format_slope(slope))
-    registered = {slope.arm: slope.contrast for slope in found if slope.adjusted is not None}
-    if control in registered:
-        away = away_from_prediction(block, tables)
-        print(f"gold of {control} less (share - {LESS}): {away.round(3).to_dict()}")
-        print(f"D1: {grade_d1(registered[control], away)}")
-    if PLAIN in registered:
-        print(f"D2: {grade_d2(registered[PLAIN])}")
+    for name, grade in grades(block, tables).items():
+        print(f"{name}: {grade}")
 
 
 if __name__ == "__main__":

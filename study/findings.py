@@ -13,6 +13,10 @@ from eval.analysis.statistics import Estimate
 from eval.pages.plotting import DPI
 from study.around_resets import SHOWN, around_resets
 from study.clamp import clamp, slowing_of_plain, summary
+from study.clamp2 import BLOCK as CLAMP2
+from study.clamp2 import all_given_back, mean_bounds, mean_pass_at_k
+from study.clamp2 import refuted as refuted_of_clamp2
+from study.clamp2_picture import draw_pass_at_k
 from study.cost import COST_FILE, relatives, rounds
 from study.differences import (
     ELSE,
@@ -25,6 +29,10 @@ from study.differences import (
     over_families,
     shares,
 )
+from study.dose import BLOCK as DOSE
+from study.dose import grades as grades_of_dose
+from study.dose import means_by_strictness, slopes
+from study.dose_picture import draw_dose
 from study.frontier import frontier
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
@@ -133,6 +141,10 @@ def draw_figures(reported: Sequence[Reported], tables: Tables) -> dict[str, Figu
             figures[f"{block.name}_frontier.png"] = frontier(block, tables)
         if block.name.startswith("clamp"):
             figures[f"{block.name}_release.png"] = clamp(block, tables)
+        if block.name == DOSE:
+            figures[f"{block.name}_line.png"] = draw_dose(block, tables)
+        if block.name == CLAMP2:
+            figures[f"{block.name}_passk.png"] = draw_pass_at_k(block, tables)
         if block.name in SHOWN:
             figures[f"{block.name}_resets.png"] = around_resets(block, tables)
     of_reuse = [one.block for one in reported if one.block.name.startswith("reuse")]
@@ -192,6 +204,12 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
         "rivals": [],
         "firings": [],
         "replayed": [],
+        "strictnesses": [],
+        "slopes": [],
+        "grades": {},
+        "given_back": [],
+        "pass_at_k": [],
+        "refuted": {},
     }
     if block.references:
         numbers["aggregates"] = list(aggregates(block, tables).itertuples())
@@ -205,7 +223,29 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
         numbers["rivals"] = _rows_of_rivals(block, tables)
         numbers["firings"] = firings(block, tables)
         numbers["replayed"] = replayed_firings(block, tables)
+    if block.name == DOSE:
+        numbers["strictnesses"] = means_by_strictness(block, tables).reset_index(names="family").to_dict("records")
+        numbers["slopes"] = slopes(block, tables)
+        numbers["grades"] = grades_of_dose(block, tables)
+    if block.name == CLAMP2:
+        numbers["given_back"] = all_given_back(block, tables).reset_index(names="β").to_dict("records")
+        numbers["pass_at_k"] = _rows_of_pass_at_k(block, tables)
+        numbers["refuted"] = refuted_of_clamp2(block, tables)
     return numbers
+
+
+def _rows_of_pass_at_k(block: Block, tables: Tables) -> list[dict[str, Any]]:
+    """A row for each k: pass@k of the base and of each arm, and its bound beside it."""
+    scores = mean_pass_at_k(block, tables)
+    highest = mean_bounds(block, tables).reindex(scores.index)
+    rows = []
+    for k, of_k in scores.iterrows():
+        row = {"k": str(k)}
+        for arm, score in of_k.items():
+            row[arm] = score
+            row[f"{arm}, at most"] = highest.loc[k, arm]
+        rows.append(row)
+    return rows
 
 
 def _rows_of_rivals(block: Block, tables: Tables) -> list[dict[str, Any]]:

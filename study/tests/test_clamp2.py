@@ -14,8 +14,12 @@ from study.clamp2 import (
     c3_is_refuted,
     c4_is_refuted,
     less_base,
+    mean_bounds,
+    mean_pass_at_k,
     pass_at,
+    refuted,
 )
+from study.clamp2_picture import draw_pass_at_k
 from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
 from study.registered import registered
@@ -43,6 +47,7 @@ blocks:
     pairs: [[1, 61], [2, 62], [3, 63]]
     steps: 3
     references: [plain]
+    registered: {{outcomes: [gold], differences: [[B_beta_old1, plain], [B_beta_old10, plain]]}}
     passk: {{prompts: 2, samples: 4, arms: [plain]}}
     arms:
 {LINES}
@@ -57,8 +62,8 @@ GOLD = {
     "A_beta10": (0.2, 0.2, 0.2),
     "A_K200_beta1": (0.3, 0.3, 0.3),
     "A_K200_beta10": (0.1, 0.2, 0.0),
-    "B_beta_old1": (0.5, 0.6, 0.4),
-    "B_beta_old10": (0.5, 0.6, 0.4),
+    "B_beta_old1": (0.4, 0.6, 0.4),
+    "B_beta_old10": (0.3, 0.39, 0.2),
 }
 RIGHT = {1: (2, 0), 2: (1, 1), 3: (4, 0)}  # of plain's four samples, question by question
 RIGHT_OF_BASE = {1: (1, 0), 2: (1, 0), 3: (0, 0)}
@@ -177,3 +182,34 @@ def test_the_real_block_registers_six_tests(add):
     ]
     counted = {run.key.arm for run in block.runs if run.evaluation.get("passk") == {"prompts": 128, "samples": 256}}
     assert counted == {"plain", "control_beta10", "A_K200_beta10", "B_beta_old10"}
+
+
+def test_what_becomes_of_the_predictions(made):
+    """By the numbers above: more is given back by K = 40, and by the weaker KL; B at 10 is .2 below plain."""
+    block, tables = made
+    assert refuted(block, tables) == {
+        "C1": False,
+        "C2": False,
+        "C3 of B_beta_old1": False,  # -.1, 0 and 0: the interval reaches 0
+        "C3 of B_beta_old10": True,
+        "C4": False,
+    }
+    assert refuted(block, Tables()) == {"C1": None, "C2": None}
+    assert mean_pass_at_k(block, tables).loc[2].tolist() == pytest.approx([17 / 36, 1 / 6])
+    assert mean_bounds(block, tables).loc[4, "plain"] == pytest.approx((1 - (7 / 12) ** 2 + 3 / 4 + 3 / 4) / 3)
+
+
+def test_the_picture_has_every_pass_at_k(made):
+    """Of plain and of the base, with the bounds dotted."""
+    block, tables = made
+    (panel,) = draw_pass_at_k(block, tables).axes
+    named = {line.get_label(): line for line in panel.lines if not line.get_label().startswith("_")}
+    assert list(named) == ["base", "plain"]
+    scores = mean_pass_at_k(block, tables)
+    highest = mean_bounds(block, tables)
+    for arm, line in named.items():
+        assert list(line.get_xdata()) == [1, 2, 4]
+        assert list(line.get_ydata()) == pytest.approx(scores[arm].tolist(), nan_ok=True)
+    dotted = [list(line.get_ydata()) for line in panel.lines if line.get_linestyle() == ":"]
+    assert dotted[1] == pytest.approx(highest["plain"].tolist(), nan_ok=True)
+    assert draw_pass_at_k(block, Tables()) is None

@@ -4,7 +4,17 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from study.dose import away_from_prediction, by_share, grade_d1, grade_d2, share_of_base, slopes
+from study.dose import (
+    away_from_prediction,
+    by_share,
+    grade_d1,
+    grade_d2,
+    grades,
+    means_by_strictness,
+    share_of_base,
+    slopes,
+)
+from study.dose_picture import draw_dose
 from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
 from study.tables import STOPS, Tables, make_frame
@@ -143,3 +153,29 @@ def test_d2(value, half, met, refuted):
 def contrast(value, half):
     """One whose interval, of five bases, is `half` to either side."""
     return Contrast(value, half / float(stats.t.ppf(0.975, 4)), 4)
+
+
+def test_what_the_tables_say_in_one(made):
+    """Means over bases; the control's slopes .8 to 1.04 and plain's 0 to .12 meet both predictions."""
+    block, tables = made
+    means = means_by_strictness(block, tables)
+    assert means["share"].tolist() == pytest.approx(SHARES)
+    assert means[f"{CONTROL}, gold"]["ends_b"] == pytest.approx((0.35 + 0.3 + 0.3) / 3)
+    assert means["plain, greedy"]["ends_a"] == pytest.approx(0.5 * 0.1 + 0.25)
+    assert means["away"].tolist() == pytest.approx(away_from_prediction(block, tables).tolist())
+    assert grades(block, tables) == {"D1": (True, False), "D2": (True, False)}
+    assert grades(block, Tables()) == {}
+
+
+def test_the_picture_has_every_mean(made):
+    """Of each arm and outcome a point for each strictness, at its share and its score."""
+    block, tables = made
+    means = means_by_strictness(block, tables)
+    panels = draw_dose(block, tables).axes
+    for panel, outcome in zip(panels, ("gold", "greedy"), strict=True):
+        drawn = {line.get_label(): line.get_data() for line in panel.lines if line.get_marker() == "o"}
+        for name, arm in (("control", CONTROL), ("plain", "plain")):
+            shares, scores = drawn[name]
+            assert list(shares) == pytest.approx(SHARES)
+            assert list(scores) == pytest.approx(means[f"{arm}, {outcome}"].tolist())
+    assert draw_dose(block, Tables()) is None
