@@ -13,10 +13,6 @@ from eval.analysis.statistics import Estimate
 from eval.pages.plotting import DPI
 from study.around_resets import SHOWN, around_resets
 from study.clamp import clamp, slowing_of_plain, summary
-from study.clamp2 import BLOCK as CLAMP2
-from study.clamp2 import all_given_back, mean_bounds, mean_pass_at_k
-from study.clamp2 import refuted as refuted_of_clamp2
-from study.clamp2_picture import draw_pass_at_k
 from study.cost import COST_FILE, relatives, rounds
 from study.differences import (
     ELSE,
@@ -29,10 +25,6 @@ from study.differences import (
     over_families,
     shares,
 )
-from study.dose import BLOCK as DOSE
-from study.dose import grades as grades_of_dose
-from study.dose import means_by_strictness, slopes
-from study.dose_picture import draw_dose
 from study.frontier import frontier
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
@@ -40,11 +32,10 @@ from study.plots import forest, learning_curves, span
 from study.registered import gold_differences, paid_and_right, registered
 from study.reuse import reuse
 from study.rivals import BLOCKS as OF_RIVALS
-from study.rivals import differences as differences_of_rivals
-from study.rivals import firings, grade, means_of_rivals, replayed_firings
 from study.rivals_picture import draw_rivals
 from study.scores import CO_PRIMARY, OUTCOMES, aggregates, outcomes, points, scores, training
 from study.tables import FOLDER, Tables
+from study.third import figures_of_third, numbers_of_third
 from study.tuned import choices
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
@@ -141,10 +132,7 @@ def draw_figures(reported: Sequence[Reported], tables: Tables) -> dict[str, Figu
             figures[f"{block.name}_frontier.png"] = frontier(block, tables)
         if block.name.startswith("clamp"):
             figures[f"{block.name}_release.png"] = clamp(block, tables)
-        if block.name == DOSE:
-            figures[f"{block.name}_line.png"] = draw_dose(block, tables)
-        if block.name == CLAMP2:
-            figures[f"{block.name}_passk.png"] = draw_pass_at_k(block, tables)
+        figures |= figures_of_third(block, tables)
         if block.name in SHOWN:
             figures[f"{block.name}_resets.png"] = around_resets(block, tables)
     of_reuse = [one.block for one in reported if one.block.name.startswith("reuse")]
@@ -201,15 +189,7 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
         "registered": [],
         "paid": [],
         "released": [],
-        "rivals": [],
-        "firings": [],
-        "replayed": [],
-        "strictnesses": [],
-        "slopes": [],
-        "grades": {},
-        "given_back": [],
-        "pass_at_k": [],
-        "refuted": {},
+        "third": numbers_of_third(block, tables),
     }
     if block.references:
         numbers["aggregates"] = list(aggregates(block, tables).itertuples())
@@ -219,49 +199,7 @@ def _numbers_of_block(reported: Reported, tables: Tables) -> dict[str, Any]:
         numbers["paid"] = paid_and_right(block, tables)
     if block.name.startswith("clamp"):
         numbers["released"] = summary(block, tables).to_dict("records")
-    if block.name in OF_RIVALS:
-        numbers["rivals"] = _rows_of_rivals(block, tables)
-        numbers["firings"] = firings(block, tables)
-        numbers["replayed"] = replayed_firings(block, tables)
-    if block.name == DOSE:
-        numbers["strictnesses"] = means_by_strictness(block, tables).reset_index(names="family").to_dict("records")
-        numbers["slopes"] = slopes(block, tables)
-        numbers["grades"] = grades_of_dose(block, tables)
-    if block.name == CLAMP2:
-        numbers["given_back"] = all_given_back(block, tables).reset_index(names="β").to_dict("records")
-        numbers["pass_at_k"] = _rows_of_pass_at_k(block, tables)
-        numbers["refuted"] = refuted_of_clamp2(block, tables)
     return numbers
-
-
-def _rows_of_pass_at_k(block: Block, tables: Tables) -> list[dict[str, Any]]:
-    """A row for each k: pass@k of the base and of each arm, and its bound beside it."""
-    scores = mean_pass_at_k(block, tables)
-    highest = mean_bounds(block, tables).reindex(scores.index)
-    rows = []
-    for k, of_k in scores.iterrows():
-        row = {"k": str(k)}
-        for arm, score in of_k.items():
-            row[arm] = score
-            row[f"{arm}, at most"] = highest.loc[k, arm]
-        rows.append(row)
-    return rows
-
-
-def _rows_of_rivals(block: Block, tables: Tables) -> list[dict[str, Any]]:
-    """A row for the control and for each rival in a family: its scores, and the control's lead where it is tested."""
-    leads = {}
-    for one in differences_of_rivals(block, tables):
-        leads[one.family, one.rule or one.rival, one.outcome] = one
-    rows = []
-    for family in block.families:
-        for name, means in means_of_rivals(block, tables, family).iterrows():
-            row = {"family": family, "rival": name, **means}
-            row["lead"] = leads.get((family, name, "gold"))
-            row["greedy_lead"] = leads.get((family, name, "greedy"))
-            row["grade"] = grade(row["lead"]) if row["lead"] else ""
-            rows.append(row)
-    return rows
 
 
 def _side_by_side(tables: list[pd.DataFrame]) -> list[tuple[dict, ...]]:

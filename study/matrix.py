@@ -27,7 +27,7 @@ KEYS_OF_THE_RUN = (MODEL, "seed", "max_steps", "output_dir", "run_dir")
 OPTIMIZER_KEYS = ("optimizer_reset", "optimizer_reset_alpha")
 # The key of an arm that the study alone knows: the module that trains it, from its recipe, in place of the product.
 TRAINED_BY = "trained_by"
-TRAINERS = ("study.fine_tuning",)
+KEEPS_CHECKPOINTS = {"study.fine_tuning": False, "study.replayed_kl": True}  # by the modules that there are
 BASE_ARM = "base"
 
 
@@ -43,8 +43,8 @@ def _check_keys(value: Any, at: str) -> None:
     if not isinstance(value, dict) or set(KEYS_OF_THE_RUN) & value.keys():
         refuse(value, at, f"a mapping of recipe keys, without {', '.join(KEYS_OF_THE_RUN)},")
     trained_by = value.get(TRAINED_BY)
-    if trained_by is not None and trained_by not in TRAINERS:
-        refuse(trained_by, f"{at}.{TRAINED_BY}", f"one of {', '.join(TRAINERS)}")
+    if trained_by is not None and trained_by not in KEEPS_CHECKPOINTS:
+        refuse(trained_by, f"{at}.{TRAINED_BY}", f"one of {', '.join(KEEPS_CHECKPOINTS)}")
 
 
 def _refuse_unknown(value: Any, at: str) -> None:

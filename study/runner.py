@@ -26,7 +26,7 @@ import yaml
 
 from study.bases import base_hash, model_of
 from study.frozen import commit_tables, frozen_commit, git, worktree
-from study.matrix import MATRIX, MODEL, TRAINED_BY, Matrix, PlannedRun, RunKey
+from study.matrix import KEEPS_CHECKPOINTS, MATRIX, MODEL, TRAINED_BY, Matrix, PlannedRun, RunKey
 from study.tables import BASES, FOLDER, Tables, check_base, read_tables, write_tables
 from study.tuned import with_choices
 from trl_prorl.errors import InputError, RunError
@@ -192,13 +192,14 @@ class RunFiles:
 
 def checkpoint_keys(run: PlannedRun) -> dict[str, Any]:
     """
-    Return the keys by which a run keeps checkpoints: as many as its block asks for, else six of a long run. What the
-    study itself trains keeps none; it is short, and begins anew.
+    Return the keys by which a run keeps checkpoints: as many as its block asks for, else six of a long run. What keeps
+    none is short, and begins anew.
     """
     checkpoints = run.evaluation.get("checkpoints")
     if checkpoints is None and run.key.steps >= LONG:
         checkpoints = CHECKPOINTS
-    if checkpoints is None or TRAINED_BY in run.recipe:
+    trained_by = run.recipe.get(TRAINED_BY)
+    if checkpoints is None or not KEEPS_CHECKPOINTS.get(trained_by, True):
         return {}
     return {"save_strategy": "steps", "save_steps": run.key.steps // checkpoints}
 

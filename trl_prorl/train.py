@@ -13,6 +13,7 @@ import pickle
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
@@ -44,13 +45,17 @@ from .trainer import ProRLTrainer
 
 
 def build(
-    task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig
+    task_args: TaskArguments,
+    args: ProRLConfig,
+    model_args: ModelConfig,
+    trainer_class: Callable[..., ProRLTrainer] = ProRLTrainer,
 ) -> tuple[ProRLTrainer, str | bool | None]:
     """
     Make the trainer of a recipe.
 
     Args:
         task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]): The recipe.
+        trainer_class (`Callable`, *optional*): What makes the trainer: [`ProRLTrainer`], or a subclass of one's own.
 
     Returns:
         The trainer, and the checkpoint that it resumes from, as `Trainer.train` takes it.
@@ -97,7 +102,7 @@ def build(
     check_context(prompt_lengths(train_dataset, tokenize), model, model_args.model_revision, args)
     if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer knows whether it packs
         check_prompts_fit(train_dataset, eval_dataset, tokenize, args)
-    trainer = ProRLTrainer(
+    trainer = trainer_class(
         model=model,
         reward_funcs=task_args.make_rewards(task, args.max_completion_length),
         args=args,
@@ -274,12 +279,17 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     run(*configurations)
 
 
-def run(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) -> None:
+def run(
+    task_args: TaskArguments,
+    args: ProRLConfig,
+    model_args: ModelConfig,
+    trainer_class: Callable[..., ProRLTrainer] = ProRLTrainer,
+) -> None:
     """Build, train and save what a recipe says; errors end the process as [`main`] says."""
     trainer = None
     try:
         interrupt_as_usual()
-        trainer, resume = build(task_args, args, model_args)
+        trainer, resume = build(task_args, args, model_args, trainer_class)
         train(trainer, resume)
     except KeyboardInterrupt:
         begun = trainer is not None and trainer.has_begun

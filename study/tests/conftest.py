@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 import tests.conftest  # noqa: F401  one thread, no Hub, and the folder of `run_record.py`
+from study.findings import _environment
+from study.third import numbers_of_third
 from trl_prorl.launch.recipe_check import read_recipe
 
 
@@ -113,3 +115,14 @@ def add_run(tables, key, prompts=4, steps=None, correct=None, base_hash="ab", cu
 def add():
     """A function that adds a made-up run to tables, and its base if it is not there: `add(tables, key, seconds=5)`."""
     return add_run
+
+
+def render(block, tables):
+    """What the page of findings says of a block of the third protocol alone."""
+    return _environment().get_template("third.md.jinja").render(third=numbers_of_third(block, tables))
+
+
+@pytest.fixture(scope="session")
+def section_of():
+    """A function: what the page of findings says of a block of the third protocol alone."""
+    return render

@@ -213,3 +213,11 @@ def test_the_picture_has_every_pass_at_k(made):
     dotted = [list(line.get_ydata()) for line in panel.lines if line.get_linestyle() == ":"]
     assert dotted[1] == pytest.approx(highest["plain"].tolist(), nan_ok=True)
     assert draw_pass_at_k(block, Tables()) is None
+
+
+def test_the_page_says_it(made, section_of):
+    page = section_of(*made)
+    assert "| 1 | 0.667 | 0.333 |\n| 10 | 0.250 | 0.000 |" in page
+    assert "| 2 | 0.472 | 0.472 | 0.167 | 0.167 |" in page
+    assert "C3 of B_beta_old1 is not refuted." in page
+    assert "C3 of B_beta_old10 is refuted." in page

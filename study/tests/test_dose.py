@@ -179,3 +179,10 @@ def test_the_picture_has_every_mean(made):
             assert list(shares) == pytest.approx(SHARES)
             assert list(scores) == pytest.approx(means[f"{arm}, {outcome}"].tolist())
     assert draw_dose(block, Tables()) is None
+
+
+def test_the_page_says_it(made, section_of):
+    page = section_of(*made)
+    assert "| ends_b | 0.375 | 0.317 | 0.408 | 0.133 | 0.317 | -0.008 |" in page
+    assert f"| {CONTROL} | sampled | 3 | +0.947 [" in page
+    assert "D1 is met, and not refuted." in page

@@ -114,7 +114,11 @@ def test_a_selection(study):
         ("suffix: _lr10", "suffix: _lr10\n    suffix: _x", "the key 'suffix' is given twice"),
         ("suffix: _lr10", "checkpoints: 2", "blocks.stress.checkpoints=2 has to divide steps=9"),
         ("suffix: _lr10", "checkpoints: 0", "blocks.stress.checkpoints is 0; an integer from 1 is needed"),
-        ("plain: {}", "plain: {trained_by: os}", "plain.trained_by is 'os'; one of study.fine_tuning is needed"),
+        (
+            "plain: {}",
+            "plain: {trained_by: os}",
+            "plain.trained_by is 'os'; one of study.fine_tuning, study.rep",
+        ),
         (
             "suffix: _lr10",
             "passk: {prompts: 2, samples: 1, arms: [A]}",
@@ -178,7 +182,7 @@ def test_the_study_s_blocks():
     second = {"gamed_screen": 10 * 2, "gamed": 10 * 10, "gamed2": 5 * 5, "forget": 5 * 6, "modes": 8 * 5}
     second |= {"clamp_screen": 3 * 2, "clamp": 4 * 5, "clamp_restart": 5, "clamp_repeat": 2}
     second |= {"pretrained": 4 * 3} | dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
-    third = {"rivals": 5 * 5, "rivals2": 5 * 5, "dose": 2 * 4 * 5, "clamp2": 9 * 3}
+    third = {"rivals": 5 * 5, "rivals2": 5 * 5, "dose": 2 * 4 * 5, "clamp2": 9 * 3, "forget2": 4 * 6}
     assert counts == sizes | added | second | third
     # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`; plain, control and
     # A of `events`.
