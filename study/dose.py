@@ -150,6 +150,18 @@ def means_by_strictness(block: Block, tables: Tables) -> pd.DataFrame:
     return pd.DataFrame(columns).reindex(block.families)
 
 
+def control_less_plain(block: Block, tables: Tables) -> dict[tuple[str, str], Contrast]:
+    """Return the control's outcome less plain's, over bases, by family and outcome: exploratory."""
+    found = {}
+    for outcome in OUTCOMES:
+        of_control = by_share(block, tables, control_of(block).key.arm, outcome)[outcome]
+        of_plain = by_share(block, tables, PLAIN, outcome)[outcome]
+        less = (of_control - of_plain).dropna()
+        for family, of_bases in less.groupby(level="family"):
+            found[family, outcome] = over_bases(of_bases)
+    return found
+
+
 def grades(block: Block, tables: Tables) -> dict[str, Grade]:
     """Return what becomes of D1 and D2; of one without runs, nothing."""
     registered = {slope.arm: slope.contrast for slope in slopes(block, tables) if slope.adjusted is not None}

@@ -78,6 +78,7 @@ def read_verdicts(run: Path) -> pd.DataFrame:
         raise InputError(f"RUN={run}: the run was not evaluated; run `trl-prorl passk --run {run}` first")
     prompts = json.loads(result.read_text())["prompt_ids"]
     frames = []
+    seen: dict[tuple[str, str], Path] = {}
     for folder in sorted((run / "samples").glob("*-*")):
         settings = pd.read_json(folder / "_settings.json", typ="series")
         samples = pd.concat([pd.read_parquet(file) for file in folder.glob("*.parquet")])
@@ -85,7 +86,11 @@ def read_verdicts(run: Path) -> pd.DataFrame:
         side = folder.name.split("-")[0]
         frame = samples[["prompt_id", "sample", "correct", "truncated"]].rename(columns={"prompt_id": "prompt"})
         frame["tokens"] = samples["ids"].map(len)
-        frame.insert(0, "decoding", "sampled" if settings["temperature"] else "greedy")
+        decoding = "sampled" if settings["temperature"] else "greedy"
+        other = seen.setdefault((side, decoding), folder)
+        if other != folder:
+            raise InputError(f"RUN={run}: {other.name} and {folder.name} are both {side}, {decoding}; move one away")
+        frame.insert(0, "decoding", decoding)
         frame.insert(0, "model", base_of(run.name) if side == "base" else run.name)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)

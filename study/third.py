@@ -52,7 +52,13 @@ def _rows_of_rivals(block: Block, tables: Tables) -> list[dict[str, Any]]:
 
 
 def _numbers_of_dose(block: Block, tables: Tables) -> dict[str, Any]:
+    leads = dose.control_less_plain(block, tables)
+    rows = []
+    for family in block.families:
+        if (family, "gold") in leads:
+            rows.append({"family": family, "gold": leads[family, "gold"], "greedy": leads[family, "greedy"]})
     return {
+        "leads": rows,
         "strictnesses": dose.means_by_strictness(block, tables).reset_index(names="family").to_dict("records"),
         "slopes": dose.slopes(block, tables),
         "grades": dose.grades(block, tables),

@@ -186,3 +186,6 @@ def test_the_page_says_it(made, section_of):
     assert "| ends_b | 0.375 | 0.317 | 0.408 | 0.133 | 0.317 | -0.008 |" in page
     assert f"| {CONTROL} | sampled | 3 | +0.947 [" in page
     assert "D1 is met, and not refuted." in page
+    # Of the last strictness .85 - .1, .9 - .1 and .7 - .2; greedy half of that.
+    assert "| ends_d | +0.683 [" in page
+    assert "| +0.342 [" in page.partition("| ends_d | +0.683")[2].partition("\n")[0]

@@ -60,7 +60,7 @@ def holm(p_values):
 
 def test_no_anchor_gained_where_the_reward_is_exact():
     """The front page's sentence: no arm's interval lies above plain, in any family."""
-    assert "On three tasks with exact rewards no KL was seen to raise the score" in FRONT
+    assert "In healthy training on three tasks with exact rewards no KL was seen to raise the score" in FRONT
     arms = set(CORE.index.get_level_values("arm")) - {"plain"}
     assert {"control", "A", "B", "C_hard"} <= arms
     for arm in arms:
@@ -169,6 +169,8 @@ def test_the_kl_that_right_answers_need():
         needed.append(np.mean([-np.log(rates[base]).mean() / lengths[base] for base in (0, 6)]))
     assert "{:.2f} nats a token from the base on sorting, {:.1f} on reversing".format(*needed) in ONE_LINE
     adaptive = tables.curves.xs(("gamed_reverse", "control_target0.3"))
+    seeds = RUNS[RUNS.block == "gamed2"].seed.unique()
+    adaptive = adaptive[adaptive.index.get_level_values("seed").isin(seeds)]
     last = adaptive["beta"].groupby("base_seed").last()
     assert f"β fell to {last.min():.2f} to {last.max():.2f}" in ONE_LINE
     broad = RUNS[RUNS.block == "gamed2"].groupby("arm")["pass@8"].mean()

@@ -79,7 +79,7 @@ def numbers(text):
 
 
 def test_the_page_takes_three_minutes():
-    assert len(" ".join(map(running_text, SECTIONS)).split()) <= 1250
+    assert len(" ".join(map(running_text, SECTIONS)).split()) <= 1280
     table = [line for line in SECTIONS[1].split("\n") if line.startswith("|")]
     assert SECTIONS[1].startswith("What to do when")
     assert len(table) - 2 <= 10
@@ -96,7 +96,7 @@ def test_every_question_has_a_picture():
     asked = [one for one in SECTIONS if one.partition("\n")[0].endswith("?") or one.startswith(names)]
     without = [one.partition("\n")[0] for one in asked[1:] if not re.search(r"!\[[^\]]*\]\(pictures/", one)]
     assert without == ["How sure is this?"]
-    assert len(asked) == 1 + 11
+    assert len(asked) == 1 + 12
     assert "(pictures/core_resets.png)" in PAGE
     assert (STUDY / "pictures" / "core_resets.png").is_file()
 
@@ -220,7 +220,7 @@ def test_something_simpler():
     assert f"control's end less plain's best stop: {told} |" in PAGE
     front = " ".join((ROOT / "README.md").read_text().split())
     ended = " and ".join(whole(of) for of in stopped)
-    assert f"There the best early stop ended {ended} below it (registered)." in front
+    assert f"The best early stop ended {ended} below a KL with a `kl_target` (registered)." in front
 
 
 def test_what_was_predicted_of_the_rivals():
@@ -276,7 +276,8 @@ def test_a_reward_that_can_be_gamed():
     cells = {name: [] for name in ("**base**", *arms, "control, `kl_target` (exploratory)")}
     for block, family, target in (("gamed", "gamed_sorting", "0.14"), ("gamed2", "gamed_reverse", "0.3")):
         scores = of_block(block)
-        curves = CURVES[(CURVES.family == family) & CURVES.base_seed.between(1, 5)]
+        seeds = RUNS[RUNS.block == block].seed.unique()
+        curves = CURVES[(CURVES.family == family) & CURVES.base_seed.between(1, 5) & CURVES.seed.isin(seeds)]
         gold = curves.groupby(["arm", "base_seed", "seed"]).gold
         smooth = gold.rolling(20).mean().groupby(level=[0, 1, 2])
         falls = (smooth.max() - smooth.last()).groupby(level=[0, 1]).mean()
@@ -305,10 +306,41 @@ def test_a_reward_that_can_be_gamed():
     assert f"(registered, sampled, p {adjusted[5]:.3f})" in ONE_LINE  # the fall of B on reversing
     scores = of_block("gamed2")
     assert f"greedy, it is {-100 * (scores.greedy['A_K100'] - scores.greedy['control']).mean():.1f} points" in ONE_LINE
-    first = CURVES[(CURVES.family == "gamed_reverse") & (CURVES.arm == "control") & (CURVES.step == 1)]
-    share = 100 * (first.gold / first.reward).mean()
-    end = 100 * of_block("gamed2")["pass@1"]["control"].mean()
-    assert f"paid answers to reversing {share:.1f} % are right, and the control ended at {end:.1f} %" in ONE_LINE
+
+
+def test_how_much_a_kl_keeps():
+    """By the share of right among the paid samples of the test questions, a row for each strictness."""
+    runs = RUNS[RUNS.block == "dose"]
+    bases = STOPS[(STOPS.arm == "base") & STOPS.family.isin(runs.family)].set_index(["family", "base_seed"])
+    shares = (bases.gold / bases.reward).groupby(level=0).mean().sort_values()
+    away = {}
+    slopes = {"control_target0.3": {}, "plain": {}}
+    for family, share in shares.items():
+        arms = runs[runs.family == family].set_index(["arm", "base_seed"])[["pass@1", "greedy"]]
+        cells = []
+        for arm in slopes:
+            assert len(arms.loc[arm]) == 5
+            mean = arms.loc[arm].mean()
+            cells.append(whole(mean["pass@1"], mean.greedy))
+        less = interval(arms["pass@1"]["control_target0.3"] - arms["pass@1"]["plain"])
+        assert f"| {whole(share)} | {' | '.join(cells)} | {less} |" in PAGE
+        away[family] = 100 * (arms["pass@1"]["control_target0.3"].mean() - (share - 0.05))
+    *near, far = away.values()
+    assert f"the control lies within {max(map(abs, near)):.1f} points of the prediction, the share less 5" in ONE_LINE
+    assert (
+        f"At the highest it lies {-far:.1f} below, so the prediction is not met, nor refuted (registered)" in ONE_LINE
+    )
+    for arm, of_bases in slopes.items():
+        for base in range(1, 6):
+            of_base = runs[(runs.arm == arm) & (runs.base_seed == base)].set_index("family")["pass@1"]
+            share = (bases.gold / bases.reward).xs(base, level="base_seed")
+            of_bases[base] = stats.linregress(share[of_base.index], of_base).slope
+    held, flat = (
+        stats.t.interval(0.95, 4, np.mean([*of.values()]), stats.sem([*of.values()])) for of in slopes.values()
+    )
+    assert held[1] < 0.8  # so the slope is not the predicted one,
+    assert held[1] > 0.5  # and the interval is not below .5 as a whole
+    assert flat[0] > 0.3  # which refutes that plain is flat
 
 
 def test_what_to_do_when():
@@ -334,7 +366,7 @@ def test_what_to_do_when():
     ]
     assert f"A less plain: [{a_less_plain}]" in PAGE
     assert f"control less plain: [{control}]" in PAGE
-    assert f"less the control: {rarely} with one reset in 600 steps, {often} with one in 40" in PAGE
+    assert f"less the control: {rarely} with one reset in 600 steps, {often} with one every 40" in PAGE
     assert f"less the control: plain [{freed['plain']}](#do-resets-free-a-clamped-policy), A {freed['A_K200']}" in PAGE
     assert f"B less plain, gamed: {b_less_plain} |" in PAGE
     assert f"plain: [{lost[0]} at 8 uses, {lost[1]} at 32]" in PAGE
@@ -360,7 +392,8 @@ def test_on_how_much_each_advice_rests():
     assert of_core.nunique() == of_gamed.nunique() == of_clamp.nunique() == 1
     assert f"Three tasks with exact rewards, {of_core.iloc[0]} steps, five bases each." in ONE_LINE
     assert f"Longer numbers, an exact reward, {of_clamp.iloc[0]:,} steps." in ONE_LINE
-    assert f"{RUNS.steps.max():,} steps at most, and {of_gamed.iloc[0]} where the reward is gamed." in ONE_LINE
+    assert f"{RUNS.steps.max():,} steps at most, and fewer where the reward is gamed." in ONE_LINE
+    assert of_gamed.iloc[0] < RUNS.steps.max()
 
 
 def test_the_pretrained_model():
@@ -446,10 +479,9 @@ def test_what_is_lost_beside_the_task():
             found[name, arm] = of_bases.mean()
     furthest = {name: max(abs(found[name, arm]) for _, arm in found) for name in ("own", "others")}
     assert f"up to {100 * furthest['own']:.1f} points from plain's" in ONE_LINE
-    assert f"they lie within {100 * furthest['others']:.1f} (both" in ONE_LINE
 
 
-def test_an_anchor_where_the_reward_is_exact():
+def test_an_anchor_where_the_reward_is_exact(findings):
     """The sampled intervals are the registered ones, which the findings have."""
     core = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"])
     for arm in ("A", "B"):
@@ -470,10 +502,15 @@ def test_an_anchor_where_the_reward_is_exact():
     assert f"A lost {100 * lost.mean():.1f} points to plain" in ONE_LINE
     later = CURVES[(CURVES.steps == 240) & (CURVES.arm == "B") & CURVES.base_seed.between(1, 5) & (CURVES.kl_old > 0)]
     assert (later.groupby("family").clip_region_mean.mean()[FAMILIES] < 0.01).all()
-    assert "in the second even the clip touches less than 1 % of the tokens" in ONE_LINE
-    means = core[["pass@1", "greedy"]].groupby(level=[0, 1]).mean().groupby(level=0).mean()
-    less = 100 * (means.loc["control"] - means.loc["plain"])
-    assert f"{-less['pass@1']:.1f} points below plain sampled, and {less.greedy:.1f} above it greedy" in ONE_LINE
+    assert "the clip touches less than 1 % of the second use's tokens" in ONE_LINE
+    stress = RUNS[RUNS.block == "stress"].set_index(["arm", "base_seed"])
+    more = (stress["pass@1"]["A_lr10"] - stress["pass@1"]["plain_lr10"]).mean()
+    assert (stress.loc["A_lr10", "pass@1"] - stress.loc["A_lr10", "base_pass@1"]).mean() < 0
+    told = f"A kept {100 * more:.1f} points more than plain, yet ended below its base (sampled, registered, p 0.026)"
+    assert told in ONE_LINE
+    tested = "| H0: A and B against plain | reverse_digits | A_lr10 | plain_lr10 |"
+    (row,) = (line for line in findings.split("\n") if line.startswith(tested))
+    assert row.split(" | ")[7] == "0.026"
 
 
 def test_power_is_that_of_the_findings(findings):
@@ -569,7 +606,7 @@ def test_no_long_run_without_a_kl_rises_at_one_rate():
             end = reward.loc[steps - 2 * near + 1 :].mean()
             unsolved = np.log(1 - np.array([base[family, seed], middle, end]))
             ratios.append((unsolved[1] - unsolved[2]) / (steps / 2 - near) * (steps / 2) / (unsolved[0] - unsolved[1]))
-    assert "in all thirteen plain runs of 1,000 steps or more" in ONE_LINE
+    assert "in all thirteen plain runs of 1,000 steps or more, with batches used twice" in ONE_LINE
     assert "at most a third as fast as in the first (exploratory, defined after the data" in ONE_LINE
     assert len(ratios) == 13
     assert max(ratios) < 1 / 3
@@ -596,7 +633,7 @@ def test_what_happens_at_a_reset():
             medians.append(median_reconvergence(responses))
             counts.append(len(responses))
     soon = sum(median <= 3 for median in medians)
-    assert f"in {soon} of {len(medians)} arms, counted block by block and task by task" in ONE_LINE
+    assert f"in {soon} of {len(medians)} arms of a block and task" in ONE_LINE
     assert [count for count, median in zip(counts, medians, strict=True) if median > 3] == [1]
     core = CURVES[(CURVES.steps == 240) & (CURVES.base_seed == CURVES.seed) & CURVES.base_seed.between(1, 5)]
     first = core[(core.step % 40 == 1) & (core.step > 1)].groupby(["arm", "family"]).update_norm.mean()
@@ -640,4 +677,4 @@ def test_how_much_was_run():
     protocols = RUNS.block.map({block.name: block.protocol for block in read_matrix(ROOT).blocks})
     runs = protocols.value_counts()
     told = f"blocks added to it have {runs['first']} runs, a [second one](protocols/protocol2.md)"
-    assert f"{told} {runs['second']}." in ONE_LINE
+    assert f"{told} {runs['second']}. A [third](protocols/protocol3.md) has {runs['third']}." in ONE_LINE

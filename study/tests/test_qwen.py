@@ -1,6 +1,7 @@
 """What is kept of the Qwen's runs, from folders made by hand; and its page's numbers."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,14 @@ def test_questions_stand_in_the_order_of_the_evaluation(run):
     assert orders.tolist() == [["b", "a"]] * 4
 
 
+def test_two_evaluations_of_one_model_are_refused(run):
+    """In another precision, say: their samples would count as one."""
+    (of_base, *_) = sorted((run / "samples").glob("base-*"))
+    shutil.copytree(of_base, of_base.with_name("base-zz"))
+    with pytest.raises(InputError, match=f"{of_base.name} and base-zz are both base, .*; move one away"):
+        qwen.read_verdicts(run)
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="has no metrics.jsonl"):
         qwen.read_steps(tmp_path)
@@ -154,6 +163,7 @@ def test_the_pages_say_what_the_tables_say():
     page = read_page("study/pages/qwen.md")
     found = qwen.scores(verdicts).set_index(["model", "decoding"])
     names = {"base of plain": "base", "plain": "plain"}
+    names |= {"base of plain_seed2": "base in bf16", "plain_seed2": "seed 2, bf16"}
     assert len(found) == 2 * len(names)
     for (model, decoding), row in found.iterrows():
         first = f"{percent(row['pass@1'])} % [{percent(row['low'])}, {percent(row['high'])}]"
@@ -164,16 +174,19 @@ def test_the_pages_say_what_the_tables_say():
         assert (row["questions"], row["n"]) == (100, 2 if decoding == "sampled" else 1)
     assert "On 100 test questions, with at most 200 tokens a text. *Sampled* is two texts a question at T = 1." in page
     assert (verdicts["tokens"][verdicts["truncated"]] == 200).all()
-    gains = [
-        "{} points [{}, {}] {}".format(*map(percent, qwen.gain(verdicts, "plain", decoding)), decoding)
-        for decoding in ("sampled", "greedy")
-    ]
-    assert f"The gain on the same questions is {gains[0]}, and {gains[1]}." in page
+    for arm, told in (("plain", "The gain on the same questions is"), ("plain_seed2", "With seed 2 it is")):
+        gains = [
+            "{} points [{}, {}] {}".format(*map(percent, qwen.gain(verdicts, arm, decoding)), decoding)
+            for decoding in ("sampled", "greedy")
+        ]
+        assert f"{told} {gains[0]}, and {gains[1]}." in page
     sampled = verdicts[verdicts["decoding"] == "sampled"]
     is_short = sampled["tokens"] < 40
     short = is_short.groupby(sampled["model"]).mean()
     assert not sampled["correct"][is_short & (sampled["model"] == "base of plain")].any()
-    of_base = f"Sampled, {100 * short['base of plain']:.0f} % of the base's texts have fewer than 40 tokens"
+    of_base = (
+        f"With seed 1, sampled, {100 * short['base of plain']:.0f} % of the base's texts have fewer than 40 tokens"
+    )
     assert f"{of_base}, and none of" in page
     assert f"of plain's {100 * short['plain']:.0f} % are as short" in page
     sampling = steps["time_rollout"][steps["time_rollout"] > 0].median()
@@ -190,7 +203,10 @@ def test_the_pages_say_what_the_tables_say():
     told = f"{again['time_step'].sum() / 60:.0f} minutes. The share of right texts went from {began} in its first four"
     assert f"{told} batches to {ended} in its last four." in page
     began, ended = (f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in ("base of plain", "plain"))
-    assert f"went from {began} to {ended} of GSM8K's test questions (sampled)" in read_page("README.md")
+    models = ("base of plain_seed2", "plain_seed2")
+    second = [f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in models]
+    told = f"went from {began} to {ended} of GSM8K's test questions (sampled)"
+    assert f"{told}. A second seed went from {second[0]} to {second[1]}." in read_page("README.md")
     recipe = read_page("recipes/gsm8k/qwen2.5-coder-1.5b-cpu/README.md")
     assert f"20 steps of `plain` took pass@1 from {began} to {ended}, sampled, in {minutes}" in recipe
     log = read_page("docs/log.md")
