@@ -113,6 +113,9 @@ class Scripted(torch.nn.Module):
         self.say = say
         self.generation_config = type("config", (), {"eos_token_id": None})()
 
+    def get_output_embeddings(self):
+        return None
+
     def generate(self, input_ids, attention_mask, max_new_tokens, pad_token_id, num_return_sequences, **settings):
         prompts = [row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
         said = [self.say(ids, max_new_tokens) for ids in prompts for _ in range(num_return_sequences)]
