@@ -123,7 +123,11 @@ def test_what_a_kl_to_the_base_can_give(findings):
     paid = first.reward * 128
     assert paid.to_numpy() == pytest.approx(paid.round().to_numpy(), abs=1e-3)  # each of 128 answers by 0 or 1
     ends = RUNS[(RUNS.block == "gamed2") & (RUNS.arm == "control")]["pass@1"]
-    told = f"{(first.gold / first.reward).mean():.3f} are right; the control ends at {ends.mean():.3f}"
+    stops = pd.read_csv(FOLDER / "stops.csv")
+    of_bases = stops[(stops.family == "gamed_reverse") & (stops.arm == "base")]
+    shares = [(of.gold / of.reward).mean() for of in (first, of_bases)]
+    told = f"{shares[0]:.3f} are right in the first batch, and {shares[1]:.3f} on the test questions"
+    told += f"; the control ends at {ends.mean():.3f}"
     assert told in ONE_LINE
     assert "gamed_sorting that the bases are paid for" not in findings
 

@@ -173,6 +173,7 @@ def test_a_resumed_run_ends_with_the_same_weights(train, texts):
     assert all(torch.equal(of_whole[name], of_cut[name]) for name in of_whole)
 
 
-def test_several_micro_batches_are_refused(train):
+def test_several_micro_batches_are_refused(train, capsys):
     with pytest.raises(SystemExit):
         train("replayed_kl", "several", gradient_accumulation_steps=2)
+    assert "gradient_accumulation_steps=2: study.replayed_kl needs 1" in capsys.readouterr().err
