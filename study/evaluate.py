@@ -26,6 +26,7 @@ from study.passk import passk_rows
 from study.runner import ended_at_nonfinite
 from study.stops import stop_rows
 from study.tables import CURVE_VALUES
+from study.texts import text_rows
 from trl_prorl.errors import RunError
 from trl_prorl.record.run_files import ELASTIC, RESET
 
@@ -210,6 +211,8 @@ def main() -> int:
             beside |= stop_rows(folder, plan)
         if "passk" in plan:
             beside |= passk_rows(folder, plan)
+        if "texts" in plan:
+            beside |= text_rows(folder, plan)
     write_json(Path(plan["rows"]), {**rows_of(folder, plan, proxy), **beside})
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)

@@ -72,10 +72,11 @@ BLOCK_FIELDS = {
     "tuned_on": text,
     "tuned_family": text,
     "split": _matching("test|validation", "test or validation"),
-    "tuned_by": _matching("pass@1|proxy|gain", "pass@1, proxy or gain"),  # study/tuned.py has the rules
+    "tuned_by": _matching("pass@1|proxy|gain|reward", "pass@1, proxy, gain or reward"),  # study/tuned.py has the rules
     "registered": table(REGISTERED, rest=_refuse_unknown),
 }
 PASSK = {"prompts": integer(1), "samples": integer(2), "arms": array(text, least=1)}
+TEXTS = {"checkpoints": integer(1), "arms": array(text, least=1)}
 BLOCK = {
     **NEEDED,
     **BLOCK_FIELDS,
@@ -85,6 +86,7 @@ BLOCK = {
     "keys": _check_keys,
     "checkpoints": integer(1),
     "passk": table(PASSK, rest=_refuse_unknown),
+    "texts": table(TEXTS, rest=_refuse_unknown),
 }
 CONTENT = table(
     {"evaluation": table(), "blocks": table(rest=table(NEEDED, BLOCK, _refuse_unknown))}, rest=_refuse_unknown
@@ -120,8 +122,9 @@ class PlannedRun:
         recipe (`dict`): Its keys, all but `output_dir`.
         block (`str`): The block that asks for it.
         evaluation (`dict`): `split`, `prompts`, `samples`, `drift_samples`, and `others`, tasks that are measured
-            beside its own; where the block asks for it, `checkpoints`, how many of them are scored, and `passk`, the
-            `prompts` and `samples` from which pass@k of large k is counted.
+            beside its own; where the block asks for it, `checkpoints`, how many of them are scored, `passk`, the
+            `prompts` and `samples` from which pass@k of large k is counted, and `texts`, whose `checkpoints` are how
+            many of them have their texts kept, beside those of the end.
     """
 
     key: RunKey
@@ -311,7 +314,10 @@ def _make_block(name: str, given: dict, evaluation: dict, families: dict, arms: 
     registered = [arm for pair in given.get("registered", {}).get("differences", []) for arm in pair]
     passk = dict(given.get("passk", {}))
     with_passk = passk.pop("arms", [])
-    for key, named in (("references", references), ("registered", registered), ("passk", with_passk)):
+    texts = dict(given.get("texts", {}))
+    with_texts = texts.pop("arms", [])
+    named_in = {"references": references, "registered": registered, "passk": with_passk, "texts": with_texts}
+    for key, named in named_in.items():
         if any(arm not in given["arms"] for arm in named):
             raise InputError(f"blocks.{name}.{key}={named!r} has to be a list of arms of the block")
     fields = {key: given[key] for key in BLOCK_FIELDS if key in given}
@@ -326,7 +332,11 @@ def _make_block(name: str, given: dict, evaluation: dict, families: dict, arms: 
             recipe[MODEL] = f"{recipe[MODEL]}-{key.base_seed}"
         recipe["seed"] = key.seed
         recipe["max_steps"] = key.steps
-        of_arm = {**measured, "passk": passk} if arm in with_passk else measured
+        of_arm = dict(measured)
+        if arm in with_passk:
+            of_arm["passk"] = passk
+        if texts:
+            of_arm["texts"] = texts if arm in with_texts else {"checkpoints": 0}
         runs.append(PlannedRun(key, recipe, name, of_arm))
     return replace(block, runs=tuple(runs), references=tuple(arm + block.suffix for arm in references))
 
@@ -341,10 +351,16 @@ def _evaluation_of(block: Block, given: dict, evaluation: dict) -> dict[str, Any
     own["others"] = given.get("others", [])
     checkpoints = given.get("checkpoints")
     if checkpoints is not None:
-        if block.steps % checkpoints:
-            raise InputError(f"blocks.{block.name}.checkpoints={checkpoints} has to divide steps={block.steps}")
+        _check_divides(checkpoints, f"blocks.{block.name}.checkpoints", block.steps)
         own["checkpoints"] = checkpoints
+    if "texts" in given:
+        _check_divides(given["texts"]["checkpoints"], f"blocks.{block.name}.texts.checkpoints", block.steps)
     return own
+
+
+def _check_divides(checkpoints: int, at: str, steps: int) -> None:
+    if steps % checkpoints:
+        raise InputError(f"{at}={checkpoints} has to divide steps={steps}")
 
 
 def _check_tuning(matrix: Matrix) -> None:

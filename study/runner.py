@@ -195,11 +195,12 @@ def checkpoint_keys(run: PlannedRun) -> dict[str, Any]:
     Return the keys by which a run keeps checkpoints: as many as its block asks for, else six of a long run. What keeps
     none is short, and begins anew.
     """
-    checkpoints = run.evaluation.get("checkpoints")
-    if checkpoints is None and run.key.steps >= LONG:
+    with_texts = run.evaluation.get("texts", {}).get("checkpoints")
+    checkpoints = run.evaluation.get("checkpoints") or with_texts
+    if not checkpoints and run.key.steps >= LONG:
         checkpoints = CHECKPOINTS
     trained_by = run.recipe.get(TRAINED_BY)
-    if checkpoints is None or not KEEPS_CHECKPOINTS.get(trained_by, True):
+    if not checkpoints or not KEEPS_CHECKPOINTS.get(trained_by, True):
         return {}
     return {"save_strategy": "steps", "save_steps": run.key.steps // checkpoints}
 

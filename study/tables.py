@@ -30,6 +30,7 @@ PROMPTS = "prompts.csv.gz"
 POINTS = "points.csv.gz"
 STOPS = "stops.csv"
 PASSK = "passk.csv.gz"
+TEXTS = "texts.csv.gz"
 
 KEY = {"family": str, "arm": str, "base_seed": int, "seed": int, "steps": int}
 # `gold` is pass@1 by the verifier, `proxy` the mean reward of the same samples: what training paid for.
@@ -93,6 +94,10 @@ STOP_VALUES = "gold greedy reward kl_to_base validation_gold guard_gap best_of_8
 STOP_COLUMNS = {**KEY, "step": int, **dict.fromkeys(STOP_VALUES, float)}
 # Of the arms of which a block asks for `passk`, and of their bases: right ones of n samples, per held-out prompt.
 PASSK_COLUMNS = {**KEY, "prompt": int, "n": int, "correct": int}
+# Of the blocks with `texts`: held-out texts of each arm's end, and of the checkpoints of some arms; the base has rows
+# of step 0. `asked` and `text` are JSON strings, so that each row is a line.
+TEXT_VALUES = {"step": int, "split": str, "greedy": int, "prompt": int, "asked": str, "text": str, "right": int}
+TEXT_COLUMNS = {**KEY, **TEXT_VALUES}
 # May be missing where a run stopped at numbers that are not finite, or was not asked to measure it.
 OPTIONAL = {
     *("drift", "drift_tokens", "proxy", "event", "block", "validation_gold", "guard_gap", "best_of_8"),
@@ -106,6 +111,7 @@ COLUMNS = {
     POINTS: POINT_COLUMNS,
     STOPS: STOP_COLUMNS,
     PASSK: PASSK_COLUMNS,
+    TEXTS: TEXT_COLUMNS,
     BASES: BASE_COLUMNS,
     RUNS: RUN_COLUMNS,
 }
@@ -137,6 +143,7 @@ class Tables:
         points (`pd.DataFrame`): A row for each task at each checkpoint.
         stops (`pd.DataFrame`): A row for each checkpoint, and for the base.
         passk (`pd.DataFrame`): A row for each held-out prompt of which many samples were drawn, of the bases, too.
+        texts (`pd.DataFrame`): A row for each held-out text that is kept, of the bases, too.
     """
 
     runs: pd.DataFrame = field(default_factory=make_frame)
@@ -146,6 +153,7 @@ class Tables:
     points: pd.DataFrame = field(default_factory=partial(make_frame, file=POINTS))
     stops: pd.DataFrame = field(default_factory=partial(make_frame, file=STOPS))
     passk: pd.DataFrame = field(default_factory=partial(make_frame, file=PASSK))
+    texts: pd.DataFrame = field(default_factory=partial(make_frame, file=TEXTS))
 
     def add(self, key: RunKey, rows: dict[str, list[dict]]) -> bool:
         """
@@ -154,7 +162,8 @@ class Tables:
         Args:
             key (`RunKey`): The run.
             rows (`dict`): What `python -m study.evaluate` writes: `run`, `curve`, `prompts`, and, where there are any,
-                `base`, `base_prompts`, `points`, `stops`, `base_stops`, `passk` and `base_passk`.
+                `base`, `base_prompts`, `points`, `stops`, `base_stops`, `passk`, `base_passk`, `texts` and
+                `base_texts`.
 
         Returns:
             `bool`: Whether it was added. A run that stopped at numbers that are not finite has not measured its base,
@@ -174,11 +183,14 @@ class Tables:
             self._put(STOPS, base, rows["base_stops"])
         if "base_passk" in rows and base not in self.passk.index:
             self._put(PASSK, base, rows["base_passk"])
+        if "base_texts" in rows and base not in self.texts.index:
+            self._put(TEXTS, base, rows["base_texts"])
         self._put(CURVES, key, rows["curve"])
         self._put(PROMPTS, key, rows["prompts"])
         self._put(POINTS, key, rows.get("points", []))
         self._put(STOPS, key, rows.get("stops", []))
         self._put(PASSK, key, rows.get("passk", []))
+        self._put(TEXTS, key, rows.get("texts", []))
         return True
 
     def _put(self, file: str, key: RunKey, rows: list[dict]) -> None:
@@ -306,7 +318,7 @@ def write_tables(root: Path, tables: Tables) -> None:
     for file in COLUMNS:
         path = folder / file
         table = getattr(tables, table_name(file)).sort_index(kind="stable")
-        if file in (POINTS, STOPS, PASSK) and table.empty and not path.exists():
+        if file in (POINTS, STOPS, PASSK, TEXTS) and table.empty and not path.exists():
             continue
         content = _table_bytes(table, file)
         if not path.is_file() or path.read_bytes() != content:

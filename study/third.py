@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from study import clamp2, dose, forget2, rivals
+from study import clamp2, dose, forget2, rivals, smollm2b
 from study.clamp2_picture import draw_pass_at_k
 from study.dose_picture import draw_dose
 from study.matrix import Block
@@ -97,9 +97,26 @@ def _numbers_of_forget2(block: Block, tables: Tables) -> dict[str, Any]:
     }
 
 
+def _numbers_of_smollm2b(block: Block, tables: Tables) -> dict[str, Any]:
+    leads = {}
+    for arm in block.arms:
+        estimate = None if arm == smollm2b.PLAIN else smollm2b.less_plain(block, tables, arm)
+        if estimate is not None:
+            leads[arm] = estimate
+    difference = smollm2b.control_less_plain(block, tables, "gold'")
+    return {
+        "by_sense": smollm2b.means(block, tables).reset_index().to_dict("records"),
+        "sense_less_plain": leads,
+        "control_less_plain": difference,
+        "is_met": None if difference is None else smollm2b.is_met(difference),
+        "is_refuted": None if difference is None else smollm2b.is_refuted(difference),
+    }
+
+
 NUMBERS: dict[str, Callable[[Block, Tables], dict[str, Any]]] = {
     **dict.fromkeys(rivals.BLOCKS, _numbers_of_rivals),
     dose.BLOCK: _numbers_of_dose,
     clamp2.BLOCK: _numbers_of_clamp2,
     forget2.BLOCK: _numbers_of_forget2,
+    smollm2b.BLOCK: _numbers_of_smollm2b,
 }

@@ -6,7 +6,8 @@ A block with `split: validation` tries values of `beta` and `beta_old` on bases 
 
 - `pass@1` or `proxy` (the reward itself): of the values whose mean over the tuning runs is within `TIE` of the best,
   the largest, which is the strongest anchor that costs nothing there;
-- `gain`: the smallest value at which pass@1 ends at most `STILL` above the base's, on average; the largest if none is.
+- `gain`: the smallest value at which pass@1 ends at most `STILL` above the base's, on average; the largest if none is;
+- `reward`: the value with the highest mean reward of the last `LATE` steps of training.
 
 The mean is over all arms that try the value. `tuned_own` is the choice of those tuning runs alone that are the arm
 itself, but for the value; an arm whose own choice is that of all is left out, because another arm is the same.
@@ -15,12 +16,15 @@ itself, but for the value; an arm whose own choice is that of all is left out, b
 from dataclasses import replace
 from typing import NamedTuple
 
-from study.matrix import KEYS_OF_THE_RUN, OWN, Block, Matrix, PlannedRun
+import pandas as pd
+
+from study.matrix import KEYS_OF_THE_RUN, OWN, Block, Matrix, PlannedRun, RunKey
 from study.tables import Tables
 
 
 TIE = 0.01  # of the score
 STILL = 0.02  # pass@1
+LATE = 20  # steps
 COEFFICIENTS = ("beta", "beta_old")
 
 
@@ -57,15 +61,25 @@ def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None
         runs = [run for run in runs if other_keys(run.recipe) == other_keys(own)]
     if not runs or any(run.key not in tables.runs.index for run in runs):
         return None
-    rows = tables.runs.loc[[run.key for run in runs]]
-    rows = rows.assign(gain=rows["pass@1"] - rows["base_pass@1"])
     values = [run.recipe[key] for run in runs]
-    scores = rows[block.tuned_by].groupby(values).mean().round(12)
+    scores = _scores(block.tuned_by, [run.key for run in runs], tables).groupby(values).mean().round(12)
     if block.tuned_by == "gain":
         value = min(scores.index[scores <= STILL], default=scores.index.max())
+    elif block.tuned_by == "reward":
+        value = scores.idxmax()
     else:
         value = scores.index[scores >= scores.max() - TIE].max()
     return TunedValue(block.name, family, key, block.tuned_by, scores.to_dict(), float(value))
+
+
+def _scores(tuned_by: str, keys: list[RunKey], tables: Tables) -> pd.Series:
+    """Return the score of each run by which values are chosen."""
+    if tuned_by == "reward":
+        return pd.Series([float(tables.curves.loc[[key], "reward"].tail(LATE).mean()) for key in keys])
+    rows = tables.runs.loc[keys].reset_index(drop=True)
+    if tuned_by == "gain":
+        return rows["pass@1"] - rows["base_pass@1"]
+    return rows[tuned_by]
 
 
 def choices(matrix: Matrix, tables: Tables) -> list[TunedValue]:

@@ -129,6 +129,13 @@ def test_a_selection(study):
             "passk: {prompts: 2, samples: 4, arms: [none]}",
             r"blocks.stress.passk=\['none'\] has to be a list of arms",
         ),
+        ("suffix: _lr10", "texts: {checkpoints: 2, arms: [A]}", "stress.texts.checkpoints=2 has to divide steps=9"),
+        ("suffix: _lr10", "texts: {checkpoints: 3}", "blocks.stress.texts has no 'arms'"),
+        (
+            "suffix: _lr10",
+            "texts: {checkpoints: 3, arms: [none]}",
+            r"blocks.stress.texts=\['none'\] has to be a list of arms",
+        ),
         ("suffix: _lr10", "suffix: _x\n    references: [plain]", r"references=\['plain'\] has to be a list of arms"),
     ],
 )
@@ -160,6 +167,14 @@ def test_a_block_may_ask_for_many_samples_of_some_arms(study):
     assert "plain_lr10" in {run.key.arm for run in runs}
 
 
+def test_a_block_may_keep_the_texts_of_every_end_and_of_some_checkpoints(study):
+    text = TWO.replace("      A:\n  again", "      A:\n      plain:\n  again")
+    text = text.replace("suffix: _lr10", "suffix: _lr10\n    texts: {checkpoints: 3, arms: [A]}")
+    runs = read_matrix(study(text, ("digits", "letters"))).runs
+    found = {run.key.arm: run.evaluation["texts"] for run in runs if "texts" in run.evaluation}
+    assert found == {"A_lr10": {"checkpoints": 3}, "plain_lr10": {"checkpoints": 0}}
+
+
 def test_what_the_study_alone_knows_is_no_key_of_the_product(study):
     text = TWO.replace("suffix: _lr10", "suffix: _lr10\n    checkpoints: 3")
     text = text.replace("A: {beta: 1.0, kl", "A: {trained_by: study.fine_tuning, beta: 1.0, kl")
@@ -183,6 +198,7 @@ def test_the_study_s_blocks():
     second |= {"clamp_screen": 3 * 2, "clamp": 4 * 5, "clamp_restart": 5, "clamp_repeat": 2}
     second |= {"pretrained": 4 * 3} | dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
     third = {"rivals": 5 * 5, "rivals2": 5 * 5, "dose": 2 * 4 * 5, "clamp2": 9 * 3, "forget2": 4 * 6}
+    third |= {"smollm2b_screen": 3, "smollm2b": 4 * 3}
     assert counts == sizes | added | second | third
     # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`; plain, control and
     # A of `events`.
@@ -192,7 +208,7 @@ def test_the_study_s_blocks():
     assert core.arms == ["plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step"]
     assert {run.key.arm for run in core.runs if not run.open_keys} == {"plain"}
     assert {block.name for block in matrix.blocks} - {block.name for block in matrix.selected().blocks} == {
-        *("clamp_restart", "clamp_repeat", "pretrained")
+        *("clamp_restart", "clamp_repeat", "pretrained", "smollm2b_screen", "smollm2b")
     }
     for tunes, bases in ((True, {0, 6}), (False, {1, 2, 3, 4, 5})):
         blocks = [block for block in matrix.blocks if block.tunes == tunes]

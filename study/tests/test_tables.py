@@ -1,6 +1,7 @@
 """The study's tables: what is read is what was written, bytes depend on rows alone, and what is wrong is one line."""
 
 import gzip
+import json
 import random
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from study.tables import (
     PROMPTS,
     RUNS,
     STOPS,
+    TEXTS,
     Tables,
     read_tables,
     write_tables,
@@ -51,7 +53,7 @@ def written(made, tmp_path):
 
 
 def same(one, other):
-    for name in ("runs", "bases", "curves", "prompts", "points", "stops", "passk"):
+    for name in ("runs", "bases", "curves", "prompts", "points", "stops", "passk", "texts"):
         pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
 
 
@@ -144,6 +146,29 @@ def test_many_samples_are_a_table_of_their_own_and_the_base_s_rows_are_kept(writ
     lines = gzip.decompress((root / FOLDER / PASSK).read_bytes()).decode().splitlines()
     assert lines == ["family,arm,base_seed,seed,steps,prompt,n,correct", *[f"sums,{row}" for row in OF_PASSK]]
     pd.testing.assert_frame_equal(read_tables(root).passk, tables.passk)
+
+
+def test_texts_are_a_table_of_their_own_and_a_row_is_a_line(written):
+    """Whatever stands in a text: quotes, new lines, and the other signs at which Python splits lines."""
+    root, tables = written
+    assert not (root / FOLDER / TEXTS).exists()
+    texts = ['two\nlines, "quoted"', "", "a\u2028b\x0bc\r", "nan"]
+    rows = {"run": tables.runs.loc[KEYS[0]].to_dict(), "curve": [], "prompts": []}
+    common = {"split": "test", "greedy": 0, "prompt": 0, "asked": json.dumps("Sing\n"), "right": 1}
+    rows["texts"] = [{"step": 3, **common, "text": json.dumps(text)} for text in texts]
+    key = KEYS[0]._replace(arm="B")
+    other = KEYS[0]._replace(arm="C")
+    for one, of_base in ((key, "first"), (other, "second")):  # the first measurement of a base stays
+        base_texts = [{"step": 0, **common, "text": json.dumps(of_base)}]
+        assert tables.add(one, {**rows, "base_texts": base_texts})
+    tables = tables.without([other])  # whose rows of other tables are not those of a run
+    write_tables(root, replace(tables, runs=tables.runs.drop([key])))
+    read = read_tables(root)
+    assert [json.loads(text) for text in read.texts.loc[[key], "text"]] == texts
+    assert [json.loads(text) for text in read.texts.loc[[key.base], "text"]] == ["first"]
+    lines = gzip.decompress((root / FOLDER / TEXTS).read_bytes()).decode().splitlines()
+    assert len(lines) == 1 + len(texts) + 1
+    assert tables.without([key]).texts.index.unique().tolist() == [key.base]
 
 
 OF_PASSK = ("B,1,1,3,0,32,7", "B,1,1,3,1,32,0", "base,1,0,0,0,32,3")

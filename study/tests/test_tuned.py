@@ -98,8 +98,26 @@ def test_a_block_may_choose_by_the_reward_that_training_paid(study, tuned):
     whole = read_matrix(study(text, FAMILIES))
     tables = tuned(proxy={"A_beta1": 0.99, "A_beta3": 0.97, "A_beta9": 0.985})
     assert {choice.key: choice.value for choice in choices(whole, tables)} == {"beta": 9.0, "beta_old": 2.0}
-    with pytest.raises(InputError, match="tuned_by is 'gold'; pass@1, proxy or gain is needed"):
+    with pytest.raises(InputError, match="tuned_by is 'gold'; pass@1, proxy, gain or reward is needed"):
         read_matrix(study(text.replace("tuned_by: proxy", "tuned_by: gold"), FAMILIES))
+
+
+def test_a_block_may_choose_by_the_last_steps_of_training(study, add):
+    """The highest mean of the last 20 rewards, however close another is; of equal ones the smallest value."""
+    text = MATRIX.replace("split: validation", "split: validation\n    tuned_by: reward", 1)
+    text = text.replace("steps: 3", "steps: 30")
+    whole = read_matrix(study(text, FAMILIES))
+    tables = Tables()
+    # Ten first steps, which do not count, and twenty last ones.
+    last = {"A_beta1": 0.5, "A_beta3": 0.505, "A_beta9": 0.4, "B_beta_old2": 0.1}
+    for arm, reward in last.items():
+        for base, seed in ((0, 1), (6, 2)):
+            rewards = [0.9 if arm == "A_beta9" else 0.0] * 10 + [reward] * 20
+            add(tables, RunKey("digits", arm, base, seed, 30), curve={"reward": rewards})
+    assert {choice.key: choice.value for choice in choices(whole, tables)} == {"beta": 3.0, "beta_old": 2.0}
+    tables.curves.loc[tables.curves.index.get_level_values("arm") == "A_beta3", "reward"] = 0.5
+    tables.curves.loc[tables.curves.index.get_level_values("arm") == "A_beta1", "reward"] = 0.5
+    assert {choice.key: choice.value for choice in choices(whole, tables)} == {"beta": 1.0, "beta_old": 2.0}
 
 
 @pytest.mark.parametrize("lowest, chosen", [((0.28, 0.25), 3.0), ((0.25, 0.25), 1.0), ((0.3, 0.3), 9.0)])
