@@ -53,6 +53,14 @@ def all_given_back(block: Block, tables: Tables) -> pd.DataFrame:
     return pd.DataFrame(cells)
 
 
+def has_all_clamps(block: Block, tables: Tables) -> bool:
+    """Return whether plain, and the control and A of every coefficient and number of steps, have runs."""
+    needed = {PLAIN}
+    for beta in BETAS:
+        needed |= {f"control_beta{beta}", *(arm_of(beta, every) for every in RESETS)}
+    return needed <= {run.key.arm for run in block.runs if run.key in tables.runs.index}
+
+
 def c1_is_refuted(back: pd.DataFrame) -> bool | None:
     """
     C1, what is given back grows with the number of resets: refuted if at either beta K = 40 is not above K = 200.
@@ -122,6 +130,17 @@ def less_base(block: Block, tables: Tables, arm: str, k: int) -> Contrast | None
     return over_bases((scores[arm] - scores[BASE_ARM]).dropna())
 
 
+def widened(block: Block, tables: Tables) -> dict[str, Contrast]:
+    """Return pass@k less the base's at the largest k, by arm, of those of which it was measured."""
+    found = {}
+    largest = max(ks_of(block))
+    for arm in block.arms:
+        difference = less_base(block, tables, arm, largest)
+        if difference is not None:
+            found[arm] = difference
+    return found
+
+
 def ks_of(block: Block) -> list[int]:
     """Return the values of k for which the block draws enough samples."""
     samples = max(run.evaluation["passk"]["samples"] for run in block.runs if "passk" in run.evaluation)
@@ -143,15 +162,17 @@ def mean_bounds(block: Block, tables: Tables) -> pd.DataFrame:
 
 
 def refuted(block: Block, tables: Tables) -> dict[str, bool | None]:
-    """Return which predictions are refuted; `None` of one that is not tested, and nothing of one without runs."""
-    back = all_given_back(block, tables)
-    found = {"C1": c1_is_refuted(back), "C2": c2_is_refuted(back)}
+    """Return which predictions are refuted; `None` of one that is not tested, and nothing of one that lacks runs."""
+    found = {}
+    if has_all_clamps(block, tables):
+        back = all_given_back(block, tables)
+        found |= {"C1": c1_is_refuted(back), "C2": c2_is_refuted(back)}
     for row in registered(block, tables):
         if row["less"] == PLAIN and "gold" in row["adjusted"]:
             found[f"C3 of {row['arm']}"] = c3_is_refuted(row["contrasts"]["gold"])
-    widened = less_base(block, tables, PLAIN, max(ks_of(block)))
-    if widened is not None:
-        found["C4"] = c4_is_refuted(widened)
+    gain = widened(block, tables).get(PLAIN)
+    if gain is not None:
+        found["C4"] = c4_is_refuted(gain)
     return found
 
 
@@ -168,10 +189,8 @@ def main() -> None:
     print(f"\npass@k, means over bases\n{mean_pass_at_k(block, tables).to_string()}")
     print(f"\nits bounds\n{mean_bounds(block, tables).to_string()}\n")
     largest = max(ks_of(block))
-    for arm in pass_at(block, tables, largest):
-        difference = less_base(block, tables, arm, largest)
-        if arm != BASE_ARM and difference is not None:
-            print(f"pass@{largest}, {arm} less the base: {interval_cell(difference.estimate, '+.3f')}")
+    for arm, difference in widened(block, tables).items():
+        print(f"pass@{largest}, {arm} less the base: {interval_cell(difference.estimate, '+.3f')}")
     for name, is_refuted in refuted(block, tables).items():
         print(f"{name} is {'not tested' if is_refuted is None else 'refuted' if is_refuted else 'not refuted'}")
 

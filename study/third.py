@@ -69,6 +69,8 @@ def _numbers_of_clamp2(block: Block, tables: Tables) -> dict[str, Any]:
     return {
         "given_back": clamp2.all_given_back(block, tables).reset_index(names="β").to_dict("records"),
         "pass_at_k": _rows_of_pass_at_k(block, tables),
+        "largest_k": max(clamp2.ks_of(block)),
+        "widened": clamp2.widened(block, tables),
         "refuted": clamp2.refuted(block, tables),
     }
 

@@ -43,7 +43,9 @@ def run(forks, tmp_path):
 
 def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     script = named_file(OWN_SCRIPT, "own.py")
-    for told, small in (("range(128)", "range(4)"), ("max_steps=1000", "max_steps=2")):  # the stand-in has few rows
+    smaller = {"range(128)": "range(4)", "max_steps=1000": "max_steps=2"}  # the stand-in has few rows
+    smaller |= {"train_batch_size=16": "train_batch_size=8", "accumulation_steps=8": "accumulation_steps=1"}
+    for told, small in smaller.items():
         assert told in script
         script = script.replace(told, small)
     (tmp_path / "own.py").write_text(script)

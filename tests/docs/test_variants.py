@@ -101,11 +101,9 @@ def figures(page):
     return re.findall(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]", as_one_line(page.read_text()))
 
 
-WITH_FIGURES = [ROOT / "study" / "pages" / "details.md", METHODS]  # study/tests/test_points.py has study/README.md
-
-
-@pytest.mark.parametrize("page", WITH_FIGURES, ids=lambda page: page.stem)
-def test_figures_are_in_the_log_or_in_the_study_s_findings(page, findings):
+def test_figures_are_in_the_log_or_in_the_study_s_findings(findings):
+    """Of the details; study/tests/test_points.py has those of the study's page."""
+    page = ROOT / "study" / "pages" / "details.md"
     known = as_one_line(LOG + findings)
     assert figures(page)
     assert [figure for figure in figures(page) if figure not in known] == []
