@@ -8,7 +8,7 @@ from study.plots import add_note, arm_styles
 from study.tables import Tables
 
 
-BASE_STYLE = {"color": "black", "linestyle": "-", "linewidth": 1.6}
+BASE_STYLE = {"color": "0.55", "linestyle": "--", "linewidth": 1.6}
 
 
 def draw_pass_at_k(block: Block, tables: Tables) -> Figure | None:

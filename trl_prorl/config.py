@@ -54,15 +54,19 @@ def check_names(cls: type, keys: Mapping[str, Any], known: Collection[str]) -> N
     Raises:
         `TypeError`: As a dataclass raises it; the line names the first, and the field that is nearest to it.
     """
-    unknown = keys.keys() - known
+    if keys.keys() <= known:
+        return
+    parameters = inspect.signature(cls.__init__).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    unknown = sorted(keys.keys() - known - parameters.keys())
     if not unknown:
         return
-    taken = inspect.signature(cls.__init__).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-    for name in sorted(unknown - taken.keys()):
-        if not takes_any:
-            cure = f": {RENAMED[name]}" if name in RENAMED else nearest(name, known)
-            raise TypeError(f"{cls.__name__} takes no {name}={short(keys[name])}{cure}.")
+    name = unknown[0]
+    cure = nearest(name, known)
+    if name in RENAMED:
+        cure = f": {RENAMED[name]}"
+    raise TypeError(f"{cls.__name__} takes no {name}={short(keys[name])}{cure}.")
 
 
 @dataclass

@@ -92,6 +92,7 @@ def build(
     tokenizer = AutoTokenizer.from_pretrained(
         model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
+    task_args.check_thinking(tokenizer, args.max_completion_length)
     if environment is not None:
         tokenizer = prepare_tokenizer(tokenizer)
 

@@ -125,13 +125,19 @@ def table_of(
     Return the table whose cells the columns take from the rows, whatever these are; further definitions stand after
     the columns' own.
     """
-    columns = [column for column in columns if column.applies(rows)]
-    groups = [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]
-    return Table(
-        title,
-        [column.heading(rows) if callable(column.heading) else column.heading for column in columns],
-        [[column.cell(row) for column in columns] for row in rows],
-        list(notes),
-        [*(column.definition for column in columns if column.definition), *definitions],
-        groups if any(name for name, _ in groups) else [],
-    )
+    shown = [column for column in columns if column.applies(rows)]
+    header = []
+    all_definitions = []
+    for column in shown:
+        heading = column.heading
+        if callable(heading):
+            heading = heading(rows)
+        header.append(heading)
+        if column.definition:
+            all_definitions.append(column.definition)
+    all_definitions += definitions
+    cells = [[column.cell(row) for column in shown] for row in rows]
+    groups = [(name, len(list(members))) for name, members in groupby(shown, key=lambda column: column.group)]
+    if not any(name for name, _ in groups):
+        groups = []
+    return Table(title, header, cells, list(notes), all_definitions, groups)

@@ -92,20 +92,26 @@ def rate_findings(rate: float, lora: bool) -> list[Finding]:
     return [make_finding("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
 
 
-def kl_after_updates(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float:
+def kl_after_updates(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float | None:
     """
     KL(old ‖ new) in nats per token, by k3 on what the old policy sampled, which is finite where the ratio overflows;
-    from log-probabilities before and after the updates, shape (B, T), and the batch with their mask.
+    from log-probabilities before and after the updates, shape (B, T), and the batch with their mask. `None` if no
+    token counts.
     """
     mask = completion_mask(batch)
+    if not mask.any():
+        return None
     values = torch.where(mask.bool(), kl.kl_values(old, new, "k3"), 0.0)
     return (values.sum() / mask.sum()).item()
 
 
-def kl_finding(distance: float, rates: Sequence[float]) -> Finding:
+def kl_finding(distance: float | None, rates: Sequence[float]) -> Finding:
     """Return the finding of [`kl_after_updates`], after updates by `rates`, which are low in a warm-up."""
+    what = f"KL to the policy before the first {len(rates)} updates"
+    if distance is None:  # by mask_truncated_completions
+        return Finding(what, "not measured: every completion of the first batch was cut off")
     return make_finding(
-        f"KL to the policy before the first {len(rates)} updates",
+        what,
         f"{distance:.2g} nats per token, by learning rates of {', '.join(f'{rate:g}' for rate in rates)}",
         not distance <= MOST_MOVED,
         "lower learning_rate: the first updates destroy the policy",

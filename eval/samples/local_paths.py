@@ -107,6 +107,7 @@ def _embedded(run_dir: Path, name: str, env: dict) -> str:
 def _gguf(run_dir: Path, name: str, env: dict) -> str:
     """Return the folder of a GGUF file's model, if the file is the one that the run began from."""
     then = (env.get("base_model") or {}).get("sha256")
+    name = os.path.expanduser(name)
     found = _find(run_dir, name, lambda path, name: path.is_file() and then in (None, gguf_sha256(str(path))))
     if found is None:
         which = f" with SHA-256 {then[:12]}…" if then else ""

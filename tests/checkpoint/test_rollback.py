@@ -115,6 +115,20 @@ def test_the_rate_is_lower_from_then_on(make_trainer, run, arm):
     assert rates[4:] == pytest.approx([0.25 * rate for rate in before[4:]])
 
 
+def test_a_resume_with_a_changed_key_keeps_the_lower_rate(make_trainer):
+    """A changed key gives the optimizer the configuration's rate again, on which the roll-backs act anew."""
+    trainer = make_trainer(**SAVES, rollback=2, rollback_rate=0.5)
+    trainer.parts["fault"] = Fault(10, last_good=7)
+    trainer.train()
+    first, *_ = rates = [row["lr"] for row in rows(trainer)]
+    assert rates == [first] * 4 + [first / 2] * 8
+    keys = {"allow_config_change": True, "entropy_floor": 1e-9, "output_dir": trainer.args.output_dir}
+    again = make_trainer(**SAVES, rollback=2, rollback_rate=0.5, **keys)
+    again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir, "checkpoint-8")))
+    assert [row["lr"] for row in rows(again)] == rates
+    assert {group["lr"] for group in again.optimizer.param_groups} == {first / 2}
+
+
 @pytest.mark.parametrize("faults, times, end", [([(6, 6), (7, 7)], 1, 7), ([(6, 3)], 0, 6)])
 def test_at_most_so_many_times_and_only_to_a_good_checkpoint(make_trainer, faults, times, end):
     trainer = make_trainer(**SAVES, rollback=1)

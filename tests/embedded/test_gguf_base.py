@@ -211,6 +211,17 @@ def test_an_evaluation_finds_the_file_above_the_run_and_refuses_another(cache, f
         with_local_paths(run, config)
 
 
+def test_a_file_in_the_home_folder_may_be_named_by_a_tilde(cache, file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name = f"~/{file.name}"
+    sha256 = gguf_base.file_sha256(file)
+    assert gguf_base.gguf_sha256(name) == sha256
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "env.json").write_text(json.dumps({"base_model": {"name": name, "sha256": sha256}}))
+    assert with_local_paths(run, {"model_name_or_path": name})["model_name_or_path"] == find_model(str(file))
+
+
 def test_a_missing_file_is_one_line(cache, tmp_path):
     with pytest.raises(InputError, match=r"no\.gguf' is missing"):
         find_model(str(tmp_path / "no.gguf"))

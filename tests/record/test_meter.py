@@ -14,7 +14,7 @@ from run_record import without_times
 from transformers import TrainerCallback
 
 import trl_prorl.record.meter as meter_module
-from trl_prorl.record.meter import JsonLines, Meter, StageTimer, measure_gpu
+from trl_prorl.record.meter import JsonLines, Meter, StageTimer, UpdateNorm, measure_gpu
 from trl_prorl.record.run_files import read_jsonl
 
 
@@ -344,3 +344,15 @@ def test_the_last_line_alone_is_changed(tmp_path, lines, value):
     assert log.change_last(lambda row: {"name": value})
     log.write({"name": "next"})
     assert [json.loads(line)["name"] for line in log.path.read_text().splitlines()] == [*lines[:-1], value, "next"]
+
+
+def test_the_norm_of_an_update_is_told_once():
+    """A step that a scaler leaves out has none, and not that of the step before."""
+    parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    norm = UpdateNorm(optimizer)
+    assert norm.take() is None
+    parameter.grad = torch.tensor([6.0, 8.0])
+    optimizer.step()
+    assert norm.take() == pytest.approx(5.0)
+    assert norm.take() is None

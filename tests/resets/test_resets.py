@@ -384,10 +384,13 @@ def test_the_way_to_compute_a_reference_changes_no_number(run, tiny_model):
 
 def test_a_second_training_counts_from_the_beginning(run):
     keys = {"beta": 0.1, "ref_reset_every": 3, "num_iterations": 1, "max_steps": 8}
+    keys |= {"optimizer_reset": "hard", "optimizer_reset_rewarmup_steps": 4}  # of which two are left at the end
     trainer = run(**keys, kl_target=1e-4, kl_horizon=1)
     first = steps(trainer)
     adapted = trainer.beta
+    rates = [row["lr"] for row in metrics(trainer)]
     trainer.train()
+    assert [row["lr"] for row in metrics(trainer)] == rates
     assert steps(trainer) == first == [(3, 3), (6, 6)]
     assert adapted != 0.1
     assert metrics(trainer)[0]["beta"] == 0.1

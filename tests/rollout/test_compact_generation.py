@@ -851,3 +851,12 @@ def test_a_head_in_bf16_gets_contiguous_states(make_trainer, tiny_model, merged)
     assert len(slices) > tried
     assert not any(slices)
     assert not policy.get_output_embeddings()._forward_pre_hooks
+
+
+def test_what_a_rollout_function_gives_of_its_sampler_is_left_to_trl(make_trainer):
+    """TRL's off-policy mask reads it; the copy, which was not sampled, has nothing to do with it."""
+    trainer = make_trainer(fast=True, trainer_kwargs={"rollout_func": make_interrupted_rollout(3, 2, "ANSWER:")})
+    given = torch.zeros(4, 5)
+    batch = {"sampling_per_token_logps": given}
+    assert trainer.compact.take_logps(batch) is None
+    assert batch["sampling_per_token_logps"] is given

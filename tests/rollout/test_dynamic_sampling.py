@@ -1,5 +1,6 @@
 """Groups that teach nothing are replaced, as if the others had been drawn at once; rewards of a length alone."""
 
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from trl.rewards import get_soft_overlong_punishment
 from trl_prorl.length_rewards import cosine, cosine_length_reward, is_on, target_length_reward
 from trl_prorl.objective.advantages import estimate
 from trl_prorl.rollout.dynamic_sampling import deciding_rewards, next_rows, replace_groups, undecided_groups
-from trl_prorl.rollout.outcome import set_advantages, weighted_sum
+from trl_prorl.rollout.outcome import Outcome, set_advantages, weighted_sum
 from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.train import TaskArguments
 
@@ -190,6 +191,21 @@ def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estima
     }
     found = rows(run(reward=constant(17 / 97), **keys))  # in float32, not the mean of eight of these
     assert [(row["grad_norm"], row["advantage_std"], row["rows_skipped"]) for row in found] == [(0.0, 0.0, 7)] * 2
+
+
+@pytest.mark.parametrize("estimator", ["raw", "global_normalized"])
+def test_an_advantage_that_is_not_zero_is_never_dropped(estimator):
+    """A group that is all right has one, where completions are not compared with their group."""
+    rewards = torch.tensor([[1.0], [1.0], [1.0], [0.0]])
+    outcome = Outcome(rewards, 2, torch.tensor(8), [None] * 4, [], rounds=[rewards])
+    args = SimpleNamespace(
+        advantage_estimator=estimator, drop_zero_rows=True, multi_objective_aggregation="sum_then_normalize"
+    )
+    advantages = torch.zeros(4)
+    set_advantages(advantages, outcome, torch.ones(1), 0, args, deque(maxlen=4))
+    expected = estimate(rewards[:, 0], 2, estimator)
+    assert (expected[:2] > 0).all()
+    assert advantages.tolist() == expected.tolist()
 
 
 DECIDED_AT_ONCE = {

@@ -126,6 +126,24 @@ def test_what_hangs_is_interrupted(function):
         call(function, seconds=0.2)
 
 
+async def own_time_out(**columns):
+    async with asyncio.timeout(0.01):
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("seconds", [None, 60.0])
+def test_a_time_out_of_the_reward_s_own_is_its_own_error(seconds):
+    """Of its HTTP client, say; with a limit or without one."""
+    with pytest.raises(RewardError, match="'mine' raised TimeoutError") as caught:
+        call(own_time_out, seconds=seconds)
+    assert "reward_timeout" not in str(caught.value)
+
+
+def test_a_number_that_no_float_holds_is_one_line():
+    with pytest.raises(RewardError, match="returned 1000.*which is not a number"):
+        call(lambda **columns: [10**400, 1])
+
+
 def test_a_limit_works_off_the_main_thread_and_leaves_results_and_errors_alone():
     def calls():
         assert call_within(5, lambda: 3) == 3

@@ -159,7 +159,10 @@ class Rollback(Part):
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         made = count_rollbacks(self.run_dir)
-        factor = self.factor ** (made - state["known"])
+        in_the_rate = state["known"]
+        if changed:  # the rates are the configuration's again, without any factor
+            in_the_rate = 0
+        factor = self.factor ** (made - in_the_rate)
         self._rewards = state["rewards"]
         self._steps = state["steps"]
         self._known = made

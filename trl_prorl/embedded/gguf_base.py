@@ -50,7 +50,8 @@ def gguf_sha256(name: str) -> str | None:
         `str` or `None`: `None` if the path is neither, or is not here.
     """
     if is_gguf(name):
-        return file_sha256(Path(name)) if Path(name).is_file() else None
+        file = Path(name).expanduser()
+        return file_sha256(file) if file.is_file() else None
     made_with = Path(name, MADE_WITH)
     if Path(name).parent != CACHE or not made_with.is_file():
         return None

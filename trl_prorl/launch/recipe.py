@@ -82,16 +82,26 @@ class TaskArguments(TaskKeys, ScriptArguments):
             rewards.append(LENGTH_REWARDS[self.length_reward].make(self, max_completion_length))
         return rewards
 
+    def check_thinking(self, tokenizer, max_completion_length: int) -> None:
+        """Refuse a budget that, with the text after it and the answer, exceeds the length of a completion."""
+        if self.thinking_budget is None:
+            return
+        text = len(tokenizer(self.thinking_text, add_special_tokens=False).input_ids)
+        most = max_completion_length - text - self.thinking_answer_tokens
+        if self.thinking_budget > most:
+            cure = "Raise max_completion_length."
+            if most > 0:
+                cure = f"Lower thinking_budget to {most}, or raise max_completion_length."
+            raise ValueError(
+                f"thinking_budget={self.thinking_budget} leaves too little room in "
+                f"max_completion_length={max_completion_length}: thinking_text has {text} tokens, and "
+                f"thinking_answer_tokens={self.thinking_answer_tokens}. {cure}"
+            )
+
     def make_rollout(self, args: ProRLConfig) -> Callable | None:
         """Return the rollout function, if generation is not TRL's own."""
         if self.thinking_budget is None:
             return None
-        if self.thinking_budget + self.thinking_answer_tokens >= args.max_completion_length:
-            raise ValueError(
-                f"thinking_budget={self.thinking_budget} and thinking_answer_tokens={self.thinking_answer_tokens} "
-                f"leave no room for thinking_text in max_completion_length={args.max_completion_length}. "
-                "Lower thinking_budget."
-            )
         if args.use_vllm:
             raise ValueError("thinking_budget interrupts transformers' generation, not vLLM's. Set use_vllm: false.")
         return make_interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)

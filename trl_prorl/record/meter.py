@@ -339,7 +339,7 @@ class UpdateNorm:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self.value: float | None = None
+        self._value: float | None = None
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         optimizer.register_step_pre_hook(self._copy)
         optimizer.register_step_post_hook(self._measure)
@@ -350,8 +350,14 @@ class UpdateNorm:
 
     def _measure(self, optimizer, args, kwargs) -> None:
         squares = [(param - old).float().square().sum() for param, old in self._before]
-        self.value = torch.stack(squares).sum().sqrt().item()
+        self._value = torch.stack(squares).sum().sqrt().item()
         self._before = []
+
+    def take(self) -> float | None:
+        """Return the norm once; `None` if the optimizer has not updated since, as where a scaler left a step out."""
+        value = self._value
+        self._value = None
+        return value
 
 
 def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:

@@ -222,7 +222,7 @@ class Recorder(Part):
         row["time_load"] = self.seconds_loaded
         self.seconds_loaded = None
         if self.update_norm is not None:
-            row["update_norm"] = self.update_norm.value
+            row["update_norm"] = self.update_norm.take()
         if self.args.nonfinite == "skip":
             row["nonfinite_skips"] = skips
         row = {name: value for name, value in row.items() if value is not None and math.isfinite(value)}

@@ -160,6 +160,8 @@ class Resets(Part):
     # A part of the run.
 
     def begin(self) -> None:
+        if self.rewarmup is not None:
+            self.rewarmup.updates = None
         for callback, state in self._untouched:
             callback.load_state_dict(state)
 

@@ -23,14 +23,17 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
         start (`dict[str, Any]`): From [`snapshot_schedule`].
     """
     inner = getattr(scheduler, "scheduler", scheduler)
-    now = getattr(inner, "base_lrs", None)  # a roll-back may have lowered them
+    base_rates = getattr(inner, "base_lrs", None)  # a roll-back may have lowered them
     inner.load_state_dict(copy.deepcopy(start["state"]))
-    factors = [1.0] * len(start["lrs"])
-    if now is not None:
-        factors = [mine / begun if begun else 1.0 for mine, begun in zip(now, inner.base_lrs, strict=True)]
-        inner.base_lrs = now
-    for group, lr, factor in zip(inner.optimizer.param_groups, start["lrs"], factors, strict=True):
-        group["lr"] = lr * factor
+    for place, group in enumerate(inner.optimizer.param_groups):
+        rate = start["lrs"][place]
+        if base_rates is not None:
+            base_rate_then = inner.base_lrs[place]
+            if base_rate_then:
+                rate *= base_rates[place] / base_rate_then
+        group["lr"] = rate
+    if base_rates is not None:
+        inner.base_lrs = base_rates
 
 
 def rewarmup_factor(updates: int | None, steps: int) -> float:

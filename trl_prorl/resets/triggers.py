@@ -291,10 +291,11 @@ class TriggerSet:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give every trigger the memory of the next trigger of its kind; if there was none, it remembers nothing."""
         self.last_reset_step = state["last"]
-        of_kind = state.get("kinds", [trigger.kind for trigger in self.triggers])
-        left = list(zip(of_kind, state["triggers"], strict=True))
+        kinds = state.get("kinds", [trigger.kind for trigger in self.triggers])
+        memories: dict[str, list] = {}
+        for kind, memory in zip(kinds, state["triggers"], strict=True):
+            memories.setdefault(kind, []).append(memory)
         for trigger in self.triggers:
-            same = next((pair for pair in left if pair[0] == trigger.kind), None)
-            if same is not None:
-                left.remove(same)
-                trigger.load_state_dict(same[1])
+            of_kind = memories.get(trigger.kind)
+            if of_kind:
+                trigger.load_state_dict(of_kind.pop(0))

@@ -201,8 +201,9 @@ class CompactGeneration(Part):
 
     def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """Take the sampler's log-probabilities out of a batch, `(B, T)`; `None` where they say nothing of the copy."""
-        given = batch.pop("sampling_per_token_logps", None)
-        return given if self.measures else None
+        if not self.measures:  # those that may be there are of a rollout function, and TRL's to use
+            return None
+        return batch.pop("sampling_per_token_logps", None)
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """Go on with the policy itself where the copy is too far from it, by `mean_abs_dlogp_sampler`."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate.utils import gather_object
 
-from ..objective.advantages import all_equal, estimate
+from ..objective.advantages import UNGROUPED, all_equal, estimate
 
 
 if TYPE_CHECKING:
@@ -275,7 +275,8 @@ def set_advantages(
         for _ in range(min(len(logged), len(newest))):
             logged.pop()
         logged.extend(estimate(newest, group_size, estimator, batch).tolist())
-    if args.drop_zero_rows:  # it looks for zeros, and TRL's advantages of equal rewards are only nearly 0
+    # It looks for zeros, and TRL's advantages of equal rewards are only nearly 0.
+    if args.drop_zero_rows and estimator not in UNGROUPED:
         if args.multi_objective_aggregation == "sum_then_normalize":
             columns = [weighted_sum(outcome.rewards, weights)]
         else:  # each is centred by itself

@@ -187,12 +187,14 @@ class RewardGuard:
 
     async def call_async(self, columns: dict[str, Any]) -> list:
         prompts = columns.get("prompts", [])
+        limit = asyncio.timeout(self.seconds)
         try:
-            rewards = await asyncio.wait_for(self.function(**columns), self.seconds)
-        except TimeoutError as error:
-            raise self._too_late(prompts) from own_traceback(error)
+            async with limit:
+                rewards = await self.function(**columns)
         except Exception as error:
-            raise self._failed(error, prompts) from own_traceback(error)
+            if limit.expired():
+                raise self._too_late(prompts) from own_traceback(error)
+            raise self._failed(error, prompts) from own_traceback(error)  # a time-out of its own, perhaps
         return self._check(rewards, prompts)
 
     def _check(self, rewards: Any, prompts: list) -> list:
@@ -278,7 +280,7 @@ def as_float(reward: Any) -> float | None:
         return None
     try:
         return float(reward)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
 
 

@@ -43,17 +43,21 @@ def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: i
         `dict[str, float]`: `pass@K` and `pass@K/TASK`; empty without completions.
     """
     counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
-    parts = {"": counts}
+    measured = _mean_pass_at_k(counts, n)
     known = sorted({task for task in tasks if task is not None})
     if len(known) > 1:
+        task_of_prompt = tasks[::n]
         for task in known:
-            parts[f"/{task}"] = [count for count, of in zip(counts, tasks[::n], strict=True) if of == task]
-    measured = {}
-    for suffix, part in parts.items():
-        if part:
-            for k in draw_sizes(n):
-                measured[f"pass@{k}{suffix}"] = sum(pass_at_k(n, count, k) for count in part) / len(part)
+            of_task = [count for count, its_task in zip(counts, task_of_prompt, strict=True) if its_task == task]
+            measured |= _mean_pass_at_k(of_task, n, suffix=f"/{task}")
     return measured
+
+
+def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str, float]:
+    """Return the means over prompts with so many right ones of `n`, by `pass@K` and a suffix; nothing of none."""
+    if not counts:
+        return {}
+    return {f"pass@{k}{suffix}": sum(pass_at_k(n, count, k) for count in counts) / len(counts) for k in draw_sizes(n)}
 
 
 class Verdicts:

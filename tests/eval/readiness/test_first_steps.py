@@ -189,6 +189,15 @@ def test_the_distance_is_the_kl_of_the_policy_before_from_the_one_after():
     assert kl_after_updates(old, old - 1000.0, batch) == pytest.approx(999.0)
 
 
+def test_a_batch_in_which_no_token_counts_says_nothing_of_the_rate():
+    """As with `mask_truncated_completions`, where every completion was cut off."""
+    logps = torch.zeros(2, 3)
+    distance = kl_after_updates(logps, logps, {"completion_mask": torch.zeros(2, 3, dtype=torch.long)})
+    found = kl_finding(distance, [1.0])
+    assert found.level == "fine"
+    assert found.number == "not measured: every completion of the first batch was cut off"
+
+
 @pytest.mark.parametrize(
     "kl, level",
     [(0.0, "fine"), (0.06, "fine"), (MOST_MOVED, "fine"), (0.6, "stop"), (math.inf, "stop"), (math.nan, "stop")],
