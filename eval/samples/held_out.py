@@ -123,8 +123,11 @@ class HeldOut:
     def _missing(self, store: SampleStore, n: int) -> dict[int, int]:
         """
         Samples of each prompt, by its place, that are not on disk; where there are more than `n`, a negative number.
+        Those behind a gap, where a damaged file was removed, do not count, and are drawn again.
         """
-        have = store.frame().groupby("prompt_id").size()
+        frame = store.frame()
+        is_in_line = frame["sample"] == frame.groupby("prompt_id").cumcount()
+        have = frame[is_in_line].groupby("prompt_id").size()
         return {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
 
     def _regraded(self, store: SampleStore) -> pd.DataFrame:

@@ -318,7 +318,7 @@ def test_what_frees_a_clamped_policy():
 
 def test_what_is_kept_beside_the_task():
     """Mean gold of sorting and sums, at the end and where reversing is nearest to the lowest end of all arms."""
-    points = pd.read_csv(FOLDER / "points.csv.gz").query("family == 'forget'")
+    points = pd.read_csv(FOLDER / "points.csv.gz").query("family == 'forget' and seed < 71")
     keys = ["arm", "base_seed", "seed", "step"]
     own = points[points.task == "reverse_digits"].set_index(keys).gold
     kept = points[points.task != "reverse_digits"].groupby(keys).gold.mean()

@@ -205,7 +205,7 @@ def test_the_pages_say_what_the_tables_say():
     began, ended = (f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in ("base of plain", "plain"))
     models = ("base of plain_seed2", "plain_seed2")
     second = [f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in models]
-    told = f"cut at 200 tokens, went from {began} to {ended} right on 100 test questions of GSM8K (sampled)."
+    told = f"held to short answers, went from {began} to {ended} right on a hundred test questions of GSM8K (sampled)."
     told += f" With another seed, in bf16, it went from {second[0]} to {second[1]}."
     assert told in read_page("README.md")
     recipe = read_page("recipes/gsm8k/qwen2.5-coder-1.5b-cpu/README.md")

@@ -91,6 +91,21 @@ def test_nothing_is_sampled_twice(drawn, calls):
     assert len(calls) == 4
 
 
+def test_a_damaged_file_is_removed_as_its_line_says_and_its_samples_are_drawn_again(run_dir, task, calls, monkeypatch):
+    """The first of two batches of each prompt: what lies behind the gap is no reason to draw too few."""
+    monkeypatch.setattr(held_out.SampleStore, "merge", lambda store: None)
+    evaluation = HeldOut(run_dir, "test", 2, batch_size=2)
+    whole = texts(evaluation.samples(evaluation.trained, 4))
+    assert len(calls) == 4
+    store = evaluation.store(evaluation.trained, evaluation.sampling)
+    (first,) = store.folder.glob(f"part-{evaluation.prompt_ids[0]}-0000.parquet")
+    first.write_bytes(b"damaged")
+    with pytest.raises(RunError, match="remove it, and its samples are drawn again"):
+        evaluation.samples(evaluation.trained, 4)
+    first.unlink()
+    assert texts(evaluation.samples(evaluation.trained, 4)) == whole
+
+
 def test_samples_of_two_batches_differ(drawn):
     """Every batch has a seed of its own; with one seed for all, the second half would repeat the first."""
     both = drawn(2, 40, "base", batch_size=20)
