@@ -285,10 +285,10 @@ class ProlongedKeys:
         > Parameters that control the cost
 
         fast (`bool`, *optional*, defaults to `False`):
-            Every acceleration that changes no number beyond rounding, or draws from the same distribution:
-            `reuse_old_logps: true`, `pack_groups: auto` and `compact_generation: auto`. A key that is set by hand
-            wins, at its default too (with TRL's `TrlParser`, which passes all keys, only at another value). What is
-            not possible falls back, also where dropout is active; a line at the start and `env.json` say why.
+            Every acceleration that changes no number beyond rounding, or draws from the same distribution, in bf16 up
+            to rounding: `reuse_old_logps: true`, `pack_groups: auto` and `compact_generation: auto`. A key that is set
+            by hand wins, at its default too (with TRL's `TrlParser`, which passes all keys, only at another value).
+            What is not possible falls back, also where dropout is active; a line at the start and `env.json` say why.
             `skip_zero_rows` is not among them, because it changes means of the record.
         reuse_old_logps (`bool`, *optional*, defaults to `False`):
             Take π_old's log-probabilities from the first inner pass instead of a forward of their own, wherever that
