@@ -35,9 +35,8 @@ from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scrip
 from .pipes import reader_may_leave
 from .record.folder_lock import LOCK_FILE
 from .record.folders import RunFolders
-from .record.meter import check_record
 from .record.processes import by_main_process
-from .record.run_files import METRICS_FILE, WEIGHTS, read_json
+from .record.run_files import METRICS_FILE, WEIGHTS, check_record, read_json
 from .record.run_id import recorded_run_id, saved_run_id
 from .rollout.turns import make_environment, prepare_tokenizer
 from .tasks.base import check_dataset

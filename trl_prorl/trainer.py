@@ -31,8 +31,9 @@ from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
 from .objective.masks import completion_mask, zero_masked
 from .objective.penalties import Anchors, Penalty
 from .parts import MicroBatch, Parts
-from .record.meter import Meter, StageTimer
+from .record.meter import Meter
 from .record.recorder import LOGGED, OF_TRL, Recorder
+from .record.stage_timer import StageTimer
 from .record.terminal import Terminal, write_event_line
 from .resets.callbacks import ReferenceResetCallback, configured_callback
 from .resets.controller import Reason, Resets

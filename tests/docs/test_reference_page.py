@@ -18,8 +18,8 @@ from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
 from trl_prorl.keys import KEYS, TASK_KEYS
+from trl_prorl.record.gpu_usage import measure_gpu
 from trl_prorl.record.keys import EVENTS, METRICS
-from trl_prorl.record.meter import measure_gpu
 from trl_prorl.refusals import REFUSALS
 from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.train import TaskArguments

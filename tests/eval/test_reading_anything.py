@@ -23,8 +23,8 @@ from tasks.__main__ import main as show_tasks
 from trl_prorl.checkpoint.files import MANIFEST_FILE, why_unusable
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
-from trl_prorl.record.meter import JsonLines, check_record
-from trl_prorl.record.run_files import METRICS, read_jsonl
+from trl_prorl.record.json_lines import JsonLines
+from trl_prorl.record.run_files import METRICS, check_record, read_jsonl
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}

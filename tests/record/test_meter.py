@@ -1,6 +1,5 @@
-"""The meter: exclusive stages, token means, files that survive, and what validation takes."""
+"""The meter: exclusive stages, token means, what a GPU does, and what validation takes."""
 
-import json
 import threading
 import time
 from types import SimpleNamespace
@@ -13,9 +12,11 @@ from run_record import read_rows as rows
 from run_record import without_times
 from transformers import TrainerCallback
 
-import trl_prorl.record.meter as meter_module
-from trl_prorl.record.meter import JsonLines, Meter, StageTimer, UpdateNorm, measure_gpu
-from trl_prorl.record.run_files import read_jsonl
+from trl_prorl.record import gpu_usage
+from trl_prorl.record.gpu_usage import Utilization, measure_gpu
+from trl_prorl.record.meter import Meter
+from trl_prorl.record.stage_timer import StageTimer
+from trl_prorl.record.update_norm import UpdateNorm
 
 
 CPU = torch.device("cpu")
@@ -24,8 +25,8 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(meter_module.time, "time", lambda: 1_000_000.0 + clock.now)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0 + clock.now)
     return clock
 
 
@@ -107,23 +108,6 @@ def test_means_over_processes_are_means_over_all_tokens():
         return sums
 
     assert meter.end_step(with_another, processes=2)["kl_ref"] == 2.5
-
-
-def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 8)) + '{"step": 8, "rew')
-    log = JsonLines(path, keep=lambda row: row["step"] <= 5)
-    log.write({"step": 6, "again": True})
-    assert read_jsonl(path) == [{"step": s} for s in range(1, 6)] + [{"step": 6, "again": True}]
-
-
-def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for number in range(3):
-        JsonLines(path).write({"step": number})
-    assert read_jsonl(path) == [{"step": 2}]
-    assert read_jsonl(tmp_path / "metrics.1.jsonl") == [{"step": 0}]
-    assert read_jsonl(tmp_path / "metrics.2.jsonl") == [{"step": 1}]
 
 
 @pytest.fixture
@@ -213,7 +197,7 @@ def test_a_machine_without_the_package_of_nvml_is_told_of_it_once(card, caplog):
     """As torch raises it."""
     missing = ModuleNotFoundError("nvidia-ml-py does not seem to be installed or it can't be imported.")
     gpu = card(utilization=Mock(side_effect=missing))
-    meter_module.tell_of_missing_nvml.cache_clear()
+    gpu_usage.tell_of_missing_nvml.cache_clear()
     for _ in range(3):
         assert measure_gpu(gpu) == {"peak_memory_gib": 1.0}
     said = "gpu_utilization is not recorded, because its package is missing: pip install nvidia-ml-py."
@@ -224,7 +208,7 @@ def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     """Three readings while the step lasts, 90, 80 and 70 %, and one of 0 at its end, where the GPU is idle."""
     values = [90, 80, 70]
     over = threading.Event()
-    monkeypatch.setattr(meter_module.Utilization, "EVERY", 0.001)
+    monkeypatch.setattr(Utilization, "EVERY", 0.001)
 
     def utilization(device):
         assert device == gpu
@@ -241,7 +225,7 @@ def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     meter.begin_step()
     assert over.wait(10)
     meter.device = CPU  # of the counts, because there is no GPU
-    monkeypatch.setattr(meter_module, "measure_gpu", lambda device, readings: measure_gpu(gpu, readings))
+    monkeypatch.setattr("trl_prorl.record.meter.measure_gpu", lambda device, readings: measure_gpu(gpu, readings))
     assert meter.end_step(torch.clone)["gpu_utilization"] == 60.0
     assert threading.active_count() == threads
 
@@ -281,7 +265,7 @@ def slow_evaluation(monkeypatch):
         return evaluate(self, *args, **kwargs)
 
     monkeypatch.setattr(GRPOTrainer, "evaluate", slowly)
-    monkeypatch.setattr("trl_prorl.record.meter.time.perf_counter", lambda: real() + ahead[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + ahead[0])
 
 
 def thousands(trainer):
@@ -330,20 +314,6 @@ def test_how_fast_an_evaluation_was_is_not_among_its_results(run):
     (row,) = rows(trainer, "evaluations.jsonl")
     assert {"eval_easy_loss", "eval_very_hard_loss"} < set(row)
     assert not [name for name in row if name.endswith(("runtime", "per_second", "preparation_time"))]
-
-
-@pytest.mark.parametrize("lines", [["a"], ["a", "bb", "c" * 99]])
-@pytest.mark.parametrize("value", ["", "longer than it was"])
-def test_the_last_line_alone_is_changed(tmp_path, lines, value):
-    log = JsonLines(tmp_path / "log.jsonl")
-    assert not log.change_last(lambda row: pytest.fail("there is no row"))
-    for name in lines:
-        log.write({"name": name})
-    assert not log.change_last(lambda row: None)
-    assert [row["name"] for row in read_jsonl(log.path)] == lines
-    assert log.change_last(lambda row: {"name": value})
-    log.write({"name": "next"})
-    assert [json.loads(line)["name"] for line in log.path.read_text().splitlines()] == [*lines[:-1], value, "next"]
 
 
 def test_the_norm_of_an_update_is_told_once():

@@ -15,10 +15,9 @@ from ..quiet import without_warning
 from ..record.folder_lock import FolderLock
 from ..record.folders import RunFolders
 from ..record.keys import NONFINITE
-from ..record.meter import check_record
 from ..record.processes import by_main_process
 from ..record.provenance import write_config, write_env
-from ..record.run_files import BASE_ADAPTER
+from ..record.run_files import BASE_ADAPTER, check_record
 from ..record.run_id import write_run_id
 from .files import WholeCheckpoint, describe_failed_write, is_failed_write
 from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters

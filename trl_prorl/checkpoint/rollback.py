@@ -26,8 +26,7 @@ from ..guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 from ..parts import Part, make_event
 from ..record.checkpoint_names import CHECKPOINT, steps_of
 from ..record.keys import ROLLBACK
-from ..record.meter import EVENTS_FILE
-from ..record.run_files import read_jsonl
+from ..record.run_files import EVENTS_FILE, read_jsonl
 from .files import sync, why_unusable
 from .state import read_state
 

@@ -16,8 +16,10 @@ from ..objective.anchors import ANCHORS, OldPolicyAnchor, ReferenceAnchor
 from ..objective.masks import completion_mask
 from ..objective.penalties import Anchors
 from ..parts import MicroBatch, Part
-from .meter import JsonLines, Meter, UpdateNorm
+from .json_lines import JsonLines
+from .meter import Meter
 from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, RESET
+from .update_norm import UpdateNorm
 
 
 # What the record says of a generation batch, and TRL's names for it.

@@ -269,3 +269,14 @@ def read_jsonl(
             )
         rows.append(row)
     return rows
+
+
+def check_record(run_dir: str | os.PathLike) -> None:
+    """
+    Read the record that a resume continues.
+
+    Raises:
+        `InputError`: A line cannot be read; the message names it.
+    """
+    for file, shape in ((METRICS_FILE, METRICS), (EVENTS_FILE, EVENTS), (EVALUATIONS_FILE, METRICS)):
+        read_jsonl(Path(run_dir) / file, shape)

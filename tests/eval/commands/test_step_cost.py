@@ -14,7 +14,8 @@ from eval.stepcost import settings as of_cost
 from eval.stepcost.settings import ARMS, BASELINE, DEFAULT, MORE_ARMS, Batches, parse, settings
 from eval.stepcost.tables import draw, ratio
 from eval.stepcost.trainers import Stopwatch, generation_seconds, make_trainer
-from trl_prorl.record.meter import JsonLines, measure_gpu
+from trl_prorl.record.gpu_usage import measure_gpu
+from trl_prorl.record.json_lines import JsonLines
 
 
 @pytest.fixture(autouse=True)

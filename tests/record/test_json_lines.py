@@ -1,0 +1,39 @@
+"""A file of one JSON object on each line, which survives a run that was cut short."""
+
+import json
+
+import pytest
+
+from trl_prorl.record.json_lines import JsonLines
+from trl_prorl.record.run_files import read_jsonl
+
+
+def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 8)) + '{"step": 8, "rew')
+    log = JsonLines(path, keep=lambda row: row["step"] <= 5)
+    log.write({"step": 6, "again": True})
+    assert read_jsonl(path) == [{"step": s} for s in range(1, 6)] + [{"step": 6, "again": True}]
+
+
+def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for number in range(3):
+        JsonLines(path).write({"step": number})
+    assert read_jsonl(path) == [{"step": 2}]
+    assert read_jsonl(tmp_path / "metrics.1.jsonl") == [{"step": 0}]
+    assert read_jsonl(tmp_path / "metrics.2.jsonl") == [{"step": 1}]
+
+
+@pytest.mark.parametrize("lines", [["a"], ["a", "bb", "c" * 99]])
+@pytest.mark.parametrize("value", ["", "longer than it was"])
+def test_the_last_line_alone_is_changed(tmp_path, lines, value):
+    log = JsonLines(tmp_path / "log.jsonl")
+    assert not log.change_last(lambda row: pytest.fail("there is no row"))
+    for name in lines:
+        log.write({"name": name})
+    assert not log.change_last(lambda row: None)
+    assert [row["name"] for row in read_jsonl(log.path)] == lines
+    assert log.change_last(lambda row: {"name": value})
+    log.write({"name": "next"})
+    assert [json.loads(line)["name"] for line in log.path.read_text().splitlines()] == [*lines[:-1], value, "next"]
