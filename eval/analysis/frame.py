@@ -210,27 +210,38 @@ class Frame:
     def grounds(self) -> dict[str, list[ReportArm]]:
         """The arms of every ground, by its title: its task, and what else sets it apart from most; "" if it is one."""
         first = [arm.runs[0] for arm in self.arms]
-        keys = []
-        for key in GROUND:
-            values = {repr(run.config.get(key) or None) for run in first}
-            if len(values) > 1:
-                keys.append(key)
-        if len({run.base[0] for run in first}) > 1 and TASK not in keys:
-            keys.append(MODEL)
-        usual = {}
-        for key in keys:
-            counts = Counter(repr(run.config.get(key)) for run in first)
-            usual[key] = counts.most_common(1)[0][0]
+        usual = usual_values(first)
         titles = {}
         grounds = {}
         for arm, run in zip(self.arms, first, strict=True):
             if run.ground not in titles:
-                words = []
-                for key in keys:
-                    value = run.config.get(key)
-                    if value and (key == TASK or repr(value) != usual[key]):
-                        words.append(setting(key, value))
-                title = ", ".join(words)
+                title = title_of_ground(run, usual)
                 titles[run.ground] = title if title not in grounds else f"{title} ({len(grounds) + 1})"
             grounds.setdefault(titles[run.ground], []).append(arm)
         return grounds
+
+
+def usual_values(runs: list[RecordedRun]) -> dict[str, str]:
+    """Return the keys in which the grounds of runs differ, each with the value that most runs have, as it is spelt."""
+    keys = []
+    for key in GROUND:
+        values = {repr(run.config.get(key) or None) for run in runs}
+        if len(values) > 1:
+            keys.append(key)
+    if len({run.base[0] for run in runs}) > 1 and TASK not in keys:
+        keys.append(MODEL)
+    usual = {}
+    for key in keys:
+        counts = Counter(repr(run.config.get(key)) for run in runs)
+        usual[key] = counts.most_common(1)[0][0]
+    return usual
+
+
+def title_of_ground(run: RecordedRun, usual: dict[str, str]) -> str:
+    """Return a run's task, where tasks differ, and its settings that are not the usual ones."""
+    words = []
+    for key, usual_value in usual.items():
+        value = run.config.get(key)
+        if value and (key == TASK or repr(value) != usual_value):
+            words.append(setting(key, value))
+    return ", ".join(words)

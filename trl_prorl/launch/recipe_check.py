@@ -232,17 +232,8 @@ def read_options(arguments: list[str], hints: Mapping[str, Any]) -> dict[str, An
     Raises:
         `ValueError`: A value is of another type. The line names the option, the value and the type.
     """
-    words_of: dict[str, list[str]] = {}
-    words: list[str] = []
-    for argument in arguments:
-        if is_option(argument):
-            name, equals, value = argument.partition("=")
-            words = [value] if equals else []
-            words_of[name.lstrip("-").replace("-", "_")] = words
-        else:
-            words.append(argument)
     found = {}
-    for key, words in words_of.items():
+    for key, words in words_of_options(arguments).items():
         positive = key.removeprefix("no_")
         if key not in hints and positive in hints:
             found[positive] = False
@@ -255,6 +246,20 @@ def read_options(arguments: list[str], hints: Mapping[str, Any]) -> dict[str, An
                 raise InputError(f"--{key} {short(value)} cannot be read: {key} takes {taken}.")
             found[key] = value
     return found
+
+
+def words_of_options(arguments: list[str]) -> dict[str, list[str]]:
+    """Return the words that follow each option of a command line, by its key. The last of the same options counts."""
+    words_of: dict[str, list[str]] = {}
+    words: list[str] = []
+    for argument in arguments:
+        if is_option(argument):
+            name, equals, value = argument.partition("=")
+            words = [value] if equals else []
+            words_of[name.lstrip("-").replace("-", "_")] = words
+        else:
+            words.append(argument)
+    return words_of
 
 
 def split_config_option(arguments: Iterable[str]) -> list[str]:

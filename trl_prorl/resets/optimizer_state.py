@@ -59,6 +59,8 @@ NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
 STEP = "step"
 MEMORY = {"first": "the first moment", "second": "the second moment", "step": "the step count"}
 
+ADAFACTORS = (torch.optim.Adafactor, Adafactor)
+
 Change = float | Callable[[torch.Tensor], None]
 
 
@@ -125,44 +127,61 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
     Raises:
         `ValueError`: The message names the optimizer and the cure.
     """
-    name = f"{cls.__module__}.{cls.__name__}"
-    adafactor = issubclass(cls, (torch.optim.Adafactor, Adafactor))
-    in_bits = cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
-    if issubclass(cls, torch.optim.SGD):
-        if not momentum:
-            raise ValueError(
-                f"optimizer_reset has nothing to reset in {name} without momentum: pass optimizers=(SGD(..., "
-                "momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
-            )
-        memory = {"first"}
-    elif adafactor:
-        memory = {"second"}
-        if issubclass(cls, Adafactor) and beta1 is not None:
-            memory.add("first")
-    elif in_bits or issubclass(cls, (torch.optim.Adam, torch.optim.AdamW)):
-        memory = {"first", "second", "step"}
-    else:
-        raise ValueError(
-            f"optimizer_reset does not understand the state of {name}: use torch's Adam, AdamW, Adafactor or SGD with "
-            "momentum (optim: adamw_torch, adamw_torch_fused, adafactor), or bitsandbytes' Adam family (optim: "
-            "adamw_8bit, paged_adamw_8bit), or set optimizer_reset: keep."
-        )
-    useful = [other for other, treatment in TREATMENTS.items() if treatment.changes & memory]
+    memory = memory_of(cls, momentum, beta1)
     treatment = treatment_of(mode)
-    why = f"and {name} has none: it would do nothing"
-    if treatment.changes == {"step"} and adafactor:
-        why = f"and {name} forgets its second moment where that is 0: it would be another hard"
+    name = full_name(cls)
     if treatment.changes and not treatment.changes & memory:
         what = " and ".join(MEMORY[part] for part in sorted(treatment.changes))
+        why = f"and {name} has none: it would do nothing"
+        if treatment.changes == {"step"} and issubclass(cls, ADAFACTORS):
+            why = f"and {name} forgets its second moment where that is 0: it would be another hard"
+        useful = [other for other, treatment in TREATMENTS.items() if treatment.changes & memory]
         raise ValueError(
             f"optimizer_reset={mode!r} changes {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "
             "use Adam (optim: adamw_torch)."
         )
-    if in_bits and not treatment.is_factors:
+    if holds_codes(cls) and not treatment.is_factors:
         raise ValueError(
             f"optimizer_reset={mode!r} changes moments one by one, and {name} holds codes of them. Set optim: "
             "adamw_torch."
         )
+
+
+def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> set[str]:
+    """
+    Return which parts of [`MEMORY`] an optimizer has.
+
+    Raises:
+        `ValueError`: It has none, or its state is not understood.
+    """
+    if issubclass(cls, torch.optim.SGD):
+        if not momentum:
+            raise ValueError(
+                f"optimizer_reset has nothing to reset in {full_name(cls)} without momentum: pass "
+                "optimizers=(SGD(..., momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
+            )
+        return {"first"}
+    if issubclass(cls, ADAFACTORS):
+        if issubclass(cls, Adafactor) and beta1 is not None:
+            return {"first", "second"}
+        return {"second"}
+    if holds_codes(cls) or issubclass(cls, (torch.optim.Adam, torch.optim.AdamW)):
+        return {"first", "second", "step"}
+    raise ValueError(
+        f"optimizer_reset does not understand the state of {full_name(cls)}: use torch's Adam, AdamW, Adafactor or "
+        "SGD with momentum (optim: adamw_torch, adamw_torch_fused, adafactor), or bitsandbytes' Adam family (optim: "
+        "adamw_8bit, paged_adamw_8bit), or set optimizer_reset: keep."
+    )
+
+
+def full_name(cls: type) -> str:
+    """Return a class's name, with its module."""
+    return f"{cls.__module__}.{cls.__name__}"
+
+
+def holds_codes(cls: type) -> bool:
+    """Whether an optimizer is of bitsandbytes' Adam family, whose moments are codes of 8 bits."""
+    return cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
 
 
 def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -260,29 +260,59 @@ def set_advantages(
         logged (`collections.deque`): The advantages in TRL's table of completions, the newest last, replaced too.
     """
     count = len(advantages)
-    group_size = outcome.group_size
     estimator = args.advantage_estimator
     if estimator is not None:
-        batch = weighted_sum(outcome.rewards, weights)
-        if penalties is not None:
-            batch = batch - penalties
-        advantages.copy_(select_own_rows(estimate(batch, group_size, estimator), process, count))
-        # The table has the newest rows of all rounds of dynamic sampling, which need not be those of the batch.
-        newest = weighted_sum(torch.cat(outcome.rounds), weights)
-        if penalties is not None and len(penalties) == len(newest):
-            newest = newest - penalties
-        newest = newest[-logged.maxlen :]
-        for _ in range(min(len(logged), len(newest))):
-            logged.pop()
-        logged.extend(estimate(newest, group_size, estimator, batch).tolist())
-    # It looks for zeros, and TRL's advantages of equal rewards are only nearly 0.
+        rewards = combined_rewards(outcome.rewards, weights, penalties)
+        estimates = estimate(rewards, outcome.group_size, estimator)
+        advantages.copy_(select_own_rows(estimates, process, count))
+        replace_logged(logged, outcome, weights, estimator, rewards, penalties)
     if args.drop_zero_rows and estimator not in UNGROUPED:
-        if args.multi_objective_aggregation == "sum_then_normalize":
-            columns = [weighted_sum(outcome.rewards, weights)]
-        else:  # each is centred by itself
-            columns = outcome.rewards.unbind(dim=1)
-        equal = [all_equal(column.view(-1, group_size)) for column in columns]
-        groups = torch.stack(equal).all(dim=0)
-        advantages.masked_fill_(select_own_rows(groups.repeat_interleave(group_size), process, count), 0.0)
+        equal = rows_of_equal_groups(outcome, weights, args.multi_objective_aggregation)
+        advantages.masked_fill_(select_own_rows(equal, process, count), 0.0)
     # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
     advantages.masked_fill_(select_own_rows(outcome.unbounded(), process, count), math.nan)
+
+
+def combined_rewards(
+    rewards: torch.Tensor, weights: torch.Tensor, penalties: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the weighted sum `(N,)` of rewards `(N, F)`, less the penalties `(N,)`."""
+    combined = weighted_sum(rewards, weights)
+    if penalties is None:
+        return combined
+    return combined - penalties
+
+
+def replace_logged(
+    logged: deque,
+    outcome: Outcome,
+    weights: torch.Tensor,
+    estimator: str,
+    batch: torch.Tensor,
+    penalties: torch.Tensor | None,
+) -> None:
+    """
+    Replace the newest advantages in TRL's table of completions. It has the rows of all rounds of dynamic sampling,
+    which need not be those of the batch.
+    """
+    of_rounds = torch.cat(outcome.rounds)
+    if penalties is not None and len(penalties) != len(of_rounds):
+        penalties = None  # these are of the batch alone
+    newest = combined_rewards(of_rounds, weights, penalties)[-logged.maxlen :]
+    for _ in range(min(len(logged), len(newest))):
+        logged.pop()
+    logged.extend(estimate(newest, outcome.group_size, estimator, batch).tolist())
+
+
+def rows_of_equal_groups(outcome: Outcome, weights: torch.Tensor, aggregation: str) -> torch.Tensor:
+    """
+    Return `(N,)`, whether a row is of a group of equal rewards, whose advantages are exactly 0; TRL computes them only
+    nearly so. `aggregation` is TRL's `multi_objective_aggregation`.
+    """
+    if aggregation == "sum_then_normalize":
+        columns = [weighted_sum(outcome.rewards, weights)]
+    else:  # each is centred by itself
+        columns = outcome.rewards.unbind(dim=1)
+    equal = [all_equal(column.view(-1, outcome.group_size)) for column in columns]
+    groups = torch.stack(equal).all(dim=0)
+    return groups.repeat_interleave(outcome.group_size)

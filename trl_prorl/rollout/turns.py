@@ -123,17 +123,23 @@ def transcript(messages: Sequence[Mapping]) -> str:
     """
     Write the text of a completion: of its last message or, if it has turns, of each of them and each reply, by line.
     """
-    calls = []
-    for message in messages:
-        first, *_ = message.get("tool_calls") or [{}]
-        calls.append(first.get("function", {}))
-    if not any(call.get("name") == TOOL for call in calls):
+    calls = [first_call(message) for message in messages]
+    has_turns = any(call.get("name") == TOOL for call in calls)
+    if not has_turns:
         return str(messages[-1].get("content") or "")
     lines = []
     for call, message in zip(calls, messages, strict=True):
         text = call["arguments"]["text"] if call else message["content"]
         lines.append(join_lines(text))
     return "\n".join(lines)
+
+
+def first_call(message: Mapping) -> Mapping:
+    """Return the first tool call of a message, its name and arguments; an empty mapping if it has none."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return {}
+    return calls[0].get("function", {})
 
 
 def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str, **settings) -> list[int]:
