@@ -84,9 +84,7 @@ class HeldOut:
         self.base = base_point(run_dir)
 
     def store(self, point: Point, sampling: SamplingSettings) -> SampleStore:
-        """
-        Open the store of a model's samples. Those of a neighbouring run are taken over if the model is the same.
-        """
+        """Return the store of a model's samples."""
         settings = {
             "model": self._identity(point),
             "dtype": str(evaluation_dtype(self.config)).removeprefix("torch."),
@@ -95,27 +93,27 @@ class HeldOut:
             "task": [self.name.task, self.name.level, self.name.options],
             "seed": self.seed,
         }
-        store = SampleStore(self.run_dir / SAMPLES_FOLDER, point.label, json.loads(json.dumps(settings)))
-        store.adopt(sorted(self.run_dir.resolve().parent.glob(f"*/{SAMPLES_FOLDER}")))
-        return store
+        return SampleStore(self.run_dir / SAMPLES_FOLDER, point.label, json.loads(json.dumps(settings)))
 
     def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
         """
         `n` samples of every prompt by one model, P·n rows with the columns of [`~eval.samples.store.COLUMNS`], prompt
         by prompt in the order of `rows`; what is not on disk is drawn, at another temperature if one is given, and
-        kept.
+        kept. Those of a neighbouring run are taken over if its model is the same.
         """
         sampling = self.sampling
         if temperature is not None:
             sampling = replace(sampling, temperature=temperature)
         store = self.store(point, sampling)
-        missing = self._missing(store, n)
-        batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
-        if batches:
-            have = {place: n - count for place, count in missing.items()}
-            self._draw(point, batches, have, sampling, store)
-        store.merge()
-        frame = self._regraded(store)
+        with store.alone():
+            store.adopt(sorted(self.run_dir.resolve().parent.glob(f"*/{SAMPLES_FOLDER}")))
+            missing = self._missing(store, n)
+            batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
+            if batches:
+                have = {place: n - count for place, count in missing.items()}
+                self._draw(point, batches, have, sampling, store)
+            store.merge()
+            frame = self._regraded(store)
         frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
         frame = frame.loc[self.prompt_ids].reset_index(drop=True)
         return frame if self.grader is None else frame.astype({"correct": bool})

@@ -2,24 +2,30 @@
 Samples on disk, so that nothing is sampled twice: `RUN/samples/<model>-<settings>/`, parquet beside `_settings.json`.
 
 A sample is written with the batch it was drawn in: an evaluation that is stopped goes on where it was, and one that
-asks for more samples or more prompts draws what is missing.
+asks for more samples or more prompts draws what is missing. Of several evaluations of one run at a time one draws, and
+the others wait, because most of what they want is then there.
 """
 
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
+from filelock import FileLock, Timeout
 
 from trl_prorl.errors import RunError
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.files import replaced
+from trl_prorl.text import visible
 
 
 SAMPLES_FOLDER = "samples"  # of a run
 SETTINGS_FILE = "_settings.json"  # readers of a folder of parquet leave out what begins with an underscore
 WHOLE = "samples.parquet"
+LOCK_FILE = ".lock"  # in the folder of a run's samples
 COLUMNS = (
     "prompt_id",
     "sample",
@@ -63,6 +69,21 @@ class SampleStore:
         text = json.dumps(settings, sort_keys=True)
         self.settings = settings
         self.folder = folder / f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other evaluations of the run from its samples in this context; wait for one that is drawing."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder.parent / LOCK_FILE)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            print(f"{visible(str(self.folder.parent))}: another evaluation draws samples there; waiting for its end.")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def frame(self) -> pd.DataFrame:
         """

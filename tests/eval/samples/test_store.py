@@ -1,5 +1,6 @@
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -58,6 +59,29 @@ def test_a_neighbour_s_samples_are_taken_over(tmp_path):
     store.adopt([theirs])
     assert len(store.frame()) == 2
     assert len(SampleStore(theirs, "base", {"seed": 0}).frame()) == 1
+
+
+def test_a_second_evaluation_waits_for_the_first(tmp_path, capsys):
+    """Of the base, while the trained model is drawn: both may be taken over from a neighbour's, and by both."""
+    theirs = SampleStore(tmp_path / "samples", "trained", {})
+    ours = SampleStore(tmp_path / "samples", "base", {})
+    order = []
+
+    def evaluate():
+        with ours.alone():
+            order.append("ours")
+
+    second = threading.Thread(target=evaluate)
+    with theirs.alone():
+        second.start()
+        second.join(0.5)
+        assert second.is_alive()
+        order.append("theirs")
+    second.join()
+    with theirs.alone():
+        assert order == ["theirs", "ours"]
+    said = f"{tmp_path / 'samples'}: another evaluation draws samples there; waiting for its end.\n"
+    assert capsys.readouterr().out == said
 
 
 def test_a_damaged_file_is_named(tmp_path):
