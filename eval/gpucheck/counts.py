@@ -18,7 +18,7 @@ FORWARDS = 2  # of a batch that is scored, in the counted cases
 SAMPLED_ROWS = 16  # in the counted cases
 RECIPE_MODEL = {  # of the counted cases named `recipe`
     "initializer_range": 0.45,  # so that the others leave an end no probability in 64 tokens, too
-    "vocab_size": 384,  # whole blocks of `rollout.compact.BLOCK`, as Qwen2.5's
+    "vocab_size": 384,  # whole blocks of `rollout.draw.BLOCK`, as Qwen2.5's
     "hidden_size": 48,
     "num_attention_heads": 12,  # in the groups of Qwen2.5-1.5B
     "num_key_value_heads": 2,

@@ -13,10 +13,11 @@ from tqdm import tqdm
 from transformers import GenerationConfig, StoppingCriteria
 
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
-from trl_prorl.rollout.compact import compact_sample, contiguous_states
+from trl_prorl.rollout.compact import compact_sample
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.merged_copy import why_not_merged
 from trl_prorl.rollout.turns import play, prepare_tokenizer
+from trl_prorl.scoring.head import contiguous_states
 
 
 @dataclass(frozen=True)

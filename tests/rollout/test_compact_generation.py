@@ -18,21 +18,14 @@ from transformers.cache_utils import DynamicLayer
 
 from eval.run_folder.reading import read_env
 from trl_prorl.launch import acceleration
-from trl_prorl.rollout.compact import (
-    BLOCK,
-    PaddingMask,
-    RoomyLayer,
-    Selection,
-    _running_sums,
-    compact_sample,
-    cut_at_end,
-    draw,
-    find_distinct,
-    pad_left,
-)
+from trl_prorl.rollout.cache_rows import RoomyLayer, Selection
+from trl_prorl.rollout.compact import compact_sample
 from trl_prorl.rollout.compact_probe import probe
+from trl_prorl.rollout.draw import BLOCK, _running_sums, draw
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packed, packs_bf16, why_not_merged
+from trl_prorl.rollout.padding_mask import PaddingMask
+from trl_prorl.rollout.prompts import cut_at_end, find_distinct, pad_left
 from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.scoring.first_layers import try_first_layers
 from trl_prorl.scoring.head import cast_head_to_fp32

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from eval.run_folder.reading import read_env
 from trl_prorl.rollout import merged_copy
-from trl_prorl.rollout.compact import compact_sample, pad_left
+from trl_prorl.rollout.compact import compact_sample
 from trl_prorl.rollout.generation import CompactGeneration, slice_rows
+from trl_prorl.rollout.prompts import pad_left
 
 
 @pytest.mark.parametrize(

@@ -4,262 +4,23 @@ Sampling without waste: a prompt is computed once for all its completions, and a
 Transformers' `generate` computes a prompt once for every completion, and keeps a completion that has ended in the
 batch, as padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument
 `custom_generate`: `generate` prepares logits processors, stopping criteria and the cache as it does for its own loop,
-so that every setting of a generation means here what it means there. [`draw`] takes one random number for a token,
-and [`RoomyLayer`] has room for tokens to come, and rows that can be repeated and dropped.
+so that every setting of a generation means here what it means there.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import pad
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
-from transformers.cache_utils import Cache, DynamicLayer
 
-from ..scoring.prefix_attention import ALIGNMENT
+from .cache_rows import Selection, close_up, repeat_rows
+from .draw import draw
+from .padding_mask import PaddingMask, attends_plainly
 
 
-BLOCK = 128  # tokens of a block; 64 to 512 cost about the same for a vocabulary of 8,192
-SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the last token
 CHECK_EVERY = 16  # tokens between two looks at a device, each of which waits for it
 
 NO_DISTRIBUTION = "probability tensor contains either `inf`, `nan` or element < 0"  # torch's words
-
-
-def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    Sample a token of each row by inverting its cumulative distribution, first over blocks of tokens and then within
-    one.
-
-    `torch.multinomial` draws a random number for every token of the vocabulary: for 16 rows of 8,192 tokens that takes
-    40 times as long on a CPU, as long as a third of a small model's forward. Sums are in double precision, so that a
-    token's probability is met to the rounding of `probabilities` themselves; a token of probability 0 is never drawn.
-
-    Args:
-        probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, which need
-            not be 1.
-
-    Returns:
-        `torch.LongTensor` of shape `(R,)`: Token ids.
-        `torch.BoolTensor` of shape `(R,)`: Whether a row has a distribution, where `torch.multinomial` would raise.
-            The token of a row without one is any token. It is left to the caller to look, because that waits for the
-            device.
-    """
-    rows, size = probabilities.shape
-    missing = -size % BLOCK
-    whole = pad(probabilities, (0, missing)) if missing else probabilities  # padding by nothing copies, too
-    blocks = whole.view(rows, -1, BLOCK)
-    ends = _running_sums(blocks.sum(dim=-1, dtype=torch.float64))
-    total = ends[:, -1:]
-    has_distribution = (total > 0.0) & (total < torch.inf)
-    wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
-    block = _first_beyond(ends, wanted)
-    end_of_last = ends.gather(1, (block - 1).clamp(min=0))
-    before = torch.where(block > 0, end_of_last, 0.0)
-    tokens_of_block = blocks[torch.arange(rows, device=block.device), block[:, 0]]
-    within = _running_sums(tokens_of_block.double())
-    token = block * BLOCK + _first_beyond(within, wanted - before)
-    return token[:, 0].clamp(max=size - 1), has_distribution[:, 0]
-
-
-def _running_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sum along each row. Under `full_determinism` torch refuses a GPU's own sums, whose order is not fixed."""
-    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
-        return values.cpu().cumsum(dim=-1).to(values.device)
-    return values.cumsum(dim=-1)
-
-
-def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """
-    Find the first of ascending sums that is greater than what is wanted, or than all but nothing of the last: `(R,
-    1)`. Among sums that do not ascend, as those of NaN, it is any of them.
-    """
-    largest = ends[:, -1:] * SHORT_OF_ALL
-    found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)
-    return found.clamp(max=ends.shape[1] - 1)
-
-
-@contextmanager
-def contiguous_states(model) -> Iterator[None]:
-    """
-    Hand on the states of a CPU's head in bf16 as a contiguous tensor while this lasts.
-
-    `generate` computes logits of the last token alone, and its states are a slice of all. Where the CPU has
-    AVX512-BF16, torch 2.13 multiplies each row of such a slice by a copy of the whole head: six rows take eighty times
-    as long, and six times its memory.
-    """
-    head = model.get_output_embeddings()
-    weight = getattr(head, "weight", None)
-    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
-        yield
-        return
-    handle = head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-class RoomyLayer(DynamicLayer):
-    """
-    Is the cache of an attention layer, with room for all tokens to come.
-
-    A new token is written into its place, where [`~transformers.DynamicLayer`] copies the whole cache to lengthen it
-    by one. The room is allocated once: blocks that grow would leave a GPU's allocator with ever larger ones, none of
-    which is used again.
-
-    Args:
-        keys (`torch.Tensor` of shape `(P, H, L, D)`): What it holds at first.
-        values (`torch.Tensor` of shape `(P, H, L, D)`): The same.
-        rows (`torch.LongTensor` of shape `(R,)`): Which of these rows, each as often as it stands there.
-        length (`int`): Tokens for which there is room in all.
-    """
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, length: int):
-        super().__init__()
-        self.dtype = keys.dtype
-        self.device = keys.device
-        self.is_initialized = True
-        self._room = []
-        for old in (keys, values):
-            _, heads, filled, size = old.shape
-            room = old.new_empty((len(rows), heads, max(length, filled), size))
-            room[:, :, :filled] = old[rows]
-            self._room.append(room)
-        self._show(filled)
-
-    def _show(self, length: int) -> None:
-        keys, values = self._room
-        self.keys = keys[:, :, :length]
-        self.values = values[:, :, :length]
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        length = self.keys.shape[-2]
-        end = length + key_states.shape[-2]
-        for room, new in zip(self._room, (key_states, value_states), strict=True):
-            room[:, :, length:end] = new
-        self._show(end)
-        return self.keys, self.values
-
-    def close_up(self, selection: "Selection") -> None:
-        """Keep some rows, in place: only a row that takes the place of another is copied."""
-        length = self.keys.shape[-2]
-        for place, room in enumerate(self._room):
-            room[selection.places, :, :length] = room[selection.movers, :, :length]
-            self._room[place] = room[: len(selection.rows)]
-        self._show(length)
-
-
-class Selection(NamedTuple):
-    """
-    Says which rows of a batch are kept, of which the last take the places of those that are not.
-
-    Attributes:
-        kept (`list[int]`): The rows, in their new order.
-        rows (`torch.LongTensor` of shape `(R,)`): The same.
-        places, movers (`torch.LongTensor` of shape `(M,)`): The rows that get another's, and those others.
-    """
-
-    kept: list[int]
-    rows: torch.Tensor
-    places: torch.Tensor
-    movers: torch.Tensor
-
-    @classmethod
-    def of(cls, alive: list[bool], device: torch.device) -> "Selection":
-        """Keep the rows that are alive, so that dropping a row copies at most one row of the cache."""
-        left = sum(alive)
-        rows = list(range(left))
-        places = [row for row in rows if not alive[row]]
-        movers = [row for row in range(left, len(alive)) if alive[row]]
-        for place, mover in zip(places, movers, strict=True):
-            rows[place] = mover
-        all_three = torch.tensor([*rows, *places, *movers], dtype=torch.long).to(device)
-        return cls(rows, *all_three.split([left, len(places), len(places)]))
-
-
-def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
-    """
-    Select rows of a cache, in place, each any number of times, and make room for tokens to come.
-
-    Args:
-        cache ([`~transformers.Cache`]): The cache.
-        rows (`torch.LongTensor` of shape `(R,)`): Their indices.
-        length (`int`): Tokens of a row in all.
-    """
-    for place, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
-            cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, length)
-        else:
-            layer.batch_select_indices(rows)
-
-
-def close_up(cache: Cache, selection: Selection) -> None:
-    """Keep some rows of a cache, in place."""
-    for layer in cache.layers:
-        if isinstance(layer, RoomyLayer):
-            layer.close_up(selection)
-        else:
-            layer.batch_select_indices(selection.rows)
-
-
-def attends_plainly(model, model_kwargs: dict) -> bool:
-    """
-    Whether a model needs of its mask only which tokens of a row are padding, in the form in which SDPA adds it: every
-    layer attends to all tokens before it, and positions are given.
-    """
-    config = model.config
-    cache = model_kwargs["past_key_values"]
-    return (
-        type(model).__module__.startswith("transformers.")
-        and config.get_text_config() is config
-        and config._attn_implementation == "sdpa"
-        and getattr(config, "rope_parameters", None) is not None
-        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
-        and not getattr(config, "sliding_window", None)
-        and all(type(layer) in (RoomyLayer, DynamicLayer) for layer in cache.layers)  # the latter holds nothing
-        and model_kwargs.get("position_ids") is not None
-    )
-
-
-class PaddingMask:
-    """
-    Masks the padding before each prompt, for one query of every row. Transformers makes such a mask anew for every
-    token, looks first whether there is padding at all, which waits for the device, and SDPA turns its booleans into
-    numbers in every layer.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(P, L)`): 1 where a token is no padding.
-        rows (`torch.LongTensor` of shape `(R,)`): Which of its rows, each as often as it stands there.
-        length (`int`): Tokens of a row in all.
-        dtype (`torch.dtype`): That of the products: a GPU's kernel refuses another than the queries'.
-    """
-
-    def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
-        is_padding = attention_mask[rows] == 0
-        self._has_padding = is_padding.any(dim=1).tolist()
-        width = length + -length % ALIGNMENT  # a GPU's kernel would copy a mask of other strides in every layer
-        self._to_add = torch.zeros((len(rows), 1, 1, width), dtype=dtype, device=attention_mask.device)
-        self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
-
-    def of(self, length: int) -> torch.Tensor | None:
-        """Return what is added to the scores of `length` tokens, `(R, 1, 1, L)`; `None` if no row has padding."""
-        return self._to_add[..., :length] if any(self._has_padding) else None
-
-    def close_up(self, selection: Selection) -> None:
-        """Keep some rows."""
-        self._to_add = self._to_add[selection.rows]
-        self._has_padding = [self._has_padding[row] for row in selection.kept]
-
-
-def why_not_select(cache: Cache) -> str | None:
-    """Say why rows of a cache cannot be selected; `None` if they can."""
-    for layer in cache.layers:
-        if not hasattr(layer, "batch_select_indices"):
-            return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected."
-    return None
 
 
 class Samples(NamedTuple):
@@ -275,6 +36,50 @@ class Samples(NamedTuple):
 
     ids: torch.Tensor
     logps: torch.Tensor | None
+
+
+class Rows(NamedTuple):
+    """
+    Holds R rows of a batch that are being written, or that have ended.
+
+    Attributes:
+        places (`torch.LongTensor` of shape `(R,)`): Their places in the batch.
+        lengths (`torch.LongTensor` of shape `(R,)`): Their tokens, prompts included.
+        ids (`torch.LongTensor` of shape `(R, P + T)`): Prompts and completions.
+        logps (`torch.Tensor` of shape `(R, T)`, *optional*): Of the completions.
+    """
+
+    places: torch.Tensor
+    lengths: torch.Tensor
+    ids: torch.Tensor
+    logps: torch.Tensor | None
+
+    @classmethod
+    def of_prompts(cls, ids: torch.Tensor, has_logps: bool) -> "Rows":
+        """Begin a row for each prompt of `(R, P)`."""
+        places = torch.arange(len(ids), device=ids.device)
+        lengths = torch.full_like(places, ids.shape[1])
+        logps = ids.new_empty((len(ids), 0), dtype=torch.float32) if has_logps else None
+        return cls(places, lengths, ids, logps)
+
+    def append(
+        self, tokens: torch.Tensor, token_logps: torch.Tensor | None, alive: torch.Tensor, pad: torch.Tensor | None
+    ) -> "Rows":
+        """Add a token `(R,)` to each row; one that is no longer alive gets padding."""
+        logps = self.logps
+        if logps is not None:
+            logps = torch.cat([logps, token_logps.where(alive, 0.0)[:, None]], dim=1)
+        if pad is not None:
+            tokens = torch.where(alive, tokens, pad)
+        ids = torch.cat([self.ids, tokens[:, None]], dim=1)
+        return Rows(self.places, self.lengths + alive, ids, logps)
+
+    def select(self, rows: torch.Tensor) -> "Rows":
+        """Return some of the rows, by their indices."""
+        logps = self.logps
+        if logps is not None:
+            logps = logps[rows]
+        return Rows(self.places[rows], self.lengths[rows], self.ids[rows], logps)
 
 
 def compact_sample(
@@ -306,57 +111,48 @@ def compact_sample(
         [`Samples`]: In the order of `copies`.
     """
     longest = stopping_criteria.max_length
+    width = input_ids.shape[1]
+    pad = generation_config._pad_token_tensor
     logits, mask, model_kwargs = _read_prompts(model, input_ids, copies, longest, model_kwargs)
-    ids = input_ids[copies]
     processors = _of_rows(logits_processor, copies)
 
-    pad = generation_config._pad_token_tensor
-    logps = None if logps_at is None else logits.new_empty((len(ids), 0), dtype=torch.float32)
-    rows = torch.arange(len(ids), device=ids.device)
-    alive = torch.ones_like(rows, dtype=torch.bool)
+    rows = Rows.of_prompts(input_ids[copies], logps_at is not None)
+    device = rows.ids.device
+    alive = torch.ones(len(copies), dtype=torch.bool, device=device)
     sound = torch.ones_like(alive)  # every token so far was drawn from a distribution
-    lengths = torch.full_like(rows, ids.shape[1])
-    ended: list[Ended] = []
-    check_every = tokens_between_checks(ids.device)
+    ended: list[Rows] = []
+    check_every = tokens_between_checks(device)
     while True:
         tokens, token_logps, has_distribution = _next_tokens(
-            ids, logits, processors, generation_config.do_sample, logps_at
+            rows.ids, logits, processors, generation_config.do_sample, logps_at
         )
-        sound &= has_distribution | ~alive
-        if logps is not None:
-            logps = torch.cat([logps, token_logps.where(alive, 0.0)[:, None]], dim=1)
-        if pad is not None:
-            tokens = torch.where(alive, tokens, pad)
-        ids = torch.cat([ids, tokens[:, None]], dim=1)
-        lengths += alive
-        alive = alive & ~stopping_criteria(ids, None)
-        written = ids.shape[1] - input_ids.shape[1]
-        if written % check_every == 0 or ids.shape[1] >= longest:
+        sound = sound & (has_distribution | ~alive)
+        rows = rows.append(tokens, token_logps, alive, pad)
+        alive = alive & ~stopping_criteria(rows.ids, None)
+        length = rows.ids.shape[1]
+        if (length - width) % check_every == 0 or length >= longest:
             # The one place of the loop that waits for the device.
             still, all_sound = torch.stack([alive, sound]).tolist()
             if not all(all_sound):
                 raise RuntimeError(NO_DISTRIBUTION)
             if not any(still):
-                ended.append(Ended(rows, lengths, ids, logps))
-                return _join(ended, input_ids.shape[1], 0 if pad is None else pad)
+                return _join([*ended, rows], width, 0 if pad is None else pad)
             if not all(still):
-                ended.append(_those_that_ended(still, rows, lengths, ids, logps))
-                selection = Selection.of(still, rows.device)
+                over = [row for row, goes_on in enumerate(still) if not goes_on]
+                ended.append(rows.select(torch.tensor(over).to(device)))
+                selection = Selection.of(still, device)
                 close_up(model_kwargs["past_key_values"], selection)
                 if mask is not None:
                     mask.close_up(selection)
                 kept = selection.rows
-                model_kwargs = _select(model_kwargs, kept, len(ids))
+                model_kwargs = _select(model_kwargs, kept, len(still))
                 processors = _of_rows(processors, kept)
-                ids = ids[kept]
-                rows = rows[kept]
+                rows = rows.select(kept)
                 alive = alive[kept]
                 sound = sound[kept]
-                lengths = lengths[kept]
-                logps = None if logps is None else logps[kept]
-        inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+        inputs = model.prepare_inputs_for_generation(rows.ids, next_sequence_length=1, **model_kwargs)
         if mask is not None:
-            inputs["attention_mask"] = mask.of(ids.shape[1])
+            inputs["attention_mask"] = mask.of(length)
         outputs = model(**inputs, return_dict=True)
         model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
         logits = outputs.logits[:, -1]
@@ -465,71 +261,17 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
     return selected
 
 
-class Ended(NamedTuple):
-    """
-    Holds rows that have ended.
-
-    Attributes:
-        rows, lengths (`torch.LongTensor` of shape `(E,)`): Their places in the batch; their tokens, prompts included.
-        ids (`torch.LongTensor` of shape `(E, P + T)`): Prompts and completions.
-        logps (`torch.Tensor` of shape `(E, T)`, *optional*): Of the completions.
-    """
-
-    rows: torch.Tensor
-    lengths: torch.Tensor
-    ids: torch.Tensor
-    logps: torch.Tensor | None
-
-
-def _those_that_ended(
-    still: list[bool], rows: torch.Tensor, lengths: torch.Tensor, ids: torch.Tensor, logps: torch.Tensor | None
-) -> Ended:
-    """Return the rows that do not go on."""
-    over = torch.tensor([row for row, goes_on in enumerate(still) if not goes_on]).to(rows.device)
-    return Ended(rows[over], lengths[over], ids[over], None if logps is None else logps[over])
-
-
-def _join(ended: list[Ended], width: int, pad) -> Samples:
+def _join(ended: list[Rows], width: int, pad) -> Samples:
     """Join the rows that ended at several times, in their first order and padded to the longest."""
-    number = sum(len(part.rows) for part in ended)
+    number = sum(len(part.places) for part in ended)
     longest = max(int(torch.cat([part.lengths for part in ended]).max()), width)
     first = ended[0]
     ids = first.ids.new_full((number, longest), int(pad))
     logps = None if first.logps is None else first.logps.new_zeros((number, longest - width))
     for part in ended:
         part_ids = part.ids[:, :longest]
-        ids[part.rows, : part_ids.shape[1]] = part_ids
+        ids[part.places, : part_ids.shape[1]] = part_ids
         if logps is not None:
             part_logps = part.logps[:, : longest - width]
-            logps[part.rows, : part_logps.shape[1]] = part_logps
+            logps[part.places, : part_logps.shape[1]] = part_logps
     return Samples(ids, logps)
-
-
-def find_distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """
-    Find the prompts that differ, in the order of their first occurrence, and for every prompt the index of its like.
-    """
-    places: dict[tuple[int, ...], int] = {}
-    copies = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
-    return [list(prompt) for prompt in places], copies
-
-
-def pad_left(prompts: list[list[int]], pad: int, multiple: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make token ids and attention mask of shape `(P, W)`."""
-    width = max(map(len, prompts))
-    width += -width % (multiple or 1)
-    ids = []
-    mask = []
-    for prompt in prompts:
-        missing = width - len(prompt)
-        ids.append([pad] * missing + prompt)
-        mask.append([0] * missing + [1] * len(prompt))
-    return torch.tensor(ids), torch.tensor(mask)
-
-
-def cut_at_end(ids: list[int], ends: set[int]) -> list[int]:
-    """Cut tokens after the first that ends a completion."""
-    for place, token in enumerate(ids):
-        if token in ends:
-            return ids[: place + 1]
-    return ids

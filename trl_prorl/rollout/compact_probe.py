@@ -4,8 +4,11 @@ import torch
 from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from ..scoring.head import contiguous_states
 from ..scoring.packing_probe import evaluation_mode, on_gpu, tokens
-from .compact import compact_sample, contiguous_states, pad_left, why_not_select
+from .cache_rows import why_not_select
+from .compact import compact_sample
+from .prompts import pad_left
 
 
 PROMPTS = (3, 9, 5, 7)  # tokens of each; after the first completions have ended, two prompts are left

@@ -18,8 +18,10 @@ from ..choice import Choice
 from ..descriptor import switched_on
 from ..parts import Part, make_event
 from ..scoring.first_layers import try_first_layers
-from .compact import compact_sample, contiguous_states, cut_at_end, find_distinct, pad_left
+from ..scoring.head import contiguous_states
+from .compact import compact_sample
 from .merged_copy import MergedCopy, why_not_merged
+from .prompts import cut_at_end, find_distinct, pad_left
 
 
 # Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6.

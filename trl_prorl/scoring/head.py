@@ -3,6 +3,8 @@ The LM head where TRL's own does not serve.
 
 Logits in fp32 (`cast_lm_head_to_fp32`): a tied head under an adapter, and a frozen copy, which TRL does not cast.
 
+States of the last token alone, which a CPU's head in bf16 takes only if they are contiguous (`contiguous_states`).
+
 Log-probabilities by a frozen head on a CPU, as attention of a state over the vocabulary. TRL's fused head computes the
 logits of every place of a row, of prompts too where there is no Triton, once forward and once backward, in some ten
 passes over memory. A state h that attends to the head's rows W, its keys and its values, gives log Z = log Σ exp(h·W_j
@@ -14,6 +16,8 @@ passes over memory. A state h that attends to the head's rows W, its keys and it
 import functools
 import types
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from accelerate import init_empty_weights
@@ -151,3 +155,24 @@ def can_attend(head: nn.Module) -> bool:
         and head.weight.device.type == "cpu"
         and head.weight.dtype in (torch.float32, torch.bfloat16)
     )
+
+
+@contextmanager
+def contiguous_states(model) -> Iterator[None]:
+    """
+    Hand on the states of a CPU's head in bf16 as a contiguous tensor while this lasts.
+
+    `generate` computes logits of the last token alone, and its states are a slice of all. Where the CPU has
+    AVX512-BF16, torch 2.13 multiplies each row of such a slice by a copy of the whole head: six rows take eighty times
+    as long, and six times its memory.
+    """
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()

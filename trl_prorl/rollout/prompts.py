@@ -1,0 +1,33 @@
+"""Prompts and completions as lists of token ids, before and after they are a batch."""
+
+import torch
+
+
+def find_distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """
+    Find the prompts that differ, in the order of their first occurrence, and for every prompt the index of its like.
+    """
+    places: dict[tuple[int, ...], int] = {}
+    copies = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
+    return [list(prompt) for prompt in places], copies
+
+
+def pad_left(prompts: list[list[int]], pad: int, multiple: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make token ids and attention mask of shape `(P, W)`."""
+    width = max(map(len, prompts))
+    width += -width % (multiple or 1)
+    ids = []
+    mask = []
+    for prompt in prompts:
+        missing = width - len(prompt)
+        ids.append([pad] * missing + prompt)
+        mask.append([0] * missing + [1] * len(prompt))
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def cut_at_end(ids: list[int], ends: set[int]) -> list[int]:
+    """Cut tokens after the first that ends a completion."""
+    for place, token in enumerate(ids):
+        if token in ends:
+            return ids[: place + 1]
+    return ids
