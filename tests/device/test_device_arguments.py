@@ -44,7 +44,7 @@ REHEARSED = "a rehearsal of a setting before there is a model"
 WITHOUT_DEVICE = {
     ("adapters/growth.py", "draw_rows"): DRAWN_BY_HOST,
     ("checkpoint/mixin.py", "_get_train_sampler"): DRAWN_BY_HOST,
-    ("interchange/live.py", "live_state"): "the optimizer's step, from where it lies",
+    ("interchange/adam_state.py", "live_state"): "the optimizer's step, from where it lies",
     ("launch/precision.py", "measure_products"): "measures this CPU",
     ("launch/rehearsal.py", "_schedule"): REHEARSED,
     ("launch/rehearsal.py", "rehearse_checkpointing"): REHEARSED,

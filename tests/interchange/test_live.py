@@ -14,7 +14,16 @@ from tool_run import KEYS, add, rewarded, speaks
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_prorl.errors import InputError
-from trl_prorl.interchange import Rollout, UpdateInputs, UpdateOutputs, export_update, import_update, live, read, write
+from trl_prorl.interchange import (
+    Rollout,
+    UpdateInputs,
+    UpdateOutputs,
+    export_update,
+    import_update,
+    next_update,
+    read,
+    write,
+)
 
 
 A_RESET = {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.25}
@@ -194,7 +203,7 @@ def test_after_a_full_disk_nothing_is_left_and_an_export_can_be_announced(make_t
             raise OSError(28, "No space left on device")
         return write(data, *args)
 
-    monkeypatch.setattr(live, "write", full)
+    monkeypatch.setattr(next_update, "write", full)
     trainer = make_trainer(max_steps=1)
     export = export_update(trainer, tmp_path / "exchange" / "one")
     with pytest.raises(InputError, match="one could not be written.*No space left on device") as caught:
