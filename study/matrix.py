@@ -13,8 +13,9 @@ import yaml
 
 from study.bases import is_base
 from trl_prorl.errors import InputError
-from trl_prorl.launch.recipe_check import UniqueKeys, nearest, read_recipe
+from trl_prorl.launch.recipe_yaml import UniqueKeys, read_recipe
 from trl_prorl.record.shapes import Shape, ShapeError, array, flag, integer, optional, refuse, table, text
+from trl_prorl.text import nearest
 
 
 MATRIX = Path("study", "recipes", "matrix.yaml")  # below the checkout

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
-from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.launch.recipe_yaml import read_recipe
 from trl_prorl.launch.shipped_recipes import shipped_recipes
 
 
@@ -150,7 +150,7 @@ def test_the_packages_are_found_in_another_folder(installed, run):
         "import json, trl_prorl\n"
         "from trl_prorl import embedded_model, eval, task_reward, tasks\n"
         "from trl_prorl.embedded.shipped import shipped, weights_sha256\n"
-        "from trl_prorl.launch.recipe_check import read_recipe\n"
+        "from trl_prorl.launch.recipe_yaml import read_recipe\n"
         "from trl_prorl.launch.shipped_recipes import shipped_recipes\n"
         f"print(json.dumps([shipped(), weights_sha256({DEFAULT!r})]))\n"
         "found = shipped_recipes()\n"

@@ -27,7 +27,7 @@ from rich.table import Table
 from .announce import announce
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
 from .interrupt import INTERRUPTED, ending_in_one_line
-from .launch.recipe_check import read_recipe
+from .launch.recipe_yaml import read_recipe
 from .launch.shipped_recipes import recipes_folder
 from .pipes import reader_may_leave
 from .record.base_model import identify

@@ -11,7 +11,7 @@ import yaml
 import tests.conftest  # noqa: F401  one thread, no Hub, and the folder of `run_record.py`
 from study.findings import _environment
 from study.third import numbers_of_third
-from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.launch.recipe_yaml import read_recipe
 
 
 ROOT = Path(__file__).parent.parent.parent

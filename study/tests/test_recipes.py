@@ -12,7 +12,7 @@ from study.bases import model_of
 from tests.conftest import forks  # noqa: F401  a fixture
 from trl_prorl import ProRLConfig, environment
 from trl_prorl.launch.recipe import RecipeParser, parse_recipe
-from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.launch.recipe_yaml import read_recipe
 from trl_prorl.train import TaskArguments
 
 

@@ -11,7 +11,7 @@ from tiny_run import LORA, logits
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOTrainer
 
-from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.launch.recipe_yaml import read_recipe
 
 
 @pytest.fixture

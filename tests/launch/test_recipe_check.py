@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.launch import recipe_check
+from trl_prorl.launch import recipe_check, recipe_yaml
 from trl_prorl.launch.command_line import check_arguments, parse
 from trl_prorl.launch.recipe import RecipeParser
-from trl_prorl.launch.recipe_check import INIT, SWITCHES, check_recipe, fits, json_mapping, read_recipe, takes_mapping
+from trl_prorl.launch.recipe_check import INIT, SWITCHES, check_recipe, json_mapping
+from trl_prorl.launch.recipe_yaml import read_recipe
+from trl_prorl.launch.value_types import fits, takes_mapping
 from trl_prorl.train import TaskArguments, main
 
 
@@ -203,7 +205,7 @@ def test_a_command_line_reads_and_checks_each_file_of_its_recipe_once(recipe, mo
 
         return count
 
-    monkeypatch.setattr(recipe_check, "read_text", counted(recipe_check.read_text, read))
+    monkeypatch.setattr(recipe_yaml, "read_text", counted(recipe_yaml.read_text, read))
     monkeypatch.setattr(recipe_check, "check_env", counted(recipe_check.check_env, checked))
     task_args, args, _ = parse(check_arguments(None, ["--config", str(arm)]))
     assert (task_args.task, args.beta) == ("sorting", 1.0)

@@ -11,7 +11,7 @@ import pytest
 from run_record import write_run
 
 from trl_prorl.embedded.shipped import weights_sha256
-from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.launch.recipe_yaml import read_recipe
 
 
 ROOT = Path(__file__).parents[2]

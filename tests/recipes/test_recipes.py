@@ -18,8 +18,8 @@ from trl_prorl import ProRLConfig
 from trl_prorl.launch import command_line
 from trl_prorl.launch.command_line import check_arguments
 from trl_prorl.launch.recipe import RecipeParser
-from trl_prorl.launch.recipe_check import read_recipe
 from trl_prorl.launch.recipe_keys import DECLARE, declared_keys, own_keys, recipe_keys
+from trl_prorl.launch.recipe_yaml import read_recipe
 from trl_prorl.train import TaskArguments
 
 

@@ -24,17 +24,10 @@ from ..tasks.plugin import without_plugins
 from ..text import nearest, visible
 from ..upstream_values import options_of
 from .draft import Draft
-from .recipe_check import (
-    Recipe,
-    check_config_option,
-    check_keys,
-    check_options,
-    check_types,
-    load_recipe,
-    read_options,
-    read_recipe,
-)
+from .options import check_config_option, check_options, read_options
+from .recipe_check import check_keys, check_types
 from .recipe_keys import KeyHelp, declared_keys, own_keys, recipe_keys
+from .recipe_yaml import Recipe, load_recipe, read_recipe
 from .shipped_recipes import SUFFIXES, recipe_file
 
 

@@ -14,8 +14,9 @@ from ..record.folders import RunFolders
 from ..refusals import check_batch, check_precision
 from ..tasks.registry import check_name
 from ..upstream_values import MODEL_VALUES, TRAINING_VALUES, complete_batch, describe_key, resume_word
-from .recipe_check import AUTO, read_as
+from .recipe_check import AUTO
 from .recipe_keys import Declared
+from .value_types import read_as
 
 
 OWN_KEYS = KEYS | TASK_KEYS

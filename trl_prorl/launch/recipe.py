@@ -23,9 +23,12 @@ from ..rollout.thinking import make_interrupted_rollout
 from ..rollout.turns import transcript
 from ..text import parse_json, short
 from ..upstream_keys import MODEL_KEYS, check_finite
+from .options import check_config_option, check_options, read_options
 from .precision import Precision, choose_precision
-from .recipe_check import Recipe, check_config_option, check_options, check_recipe, check_types, read_as, read_options
+from .recipe_check import check_recipe, check_types
 from .recipe_keys import own_keys
+from .recipe_yaml import Recipe
+from .value_types import read_as
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..text import nearest
-from .recipe_check import split_config_option
+from .options import split_config_option
 
 
 PACKAGE = Path(__file__).parent.parent
