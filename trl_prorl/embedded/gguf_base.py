@@ -6,7 +6,6 @@ The file is converted once into the user's cache, as a bf16 model and its tokeni
 the model that its name promises. The record of a run therefore holds the file's SHA-256.
 """
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -20,6 +19,7 @@ from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 
 from ..errors import InputError
+from ..files import file_sha256
 
 
 if TYPE_CHECKING:
@@ -56,12 +56,6 @@ def gguf_sha256(name: str) -> str | None:
     if Path(name).parent != CACHE or not made_with.is_file():
         return None
     return json.loads(made_with.read_text())["gguf"]
-
-
-def file_sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, which is read in blocks: 1 GB takes about two seconds."""
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def gguf_model(name: str) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from huggingface_hub.constants import HF_HOME
 
+from ..files import file_sha256
 from ..text import nearest
-from .gguf_base import MADE_WITH, file_sha256, gguf_model, gguf_sha256, is_gguf
+from .gguf_base import MADE_WITH, gguf_model, gguf_sha256, is_gguf
 
 
 EMBEDDED = "embedded"  # the `model_name_or_path` that stands for the demo's

