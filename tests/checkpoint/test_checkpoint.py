@@ -332,9 +332,8 @@ def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeyp
     assert Path(again.state.best_model_checkpoint).resolve() == out / "checkpoint-2"
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-8"}  # rotation keeps it
     again.save_model()
-    assert file_sha256(out / "adapter_model.safetensors") == file_sha256(
-        out / "checkpoint-2" / "adapter_model.safetensors"
-    )
+    saved, best = (folder / "adapter_model.safetensors" for folder in (out, out / "checkpoint-2"))
+    assert file_sha256(saved) == file_sha256(best)
 
 
 def test_a_process_that_is_not_to_save_writes_nothing(make_trainer, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 from eval.samples.local_paths import with_local_paths
 from trl_prorl.embedded import shipped, smollm2
 from trl_prorl.embedded.shipped import embedded_model, weights_sha256
+from trl_prorl.files import file_sha256
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.base_model import identify
 from trl_prorl.train import find_model
