@@ -32,16 +32,21 @@ def arm_of(beta: int, every: int) -> str:
     return f"A_beta{beta}" if every == 40 else f"A_K{every}_beta{beta}"
 
 
+def golds(block: Block, tables: Tables) -> pd.DataFrame:
+    """Return sampled gold: a row for each pair of base seed and seed, a column for each arm; NaN without a run."""
+    (family,) = block.families
+    keys = finished(block, tables)[family]
+    return keys.map(lambda key: tables.runs.loc[key, "gold"], na_action="ignore").astype(float)
+
+
 def given_back(block: Block, tables: Tables, beta: int, every: int) -> float:
     """
     Return (A - control) / (plain - control), of sampled gold, each a mean over the bases that have all three; NaN
     where the control is not below plain: there is nothing to give back.
     """
-    (family,) = block.families
     arms = [arm_of(beta, every), f"control_beta{beta}", PLAIN]
-    keys = finished(block, tables)[family][arms].dropna()
-    golds = keys.map(lambda key: float(tables.runs.loc[key, "gold"]))
-    freed, clamped, plain = golds.groupby(level=0).mean().mean()
+    complete = golds(block, tables)[arms].dropna()
+    freed, clamped, plain = complete.groupby(level=0).mean().mean()
     if not plain > clamped:
         return np.nan
     return float((freed - clamped) / (plain - clamped))

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from study import clamp2, dose, forget2, rivals, smollm2b
-from study.clamp2_picture import draw_pass_at_k
+from study.clamp2_picture import draw_given_back, draw_pass_at_k
 from study.dose_picture import draw_dose
 from study.matrix import Block
 from study.tables import Tables
@@ -17,7 +17,10 @@ def figures_of_third(block: Block, tables: Tables) -> dict[str, Figure | None]:
     if block.name == dose.BLOCK:
         return {f"{block.name}_line.png": draw_dose(block, tables)}
     if block.name == clamp2.BLOCK:
-        return {f"{block.name}_passk.png": draw_pass_at_k(block, tables)}
+        return {
+            f"{block.name}_given_back.png": draw_given_back(block, tables),
+            f"{block.name}_passk.png": draw_pass_at_k(block, tables),
+        }
     return {}
 
 

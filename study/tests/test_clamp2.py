@@ -19,7 +19,7 @@ from study.clamp2 import (
     pass_at,
     refuted,
 )
-from study.clamp2_picture import draw_pass_at_k
+from study.clamp2_picture import draw_given_back, draw_pass_at_k
 from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
 from study.registered import registered
@@ -215,6 +215,25 @@ def test_the_picture_has_every_pass_at_k(made):
     dotted = [list(line.get_ydata()) for line in panel.lines if line.get_linestyle() == ":"]
     assert dotted[1] == pytest.approx(highest["plain"].tolist(), nan_ok=True)
     assert draw_pass_at_k(block, Tables()) is None
+
+
+def test_the_picture_of_what_is_given_back(made):
+    """By coefficient: the control, A by its resets, rare ones first, and B, on a line for plain."""
+    block, tables = made
+    panels = draw_given_back(block, tables).axes
+    assert [panel.get_title() for panel in panels] == ["β = 1", "β = 10"]
+    for panel, wanted in zip(panels, [(0.2, 0.3, 0.4, 1.4 / 3), (0.1, 0.1, 0.2, 0.89 / 3)], strict=True):
+        means = [line for line in panel.lines if line.get_marker() == "o"]
+        assert [line.get_xydata().tolist() for line in means] == [
+            [[x, pytest.approx(y)]] for x, y in enumerate(wanted)
+        ]
+        (plain,) = [line for line in panel.lines if line.get_label() == "plain"]
+        assert plain.get_ydata() == pytest.approx([0.5, 0.5])
+        bases = [line.get_ydata() for line in panel.lines if line.get_marker() == "."]
+        assert sorted(bases[1]) == pytest.approx([0.3, 0.3, 0.3] if panel is panels[0] else [0, 0.1, 0.2])
+    assert (
+        draw_given_back(block, tables.without([RunKey("reverse_digits", "plain", *pair, 3) for pair in PAIRS])) is None
+    )
 
 
 def test_the_page_says_it(made, section_of):
