@@ -59,7 +59,7 @@ def all_given_back(block: Block, tables: Tables) -> pd.DataFrame:
 
 
 def has_all_clamps(block: Block, tables: Tables) -> bool:
-    """Return whether plain, and the control and A of every coefficient and number of steps, have runs."""
+    """Return whether plain, and the control and A of every coefficient and number of steps, have a run."""
     needed = {PLAIN}
     for beta in BETAS:
         needed |= {f"control_beta{beta}", *(arm_of(beta, every) for every in RESETS)}

@@ -5,7 +5,7 @@ large k, each with the bound that mean and variance of its questions set.
 
 from matplotlib.figure import Figure
 
-from study.clamp2 import BETAS, PLAIN, RESETS, arm_of, golds, has_all_clamps, mean_bounds, mean_pass_at_k
+from study.clamp2 import BETAS, PLAIN, RESETS, arm_of, golds, mean_bounds, mean_pass_at_k
 from study.matrix import BASE_ARM, Block
 from study.plots import GREY, add_note, arm_styles
 from study.tables import Tables
@@ -18,12 +18,12 @@ BASE_STYLE = {"color": "0.55", "linestyle": "--", "linewidth": 1.6}
 def draw_given_back(block: Block, tables: Tables) -> Figure | None:
     """
     Draw sampled gold at the end: a panel for each coefficient, a place for the control, for A by the steps between its
-    resets, and for B, a point for each base and one for their mean, and a line for plain. `None` before each arm has a
-    run.
+    resets, and for B, a point for each base and one for their mean, and a line for plain. Only bases that have all
+    arms are shown; `None` if none has.
     """
-    if not has_all_clamps(block, tables):
+    scores = golds(block, tables).dropna().groupby(level=0).mean()
+    if scores.empty:
         return None
-    scores = golds(block, tables).groupby(level=0).mean()
     figure = Figure(figsize=(7.2, 3.4), layout="constrained")
     panels = figure.subplots(1, len(BETAS), sharey=True)
     for panel, beta in zip(panels, BETAS, strict=True):

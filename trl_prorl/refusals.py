@@ -361,8 +361,8 @@ REFUSALS = (
     Refusal(
         {"drop_zero_rows": True, "num_generations": 1, "advantage_estimator": "global_normalized", "beta": 0.1},
         lambda args: args.drop_zero_rows and args.num_generations == 1,
-        "drop_zero_rows={args.drop_zero_rows} leaves out groups of completions with one reward, and num_generations=1 "
-        "makes no groups. Set drop_zero_rows: false, or num_generations: 2 (or more).",
+        "drop_zero_rows={args.drop_zero_rows} leaves out groups whose completions all have the same reward; with "
+        "num_generations=1 there are no groups. Set drop_zero_rows: false, or num_generations: 2 (or more).",
     ),
     UNCLEAN_SCHEDULE,
 )

@@ -105,7 +105,7 @@ class HeldOut:
         if temperature is not None:
             sampling = replace(sampling, temperature=temperature)
         store = self.store(point, sampling)
-        with store.alone():
+        with store.exclusive():
             store.adopt(sorted(self.run_dir.resolve().parent.glob(f"*/{SAMPLES_FOLDER}")))
             missing = self._missing(store, n)
             batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)

@@ -2,10 +2,11 @@
 Samples on disk, so that nothing is sampled twice: `RUN/samples/<model>-<settings>/`, parquet beside `_settings.json`.
 
 A sample is written with the batch it was drawn in: an evaluation that is stopped goes on where it was, and one that
-asks for more samples or more prompts draws what is missing. Of several evaluations of one run at a time one draws, and
-the others wait, because most of what they want is then there.
+asks for more samples or more prompts draws what is missing. Only one evaluation at a time draws samples of a model
+under a setting; another that wants them waits, and then reuses what was drawn.
 """
 
+import errno
 import hashlib
 import json
 import shutil
@@ -19,13 +20,13 @@ from filelock import FileLock, Timeout
 from trl_prorl.errors import RunError
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.files import replaced
+from trl_prorl.record.folder_lock import NO_LOCKS_HERE
 from trl_prorl.text import visible
 
 
 SAMPLES_FOLDER = "samples"  # of a run
 SETTINGS_FILE = "_settings.json"  # readers of a folder of parquet leave out what begins with an underscore
 WHOLE = "samples.parquet"
-LOCK_FILE = ".lock"  # in the folder of a run's samples
 COLUMNS = (
     "prompt_id",
     "sample",
@@ -71,15 +72,22 @@ class SampleStore:
         self.folder = folder / f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other evaluations of the run from its samples in this context; wait for one that is drawing."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder.parent / LOCK_FILE)
+    def exclusive(self) -> Iterator[None]:
+        """
+        Keep other evaluations from these samples in this context; wait for one that is drawing them. Where the file
+        system has no locks, or the folder cannot be written, nothing is kept out.
+        """
+        lock = FileLock(self.folder.with_name(f".{self.folder.name}.lock"), fallback_to_soft=False)
         try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire(blocking=False)
         except Timeout:
-            print(f"{visible(str(self.folder.parent))}: another evaluation draws samples there; waiting for its end.")
+            folder = visible(str(self.folder))
+            print(f"{folder}: another evaluation is drawing these samples; waiting for it to finish.", flush=True)
             lock.acquire()
+        except OSError as error:
+            if error.errno not in (*NO_LOCKS_HERE, errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
         try:
             yield
         finally:

@@ -22,7 +22,6 @@ SAFE_ENV = frozenset(
     "WANDB_ENTITY WANDB_MODE WANDB_NAME TRACKIO_PROJECT".split()
 )
 
-
 # Keys of text that a recipe may write as a bare on, off or true, which YAML reads as true or false.
 BARE = (*BARE_WORDS, "resume_from_checkpoint")
 AUTO = "auto"  # a value of bf16 in a recipe, see precision.py

@@ -131,7 +131,7 @@ def gradient_bias(
 
     Returns `str` or `None`: `None` if it does not differ. Raises `ValueError`: nothing is known of the estimator.
     """
-    if estimator not in ESTIMATORS:
+    if estimator not in ("k1", "k2", "k3"):  # not `ESTIMATORS`: a new one is to be thought about here
         raise ValueError(f"the gradient of kl_estimator={estimator!r} is not known: say here when it is exact.")
     exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
     if corrected and level == "sequence":

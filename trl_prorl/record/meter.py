@@ -185,7 +185,7 @@ def read_scalars(scalars: Sequence[torch.Tensor]) -> list[float]:
     """Read scalars of one device, floats and integers, in double precision. The host waits once for all of them."""
     floats = [place for place, scalar in enumerate(scalars) if scalar.is_floating_point()]
     others = [place for place, scalar in enumerate(scalars) if not scalar.is_floating_point()]
-    # Only scalars of a kind can be stacked.
+    # Tensors of one dtype can be stacked: floats and integers apart.
     stacks = [torch.stack([scalars[place] for place in places]).double() for places in (floats, others) if places]
     if not stacks:
         return []

@@ -43,13 +43,13 @@ class Rows(NamedTuple):
     Holds R rows of a batch that are being written, or that have ended.
 
     Attributes:
-        places (`torch.LongTensor` of shape `(R,)`): Their places in the batch.
+        index (`torch.LongTensor` of shape `(R,)`): Which rows of the batch they are.
         lengths (`torch.LongTensor` of shape `(R,)`): Their tokens, prompts included.
         ids (`torch.LongTensor` of shape `(R, P + T)`): Prompts and completions.
         logps (`torch.Tensor` of shape `(R, T)`, *optional*): Of the completions.
     """
 
-    places: torch.Tensor
+    index: torch.Tensor
     lengths: torch.Tensor
     ids: torch.Tensor
     logps: torch.Tensor | None
@@ -57,10 +57,10 @@ class Rows(NamedTuple):
     @classmethod
     def of_prompts(cls, ids: torch.Tensor, has_logps: bool) -> "Rows":
         """Begin a row for each prompt of `(R, P)`."""
-        places = torch.arange(len(ids), device=ids.device)
-        lengths = torch.full_like(places, ids.shape[1])
+        index = torch.arange(len(ids), device=ids.device)
+        lengths = torch.full_like(index, ids.shape[1])
         logps = ids.new_empty((len(ids), 0), dtype=torch.float32) if has_logps else None
-        return cls(places, lengths, ids, logps)
+        return cls(index, lengths, ids, logps)
 
     def append(
         self, tokens: torch.Tensor, token_logps: torch.Tensor | None, alive: torch.Tensor, pad: torch.Tensor | None
@@ -72,14 +72,14 @@ class Rows(NamedTuple):
         if pad is not None:
             tokens = torch.where(alive, tokens, pad)
         ids = torch.cat([self.ids, tokens[:, None]], dim=1)
-        return Rows(self.places, self.lengths + alive, ids, logps)
+        return Rows(self.index, self.lengths + alive, ids, logps)
 
     def select(self, rows: torch.Tensor) -> "Rows":
         """Return some of the rows, by their indices."""
         logps = self.logps
         if logps is not None:
             logps = logps[rows]
-        return Rows(self.places[rows], self.lengths[rows], self.ids[rows], logps)
+        return Rows(self.index[rows], self.lengths[rows], self.ids[rows], logps)
 
 
 def compact_sample(
@@ -263,15 +263,15 @@ def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProce
 
 def _join(ended: list[Rows], width: int, pad) -> Samples:
     """Join the rows that ended at several times, in their first order and padded to the longest."""
-    number = sum(len(part.places) for part in ended)
+    number = sum(len(part.index) for part in ended)
     longest = max(int(torch.cat([part.lengths for part in ended]).max()), width)
     first = ended[0]
     ids = first.ids.new_full((number, longest), int(pad))
     logps = None if first.logps is None else first.logps.new_zeros((number, longest - width))
     for part in ended:
         part_ids = part.ids[:, :longest]
-        ids[part.places, : part_ids.shape[1]] = part_ids
+        ids[part.index, : part_ids.shape[1]] = part_ids
         if logps is not None:
             part_logps = part.logps[:, : longest - width]
-            logps[part.places, : part_logps.shape[1]] = part_logps
+            logps[part.index, : part_logps.shape[1]] = part_logps
     return Samples(ids, logps)

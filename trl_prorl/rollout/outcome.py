@@ -293,7 +293,7 @@ def replace_logged(
 ) -> None:
     """
     Replace the newest advantages in TRL's table of completions. It has the rows of all rounds of dynamic sampling,
-    which need not be those of the batch.
+    which need not be those of the batch. `batch` are the rewards of the batch, with which an estimator compares.
     """
     of_rounds = torch.cat(outcome.rounds)
     if penalties is not None and len(penalties) != len(of_rounds):
@@ -306,8 +306,8 @@ def replace_logged(
 
 def rows_of_equal_groups(outcome: Outcome, weights: torch.Tensor, aggregation: str) -> torch.Tensor:
     """
-    Return `(N,)`, whether a row is of a group of equal rewards, whose advantages are exactly 0; TRL computes them only
-    nearly so. `aggregation` is TRL's `multi_objective_aggregation`.
+    Return `(N,)`, whether a row is of a group of equal rewards. Its advantage is 0, which TRL computes only nearly so,
+    and `drop_zero_rows` looks for exact zeros. `aggregation` is TRL's `multi_objective_aggregation`.
     """
     if aggregation == "sum_then_normalize":
         columns = [weighted_sum(outcome.rewards, weights)]

@@ -3,7 +3,8 @@ The LM head where TRL's own does not serve.
 
 Logits in fp32 (`cast_lm_head_to_fp32`): a tied head under an adapter, and a frozen copy, which TRL does not cast.
 
-States of the last token alone, which a CPU's head in bf16 takes only if they are contiguous (`contiguous_states`).
+States of the last token alone, with which a CPU's head in bf16 is fast only if they are contiguous
+(`contiguous_states`).
 
 Log-probabilities by a frozen head on a CPU, as attention of a state over the vocabulary. TRL's fused head computes the
 logits of every place of a row, of prompts too where there is no Triton, once forward and once backward, in some ten

@@ -1,6 +1,7 @@
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -104,6 +105,31 @@ def test_a_damaged_file_is_removed_as_its_line_says_and_its_samples_are_drawn_ag
         evaluation.samples(evaluation.trained, 4)
     first.unlink()
     assert texts(evaluation.samples(evaluation.trained, 4)) == whole
+
+
+def test_a_second_evaluation_waits_and_draws_nothing(run_dir, task, calls, monkeypatch):
+    """It begins while the first one draws."""
+    waits = threading.Event()
+    monkeypatch.setattr("eval.samples.store.print", lambda text, flush: waits.set(), raising=False)
+    draw = held_out.sample
+    found = []
+
+    def evaluate():
+        evaluation = HeldOut(run_dir, "test", 3)
+        found.append(texts(evaluation.samples(evaluation.trained, 2)))
+
+    second = threading.Thread(target=evaluate, daemon=True)
+
+    def draw_meanwhile(*args, **settings):
+        second.start()
+        assert waits.wait(60)
+        return draw(*args, **settings)
+
+    monkeypatch.setattr(held_out, "sample", draw_meanwhile)
+    evaluate()
+    second.join(60)
+    assert calls == [(3, 2)]
+    assert found[0] == found[1]
 
 
 def test_samples_of_two_batches_differ(drawn):

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import shutil
 import threading
 
@@ -61,27 +63,61 @@ def test_a_neighbour_s_samples_are_taken_over(tmp_path):
     assert len(SampleStore(theirs, "base", {"seed": 0}).frame()) == 1
 
 
-def test_a_second_evaluation_waits_for_the_first(tmp_path, capsys):
-    """Of the base, while the trained model is drawn: both may be taken over from a neighbour's, and by both."""
-    theirs = SampleStore(tmp_path / "samples", "trained", {})
-    ours = SampleStore(tmp_path / "samples", "base", {})
+def test_a_second_evaluation_waits_for_the_first(tmp_path, monkeypatch):
+    """It says so, and goes on when the first has ended."""
+    first, second = (SampleStore(tmp_path / "samples", "base", {}) for _ in range(2))
+    waits = threading.Event()
+    said = []
+    monkeypatch.setattr(
+        "eval.samples.store.print", lambda text, flush: (said.append(text), waits.set()), raising=False
+    )
     order = []
 
     def evaluate():
-        with ours.alone():
-            order.append("ours")
+        with second.exclusive():
+            order.append("second")
 
-    second = threading.Thread(target=evaluate)
-    with theirs.alone():
-        second.start()
-        second.join(0.5)
-        assert second.is_alive()
-        order.append("theirs")
-    second.join()
-    with theirs.alone():
-        assert order == ["theirs", "ours"]
-    said = f"{tmp_path / 'samples'}: another evaluation draws samples there; waiting for its end.\n"
-    assert capsys.readouterr().out == said
+    thread = threading.Thread(target=evaluate, daemon=True)
+    with first.exclusive():
+        thread.start()
+        assert waits.wait(30)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+    assert said == [f"{first.folder}: another evaluation is drawing these samples; waiting for it to finish."]
+
+
+def test_samples_of_another_model_are_drawn_meanwhile(tmp_path):
+    with SampleStore(tmp_path, "base", {}).exclusive(), SampleStore(tmp_path, "trained", {}).exclusive():
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_on_a_file_system_without_locks_an_evaluation_goes_on(tmp_path, monkeypatch, number):
+    def refuse(*args):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    store = SampleStore(tmp_path, "base", {})
+    with store.exclusive():
+        store.add([record("a", 0)])
+    assert len(store.frame()) == 1
+
+
+def test_another_user_s_lock_keeps_nobody_out(tmp_path, monkeypatch):
+    """It cannot be opened."""
+    opens = os.open
+
+    def refuse_lock(path, *args, **keys):
+        if str(path).endswith(".lock"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opens(path, *args, **keys)
+
+    monkeypatch.setattr(os, "open", refuse_lock)
+    store = SampleStore(tmp_path, "base", {})
+    with store.exclusive():
+        store.add([record("a", 0)])
+    assert len(store.frame()) == 1
 
 
 def test_a_damaged_file_is_named(tmp_path):
