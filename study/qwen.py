@@ -38,6 +38,8 @@ STEP_COLUMNS = (
     "truncated_fraction",
     "completion_length",
     "entropy",
+    "kl_ref",
+    "beta",
     "rows_skipped",
     "time_rollout",
     "time_update",

@@ -219,6 +219,23 @@ def test_the_pages_say_what_the_tables_say():
     assert f"of which {cut[4]} were cut in the fifth batch; in the tenth {cut[9]} were" in log
 
 
+def test_the_control_did_not_hold_its_kl():
+    """So what a KL does is not tested: the record of its batches against its recipe's target, and plain's minutes."""
+    steps = pd.read_csv(ROOT / qwen.STEPS).set_index("arm")
+    control = steps.loc["control_seed2"]
+    assert control["step"].tolist() == [*range(1, 21)]
+    batches = control[control["time_rollout"] > 0]
+    page = read_page("study/pages/qwen.md")
+    assert f"in the last batch it was {batches['kl_ref'].iloc[-1]:.3f}" in page
+    beta = control["beta"]
+    lowest = beta.to_numpy().argmin()
+    assert beta.iloc[0] == 0.02
+    told = f"it only fell to {beta.iloc[lowest]:.3f} and rose to {beta.iloc[lowest:].max():.3f}."
+    assert told in page
+    minutes = [f"{steps.loc[arm, 'time_step'].sum() / 60:.0f}" for arm in ("control_seed2", "plain_seed2")]
+    assert f"Twenty steps took {minutes[0]} minutes, where plain took {minutes[1]}:" in page
+
+
 def test_a_batch_beside_trls():
     """CPU seconds of sampling and of two updates, the second of which has no sampling; seconds a token."""
     cost = pd.read_csv(ROOT / "study/tables/qwen_cost.csv").set_index(["trainer", "step"])

@@ -95,8 +95,8 @@ def test_the_arms_of_the_qwen_on_a_cpu_differ_in_their_anchor():
     recipes = {file.stem: read_recipe(file) for file in FILES if file.parent == QWEN_ON_A_CPU}
     anchors = {
         "plain": {},
-        "control": {"beta": 0.02, "kl_target": 0.011, "kl_horizon": 5},
-        "variantA": {"beta": 0.02, "kl_target": 0.011, "kl_horizon": 5, "ref_reset_every": 10},
+        "control": {"beta": 0.3, "kl_target": 0.011, "kl_horizon": 5},
+        "variantA": {"beta": 0.3, "kl_target": 0.011, "kl_horizon": 5, "ref_reset_every": 10},
         "variantB": {"beta_old": 0.02},
     }
     assert recipes.keys() == anchors.keys()
