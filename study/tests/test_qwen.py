@@ -164,8 +164,12 @@ def test_the_pages_say_what_the_tables_say():
     found = qwen.scores(verdicts).set_index(["model", "decoding"])
     names = {"base of plain": "base", "plain": "plain"}
     names |= {"base of plain_seed2": "base in bf16", "plain_seed2": "seed 2, bf16"}
-    assert len(found) == 2 * len(names)
-    for (model, decoding), row in found.iterrows():
+    names |= {"control_seed2": "control, seed 2, bf16"}
+    same = found.loc["base of control_seed2"]  # its samples of the base are those beside plain's second run
+    pd.testing.assert_frame_equal(same, found.loc["base of plain_seed2"])
+    told = found.drop(index="base of control_seed2")
+    assert len(told) == 2 * len(names)
+    for (model, decoding), row in told.iterrows():
         first = f"{percent(row['pass@1'])} % [{percent(row['low'])}, {percent(row['high'])}]"
         second = f"{percent(row['pass@n'])} %" if decoding == "sampled" else ""
         shares = [f"{percent(row[column])} %" for column in ("right of whole", "truncated")]
@@ -174,7 +178,12 @@ def test_the_pages_say_what_the_tables_say():
         assert (row["questions"], row["n"]) == (100, 2 if decoding == "sampled" else 1)
     assert "On 100 test questions, with at most 200 tokens a text. *Sampled* is two texts a question at T = 1." in page
     assert (verdicts["tokens"][verdicts["truncated"]] == 200).all()
-    for arm, told in (("plain", "The gain on the same questions is"), ("plain_seed2", "With seed 2 it is")):
+    beginnings = {
+        "plain": "The gain on the same questions is",
+        "plain_seed2": "With seed 2 it is",
+        "control_seed2": "The control's is",
+    }
+    for arm, told in beginnings.items():
         gains = [
             "{} points [{}, {}] {}".format(*map(percent, qwen.gain(verdicts, arm, decoding)), decoding)
             for decoding in ("sampled", "greedy")
