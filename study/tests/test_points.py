@@ -632,7 +632,8 @@ def test_resets_by_the_coefficient_and_their_number():
     assert set(outcomes.groupby(level=0).size()) == {3}
     held = outcomes["pass@1"].unstack("arm")
     means = outcomes.groupby(level=0).mean()
-    often, rarely = "A_beta{}", "A_K200_beta{}"
+    often = "A_beta{}"
+    rarely = "A_K200_beta{}"
     pairs = [(arm.format(beta), f"control_beta{beta}") for beta in (1, 10) for arm in (often, rarely)]
     pairs += [(f"B_beta_old{beta}", "plain") for beta in (1, 10)]
     adjusted = holm([stats.ttest_rel(held[one], held[other]).pvalue for one, other in pairs])
@@ -641,7 +642,8 @@ def test_resets_by_the_coefficient_and_their_number():
     }
     back = {}
     for beta in (1, 10):
-        control, b = f"control_beta{beta}", f"B_beta_old{beta}"
+        control = f"control_beta{beta}"
+        b = f"B_beta_old{beta}"
         clamped = means["pass@1"][control]
         cells = {"control": (control, " | |")}
         for name, arm in {"A, reset every 200 steps": rarely, "A, reset every 40 steps": often}.items():

@@ -156,72 +156,102 @@ def percent(value):
     return f"{100 * value:.1f}"
 
 
-def test_the_pages_say_what_the_tables_say():
-    every = pd.read_csv(ROOT / qwen.STEPS)
-    steps = every[every["arm"] == "plain"]
-    verdicts = pd.read_csv(ROOT / qwen.VERDICTS)
-    page = read_page("study/pages/qwen.md")
-    found = qwen.scores(verdicts).set_index(["model", "decoding"])
+PAGE = read_page("study/pages/qwen.md")
+TABLE_OF_STEPS = pd.read_csv(ROOT / qwen.STEPS)
+VERDICTS = pd.read_csv(ROOT / qwen.VERDICTS)
+SCORES = qwen.scores(VERDICTS).set_index(["model", "decoding"])
+
+
+def steps_of(arm):
+    steps = TABLE_OF_STEPS[TABLE_OF_STEPS["arm"] == arm]
+    assert steps["step"].tolist() == [*range(1, 21)]
+    return steps
+
+
+def minutes_of(arm):
+    return f"{steps_of(arm)['time_step'].sum() / 60:.0f} minutes"
+
+
+def batches_of(arm):
+    """The steps that sampled; the others use a batch again."""
+    steps = steps_of(arm)
+    return steps[steps["time_rollout"] > 0]
+
+
+def test_the_page_has_the_scores_of_the_tables():
     names = {"base of plain": "base", "plain": "plain"}
     names |= {"base of plain_seed2": "base in bf16", "plain_seed2": "seed 2, bf16"}
     names |= {"control_seed2": "control, seed 2, bf16"}
-    same = found.loc["base of control_seed2"]  # its samples of the base are those beside plain's second run
-    pd.testing.assert_frame_equal(same, found.loc["base of plain_seed2"])
-    told = found.drop(index="base of control_seed2")
+    same = SCORES.loc["base of control_seed2"]  # its samples of the base are those beside plain's second run
+    pd.testing.assert_frame_equal(same, SCORES.loc["base of plain_seed2"])
+    told = SCORES.drop(index="base of control_seed2")
     assert len(told) == 2 * len(names)
     for (model, decoding), row in told.iterrows():
         first = f"{percent(row['pass@1'])} % [{percent(row['low'])}, {percent(row['high'])}]"
         second = f"{percent(row['pass@n'])} %" if decoding == "sampled" else ""
         shares = [f"{percent(row[column])} %" for column in ("right of whole", "truncated")]
         cells = [f"| {names[model]}, {decoding}", first, second, *shares, f"{row['tokens']:.0f} |"]
-        assert " | ".join(cells).replace("|  |", "| |") in page
+        assert " | ".join(cells).replace("|  |", "| |") in PAGE
         assert (row["questions"], row["n"]) == (100, 2 if decoding == "sampled" else 1)
-    assert "On 100 test questions, with at most 200 tokens a text. *Sampled* is two texts a question at T = 1." in page
-    assert (verdicts["tokens"][verdicts["truncated"]] == 200).all()
-    beginnings = {
-        "plain": "The gain on the same questions is",
-        "plain_seed2": "With seed 2 it is",
-        "control_seed2": "The control's is",
-    }
-    for arm, told in beginnings.items():
-        gains = [
-            "{} points [{}, {}] {}".format(*map(percent, qwen.gain(verdicts, arm, decoding)), decoding)
-            for decoding in ("sampled", "greedy")
-        ]
-        assert f"{told} {gains[0]}, and {gains[1]}." in page
-    sampled = verdicts[verdicts["decoding"] == "sampled"]
+    assert "On 100 test questions, with at most 200 tokens a text. *Sampled* is two texts a question at T = 1." in PAGE
+    assert (VERDICTS["tokens"][VERDICTS["truncated"]] == 200).all()
+
+
+@pytest.mark.parametrize(
+    ("arm", "told"),
+    [
+        ("plain", "The gain on the same questions is"),
+        ("plain_seed2", "With seed 2 it is"),
+        ("control_seed2", "The control's is"),
+    ],
+)
+def test_the_page_has_the_gains_of_the_tables(arm, told):
+    gains = [
+        "{} points [{}, {}] {}".format(*map(percent, qwen.gain(VERDICTS, arm, decoding)), decoding)
+        for decoding in ("sampled", "greedy")
+    ]
+    assert f"{told} {gains[0]}, and {gains[1]}." in PAGE
+
+
+def test_most_of_what_was_learned_is_form():
+    sampled = VERDICTS[VERDICTS["decoding"] == "sampled"]
     is_short = sampled["tokens"] < 40
     short = is_short.groupby(sampled["model"]).mean()
     assert not sampled["correct"][is_short & (sampled["model"] == "base of plain")].any()
     of_base = (
         f"With seed 1, sampled, {100 * short['base of plain']:.0f} % of the base's texts have fewer than 40 tokens"
     )
-    assert f"{of_base}, and none of" in page
-    assert f"of plain's {100 * short['plain']:.0f} % are as short" in page
-    sampling = steps["time_rollout"][steps["time_rollout"] > 0].median()
-    update = steps["time_update"]
-    assert f"Sampling a batch took {sampling:.0f} seconds, and an update {update.median():.0f} seconds" in page
-    assert f"an update takes {update.min():.0f} to {update.max():.0f} seconds" in page
-    assert steps["step"].tolist() == [*range(1, 21)]
-    minutes = f"{steps['time_step'].sum() / 60:.0f} minutes"
-    assert f"Twenty steps took {minutes}" in page
-    again = every[every["arm"] == "plain_seed2"]
-    assert again["step"].tolist() == [*range(1, 21)]
-    rewards = again["reward"][again["time_rollout"] > 0]
+    assert f"{of_base}, and none of" in PAGE
+    assert f"of plain's {100 * short['plain']:.0f} % are as short" in PAGE
+
+
+def test_the_page_has_the_seconds_of_the_tables():
+    sampling = batches_of("plain")["time_rollout"].median()
+    update = steps_of("plain")["time_update"]
+    assert f"Sampling a batch took {sampling:.0f} seconds, and an update {update.median():.0f} seconds" in PAGE
+    assert f"an update takes {update.min():.0f} to {update.max():.0f} seconds" in PAGE
+    assert f"Twenty steps took {minutes_of('plain')}" in PAGE
+
+
+def test_the_second_run():
+    rewards = batches_of("plain_seed2")["reward"]
     began, ended = (f"{100 * of.mean():.0f} %" for of in (rewards.iloc[:4], rewards.iloc[-4:]))
-    told = f"{again['time_step'].sum() / 60:.0f} minutes. The share of right texts went from {began} in its first four"
-    assert f"{told} batches to {ended} in its last four." in page
-    began, ended = (f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in ("base of plain", "plain"))
-    models = ("base of plain_seed2", "plain_seed2")
-    second = [f"{100 * found.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in models]
+    told = f"{minutes_of('plain_seed2')}. The share of right texts went from {began} in its first four"
+    assert f"{told} batches to {ended} in its last four." in PAGE
+
+
+def test_what_other_pages_say_of_the_qwen():
+    models = ("base of plain", "plain", "base of plain_seed2", "plain_seed2")
+    began, ended, *second = (f"{100 * SCORES.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in models)
     told = f"held to short answers, went from {began} to {ended} right on a hundred test questions of GSM8K (sampled)."
     told += f" With another seed, in bf16, it went from {second[0]} to {second[1]}."
     assert told in read_page("README.md")
+    minutes = minutes_of("plain")
     recipe = read_page("recipes/gsm8k/qwen2.5-coder-1.5b-cpu/README.md")
     assert f"20 steps of `plain` took pass@1 from {began} to {ended}, sampled, in {minutes}" in recipe
     log = read_page("docs/log.md")
     assert f"did 20 steps in {minutes}" in log
-    batches = steps[steps["time_rollout"] > 0]
+    batches = batches_of("plain")
     *most, last = (f"{reward:.2f}".lstrip("0") for reward in batches["reward"])
     assert f"ten batches was {', '.join(most)} and {last}." in log
     cut = [f"{100 * share:.0f} %" for share in batches["truncated_fraction"]]
@@ -230,19 +260,13 @@ def test_the_pages_say_what_the_tables_say():
 
 def test_the_control_did_not_hold_its_kl():
     """So what a KL does is not tested: the record of its batches against its recipe's target, and plain's minutes."""
-    steps = pd.read_csv(ROOT / qwen.STEPS).set_index("arm")
-    control = steps.loc["control_seed2"]
-    assert control["step"].tolist() == [*range(1, 21)]
-    batches = control[control["time_rollout"] > 0]
-    page = read_page("study/pages/qwen.md")
-    assert f"in the last batch it was {batches['kl_ref'].iloc[-1]:.3f}" in page
-    beta = control["beta"]
+    assert f"in the last batch it was {batches_of('control_seed2')['kl_ref'].iloc[-1]:.3f}" in PAGE
+    beta = steps_of("control_seed2")["beta"]
     lowest = beta.to_numpy().argmin()
     assert beta.iloc[0] == 0.02
-    told = f"it only fell to {beta.iloc[lowest]:.3f} and rose to {beta.iloc[lowest:].max():.3f}."
-    assert told in page
-    minutes = [f"{steps.loc[arm, 'time_step'].sum() / 60:.0f}" for arm in ("control_seed2", "plain_seed2")]
-    assert f"Twenty steps took {minutes[0]} minutes, where plain took {minutes[1]}:" in page
+    assert f"it only fell to {beta.iloc[lowest]:.3f} and rose to {beta.iloc[lowest:].max():.3f}." in PAGE
+    plain = minutes_of("plain_seed2").removesuffix(" minutes")
+    assert f"Twenty steps took {minutes_of('control_seed2')}, where plain took {plain}:" in PAGE
 
 
 def test_a_batch_beside_trls():
