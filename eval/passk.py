@@ -238,11 +238,7 @@ def main(argv=None) -> None:
         print(announcement(held_out, args.n, args.with_greedy, args.checkpoints, len(others)), flush=True)
     for run_dir, (held_out, *others), earlier in zip(args.runs, evaluations, earlier_results, strict=True):
         by_name = dict(zip(args.others, others, strict=True))
-        wanted = (held_out, args.n, args.k, args.with_greedy, args.checkpoints, by_name)
-        result = evaluate_run(*wanted, earlier)
-        newest = None if args.replace else load_earlier_result(held_out, args.n)
-        if newest != earlier:  # another evaluation has ended meanwhile; all samples are there now
-            result = evaluate_run(*wanted, newest)
+        result = evaluate_run(held_out, args.n, args.k, args.with_greedy, args.checkpoints, by_name, earlier)
         show(run_dir, result)
 
 

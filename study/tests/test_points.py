@@ -661,7 +661,10 @@ def test_resets_by_the_coefficient_and_their_number():
     assert back["A_beta1"] > back["A_beta10"] and back["A_K200_beta1"] > back["A_K200_beta10"]  # a weaker KL
     assert "**A weaker KL or more resets give back most**, as predicted (registered, sampled)." in ONE_LINE
     assert min(back["A_beta1"], back["A_K200_beta1"], back["A_beta10"]) > 0.5 > back["A_K200_beta10"]
-    low, high = ends_of_interval(held["B_beta_old10"] - held["plain"])
+    _, high = ends_of_interval(held["B_beta_old10"] - held["plain"])
+    assert high < -0.05
+    low, high = ends_of_interval(held["B_beta_old1"] - held["plain"])
+    assert -0.05 < low < high < 0.05
     collapsed = RUNS[(RUNS.block == "clamp2") & (RUNS.arm == "B_beta_old10")].collapsed
     assert "B, predicted within 5 points of plain, collapsed at β = 10." in ONE_LINE
     assert collapsed.all()

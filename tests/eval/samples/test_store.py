@@ -87,7 +87,8 @@ def test_a_second_evaluation_waits_for_the_first(tmp_path, monkeypatch):
     assert said == [f"{first.folder}: another evaluation is drawing these samples; waiting for it to finish."]
 
 
-def test_samples_of_another_model_are_drawn_meanwhile(tmp_path):
+def test_samples_of_another_model_are_drawn_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.samples.store.print", lambda text, flush: pytest.fail("it waits"), raising=False)
     with SampleStore(tmp_path, "base", {}).exclusive(), SampleStore(tmp_path, "trained", {}).exclusive():
         pass
 
