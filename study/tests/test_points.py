@@ -81,7 +81,7 @@ def numbers(text):
 
 
 def test_the_page_takes_three_minutes():
-    assert len(" ".join(map(running_text, SECTIONS)).split()) <= 1420
+    assert len(" ".join(map(running_text, SECTIONS)).split()) <= 1360
     table = [line for line in SECTIONS[1].split("\n") if line.startswith("|")]
     assert SECTIONS[1].startswith("What to do when")
     assert len(table) - 2 <= 10
@@ -260,7 +260,7 @@ def test_the_guard_fires_in_time():
         family, _, *rest = key
         under_kl = first_firing(curves.loc[(family, f"control_target{KL_TARGETS[family]}", *rest)])
         assert fired < under_kl < np.inf
-    assert "Replayed, it fires in all ten control runs, too, if later (exploratory)" in ONE_LINE
+    assert "Replayed, it fires in the control's, too, if later (exploratory)" in ONE_LINE
 
 
 def first_firing(curve, gap=0.05):
@@ -306,7 +306,6 @@ def test_a_reward_that_can_be_gamed():
         assert not stats.ttest_1samp(scores["pass@1"]["A_K100"] - control["pass@1"], 0).pvalue < 0.05
     for name, row in cells.items():
         assert " ".join(f"| {name} | {' | '.join(row)} |".replace("|  |", "| |").split()) in PAGE.replace("  ", " ")
-    assert f"(registered, sampled, p {adjusted[5]:.3f})" in ONE_LINE  # the fall of B on reversing
     scores = of_block("gamed2")
     assert f"greedy, it is {-100 * (scores.greedy['A_K100'] - scores.greedy['control']).mean():.1f} points" in ONE_LINE
 
@@ -542,14 +541,9 @@ def test_an_anchor_where_the_reward_is_exact(findings):
     later = CURVES[(CURVES.steps == 240) & (CURVES.arm == "B") & CURVES.base_seed.between(1, 5) & (CURVES.kl_old > 0)]
     assert (later.groupby("family").clip_region_mean.mean()[FAMILIES] < 0.01).all()
     assert "the clip touches less than 1 % of the second use's tokens" in ONE_LINE
-    stress = RUNS[RUNS.block == "stress"].set_index(["arm", "base_seed"])
-    more = (stress["pass@1"]["A_lr10"] - stress["pass@1"]["plain_lr10"]).mean()
-    assert (stress.loc["A_lr10", "pass@1"] - stress.loc["A_lr10", "base_pass@1"]).mean() < 0
-    told = f"A kept {100 * more:.1f} points more than plain, yet ended below its base (sampled, registered, p 0.026)"
-    assert told in ONE_LINE
     tested = "| H0: A and B against plain | reverse_digits | A_lr10 | plain_lr10 |"
     (row,) = (line for line in findings.split("\n") if line.startswith(tested))
-    assert row.split(" | ")[7] == "0.026"
+    assert f"A − plain has p {row.split(' | ')[7]} after Holm" in DETAILS
 
 
 def test_power_is_that_of_the_findings(findings):
@@ -769,7 +763,7 @@ def test_what_happens_at_a_reset():
         for one in reset_responses(curve.step.to_numpy(), curve.reward.to_numpy(), [40, 80, 120, 160, 200])
     ]
     assert median_reconvergence(found) <= 3
-    assert "The control, without resets, is back as soon after the same steps" in ONE_LINE
+    assert "So is the control's after the same steps (exploratory; training rewards, sampled)" in ONE_LINE
 
 
 def test_adams_state_where_training_breaks():
