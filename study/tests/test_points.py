@@ -406,8 +406,8 @@ def test_on_how_much_each_advice_rests():
 def test_the_pretrained_model():
     """The registered score beside the later one; samples of seeds 2 to 4, at T = 0.7."""
     runs = RUNS[RUNS.block == "pretrained"].groupby("arm").mean(numeric_only=True)
-    base = BASES[BASES.family == "smollm2"].iloc[0]
-    own = POINTS[(POINTS.family == "smollm2") & (POINTS.task == "instructions")]
+    base = BASES.set_index(["family", "base_seed"]).loc["smollm2", 1]
+    own = POINTS[(POINTS.family == "smollm2") & POINTS.seed.isin([2, 3, 4]) & (POINTS.task == "instructions")]
     text = own.set_index(["step", "arm"]).text_perplexity.groupby(level=[0, 1]).mean()
     at_base = own[own.step == 0].reward.mean()
     texts = pd.read_csv(FOLDER / "smollm2_texts.csv.gz", keep_default_na=False)
