@@ -243,9 +243,10 @@ def test_the_second_run():
 def test_what_other_pages_say_of_the_qwen():
     models = ("base of plain", "plain", "base of plain_seed2", "plain_seed2")
     began, ended, *second = (f"{100 * SCORES.loc[(model, 'sampled'), 'pass@1']:.3g} %" for model in models)
-    told = f"held to short answers, went from {began} to {ended} right on a hundred test questions of GSM8K (sampled)."
-    told += f" With another seed, in bf16, it went from {second[0]} to {second[1]}."
-    assert told in read_page("README.md")
+    front = read_page("README.md")
+    told = f"held to short answers, went from {began} to {ended} right on a hundred test questions of GSM8K (sampled),"
+    assert told in front
+    assert f"one more seed, in bf16. It went from {second[0]} to {second[1]}." in front
     minutes = minutes_of("plain")
     recipe = read_page("recipes/gsm8k/qwen2.5-coder-1.5b-cpu/README.md")
     assert f"20 steps of `plain` took pass@1 from {began} to {ended}, sampled, in {minutes}" in recipe
