@@ -246,7 +246,7 @@ def test_what_other_pages_say_of_the_qwen():
     front = read_page("README.md")
     told = f"held to short answers, went from {began} to {ended} right on a hundred test questions of GSM8K (sampled),"
     assert told in front
-    assert f"one more seed, in bf16. It went from {second[0]} to {second[1]}." in front
+    assert f"A second seed of the [Qwen](study/pages/qwen.md), in bf16, went from {second[0]} to {second[1]}." in front
     minutes = minutes_of("plain")
     recipe = read_page("recipes/gsm8k/qwen2.5-coder-1.5b-cpu/README.md")
     assert f"20 steps of `plain` took pass@1 from {began} to {ended}, sampled, in {minutes}" in recipe
