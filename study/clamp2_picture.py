@@ -66,4 +66,4 @@ def draw_pass_at_k(block: Block, tables: Tables) -> Figure | None:
     panel.set_xlabel("k")
     panel.set_ylabel("pass@k, sampled")
     figure.legend(*panel.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    return add_note(figure, "Means over bases. Dotted: the highest pass@k that these questions allow (exploratory).")
+    return add_note(figure, "Means over bases. Dotted: an upper bound, from the questions' chances (exploratory).")

@@ -60,7 +60,8 @@ def holm(p_values):
 
 def test_no_anchor_gained_where_the_reward_is_exact():
     """The front page's sentence: no arm's interval lies above plain, in any family."""
-    assert "In healthy training on three tasks with exact rewards no KL was seen to raise the score" in FRONT
+    told = "In healthy training on three tasks that pay no wrong answer in full no KL was seen to raise the score"
+    assert told in FRONT
     arms = set(CORE.index.get_level_values("arm")) - {"plain"}
     assert {"control", "A", "B", "C_hard"} <= arms
     for arm in arms:
