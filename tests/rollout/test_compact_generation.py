@@ -499,7 +499,8 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
     sampling = trainer._generate_single_turn
 
     def seen(module, args, kwargs):
-        prompts = kwargs["input_ids"].shape[1] > 1 and kwargs.get("past_key_values") is not None
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))  # its name from transformers 5.24 on, and before
+        prompts = kwargs["input_ids"].shape[1] > 1 and cache is not None
         if prompts and not torch.is_grad_enabled():
             prefilled.append(len(kwargs["input_ids"]))
 

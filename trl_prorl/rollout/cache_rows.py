@@ -1,6 +1,7 @@
 """The rows of a cache of keys and values: repeated for the completions of a prompt, dropped where one has ended."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
@@ -82,6 +83,12 @@ class Selection(NamedTuple):
             rows[place] = mover
         all_three = torch.tensor([*rows, *places, *movers], dtype=torch.long).to(device)
         return cls(rows, *all_three.split([left, len(places), len(places)]))
+
+
+def cache_among(values: Mapping[str, Any]) -> Cache:
+    """Return the cache among a forward's arguments or results, whose name transformers 5.24 has changed."""
+    name = "cache" if "cache" in values else "past_key_values"
+    return values[name]
 
 
 def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:

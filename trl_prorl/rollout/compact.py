@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
-from .cache_rows import Selection, close_up, repeat_rows
+from .cache_rows import Selection, cache_among, close_up, repeat_rows
 from .draw import draw
 from .padding_mask import PaddingMask, attends_plainly
 
@@ -141,7 +141,7 @@ def compact_sample(
                 over = [row for row, goes_on in enumerate(still) if not goes_on]
                 ended.append(rows.select(torch.tensor(over).to(device)))
                 selection = Selection.of(still, device)
-                close_up(model_kwargs["past_key_values"], selection)
+                close_up(cache_among(model_kwargs), selection)
                 if mask is not None:
                     mask.close_up(selection)
                 kept = selection.rows
@@ -172,11 +172,11 @@ def _read_prompts(
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     outputs = model(**inputs, return_dict=True)
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
-    repeat_rows(model_kwargs["past_key_values"], copies, longest)
+    repeat_rows(cache_among(model_kwargs), copies, longest)
     mask = None
     if model_kwargs.get("attention_mask") is not None and attends_plainly(model, model_kwargs):
         # In what attention multiplies, which a head in fp32 or autocast around the model hides from the logits.
-        dtype = model_kwargs["past_key_values"].layers[0].values.dtype
+        dtype = cache_among(model_kwargs).layers[0].values.dtype
         mask = PaddingMask(model_kwargs.pop("attention_mask"), copies, longest, dtype)
     return outputs.logits[:, -1][copies], mask, _select(model_kwargs, copies, len(input_ids))
 

@@ -6,7 +6,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 
 from ..scoring.head import contiguous_states
 from ..scoring.packing_probe import evaluation_mode, on_gpu, tokens
-from .cache_rows import why_not_select
+from .cache_rows import cache_among, why_not_select
 from .compact import compact_sample
 from .prompts import pad_left
 
@@ -70,7 +70,7 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
                 generation_config=with_scores,
                 stopping_criteria=stops,
             )
-            reason = why_not_select(theirs.past_key_values)
+            reason = why_not_select(cache_among(theirs))
             if reason is not None:
                 return f"{name}: {reason}"
             mine = model.generate(

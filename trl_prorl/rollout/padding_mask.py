@@ -4,7 +4,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from ..scoring.prefix_attention import ALIGNMENT
-from .cache_rows import RoomyLayer, Selection
+from .cache_rows import RoomyLayer, Selection, cache_among
 
 
 class PaddingMask:
@@ -43,7 +43,7 @@ def attends_plainly(model, model_kwargs: dict) -> bool:
     layer attends to all tokens before it, and positions are given.
     """
     config = model.config
-    cache = model_kwargs["past_key_values"]
+    cache = cache_among(model_kwargs)
     return (
         type(model).__module__.startswith("transformers.")
         and config.get_text_config() is config
