@@ -79,6 +79,15 @@ def test_the_numbers_are_the_verdicts_of_the_samples(run, lora, tmp_path, capsys
     assert "evaluate(trainer, rows, verifier)" not in str(model_card(run_dir))  # it is evaluated
 
 
+def test_samples_are_filed_under_the_precision_of_the_policy(run):
+    """As it is in memory: a command may load the same weights in another one, and would draw other samples."""
+    trained = run(max_steps=1)
+    trained.model.to(torch.bfloat16)
+    evaluate(trained, ROWS, holds_letter, n=1, max_new_tokens=4)
+    settings = (Path(trained.run_dir) / "samples").glob("*/_settings.json")
+    assert {json.loads(file.read_text())["dtype"] for file in settings} == {"bfloat16"}
+
+
 def test_not_evaluated_yet(run):
     card = str(model_card(run(max_steps=1).run_dir))
     assert "Not evaluated yet. `evaluate(trainer, rows, verifier)`" in card

@@ -87,7 +87,7 @@ class HeldOut:
         """Return the store of a model's samples."""
         settings = {
             "model": self._identity(point),
-            "dtype": str(evaluation_dtype(self.config)).removeprefix("torch."),
+            "dtype": str(self._dtype(point)).removeprefix("torch."),
             "tokenizer": digest(self.tokenizer.get_vocab(), self.tokenizer.chat_template),
             **asdict(sampling),
             "task": [self.name.task, self.name.level, self.name.options],
@@ -157,6 +157,10 @@ class HeldOut:
 
     def _identity(self, point: Point) -> dict:
         return identity(point.folder, self.config)
+
+    def _dtype(self, point: Point) -> torch.dtype:
+        """Return the precision in which a model is sampled."""
+        return evaluation_dtype(self.config)
 
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:

@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from uuid import uuid4
 
+import torch
 from peft import PeftModel
 
 from trl_prorl.checkpoint.identity import base_parameters, weights_hash
@@ -85,6 +86,12 @@ class TrainerHeldOut(HeldOut):
             named = [*named, *self.as_begun.values.items()]
         with self._below(point):
             return {"weights": weights_hash(named)}
+
+    def _dtype(self, point: Point) -> torch.dtype:
+        """Return the policy's own precision, which need not be that in which a command would load it."""
+        if point is self.base and not self.base_below:
+            return super()._dtype(point)
+        return next(self.policy.parameters()).dtype
 
     def _below(self, point: Point):
         """Give the base, inside, the weights below the adapter with which the run began."""

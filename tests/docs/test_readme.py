@@ -3,6 +3,7 @@ What README and docs/own-script.md say, done: their blocks one after the other, 
 the Hub's cache.
 """
 
+import ast
 import json
 import re
 import shlex
@@ -55,7 +56,7 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     assert files <= {path.name for path in made.iterdir()}
     measured = json.loads((made / "passk.json").read_text())
     assert (measured["prompts"], measured["n"]) == (4, 16)
-    assert measured["base"]["pass@1"] == 0.0
+    assert measured["base"]["pass@1"] < 0.1  # random text ends with the right digit now and then
     assert commands(OWN_SCRIPT) == ["trl-prorl report --runs 'runs/*'"]
     run(*commands(OWN_SCRIPT))
     assert (tmp_path / "runs" / "report.html").is_file()
@@ -76,6 +77,26 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     assert steps == [1, 2, 3, 4]
     learning_rates = {json.loads(line)["lr"] for line in (made / "metrics.jsonl").read_text().splitlines()}
     assert len(learning_rates) == 1
+
+
+@pytest.mark.parametrize(
+    "completion, right",
+    [
+        ("42.", True),
+        ("So **1,042**", False),
+        ("\\boxed{42}", True),
+        ("it is 42.0", True),
+        ("42, no: 41", False),
+        ("", False),
+    ],
+)
+def test_what_the_script_calls_right(completion, right):
+    tree = ast.parse(named_file(OWN_SCRIPT, "own.py"))
+    functions = [node for node in tree.body if getattr(node, "name", None) in ("last_number", "is_right")]
+    names = {"re": re}
+    exec(compile(ast.Module(functions, []), "own.py", "exec"), names)
+    assert names["is_right"](completion, {"answer": "6 * 7 = 42\n#### 42"}) is right
+    assert names["is_right"]("1000", {"answer": "#### 1,000"})
 
 
 # A recipe of the Hub's Qwen takes what the tiny one, whose model comes with the package, does not need.
