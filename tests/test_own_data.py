@@ -79,13 +79,27 @@ def test_the_numbers_are_the_verdicts_of_the_samples(run, lora, tmp_path, capsys
     assert "evaluate(trainer, rows, verifier)" not in str(model_card(run_dir))  # it is evaluated
 
 
-def test_samples_are_filed_under_the_precision_of_the_policy(run):
+@pytest.mark.parametrize(
+    "lora, bf16, weights, computes",
+    [
+        (True, False, torch.bfloat16, "bfloat16"),
+        (True, False, torch.float32, "float32"),
+        (False, False, torch.bfloat16, "bfloat16"),
+        (False, True, torch.float32, "bfloat16"),  # in autocast
+    ],
+)
+def test_samples_are_filed_under_the_precision_of_the_policy(run, lora, bf16, weights, computes):
     """As it is in memory: a command may load the same weights in another one, and would draw other samples."""
-    trained = run(max_steps=1)
-    trained.model.to(torch.bfloat16)
+    trained = run(lora=lora, bf16=bf16, max_steps=1)
+    trained.model.to(weights)
+    seen = set()
+    policy = trained.accelerator.unwrap_model(trained.model)
+    (projection, *_) = (module for name, module in policy.named_modules() if name.endswith("q_proj"))
+    projection.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
     evaluate(trained, ROWS, holds_letter, n=1, max_new_tokens=4)
-    settings = (Path(trained.run_dir) / "samples").glob("*/_settings.json")
-    assert {json.loads(file.read_text())["dtype"] for file in settings} == {"bfloat16"}
+    settings = (Path(trained.run_dir) / "samples").glob("trained-*/_settings.json")
+    assert {json.loads(file.read_text())["dtype"] for file in settings} == {computes}
+    assert seen == {getattr(torch, computes)}
 
 
 def test_not_evaluated_yet(run):

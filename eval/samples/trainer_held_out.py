@@ -88,9 +88,11 @@ class TrainerHeldOut(HeldOut):
             return {"weights": weights_hash(named)}
 
     def _dtype(self, point: Point) -> torch.dtype:
-        """Return the policy's own precision, which need not be that in which a command would load it."""
+        """Return the precision in which the policy computes; a command may load it in another one."""
         if point is self.base and not self.base_below:
             return super()._dtype(point)
+        if self.config["bf16"] and not self.base_below:
+            return torch.bfloat16  # by accelerate's autocast, which stays around a full model's forward
         return next(self.policy.parameters()).dtype
 
     def _below(self, point: Point):

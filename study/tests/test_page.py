@@ -58,7 +58,7 @@ def holm(p_values):
     return np.minimum(adjusted, 1)
 
 
-def test_no_anchor_gained_where_the_reward_is_exact():
+def test_no_anchor_gained_where_no_wrong_answer_is_paid_in_full():
     """The front page's sentence: no arm's interval lies above plain, in any family."""
     told = "In healthy training on three tasks that pay no wrong answer in full no KL was seen to raise the score"
     assert told in FRONT
@@ -109,7 +109,7 @@ def test_stopping_plain_early_leaves_most_of_the_controls_lead(block, family):
 
 
 def test_greedy_decoding_beside_samples():
-    """Of the control less plain with exact rewards, and of A's less its bases' where reversing is gamed."""
+    """Of the control less plain in the core block, and of A's less its bases' where reversing is gamed."""
     sampled, greedy = (less("control", "plain", column).mean(axis=1) for column in ("pass@1", "greedy"))
     assert f"{alone(sampled)} of pass@1 and {alone(greedy)} of greedy" in ONE_LINE
     scores = RUNS[RUNS.block == "gamed2"].set_index(["arm", "base_seed"]).greedy

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from peft.tuners.lora.config import KasaConfig
 from run_record import read_rows
 from tiny_run import LORA, logits
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOTrainer
 
+from trl_prorl.adapters import checks
 from trl_prorl.launch.recipe_yaml import read_recipe
 
 
@@ -107,6 +108,23 @@ def test_the_policy_starts_where_trl_s_does(make_trainer, init):
         assert torch.equal(logits(trl), logits(ours.model))
         for name in ours.model.peft_config.keys() - {"default"}:
             assert torch.equal(logits(trl), logits(ours.model, name)), name
+
+
+@pytest.mark.parametrize("transformers, peft, is_refused", [("5.24.0", "0.21.2", True), ("5.23.0", "0.21.2", False)])
+def test_a_prefix_that_sampling_would_lose_is_refused(
+    make_trainer, tiny_model, monkeypatch, transformers, peft, is_refused
+):
+    """Versions are pretended: with the former the prefix reaches the loss and not `generate`."""
+    monkeypatch.setattr(checks, "version", {"transformers": transformers, "peft": peft}.__getitem__)
+    prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    checks.check_prefix(LoraConfig())
+    checks.check_prefix(None)
+    if not is_refused:
+        checks.check_prefix(prefix)
+        return
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), prefix)
+    with pytest.raises(ValueError, match="peft_type=PREFIX_TUNING: .*5.24.0 and PEFT 0.21.2.*transformers<5.24"):
+        make_trainer(model=wrapped, lora=False)
 
 
 @pytest.mark.parametrize(

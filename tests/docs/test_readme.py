@@ -87,6 +87,8 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
         ("\\boxed{42}", True),
         ("it is 42.0", True),
         ("42, no: 41", False),
+        ("84-42", True),
+        ("-42", False),
         ("", False),
     ],
 )

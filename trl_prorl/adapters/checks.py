@@ -1,11 +1,13 @@
 """
-Adapters that are refused: an initialisation that changes the model, growth of what is no plain LoRA of linear layers,
-each of the same rank, and a restart of it.
+Adapters that are refused: an initialisation that changes the model, a prefix that sampling would lose, growth of what
+is no plain LoRA of linear layers, each of the same rank, and a restart of it.
 """
 
+from importlib.metadata import version
 from typing import Any
 
 import torch
+from packaging.version import Version
 from peft import PeftModel, PeftType
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
@@ -30,6 +32,29 @@ def check_initialisation(config: Any) -> None:
             f"{key}={value!r} changes the model's own weights, which no checkpoint holds: a resume, the "
             "reference and the saved adapter would belong to different models. Set init_lora_weights: true (PiSSA is "
             "reported to collapse in RL with verifiable rewards, arXiv 2512.23165)."
+        )
+
+
+# They are keys and values before those of the prompt, which PEFT puts into the cache.
+IN_THE_CACHE = (PeftType.PREFIX_TUNING, PeftType.CARTRIDGE)
+
+
+def check_prefix(config: Any) -> None:
+    """
+    Refuse a prefix that PEFT hands over by the cache's old name, which transformers has dropped in 5.24: `generate`
+    would sample without it, and say nothing.
+
+    Raises:
+        `ValueError`: The message names the adapter's type, both versions and the cure.
+    """
+    if getattr(config, "peft_type", None) not in IN_THE_CACHE:
+        return
+    transformers = version("transformers")
+    peft = version("peft")
+    if Version(transformers) >= Version("5.24") and Version(peft) < Version("0.22"):
+        raise ValueError(
+            f"peft_type={config.peft_type.value}: with transformers {transformers} and PEFT {peft} completions would "
+            "be sampled without the prefix. Install transformers<5.24, or take a LoRA."
         )
 
 

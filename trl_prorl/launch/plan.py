@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 from trl.trainer import utils
 from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
 
-from ..adapters.checks import check_growing_config, check_initialisation, check_product, check_stacked
+from ..adapters.checks import check_growing_config, check_initialisation, check_prefix, check_product, check_stacked
 from ..adapters.growth import check_growing_optimizer
 from ..adapters.stacked import stack, stacked_config
 from ..checkpoint.identity import changing_keys
@@ -107,6 +107,7 @@ class Plan:
         elif given_wrapped:
             adapter = model.peft_config.get("default")
         check_initialisation(adapter)
+        check_prefix(adapter)
         callbacks = given.get("callbacks") or []
         has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
         resets = args.resets or has_own_triggers
