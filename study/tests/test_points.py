@@ -1,5 +1,6 @@
 """study/README.md, in points of 100, says what the tables say; it is short, and every score is sampled or greedy."""
 
+import json
 import math
 import re
 
@@ -228,7 +229,7 @@ def test_something_simpler():
     assert f"; less fine-tuning {tuned[0]} sampled, {tuned[1]} greedy |" in PAGE
     front = " ".join((ROOT / "README.md").read_text().split())
     ended = " and ".join(whole(of) for of in stopped)
-    assert f"The best early stop ended {ended} below a KL with a `kl_target` (registered)." in front
+    assert f"The best early stop ended {ended} points below a KL with a `kl_target` (registered)." in front
 
 
 def test_what_was_predicted_of_the_rivals():
@@ -469,6 +470,54 @@ def test_the_pretrained_model():
         registered, later = (interval(of[one] - of[other]) for of in (right, sense))
         rows.append(f"| {one} − {other} | | {registered}, sampled | {later} | |")
     assert [row for row in rows if row not in PAGE] == []
+
+
+def stricter(texts):
+    """Whether each text is right, has six words, and one that its prompt has not."""
+
+    def words(text):
+        return re.findall(r"\w+(?:'\w+)?", json.loads(text).lower().replace("’", "'"))
+
+    found = []
+    for text, asked, right in zip(texts.text, texts.asked, texts.right, strict=True):
+        said = words(text)
+        found.append(right == 1 and len(said) >= 6 and not set(said) <= set(words(asked)))
+    return found
+
+
+def test_the_pretrained_model_again():
+    """The block `smollm2b`, registered: both scores, plain's stops by validation and by the KL of its own task."""
+    texts = pd.read_csv(FOLDER / "texts.csv.gz", keep_default_na=False)
+    texts = texts[(texts.family == "smollm2") & (texts.base_seed == 1)]
+    texts = texts.assign(stricter=stricter(texts))
+    of_test = texts[texts.split == "test"]
+    scores = of_test.groupby(["arm", "seed", "step", "greedy"])[["right", "stricter"]].mean()
+    steps = {"**base**": [("base", 0, 0)]}
+    for arm, name in {"plain": "plain", "control_target0.066": "control, `kl_target`"}.items():
+        steps[name] = [(arm, seed, 160) for seed in (5, 6, 7)]
+    validation = texts[texts.split == "validation"].groupby(["seed", "step"]).stricter.mean()
+    own = POINTS[(POINTS.family == "smollm2") & (POINTS.task == "instructions") & (POINTS.arm == "plain")]
+    far = own[(own.kl_to_base >= 0.066) & own.seed.isin([5, 6, 7])].groupby("seed").step.min()
+    best = {seed: validation[seed].idxmax() for seed in (5, 6, 7)}
+    assert far.to_dict() == best == dict.fromkeys((5, 6, 7), 20)  # both rules stop at the first checkpoint
+    steps["plain, stopped"] = [("plain", seed, 20) for seed in (5, 6, 7)]
+    for name, runs in steps.items():
+        registered, later = (
+            [np.mean([scores.loc[(*run, greedy), column] for run in runs]) for greedy in (0, 1)]
+            for column in ("right", "stricter")
+        )
+        cells = [", ".join(f"{100 * score:.1f}" for score in both) for both in (registered, later)]
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE
+    ends = of_test[(of_test.greedy == 0) & (of_test.step == 160)]
+    less = {}
+    for column in ("right", "stricter"):
+        of_arms = ends.groupby(["arm", "seed", "prompt"])[column].mean().unstack("arm")
+        difference = of_arms["control_target0.066"] - of_arms["plain"]
+        assert len(difference.dropna()) == 3 * 64
+        less[column] = difference.groupby("prompt").mean()
+        assert f"{interval(less[column])}" in ONE_LINE
+    assert less["stricter"].mean() >= 0.08  # as was predicted
+    assert "points above plain, where at least 8 were predicted (registered, sampled)" in ONE_LINE
 
 
 def test_what_is_lost_beside_the_task():
