@@ -260,9 +260,7 @@ def test_gold_of_the_pretrained_model_is_gamed():
     assert alone(sense.control - sense.plain) in page
     low, high = t_interval(rights.control - rights.plain)
     assert low < 0 < high
-    assert "the registered score found no difference" in FRONT
-    shares = f"at {sense.plain.mean():.1%} right, below the base's {sense.base.mean():.1%}"
-    assert f"training without a KL ended {shares} (exploratory, a rule made after reading them)" in FRONT
+    assert "With the pretrained SmolLM2 a first score found no difference" in FRONT
 
 
 def test_adams_state_where_training_breaks():
