@@ -517,11 +517,11 @@ def test_the_pretrained_model_again():
         less[column] = difference.groupby("prompt").mean()
         assert f"{interval(less[column])}" in ONE_LINE
     assert less["stricter"].mean() >= 0.08  # as was predicted
-    ahead = 100 * less["stricter"].mean()
-    told = f"the control ended {ahead:.1f} points above plain, where at least 8 were predicted (registered, sampled)."
-    assert told in ONE_LINE
+    assert "ended above plain**, by more than the 8 points that were predicted (registered, sampled)." in ONE_LINE
     front = " ".join((ROOT / "README.md").read_text().split())
-    assert f"a KL ended {ahead:.0f} points higher than none (registered, three seeds)." in front
+    assert (
+        f"a KL ended {100 * less['stricter'].mean():.0f} points higher than none (registered, three seeds)." in front
+    )
     details = " ".join((STUDY / "pages" / "smollm2.md").read_text().split())
     for name, runs in list(steps.items())[1:]:
         sampled = [scores.loc[(*run, 0)] for run in runs]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import CartridgeConfig, LoraConfig, PrefixTuningConfig, get_peft_model
 from peft.tuners.lora.config import KasaConfig
 from run_record import read_rows
 from tiny_run import LORA, logits
@@ -117,11 +117,15 @@ def test_a_prefix_that_sampling_would_lose_is_refused(
     """Versions are pretended: with the former the prefix reaches the loss and not `generate`."""
     monkeypatch.setattr(checks, "version", {"transformers": transformers, "peft": peft}.__getitem__)
     prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    cartridge = CartridgeConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     checks.check_prefix(LoraConfig())
     checks.check_prefix(None)
     if not is_refused:
         checks.check_prefix(prefix)
+        checks.check_prefix(cartridge)
         return
+    with pytest.raises(ValueError, match="peft_type=CARTRIDGE: "):
+        checks.check_prefix(cartridge)
     wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), prefix)
     with pytest.raises(ValueError, match="peft_type=PREFIX_TUNING: .*5.24.0 and PEFT 0.21.2.*transformers<5.24"):
         make_trainer(model=wrapped, lora=False)

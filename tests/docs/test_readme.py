@@ -9,6 +9,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from doc_pages import FENCE, ROOT, blocks, commands, named_file
@@ -42,6 +43,15 @@ def run(forks, tmp_path):
     return run
 
 
+def functions_of_script():
+    """The functions of own.py that judge an answer."""
+    tree = ast.parse(named_file(OWN_SCRIPT, "own.py"))
+    judges = [node for node in tree.body if getattr(node, "name", None) in ("last_number", "is_right")]
+    names = {"re": re}
+    exec(compile(ast.Module(judges, []), "own.py", "exec"), names)
+    return names
+
+
 def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     script = named_file(OWN_SCRIPT, "own.py")
     smaller = {"range(128)": "range(4)", "max_steps=1000": "max_steps=2"}  # the stand-in has few rows
@@ -56,7 +66,16 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     assert files <= {path.name for path in made.iterdir()}
     measured = json.loads((made / "passk.json").read_text())
     assert (measured["prompts"], measured["n"]) == (4, 16)
-    assert measured["base"]["pass@1"] < 0.1  # random text ends with the right digit now and then
+    # Of random text, which ends with the right number now and then; the question has the two numbers to add.
+    last_number = functions_of_script()["last_number"]
+    verdicts = []
+    for folder in (made / "samples").glob("base-*"):
+        if json.loads((folder / "_settings.json").read_text())["temperature"]:
+            for sample in pd.read_parquet(folder / "samples.parquet").itertuples():
+                total = sum(map(int, re.findall(r"\d+", sample.prompt)))
+                verdicts.append(last_number(sample.completion) == total)
+    assert len(verdicts) == 4 * 16
+    assert measured["base"]["pass@1"] == sum(verdicts) / len(verdicts)
     assert commands(OWN_SCRIPT) == ["trl-prorl report --runs 'runs/*'"]
     run(*commands(OWN_SCRIPT))
     assert (tmp_path / "runs" / "report.html").is_file()
@@ -93,12 +112,9 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     ],
 )
 def test_what_the_script_calls_right(completion, right):
-    tree = ast.parse(named_file(OWN_SCRIPT, "own.py"))
-    functions = [node for node in tree.body if getattr(node, "name", None) in ("last_number", "is_right")]
-    names = {"re": re}
-    exec(compile(ast.Module(functions, []), "own.py", "exec"), names)
-    assert names["is_right"](completion, {"answer": "6 * 7 = 42\n#### 42"}) is right
-    assert names["is_right"]("1000", {"answer": "#### 1,000"})
+    is_right = functions_of_script()["is_right"]
+    assert is_right(completion, {"answer": "6 * 7 = 42\n#### 42"}) is right
+    assert is_right("1000", {"answer": "#### 1,000"})
 
 
 # A recipe of the Hub's Qwen takes what the tiny one, whose model comes with the package, does not need.
