@@ -158,6 +158,32 @@ def evaluate_run(
     return whole
 
 
+def complete_run(
+    held_out: HeldOut,
+    n: int,
+    ks: list[int],
+    with_greedy: bool,
+    checkpoints: Sequence[str],
+    others: Mapping[str, HeldOut],
+) -> dict:
+    """
+    Evaluate a run, and complete the result that is on disk when the evaluation ends: another command may have written
+    one meanwhile, with the same settings and other parts.
+
+    Raises:
+        InputError: What was written meanwhile is another evaluation.
+    """
+    path = held_out.run_dir / PASSK_FILE
+    while True:
+        content = path.read_bytes() if path.is_file() else None
+        earlier = load_earlier_result(held_out, n)
+        result = evaluate_run(held_out, n, ks, with_greedy, checkpoints, others, earlier)
+        now = path.read_bytes() if path.is_file() else None
+        if now == content:
+            return result
+        # Once more: the samples are on disk by now.
+
+
 def show(run_dir: Path, result: dict) -> Measured:
     """Write `passk.json`, print its tables, and return both together."""
     write_json(run_dir / PASSK_FILE, result)
@@ -232,13 +258,15 @@ def main(argv=None) -> None:
     for run_dir in args.runs:
         check_run_settings(run_dir, args.checkpoints, args.others)
     evaluations = [held_out_tasks(run_dir, args) for run_dir in args.runs]
-    # Before a neighbour's samples are taken over.
-    earlier_results = [None if args.replace else load_earlier_result(tasks[0], args.n) for tasks in evaluations]
+    if not args.replace:
+        for held_out, *_ in evaluations:
+            load_earlier_result(held_out, args.n)  # one that is refused ends the command before anything is sampled
     for held_out, *others in evaluations:
         print(announcement(held_out, args.n, args.with_greedy, args.checkpoints, len(others)), flush=True)
-    for run_dir, (held_out, *others), earlier in zip(args.runs, evaluations, earlier_results, strict=True):
+    for run_dir, (held_out, *others) in zip(args.runs, evaluations, strict=True):
         by_name = dict(zip(args.others, others, strict=True))
-        result = evaluate_run(held_out, args.n, args.k, args.with_greedy, args.checkpoints, by_name, earlier)
+        evaluate_or_complete = evaluate_run if args.replace else complete_run
+        result = evaluate_or_complete(held_out, args.n, args.k, args.with_greedy, args.checkpoints, by_name)
         show(run_dir, result)
 
 

@@ -326,6 +326,42 @@ def test_parts_asked_one_by_one_are_the_whole(evaluate, run_dir):
     assert list(whole["others"]) != list(result["others"])  # in the order they were asked for
 
 
+def test_two_commands_that_end_together_lose_no_part(evaluate, run_dir, monkeypatch):
+    """The second one begins and ends while the first one evaluates."""
+    evaluate_run = passk.evaluate_run
+    drawn = []
+
+    def beside_another(*asked):
+        monkeypatch.setattr(passk, "evaluate_run", evaluate_run)
+        result = evaluate_run(*asked)
+        assert evaluate("--others", "sorting", "--k", "3")[0] == 0
+        drawn.append(sorted((run_dir / "samples").rglob("*.parquet")))
+        return result
+
+    monkeypatch.setattr(passk, "evaluate_run", beside_another)
+    code, result = evaluate("--checkpoints", "20", "--k", "2")
+    assert code == 0
+    assert [point["step"] for point in result["checkpoints"]] == [20, 30]
+    assert [*result["others"]] == ["sorting"]
+    assert result["k"] == [2, 3]
+    assert sorted((run_dir / "samples").rglob("*.parquet")) == drawn[0]
+
+
+def test_another_evaluation_that_ends_meanwhile_is_not_overwritten(evaluate, run_dir, monkeypatch, capsys):
+    evaluate_run = passk.evaluate_run
+
+    def beside_another(*asked):
+        monkeypatch.setattr(passk, "evaluate_run", evaluate_run)
+        result = evaluate_run(*asked)
+        assert evaluate("--no-greedy", prompts=5)[0] == 0
+        return result
+
+    monkeypatch.setattr(passk, "evaluate_run", beside_another)
+    code, result = evaluate("--checkpoints", "20")
+    assert (code, result["prompts"]) == (2, 5)
+    assert "holds another evaluation: prompts 5 (asked: 6)" in capsys.readouterr().err
+
+
 def test_new_numbers_win(evaluate, run_dir):
     _, before = evaluate(*ALL)
     changed = json.loads(json.dumps(before))
