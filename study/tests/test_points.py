@@ -82,7 +82,7 @@ def numbers(text):
 
 
 def test_the_page_takes_three_minutes():
-    assert len(" ".join(map(running_text, SECTIONS)).split()) <= 1380
+    assert len(" ".join(map(running_text, SECTIONS)).split()) <= 1360
     table = [line for line in SECTIONS[1].split("\n") if line.startswith("|")]
     assert SECTIONS[1].startswith("What to do when")
     assert len(table) - 2 <= 10
@@ -332,7 +332,7 @@ def test_how_much_a_kl_keeps():
     assert f"| **base** | {own} | {own} | |" in PAGE
     lowest = runs[(runs.family == shares.index[0]) & (runs.arm == "control_target0.3")]
     assert (lowest["pass@1"] - lowest["base_pass@1"]).abs().max() < 0.01
-    assert "At the lowest share that is its base's own score." in ONE_LINE
+    assert "At the lowest share it ends at its base's own score." in ONE_LINE
     away = {}
     slopes = {"control_target0.3": {}, "plain": {}}
     for family, share in shares.items():
@@ -347,7 +347,7 @@ def test_how_much_a_kl_keeps():
         away[family] = 100 * (arms["pass@1"]["control_target0.3"].mean() - (share - 0.05))
     *near, far = away.values()
     assert f"within {max(map(abs, near)):.1f} points of what was predicted: the share less 5." in ONE_LINE
-    told = f"At the highest it ends {-far:.1f} lower, so the prediction is not met, nor refuted (registered)."
+    told = f"At the highest it ends {-far:.1f} below the prediction, which is neither met nor refuted (registered)."
     assert told in ONE_LINE
     for arm, of_bases in slopes.items():
         for base in range(1, 6):
@@ -633,7 +633,7 @@ def test_power_is_that_of_the_findings(findings):
     found = [float(cells.split(" | ")[5]) for cells in rows[:6]]
     least, most = (f"{100 * of:.1f}" for of in (min(found), max(found)))
     told = f"see a true difference of {least} to {most} points, sampled, four times in five."
-    assert f"The tests of A and B against plain {told}" in ONE_LINE
+    assert f"The tests of A and B [against plain](#is-an-anchor-needed) {told}" in ONE_LINE
 
 
 def test_shares_of_a_s_score_are_those_of_the_findings(findings):
@@ -666,11 +666,6 @@ def test_b_against_the_clip():
     named = {"plain without it": "plain_noclip", "B without it": "B_beta_old1_noclip", "B with it": "B_beta_old1"}
     of_32 = [runs["pass@1"][f"{arm}_mu32"] - runs["pass@1"]["plain_mu32"] for arm in named.values()]
     adjusted = holm([stats.ttest_1samp(less, 0).pvalue for less in of_32])
-    for arm in ("B_beta_old1", "control_beta0.3"):
-        less = means.loc[f"{arm}_noclip_mu32"] - means.loc[f"{arm}_mu32"]
-        assert less["pass@1"] > 0 and 0.09 < -less.greedy < 0.12, arm
-    told = "After 32 uses without the clip B and the control lost nothing sampled, ten points greedy (exploratory)."
-    assert told in ONE_LINE
     for (name, arm), less, p in zip(named.items(), of_32, adjusted, strict=True):
         of_8 = runs["pass@1"][f"{arm}_mu8"] - runs["pass@1"]["plain_mu8"]
         assert f"| {name} | {interval(of_8)} | {interval(less)}, {p:.3f} |" in PAGE
@@ -817,9 +812,10 @@ def slowing(share):
 
 def test_no_long_run_without_a_kl_rises_at_one_rate():
     ratios = slowing(1 / 10)
-    assert "all sixteen plain runs of 1,000 steps or more, with batches used twice" in ONE_LINE
-    assert "[at most a third as fast](pages/details.md#a-clamped-policy) as in the first (exploratory" in ONE_LINE
+    told = "all sixteen runs of 1,000 steps or more the unsolved part shrank at most a third as fast as in the first"
+    assert f"in the second half of {told}" in ONE_LINE
     details = " ".join(DETAILS.split())
+    assert "In 16 runs of plain, of 1,000 steps or more" in details
     assert "by means over a tenth of the run (exploratory, defined after the data; shorter" in details
     assert len(ratios) == 16
     assert max(ratios) < 1 / 3
@@ -848,7 +844,7 @@ def test_what_happens_at_a_reset():
             medians.append(median_reconvergence(responses))
             counts.append(len(responses))
     soon = sum(median <= 3 for median in medians)
-    told = f"after three steps or fewer (median) in {soon} of {len(medians)} arms, by block and task, tuning left out."
+    told = f"after three steps or fewer (median) in {soon} of {len(medians)} arms, tuning left out."
     assert told in ONE_LINE
     assert [count for count, median in zip(counts, medians, strict=True) if median > 3] == [1]
     core = CURVES[(CURVES.steps == 240) & (CURVES.base_seed == CURVES.seed) & CURVES.base_seed.between(1, 5)]
@@ -862,7 +858,7 @@ def test_what_happens_at_a_reset():
         for one in reset_responses(curve.step.to_numpy(), curve.reward.to_numpy(), [40, 80, 120, 160, 200])
     ]
     assert median_reconvergence(found) <= 3
-    assert "So is the control's after the same steps (exploratory; training rewards, sampled)" in ONE_LINE
+    assert "The control's is, too, counted from A's resets (exploratory; training rewards, sampled)" in ONE_LINE
     after = {"A": [], "control": []}  # gradient norm of three steps by that of the ten before, on sums
     for (arm, _), curve in core[core.family == "sums"].groupby(["arm", "base_seed"]):
         if arm in after:
@@ -901,5 +897,5 @@ def test_adams_state_where_training_breaks():
 def test_how_much_was_run():
     protocols = RUNS.block.map({block.name: block.protocol for block in read_matrix(ROOT).blocks})
     runs = protocols.value_counts()
-    told = f"[first protocol](protocols/protocol.md) has {runs['first']} runs, the [second](protocols/protocol2.md)"
+    told = f"and blocks added to it have {runs['first']} runs, the [second](protocols/protocol2.md)"
     assert f"{told} {runs['second']}. The [third](protocols/protocol3.md) has {runs['third']}." in ONE_LINE

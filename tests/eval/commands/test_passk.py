@@ -326,40 +326,50 @@ def test_parts_asked_one_by_one_are_the_whole(evaluate, run_dir):
     assert list(whole["others"]) != list(result["others"])  # in the order they were asked for
 
 
-def test_two_commands_that_end_together_lose_no_part(evaluate, run_dir, monkeypatch):
-    """The second one begins and ends while the first one evaluates."""
+@pytest.fixture
+def evaluate_beside(run_dir, task, add_checkpoints, monkeypatch):
+    """Evaluates while another command begins and ends; returns the exit codes of both and `passk.json`."""
+    add_checkpoints(run_dir, 20)
+    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 30}) + "\n")
     evaluate_run = passk.evaluate_run
-    drawn = []
 
-    def beside_another(*asked):
-        monkeypatch.setattr(passk, "evaluate_run", evaluate_run)
-        result = evaluate_run(*asked)
-        assert evaluate("--others", "sorting", "--k", "3")[0] == 0
-        drawn.append(sorted((run_dir / "samples").rglob("*.parquet")))
-        return result
+    def run(options, other):
+        codes = []
 
-    monkeypatch.setattr(passk, "evaluate_run", beside_another)
-    code, result = evaluate("--checkpoints", "20", "--k", "2")
-    assert code == 0
+        def beside_the_other(*arguments):
+            monkeypatch.setattr(passk, "evaluate_run", evaluate_run)
+            result = evaluate_run(*arguments)
+            codes.append(passk.main(["--run", str(run_dir), "--n", "4", *other.split()]))
+            return result
+
+        monkeypatch.setattr(passk, "evaluate_run", beside_the_other)
+        codes.append(passk.main(["--run", str(run_dir), "--n", "4", *options.split()]))
+        return codes, result_of(run_dir)
+
+    return run
+
+
+def test_what_another_command_writes_meanwhile_is_completed(evaluate_beside, labels):
+    options = "--prompts 6 --no-greedy --checkpoints 20 --k 2"
+    codes, result = evaluate_beside(options, other="--prompts 6 --no-greedy --others sorting --k 3")
+    assert codes == [0, 0]
     assert [point["step"] for point in result["checkpoints"]] == [20, 30]
     assert [*result["others"]] == ["sorting"]
     assert result["k"] == [2, 3]
-    assert sorted((run_dir / "samples").rglob("*.parquet")) == drawn[0]
+    assert labels == ["A: base", "A: trained", "A: step-20", "A: base", "A: trained"]  # the last two on sorting
 
 
-def test_another_evaluation_that_ends_meanwhile_is_not_overwritten(evaluate, run_dir, monkeypatch, capsys):
-    evaluate_run = passk.evaluate_run
-
-    def beside_another(*asked):
-        monkeypatch.setattr(passk, "evaluate_run", evaluate_run)
-        result = evaluate_run(*asked)
-        assert evaluate("--no-greedy", prompts=5)[0] == 0
-        return result
-
-    monkeypatch.setattr(passk, "evaluate_run", beside_another)
-    code, result = evaluate("--checkpoints", "20")
-    assert (code, result["prompts"]) == (2, 5)
+def test_another_evaluation_that_ends_meanwhile_is_not_overwritten(evaluate_beside, capsys):
+    codes, result = evaluate_beside("--prompts 6", other="--prompts 5 --no-greedy")
+    assert codes == [0, 2]
+    assert result["prompts"] == 5
     assert "holds another evaluation: prompts 5 (asked: 6)" in capsys.readouterr().err
+
+
+def test_with_replace_what_another_command_writes_meanwhile_is_lost(evaluate_beside):
+    codes, result = evaluate_beside("--prompts 6 --replace --no-greedy", other="--prompts 5 --no-greedy")
+    assert codes == [0, 0]
+    assert result["prompts"] == 6
 
 
 def test_new_numbers_win(evaluate, run_dir):
