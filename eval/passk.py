@@ -175,13 +175,13 @@ def complete_run(
     """
     path = held_out.run_dir / PASSK_FILE
     while True:
-        content = path.read_bytes() if path.is_file() else None
+        before = path.read_bytes() if path.is_file() else None
         earlier = load_earlier_result(held_out, n)
         result = evaluate_run(held_out, n, ks, with_greedy, checkpoints, others, earlier)
-        now = path.read_bytes() if path.is_file() else None
-        if now == content:
+        after = path.read_bytes() if path.is_file() else None
+        if after == before:
             return result
-        # Once more: the samples are on disk by now.
+        # Another command has written it. Once more, from the samples that are on disk by now.
 
 
 def show(run_dir: Path, result: dict) -> Measured:

@@ -134,8 +134,8 @@ def tell_of_emulated_bf16(args: Any, model: Any) -> None:
     on_cpu = args.device.type == "cpu"
     if on_cpu and args.process_index == 0 and computes_in_bf16(args, model) and cpu_computes_bf16() is False:
         logger.warning(
-            "This CPU has neither AMX nor AVX512-BF16, and emulates bf16, many times slower than it computes "
-            "fp32. To train in fp32, set bf16: false, and load the model with dtype: float32."
+            "This CPU has neither AMX nor AVX512-BF16. It emulates bf16, which is many times slower than fp32. "
+            "To train in fp32, set bf16: false, and load the model with dtype: float32."
         )
 
 
