@@ -9,11 +9,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from study.bases import is_base
 from trl_prorl.errors import InputError
-from trl_prorl.launch.recipe_yaml import UniqueKeys, read_recipe
+from trl_prorl.launch.recipe_yaml import read_recipe
+from trl_prorl.record.run_files import parse_yaml, read_text
 from trl_prorl.record.shapes import Shape, ShapeError, array, flag, integer, optional, refuse, table, text
 from trl_prorl.text import nearest
 
@@ -269,7 +268,7 @@ def read_matrix(root: Path) -> Matrix:
     """
     path = root / MATRIX
     try:
-        content = yaml.load(path.read_text(), UniqueKeys)
+        content = parse_yaml(read_text(path), "the matrix")
         CONTENT(content, "")
         families = _read_families(path.parent, content["blocks"])
         arms = _keys_of_arms(content["blocks"])
@@ -280,7 +279,7 @@ def read_matrix(root: Path) -> Matrix:
         _check_tuning(matrix)
         _check_shared_runs(matrix)
         return matrix
-    except (OSError, yaml.YAMLError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: {' '.join(str(error).split()).replace('--config ', '', 1)}") from error
 
 

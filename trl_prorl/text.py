@@ -84,17 +84,30 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
+class RepeatedKeyError(ValueError):
+    """A JSON object has a key twice: one of two values would be lost in silence."""
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise RepeatedKeyError(f"the key {short(twice)} is given twice")
+    return found
+
+
 def parse_json(content: str) -> Any:
     """
     Return a JSON value.
 
     Raises:
         `json.JSONDecodeError`: It is not JSON, or is cut off; another `ValueError`: it is JSON, and is nested deeper
-            or holds a longer number than can be read.
+            or holds a longer number than can be read, or has a key twice.
     """
     try:
-        return json.loads(content)
-    except json.JSONDecodeError:
+        return json.loads(content, object_pairs_hook=_unique_keys)
+    except (json.JSONDecodeError, RepeatedKeyError):
         raise
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

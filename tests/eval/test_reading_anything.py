@@ -24,7 +24,7 @@ from trl_prorl.checkpoint.files import MANIFEST_FILE, why_unusable
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.json_lines import JsonLines
-from trl_prorl.record.run_files import METRICS, check_record, read_jsonl
+from trl_prorl.record.run_files import METRICS, check_record, read_jsonl, read_yaml
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}
@@ -58,6 +58,10 @@ FILES = {
     "passk.json": PASSK,
     "drift.json": {"prompts": 3, "points": [{**POINT, "mean_tokens": 2, "step": step} for step in (0, 4)]},
 }
+# 429 bytes that stand for 10 to the power of 9 values.
+LAUGHS = b"a: &a [x, x, x, x, x, x, x, x, x, x]\n" + b"".join(
+    b"%c: &%c [%s]\n" % (name, name, b", ".join([b"*%c" % (name - 1)] * 10)) for name in b"bcdefghi"
+)
 NUMBERS = st.one_of(
     st.integers(-5, 5), st.sampled_from([10**400, 2**63, 1e308, -1e308, 5e-324]), st.floats(), st.floats(-10, 10)
 )
@@ -190,9 +194,14 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
         ("metrics.jsonl", b'{"step": 1, "reward": 1%s}\n' % (b"0" * 400), "line 1: reward is 1000"),
         ("events.jsonl", b'{"event": "reset"}\n', "events.jsonl' line 1: it has no 'step_applied'"),
         ("config.yaml", b"a: &a {b: *a}", "config.yaml' is not YAML"),
+        ("config.yaml", LAUGHS, "config.yaml' is not YAML: its aliases repeat more than 10,000 values"),
+        ("config.yaml", b"task: a\ntask: b\n", "config.yaml' is not YAML: the key 'task' is given twice (line 2,"),
+        ("config.yaml", b"#" * (2**20 + 1), "config.yaml' has 1,048,577 bytes, and at most 1,048,576 are read"),
         ("config.yaml", b"a: [", "config.yaml' is not YAML"),
         # Python stops at the depth of its stack, newer versions of libyaml before that.
-        ("config.yaml", b"a: " + b"[" * 100_000, "config.yaml' is not YAML ("),
+        ("config.yaml", b"a: " + b"[" * 100_000, "config.yaml' is not YAML: "),
+        ("env.json", b'{"seed": 0, "seed": 1}', "env.json' is not JSON (the key 'seed' is given twice)"),
+        ("metrics.jsonl", b'{"step": 1, "step": 2}\n', "line 1 cannot be read: the key 'step' is given twice; remove"),
         ("config.yaml", b"output_dir: 5", "config.yaml': output_dir is 5; text is needed"),
         ("config.yaml", b"- a list", "config.yaml' holds a list; it must be a flat mapping"),
         ("config.yaml", None, "config.yaml' is missing"),
@@ -206,6 +215,16 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
 )
 def test_what_is_said(folders, readers, file, content, said):
     assert any(said in line for line in read_damaged(folders, readers, file, content))
+
+
+def test_a_few_anchors_are_read(folders, readers):
+    """Of a text, a list and a mapping, also merged."""
+    text = b"a: &a [1, 2]\nb: *a\nc: &c {x: *a, y: 1}\nd: {<<: *c, y: 2}\ntask: &t parity\nrun_name: *t\n"
+    assert read_damaged(folders, readers, "config.yaml", text) == []
+    (folders / "few.yaml").write_bytes(text)
+    read = read_yaml(folders / "few.yaml")
+    assert read["d"] == {"x": [1, 2], "y": 2}
+    assert read["run_name"] == "parity"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,6 +1,5 @@
 """Growth on a schedule: the rank of every adapter of a run, and the optimizer's state with it."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part, make_event
+from ..record.run_files import read_json
 from .growth import CONFIG_FILE, change_rank, draw_new_rows, list_factors, migrate_state, random_state, set_factors
 
 
@@ -110,7 +110,7 @@ class Growth(Part):
         """
         if not (checkpoint / CONFIG_FILE).is_file():
             return
-        saved = json.loads((checkpoint / CONFIG_FILE).read_text())
+        saved = read_json(checkpoint / CONFIG_FILE)
         mine = self.policy.peft_config["default"]
         root = math.sqrt if saved.get("use_rslora") else float
         scaling = mine.lora_alpha / root(mine.r)

@@ -12,7 +12,6 @@ because one adapter of their ranks together, over the model that the run began f
 loads, is evaluated, pushed and merged like any other.
 """
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part
+from ..record.run_files import read_json
 from .growth import CONFIG_FILE, Factor, draw_rows, list_factors, random_state, resize, set_factors
 
 
@@ -154,7 +154,7 @@ class Restart(Part):
         """Restore the weights of the beginning, and an adapter of as many ranks as the checkpoint's."""
         if not (checkpoint / CONFIG_FILE).is_file():
             return
-        saved = json.loads((checkpoint / CONFIG_FILE).read_text())["r"]
+        saved = read_json(checkpoint / CONFIG_FILE)["r"]
         self._set_frozen(merged=False)
         self.merged = []
         self._sum = {}

@@ -1,6 +1,5 @@
 """A resume: its checkpoint, whether it is the same run, which part of the record stays, and the state beside TRL's."""
 
-import json
 import logging
 import os
 import time
@@ -79,7 +78,7 @@ class Resume:
                 f"trl-prorl, whose {STATE_FILE} this one does not read. Resume with that version, or train on from "
                 "its weights as a new run."
             )
-        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        state = read_json(checkpoint / "trainer_state.json")
         return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed, began)
 
     def keeps_row(self, row: Mapping[str, Any]) -> bool:
@@ -123,7 +122,7 @@ def find_best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
     The state holds its path of that time, which may be relative to another directory, or the path of a folder that was
     renamed; it still lies beside the checkpoint.
     """
-    recorded = json.loads((checkpoint / "trainer_state.json").read_text())["best_model_checkpoint"]
+    recorded = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
     if recorded is None:
         return None
     beside = checkpoint.with_name(Path(recorded).name)

@@ -5,33 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import InputError
-from ..record.run_files import read_text
+from ..record.run_files import MAX_YAML_BYTES, parse_yaml, read_text
 from ..text import cut, short
 from .value_types import kind
 
 
 BASE = "base"  # the key that names another recipe, whose keys this one takes
-
-
-class UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that occurs twice is an error: of two values one would be lost in silence."""
-
-    def compose_mapping_node(self, anchor):
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            wrong = None
-            if not isinstance(key, yaml.ScalarNode):
-                wrong = "a key is a list or a mapping; write text"
-            elif key.tag != "tag:yaml.org,2002:merge" and (key.tag, key.value) in seen:
-                wrong = f"the key {short(key.value)} is given twice"
-            if wrong is not None:
-                raise yaml.constructor.ConstructorError(None, None, wrong, key.start_mark)
-            seen.add((key.tag, key.value))
-        return node
 
 
 @dataclass(frozen=True)
@@ -90,17 +70,7 @@ def _read_mapping(path: Path, said: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         place = "" if said.endswith(str(path)) else f", {cut(str(path))}"
         raise InputError(f"{said}: there is no such file{place}.")
-    text = read_text(path)
-    try:
-        keys = yaml.load(text, UniqueKeys)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise InputError(f"{said} is not YAML: {cut(error.problem or str(error))}{where}.") from error
-    except RecursionError:
-        raise InputError(f"{said} is nested too deeply.") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # `!!int x` and the like
-        raise InputError(f"{said} is not YAML: {cut(str(error))}.") from error
+    keys = parse_yaml(read_text(path, MAX_YAML_BYTES), said)
     if not isinstance(keys, dict):
         held = "nothing" if keys is None else kind(keys)
         raise InputError(f"{said} holds {held}; a recipe is a mapping of keys to values.")

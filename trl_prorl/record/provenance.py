@@ -18,7 +18,7 @@ import yaml
 
 from ..environment import git_commit, hardware, versions
 from ..files import replaced
-from .run_files import CONFIG_FILE, ENV_FILE
+from .run_files import CONFIG_FILE, ENV_FILE, YAML
 from .run_id import RUN_ID
 
 
@@ -186,7 +186,7 @@ def _without_secret(word: str) -> str:
     if "{" in word:  # a mapping, as text
         key, brace, value = word.partition("{")
         try:
-            return key + str(remove_secrets(yaml.safe_load(brace + value)))
+            return key + str(remove_secrets(yaml.load(brace + value, YAML)))
         except yaml.YAMLError:
             return "[removed]"
     return SECRET_VALUES.sub("[removed]", word)

@@ -13,7 +13,7 @@ import yaml
 from yaml.composer import Composer
 
 from ..errors import InputError
-from ..text import parse_json
+from ..text import cut, parse_json, short
 from . import shapes
 from .shapes import Shape, ShapeError, array, finite, flag, integer, measured, optional, scalar, table, text
 
@@ -79,15 +79,68 @@ RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
 
 
-YAML = yaml.SafeLoader
-if yaml.__with_libyaml__:
+MAX_YAML_BYTES = 2**20
+MAX_JSON_BYTES = 2**28
+MAX_RECORD_BYTES = 2**30  # a file of lines
+MAX_YAML_SIZE = 10_000  # of a document with aliases: its values, each as often as aliases repeat it
+LONG_TEXT = 64  # characters of a text that count like one value more
 
-    class YAML(Composer, yaml.CSafeLoader):
-        """libyaml's parser, composed in Python: in C a document that is nested too deeply ends the process."""
+# libyaml's parser is fast; a document is composed in Python, because in C deep nesting ends the process.
+PARSER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
-        def __init__(self, stream: str):
-            yaml.CSafeLoader.__init__(self, stream)
-            Composer.__init__(self)
+
+class YAML(Composer, PARSER):
+    """
+    YAML as every file of this project is read. A key that occurs twice is an error, because one of two values would be
+    lost in silence. So are aliases that stand for a document of more than `MAX_YAML_SIZE` values, or for themselves: a
+    file of 300 bytes can stand for gigabytes.
+    """
+
+    def __init__(self, stream: str):
+        PARSER.__init__(self, stream)
+        Composer.__init__(self)
+        self._size = 0
+        self._size_of_anchor: dict[str, int] = {}
+
+    def compose_node(self, parent, index):
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in self.anchors:
+                self._count_alias(event)
+            return super().compose_node(parent, index)
+        before = self._size
+        self._size += 1
+        if isinstance(event, yaml.ScalarEvent):
+            self._size += len(event.value) // LONG_TEXT
+        node = super().compose_node(parent, index)
+        if event.anchor is not None:
+            self._size_of_anchor[event.anchor] = self._size - before
+        return node
+
+    def _count_alias(self, event: yaml.AliasEvent) -> None:
+        wrong = None
+        if event.anchor not in self._size_of_anchor:
+            wrong = f"the anchor {short(event.anchor)} holds itself"
+        else:
+            self._size += self._size_of_anchor[event.anchor]
+            if self._size > MAX_YAML_SIZE:
+                wrong = f"its aliases repeat more than {MAX_YAML_SIZE:,} values; write out what is needed"
+        if wrong is not None:
+            raise yaml.composer.ComposerError(None, None, wrong, event.start_mark)
+
+    def compose_mapping_node(self, anchor):
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            wrong = None
+            if not isinstance(key, yaml.ScalarNode):
+                wrong = "a key is a list or a mapping; write text"
+            elif key.tag != "tag:yaml.org,2002:merge" and (key.tag, key.value) in seen:
+                wrong = f"the key {short(key.value)} is given twice"
+            if wrong is not None:
+                raise yaml.constructor.ConstructorError(None, None, wrong, key.start_mark)
+            seen.add((key.tag, key.value))
+        return node
 
 
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
@@ -169,14 +222,17 @@ POINT = table({"step": optional(STEP), "kl_to_base": finite()}, OF_POINT, rest=o
 DRIFT = table({"points": array(POINT)}, {"run_id": text})
 
 
-def read_text(path: str | os.PathLike) -> str:
+def read_text(path: str | os.PathLike, most: int = MAX_JSON_BYTES) -> str:
     """
     Read a text in UTF-8, without the byte order mark that some editors begin it with.
 
     Raises:
-        `InputError`: The file cannot be read, or is not text.
+        `InputError`: The file cannot be read, has more than `most` bytes, or is not text.
     """
     try:
+        size = os.path.getsize(path)
+        if size > most:
+            raise InputError(f"'{path}' has {size:,} bytes, and at most {most:,} are read; write it again")
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"'{path}' is no text ({error.reason} at byte {error.start}); write it again") from error
@@ -199,6 +255,29 @@ def read_json(path: str | os.PathLike, shape: Shape = OBJECT) -> Any:
     return _checked(content, shape, f"'{path}'", "write it again")
 
 
+def parse_yaml(content: str, said: str) -> Any:
+    """
+    Return a YAML document. `said`: how an error names its file.
+
+    Raises:
+        `InputError`: It is not YAML, or not as [`YAML`] takes it.
+    """
+    try:
+        value = yaml.load(content, YAML)
+        json.dumps(value, default=str, skipkeys=True)  # a number of thousands of digits cannot be printed
+        return value
+    except yaml.MarkedYAMLError as error:
+        why = cut(error.problem or str(error))
+        if error.problem_mark:
+            why += f" (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"
+    except RecursionError:
+        why = "it is nested too deeply"
+    # `!!int x` and the like
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+        why = cut(str(error))
+    raise InputError(f"{said} is not YAML: {why}.")
+
+
 def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
     """
     Read a YAML file, by default a recipe.
@@ -206,12 +285,7 @@ def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
     Raises:
         `InputError`: It is not YAML, or not a mapping of the shape.
     """
-    content = read_text(path)
-    try:
-        content = yaml.load(content, YAML)
-        json.dumps(content, default=str, skipkeys=True)  # an anchor may hold itself
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
-        raise InputError(f"'{path}' is not YAML ({error or 'it is nested too deeply'}); write it again") from error
+    content = parse_yaml(read_text(path, MAX_YAML_BYTES), f"'{path}'")
     if not isinstance(content, dict):
         raise InputError(f"'{path}' holds a {type(content).__name__}; it must be a flat mapping of recipe keys")
     return _checked(content, shape, f"'{path}'", "write it again")
@@ -244,7 +318,7 @@ def read_jsonl(
     """
     if not Path(path).exists():
         return []
-    lines = read_text(path).split("\n")
+    lines = read_text(path, MAX_RECORD_BYTES).split("\n")
     filled = [place for place, line in enumerate(lines, start=1) if line.strip(BLANK)]
     last = filled[-1] if filled else 0
     rows = []
