@@ -14,14 +14,14 @@ from trl_prorl.variants import VARIANTS
 
 
 ROUNDS = {"generation": "generated", "update phase": "phase", "whole step": "whole"}  # heading and key of every round
-COLOURS = {"generation": "#BBBBBB", "scoring": "#CC79A7", "update": "#56B4E9"}
+BAR = "#56B4E9"
 WORDS = {  # of the arms whose names a reader of the chart may not know
     BASELINE: "TRL, KL to a reference",
     DEFAULT: "TRL, no KL",
-    "plain packed": "no KL",
-    "A packed": "A: the reference moves",
-    "B packed": "B: KL to π_old",
-    "C packed": "C: A, Adam's state reset",
+    "plain packed": "trl-prorl, no KL",
+    "A packed": "trl-prorl, A: the reference moves",
+    "B packed": "trl-prorl, B: KL to π_old",
+    "C packed": "trl-prorl, C: A, Adam's state reset",
 }
 GROWTH_STYLES = {  # of `GROWTH_ARMS`
     BASELINE: {"color": "#000000", "marker": "o"},
@@ -82,29 +82,31 @@ def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:
 
 
 def draw(results: dict[str, dict[str, dict]], path: Path, baseline: str = BASELINE) -> None:
-    """One panel a setting: bars of generation, scoring and update, and how many times as fast as `baseline` it is."""
+    """
+    Draw one panel a setting: the time of a whole step as a share of `baseline`'s in the same round. A bar is the
+    median over the rounds, each dot is a round, and the line spans all rounds.
+    """
     columns = min(3, len(results))
     rows = (len(results) + 2) // 3
-    figure = Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")
+    figure = Figure(figsize=(6.2 * columns, 3.4 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, (title, result) in zip(axes, results.items(), strict=False):
         names = list(result)[::-1]
-        left = [0.0] * len(names)
-        for stage, colour in COLOURS.items():
-            widths = [result[name][stage] for name in names]
-            panel.barh(names, widths, left=left, color=colour, label=stage)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
         for place, name in enumerate(names):
-            times, _, _ = ratio(result, name, baseline, "whole")
-            panel.text(left[place], place, f" {times:.2f}×", va="center", fontsize=8)
+            theirs = result[baseline]["whole"]
+            shares = [own / other for own, other in zip(result[name]["whole"], theirs, strict=True)]
+            median = statistics.median(shares)
+            panel.barh(place, median, color=BAR, height=0.6)
+            panel.hlines(place, min(shares), max(shares), color="black", linewidth=1)
+            panel.scatter(shares, [place] * len(shares), s=9, color="black", zorder=3)
+            panel.text(max(shares), place, f"  {median:.2f}", va="center", fontsize=8)
         panel.set_yticks(range(len(names)), [WORDS.get(name, name) for name in names])
         panel.set_title(title, fontsize=9)
-        panel.set_xlim(0, 1.18 * max(left))
-        panel.set_xlabel(f"seconds of a step; ×: times as fast as “{WORDS[baseline]}”", fontsize=8)
+        panel.set_xlim(0, 1.12 * panel.get_xlim()[1])
+        panel.set_xlabel(f"time of a step / time of “{WORDS[baseline]}”, same round", fontsize=8)
         panel.tick_params(labelsize=8)
     for panel in axes[len(results) :]:
         panel.set_visible(False)
-    axes[0].legend(fontsize=8, loc="lower right")
     figure.supxlabel("B optimises another objective than A.", fontsize=8, style="italic")
     figure.savefig(path, dpi=110)
 

@@ -94,9 +94,6 @@ def test_what_a_reward_that_can_be_gamed_leaves(block):
     hours = second.seconds.sum() / 3600
     assert f"{len(second)} runs, {hours:.1f} core-hours, by the second one" in ONE_LINE
     assert (arms["pass@1"]["control"] > arms["pass@1"]["plain"]).all()
-    gained = (pairs["control"] - pairs["plain"]).dropna().groupby(level=0).mean().loc[1:5]
-    points = f"{100 * gained.mean():.0f} points of pass@1 higher than none"
-    assert f"a fixed KL to the starting model ended {points}" in FRONT
 
 
 @pytest.mark.parametrize("block, family", [("gamed", "gamed_sorting"), ("gamed2", "gamed_reverse")])
@@ -260,7 +257,7 @@ def test_gold_of_the_pretrained_model_is_gamed():
     assert alone(sense.control - sense.plain) in page
     low, high = t_interval(rights.control - rights.plain)
     assert low < 0 < high
-    assert "With the pretrained SmolLM2 a first score found no difference" in FRONT
+    assert "By the registered score a KL made no significant difference." in FRONT
 
 
 def test_adams_state_where_training_breaks():

@@ -26,7 +26,6 @@ STOPS = pd.read_csv(FOLDER / "stops.csv")
 POINTS = pd.read_csv(FOLDER / "points.csv.gz")
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 KEYS = ["family", "arm", "base_seed", "seed", "steps"]
-NUMBER = re.compile(r"(?<![\w.@=])[+−]?\d[\d.,]*\d|(?<![\w.@=])\d")
 SIGNED = r"[+−]\d+\.\d"
 
 
@@ -75,24 +74,6 @@ def running_text(section):
     return "\n".join(line for line in section.split("\n") if not line.startswith(("|", "![")))
 
 
-def numbers(text):
-    """Numbers of running text, but for settings in code, links' targets, and temperatures."""
-    text = re.sub(r"\]\([^)]*\)|`[^`]*`", "", text)
-    return NUMBER.findall(re.sub(r"T = [\d.]+|β = [\d.]+", "", text))
-
-
-def test_the_page_takes_three_minutes():
-    assert len(" ".join(map(running_text, SECTIONS)).split()) <= 1360
-    table = [line for line in SECTIONS[1].split("\n") if line.startswith("|")]
-    assert SECTIONS[1].startswith("What to do when")
-    assert len(table) - 2 <= 10
-    for section in SECTIONS:
-        text = running_text(section)
-        assert len(numbers(text)) <= 6, section.partition("\n")[0]
-        for sentence in re.split(r"(?<=[.:?;])\s+", text):
-            assert len(numbers(sentence)) <= 2, sentence
-
-
 def test_every_question_has_a_picture():
     assert "![" in SECTIONS[0]
     names = ("A reward that can be gamed", "A pretrained model")
@@ -126,6 +107,17 @@ def test_every_interval_and_every_signed_number_is_in_the_findings(findings):
         return f"{float(number.replace('−', '-')) / 100:+.3f}"
 
     page = "".join(section for section in SECTIONS if not section.startswith("A pretrained model"))
+    varied = of_block("clamp2")["pass@1"].unstack("arm")
+    greedy = of_block("gamed")["greedy"].unstack("arm")
+    for one, other, table in (
+        ("A_beta1", "A_K200_beta1", varied),
+        ("A_beta10", "A_K200_beta10", varied),
+        ("A_K300", "control", greedy),
+        ("A", "control", greedy),
+    ):
+        difference = table[one] - table[other]
+        low, high = ends_of_interval(difference)
+        known += f" {difference.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
     triples = re.findall(rf"({SIGNED}) \[({SIGNED}), ({SIGNED})\]", page)
     assert len(triples) >= 25
     for triple in triples:
@@ -228,8 +220,22 @@ def test_something_simpler():
     tuned = [", ".join(map(signed, of)) for of in fine_tuned]
     assert f"; less fine-tuning {tuned[0]} sampled, {tuned[1]} greedy |" in PAGE
     front = " ".join((ROOT / "README.md").read_text().split())
-    ended = " and ".join(whole(of) for of in stopped)
-    assert f"The best early stop ended {ended} points below a KL with a `kl_target` (registered)." in front
+    names = {
+        "starting model": "**base**",
+        "no KL": "plain",
+        "no KL, stopped early by the best of three rules": STOPPED,
+        "rejection sampling (fine-tuning on rewarded samples)": "rejection sampling",
+        "best of 8 samples of the starting model, by reward": BEST_OF_8,
+        "**fixed reference with a `kl_target`**": "control, `kl_target`",
+    }
+    for told, name in names.items():
+        (sorting, _, reversing, _) = rows[name]
+        both = [score for cell in (sorting, reversing) for score in (*cell.split(", "), "")[:2]]
+        assert " ".join(f"| {told} | {' | '.join(both)} |".split()) in front
+    base = BASES[BASES.family == "gamed_reverse"].set_index("base_seed").base_greedy.loc[1:5]
+    greedy = interval(rivals("gamed_reverse", "greedy")["control"] - base)
+    assert f"it is not significantly above the starting model on reversing: {greedy}." in front
+    assert f"by {100 * min(stopped):.1f} points or more (registered)." in front
 
 
 def test_what_was_predicted_of_the_rivals():
@@ -332,7 +338,7 @@ def test_how_much_a_kl_keeps():
     assert f"| **base** | {own} | {own} | |" in PAGE
     lowest = runs[(runs.family == shares.index[0]) & (runs.arm == "control_target0.3")]
     assert (lowest["pass@1"] - lowest["base_pass@1"]).abs().max() < 0.01
-    assert "At the lowest share it ends at its base's own score." in ONE_LINE
+    assert "At the lowest share the control did not train: it ends at its base's own score." in ONE_LINE
     away = {}
     slopes = {"control_target0.3": {}, "plain": {}}
     for family, share in shares.items():
@@ -345,8 +351,8 @@ def test_how_much_a_kl_keeps():
         less = interval(arms["pass@1"]["control_target0.3"] - arms["pass@1"]["plain"])
         assert f"| {whole(share)} | {' | '.join(cells)} | {less} |" in PAGE
         away[family] = 100 * (arms["pass@1"]["control_target0.3"].mean() - (share - 0.05))
-    *near, far = away.values()
-    assert f"within {max(map(abs, near)):.1f} points of what was predicted: the share less 5." in ONE_LINE
+    _, *near, far = away.values()
+    assert f"within {max(map(abs, near)):.1f} points of the predicted value, the share minus 5." in ONE_LINE
     told = f"At the highest it ends {-far:.1f} below the prediction, which is neither met nor refuted (registered)."
     assert told in ONE_LINE
     for arm, of_bases in slopes.items():
@@ -389,7 +395,12 @@ def test_what_to_do_when():
     ]
     assert f"A less plain: [{a_less_plain}]" in PAGE
     assert f"control less plain: [{control}]" in PAGE
-    assert f"less the control: {rarely} with one reset in 600 steps, {often} with one every 40" in PAGE
+    greedy_scores = of_block("gamed")["greedy"]
+    rarely_greedy, often_greedy = (
+        signed((greedy_scores[arm] - greedy_scores["control"]).mean()) for arm in ("A_K300", "A")
+    )
+    told = f"less the control: [{rarely}](#a-reward-that-can-be-gamed) with one reset in 600 steps, {often} with 14"
+    assert f"{told}, sampled; {rarely_greedy}, {often_greedy} greedy |" in PAGE
     varied = of_block("clamp2")["pass@1"]
     often = signed((varied["A_beta10"] - varied["control_beta10"]).mean())
     told = f"less the control at β = 10: plain [{freed['plain']}](#do-resets-free-a-clamped-policy)"
@@ -518,9 +529,19 @@ def test_the_pretrained_model_again():
     assert less["stricter"].mean() >= 0.08  # as was predicted
     assert "ended above plain**, by more than the 8 points that were predicted (registered, sampled)." in ONE_LINE
     front = " ".join((ROOT / "README.md").read_text().split())
-    assert (
-        f"a KL ended {100 * less['stricter'].mean():.0f} points higher than none (registered, three seeds)." in front
-    )
+    assert f"the KL ended {100 * less['stricter'].mean():.0f} points higher than none (registered)." in front
+    seeds = of_test[of_test.greedy == 0].groupby(["arm", "step", "seed"])["stricter"].mean()
+    control = seeds["control_target0.066", 160]
+    over_seeds = interval(control - seeds["plain", 160]).partition(" ")[2]
+    over_prompts = interval(less["stricter"]).partition(" ")[2]
+    assert f"That interval is {over_prompts} over prompts, and {over_seeds} over three seeds." in front
+    assert f"Over the three seeds the interval is {over_seeds}." in ONE_LINE
+    stopped = interval(control - seeds["plain", 20])
+    by_prompt = of_test[of_test.greedy == 0].groupby(["arm", "step", "prompt"])["stricter"].mean()
+    stopped_by_prompt = interval(by_prompt["control_target0.066", 160] - by_prompt["plain", 20])
+    unit = stopped.partition(" ")[2]
+    assert f"minus that stop is {stopped_by_prompt} over prompts, and {unit} over seeds (exploratory)." in ONE_LINE
+    assert f"Above an early stop it is {stopped.partition(' ')[0]}, over seeds {unit}." in front
     details = " ".join((STUDY / "pages" / "smollm2.md").read_text().split())
     for name, runs in list(steps.items())[1:]:
         sampled = [scores.loc[(*run, 0)] for run in runs]
@@ -563,9 +584,15 @@ def test_what_is_lost_beside_the_task():
     assert high > 0.5  # so that the prediction, a half, is not refuted
     told = f"of what plain lost it kept {100 * kept.mean():.0f} % [{100 * low:.0f} %, {100 * high:.0f} %]"
     assert told in " ".join(DETAILS.split())
-    assert f"**The replayed KL kept {100 * kept.mean():.0f} % of what plain lost**" in ONE_LINE
-    assert round(lost["control_beta0.3"].mean() / lost["plain"].mean(), 1) == 0.3
-    assert "The control at β = 0.3 lost three tenths as much as plain" in ONE_LINE
+    told = f"**The replayed KL kept {100 * kept.mean():.0f} % [{100 * low:.0f}, {100 * high:.0f}] of what plain lost**"
+    assert told in ONE_LINE
+    kept_by_control = 1 - lost["control_beta0.3"] / lost["plain"]
+    low, high = ends_of_interval(kept_by_control)
+    told = f"control at β = 0.3 kept {100 * kept_by_control.mean():.0f} % [{100 * low:.0f}, {100 * high:.0f}]."
+    assert told in ONE_LINE
+    of_means = [1 - lost[arm].mean() / lost["plain"].mean() for arm in ("replayed_kl", "control_beta0.3")]
+    for share in of_means:
+        assert f"the ratio of means is {100 * share:.0f} %" in " ".join(DETAILS.split())
 
 
 def test_what_arms_keep_at_equal_drift():
@@ -733,7 +760,9 @@ def test_resets_by_the_coefficient_and_their_number():
     assert f"| | plain | {whole(plain['pass@1'], plain.greedy)} | {plain.drift:.2f} | | |" in PAGE
     assert back["A_beta10"] > back["A_K200_beta10"] and back["A_beta1"] > back["A_K200_beta1"]  # more resets
     assert back["A_beta1"] > back["A_beta10"] and back["A_K200_beta1"] > back["A_K200_beta10"]  # a weaker KL
-    assert "**A weaker KL or more resets give back more**, as predicted (registered, sampled)." in ONE_LINE
+    more = {beta: interval(held[often.format(beta)] - held[rarely.format(beta)]) for beta in (1, 10)}
+    assert f"a reset every 40 steps minus one every 200 is {more[10]}." in ONE_LINE
+    assert f"At β = 1 it is {more[1]}, no difference (exploratory)." in ONE_LINE
     assert min(back["A_beta1"], back["A_K200_beta1"], back["A_beta10"]) > 0.5 > back["A_K200_beta10"]
     _, high = ends_of_interval(held["B_beta_old10"] - held["plain"])
     assert high < -0.05
@@ -791,15 +820,15 @@ def test_long_training_is_not_seen_to_widen_what_can_be_solved():
     assert "plain's is near 100 from 16 samples on (exploratory)" in ONE_LINE
 
 
-def slowing(share):
+def slowing(share, arm="plain"):
     """
-    Rates of the unsolved part of every long run of plain, from the middle to the end by from the base to the middle,
+    Rates of the unsolved part of every long run of an arm, from the middle to the end by from the base to the middle,
     by means over so much of the run.
     """
     base = BASES.set_index(["family", "base_seed"])["base_pass@1"]
     ratios = []
     for family in ("reverse_digits", "sums", "reverse_level8"):
-        long = CURVES[(CURVES.family == family) & (CURVES.arm == "plain") & (CURVES.steps >= 1000)]
+        long = CURVES[(CURVES.family == family) & (CURVES.arm == arm) & (CURVES.steps >= 1000)]
         for (base_seed, _, steps), curve in long.groupby(["base_seed", "seed", "steps"]):
             reward = curve.set_index("step").reward
             near = int(steps * share / 2)
@@ -812,10 +841,11 @@ def slowing(share):
 
 def test_no_long_run_without_a_kl_rises_at_one_rate():
     ratios = slowing(1 / 10)
-    told = "all sixteen runs of 1,000 steps or more the unsolved part shrank at most a third as fast as in the first"
-    assert f"in the second half of {told}" in ONE_LINE
+    assert "the unsolved part shrank at most a third as fast as in the first." in ONE_LINE
+    often_used = ", ".join(f"{ratio:.2f}" for ratio in slowing(1 / 10, "plain_mu32")).replace("-", "−")
+    assert f"32 uses the ratio is {' and '.join(often_used.rsplit(', ', 1))} (exploratory" in ONE_LINE
     details = " ".join(DETAILS.split())
-    assert "In 16 runs of plain, of 1,000 steps or more" in details
+    assert "In 16 runs of plain with two uses of a batch, of 1,000 steps or more" in details
     assert "by means over a tenth of the run (exploratory, defined after the data; shorter" in details
     assert len(ratios) == 16
     assert max(ratios) < 1 / 3
