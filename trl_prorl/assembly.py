@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
+from transformers import GenerationConfig
 from trl.trainer.utils import add_fused_lm_head
 
 from .adapters.checks import check_growing_model
@@ -23,6 +24,7 @@ from .resets.elastic import ElasticAverage, ElasticResets
 from .rollout.adapter_requests import hand_over_adapters
 from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
+from .rollout.model_defaults import describe_unused
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.head import add_frozen_head, cast_head_to_fp32
 from .scoring.lean_lora import use_lean_layers
@@ -77,6 +79,18 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
         "reward functions": list(trainer.reward_func_names),
         FROZEN_RANKS: frozen,
     }
+
+
+def describe_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
+    """Write one line of what the model's generation config sets and rollouts do not use; `None` if nothing."""
+    own = getattr(policy, "generation_config", None)
+    if own is None:
+        return None
+    run = getattr(trainer, "generation_config", None)
+    if run is None:  # vLLM samples
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        run = GenerationConfig(do_sample=True, **{name: getattr(trainer, name) for name in names})
+    return describe_unused(own, run)
 
 
 def make_dynamic_sampling(trainer) -> DynamicSampling | None:

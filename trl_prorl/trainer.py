@@ -5,6 +5,7 @@ This file holds TRL's overrides in the order of a step. With every ProRL key at 
 everything, and this class only observes. `tests/test_upstream_contract.py` pins the methods of TRL that it knows.
 """
 
+import logging
 import math
 import time
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_ge
 from trl.trainer.utils import split_tensor_dict
 
 from .adapters.begun import AdapterAsBegun
-from .assembly import make_dynamic_sampling, optional_parts, prepare_policy, run_identity
+from .assembly import describe_unused_defaults, make_dynamic_sampling, optional_parts, prepare_policy, run_identity
 from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
@@ -39,12 +40,16 @@ from .resets.callbacks import ReferenceResetCallback, configured_callback
 from .resets.controller import Reason, Resets
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import keep_weights
+from .rollout.model_defaults import plain_generation_config
 from .rollout.outcome import Outcome, Rows, Sampled, count_written_by_others, keep_groups_together, set_advantages
 from .rollout.rewards import guard_reward, settle_models
 from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts
 from .scoring.references import AnchorModels
 from .scoring.scorer import PolicyPass, Scorer
+
+
+logger = logging.getLogger(__name__)
 
 
 class ProRLTrainer(CheckpointMixin, GRPOTrainer):
@@ -96,6 +101,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
         self.acceleration = prepare_policy(self, plan, policy, self._padded_logps)
+        self.unused_defaults = describe_unused_defaults(self, policy)
+        if self.unused_defaults and self.is_world_process_zero():
+            logger.warning("%s", self.unused_defaults)
         self._identity = run_identity(self, plan, policy)
         self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
@@ -265,7 +273,12 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             part.batch(batch, measured, tokens)
         return batch
 
-    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+    def _generate_single_turn(self, *args, **kwargs):
+        with plain_generation_config(self.accelerator.unwrap_model(self.model)):
+            return self._generate_by_keys(*args, **kwargs)
+
+    def _generate_by_keys(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+        """Generate as TRL does, or compactly; the model's own generation config is put aside."""
         if self.compact is None:
             # TRL casts the weights for continuous batching, and leaves them so.
             casts_weights = self.use_transformers_continuous_batching and not shards_weights(self)

@@ -2,10 +2,11 @@
 Samples of a model: batched generation from the full softmax, each sample with its text, its tokens and its verdict.
 """
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 
 import torch
 from peft import PeftModel
@@ -16,8 +17,12 @@ from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT
 from trl_prorl.rollout.compact import compact_sample
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.merged_copy import why_not_merged
+from trl_prorl.rollout.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.rollout.turns import play, prepare_tokenizer
 from trl_prorl.scoring.head import contiguous_states
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -123,23 +128,10 @@ class TokensOnBar(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-@contextmanager
-def plain_generation_config(model) -> Iterator[None]:
-    """
-    Put the wishes of a model's own generation config (min_p, suppressed tokens, beams, ...) aside. `generate` fills
-    them in wherever a call leaves something open, also where it is given a config.
-    """
-    owners = [model]
-    if isinstance(model, PeftModel):
-        owners.append(model.get_base_model())
-    before = [owner.generation_config for owner in owners]
-    for owner in owners:
-        owner.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        for owner, config in zip(owners, before, strict=True):
-            owner.generation_config = config
+@cache
+def warn_of_unused(line: str) -> None:
+    """Log once that so much of a model's generation config is not used."""
+    logger.warning("%s", line)
 
 
 def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bool]:
@@ -148,6 +140,9 @@ def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bo
     same loop, if it gives what `generate` gives. With `merge`, an adapter is merged in float32, where that only
     changes rounding, and the model is of no other use.
     """
+    unused = describe_unused(model.generation_config, GenerationConfig(do_sample=True))
+    if unused:
+        warn_of_unused(unused)
     compact = probe(model, model.get_input_embeddings().weight.shape[0]) is None
     exact = all(param.dtype == torch.float32 for param in model.parameters())
     if merge and compact and exact and isinstance(model, PeftModel) and why_not_merged(model) is None:

@@ -467,10 +467,16 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("of_the_model", [False, True], ids=["of the run", "of the model"])
-@pytest.mark.parametrize("keys, line", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    "keys, line, of_the_model",
+    [
+        *[(keys, line, False) for keys, line in SETTINGS],
+        ({"use_cache": False}, "use_cache=False needs", True),
+    ],
+    ids=str,
+)
 def test_settings_that_need_the_other_loop(make_trainer, tiny_model, caplog, keys, line, of_the_model):
-    """Those of the run, or of the model's own generation config, with which `generate` fills in what is left open."""
+    """Those of the run; of the model's own generation config only what stays of it."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     if of_the_model:
         vars(model.generation_config).update(keys)

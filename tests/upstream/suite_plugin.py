@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import datasets
@@ -55,6 +56,8 @@ if getattr(chat_template_utils, "_SUPPORTS_RESPONSE_TEMPLATE", False):
 if CLASSES == "prorl":
     trl.GRPOTrainer = trl_prorl.ProRLTrainer
     trl.GRPOConfig = trl_prorl.ProRLConfig
+    # The stand-ins' generation config keeps a completion from ending. TRL samples by it, our trainer does not.
+    trl_prorl.trainer.plain_generation_config = nullcontext
 
 
 class _RenumberedTorch(types.ModuleType):

@@ -197,6 +197,8 @@ class CheckpointMixin:
                 self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
             generation = {"compact_generation": str(self.acceleration.generation)}
+            if self.unused_defaults:
+                generation["unused_defaults"] = self.unused_defaults
             if self.compact is not None:
                 generation.update(self.compact.facts())
             packing = str(self.acceleration.packing)

@@ -8,6 +8,7 @@ from ..scoring.head import contiguous_states
 from ..scoring.packing_probe import evaluation_mode, on_gpu, tokens
 from .cache_rows import cache_among, why_not_select
 from .compact import compact_sample
+from .model_defaults import plain_generation_config
 from .prompts import pad_left
 
 
@@ -61,7 +62,7 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     }
     config = GenerationConfig(**settings)
     drawing = torch.random.fork_rng(devices=on_gpu(device))
-    with torch.no_grad(), drawing, evaluation_mode(model), contiguous_states(model):
+    with torch.no_grad(), drawing, evaluation_mode(model), plain_generation_config(model), contiguous_states(model):
         try:
             with_scores = GenerationConfig(**config.to_diff_dict(), return_dict_in_generate=True, output_scores=True)
             theirs = model.generate(

@@ -21,6 +21,7 @@ from ..scoring.first_layers import try_first_layers
 from ..scoring.head import contiguous_states
 from .compact import compact_sample
 from .merged_copy import MergedCopy, why_not_merged
+from .model_defaults import kept_defaults
 from .prompts import cut_at_end, find_distinct, pad_left
 
 
@@ -47,9 +48,9 @@ PLAIN_SETTINGS = {
 
 
 def complete_config(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
-    """Complete the settings of a generation as `generate` does: by the model's own where they leave something open."""
+    """Complete the settings of a generation as `generate` does: by what stays of the model's own."""
     config = copy.deepcopy(config)
-    config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
+    config.update(**kept_defaults(own).to_dict(), defaults_only=True, allow_custom_entries=True)
     return config
 
 

@@ -1,0 +1,71 @@
+"""
+What a model's own generation config asks for: min_p, penalties, suppressed tokens, beams, a least length, …
+
+`generate` fills these in wherever a call leaves something open, also where it is given a config. Here the run's keys
+alone decide how completions are drawn, in rollouts as in every evaluation.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers import GenerationConfig
+
+
+# These stay: the tokens at which a text begins and ends, and how a model is computed.
+KEPT = (
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "compile_config",
+    "disable_compile",
+    "prefill_chunk_size",
+    "use_cache",
+)
+NO_SETTING = (*KEPT, "_from_model_config", "transformers_version")
+
+
+def kept_defaults(own: GenerationConfig) -> GenerationConfig:
+    """Return what stays of a model's generation config."""
+    return GenerationConfig(**{name: getattr(own, name, None) for name in KEPT})
+
+
+@contextmanager
+def plain_generation_config(model) -> Iterator[None]:
+    """Put a model's generation config aside while this lasts, but for what is in `KEPT`."""
+    owners = [model]
+    if hasattr(model, "get_base_model"):  # a PeftModel hands the config on to the model below it
+        owners.append(model.get_base_model())
+    owners = [owner for owner in owners if "generation_config" in vars(owner)]
+    before = [owner.generation_config for owner in owners]
+    for owner, config in zip(owners, before, strict=True):
+        owner.generation_config = kept_defaults(config)
+    try:
+        yield
+    finally:
+        for owner, config in zip(owners, before, strict=True):
+            owner.generation_config = config
+
+
+def describe_unused(own: GenerationConfig, run: GenerationConfig) -> str | None:
+    """
+    Write one line of what a model's generation config sets otherwise than a run, which does not use it.
+
+    Args:
+        own (`GenerationConfig`): The model's.
+        run (`GenerationConfig`): With which the run samples.
+
+    Returns `str` or `None`: `None` if there is nothing.
+    """
+    neutral = GenerationConfig._get_default_generation_params()
+    unused = []
+    for name, value in own.to_dict().items():
+        used = getattr(run, name, None)
+        is_default = not value or value == neutral.get(name)  # 0, False and an empty list switch a setting off
+        if name in NO_SETTING or is_default or value == used:
+            continue
+        text = str(value)
+        unused.append(f"{name}={text if len(text) <= 60 else text[:57] + '…'}")
+    if not unused:
+        return None
+    return f"the model's generation config has {', '.join(unused)}: not used, the run's own keys alone decide."
