@@ -17,7 +17,8 @@ PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocess
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
-# What `make study` is told: BLOCKS, FAMILIES and ARMS of study/recipes/matrix.yaml; JOBS at a time; a COMMIT to freeze.
+# What `make study` is told: BLOCKS, FAMILIES and ARMS of study/recipes/matrix.yaml; JOBS at a time; a COMMIT to freeze;
+# the folder of TABLES, in another checkout.
 SELECTED := $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(FAMILIES),--families $(FAMILIES)) $(if $(ARMS),--arms $(ARMS))
 JOBS ?= 2
 
@@ -85,10 +86,10 @@ gpu-check: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.gpu_check $(CHECK)
 
 study: $(READY)
-	$(BIN)/python -m study run --jobs $(JOBS) $(SELECTED) $(if $(COMMIT),--commit $(COMMIT))
+	$(BIN)/python -m study run --jobs $(JOBS) $(SELECTED) $(if $(COMMIT),--commit $(COMMIT)) $(if $(TABLES),--tables $(TABLES))
 
 study-status: $(READY)
-	$(BIN)/python -m study status --jobs $(JOBS) $(SELECTED)
+	$(BIN)/python -m study status --jobs $(JOBS) $(SELECTED) $(if $(TABLES),--tables $(TABLES))
 
 study-figures: $(READY)
 	$(BIN)/python -m study figures $(SELECTED)

@@ -16,7 +16,7 @@ from pathlib import Path
 from eval.command import command
 from study.matrix import Matrix, read_matrix
 from study.runner import PLACE, Runner, lock_study, progress, status
-from study.tables import FOLDER, read_tables, write_tables
+from study.tables import CURVES, FOLDER, make_frame, read_folder, read_tables, write_tables
 from study.take_over import merge, new_runs, read_source
 from study.tuned import with_choices
 from trl_prorl.errors import InputError
@@ -38,13 +38,19 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each (default 2)")
     parser.add_argument("--commit", help="freeze the code of further runs at this commit (default: as the tables say)")
     parser.add_argument("--no-commit", action="store_true", help="write rows, and leave it to you to commit them")
+    parser.add_argument("--tables", type=Path, help="run, status: the tables, in another checkout, from a frozen one")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: the working directory)")
     args = parser.parse_args(argv)
     args.root = args.root.resolve()
+    args.tables = args.tables and args.tables.resolve()
     if (args.what == "take-over") != (args.source is not None):
         raise InputError("take-over needs a branch, a commit, or the folder of a checkout, and nothing else takes one")
     if args.what == "drop" and not (args.blocks or args.families or args.arms):
         raise InputError("drop: nothing is selected; give --blocks, --families or --arms")
+    if args.tables is not None and args.what not in ("run", "status"):
+        raise InputError(f"{args.what} takes no --tables; run and status do")
+    if args.tables is not None and not args.tables.is_dir():
+        raise InputError(f"--tables {args.tables}: there is no such folder")
     if args.jobs < 1:
         raise InputError(f"JOBS={args.jobs} must be at least 1")
     return args
@@ -94,9 +100,9 @@ def main(argv: list[str] | None = None) -> None:
         blocks = [block.name for block in whole.blocks]  # whatever is in the tables
     matrix = whole.selected(blocks, args.families, args.arms)
     if args.what == "run":
-        Runner(args.root, whole, matrix, args.jobs, args.commit, not args.no_commit).run()
+        Runner(args.root, whole, matrix, args.jobs, args.commit, not args.no_commit, args.tables).run()
     elif args.what == "status":
-        tables = read_tables(args.root)
+        tables = read_folder(args.tables, make_frame(file=CURVES)) if args.tables else read_tables(args.root)
         print(status(matrix, tables))
         print()
         print(progress(matrix, tables, args.jobs))

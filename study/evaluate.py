@@ -21,6 +21,7 @@ from eval.pages.drift import drift_series
 from eval.run_folder.reading import load_run, write_json
 from eval.run_folder.run import RecordedRun
 from eval.samples.held_out import HeldOut
+from study import sorting_ends  # noqa: F401  registers its task
 from study.matrix import RunKey
 from study.passk import passk_rows
 from study.runner import ended_at_nonfinite

@@ -88,6 +88,7 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     Raises:
         InputError: No run of the selection is in the tables.
     """
+    tables = tables.earlier()
     reported = reported_blocks(matrix, tables)
     if not reported:
         raise InputError(f"{FOLDER}: none of these runs is finished; make study trains them")
@@ -108,6 +109,7 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
 
 def reported_blocks(matrix: Matrix, tables: Tables) -> list[Reported]:
     """List the blocks that are reported and have runs, with their numbers."""
+    tables = tables.earlier()
     found = []
     for block in matrix.blocks:
         if block.tunes:
@@ -146,6 +148,7 @@ def draw_figures(reported: Sequence[Reported], tables: Tables) -> dict[str, Figu
 
 def render_page(root: Path, matrix: Matrix, tables: Tables, reported: Sequence[Reported], drawn: list[str]) -> str:
     """Render the page of these blocks, with the pictures that were drawn."""
+    tables = tables.earlier()
     made = choices(matrix, tables)
     seconds = rounds(root)
     blocks = [_numbers_of_block(one, tables) for one in reported]

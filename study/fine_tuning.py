@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from transformers import AutoTokenizer, set_seed
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
@@ -31,7 +32,7 @@ from trl_prorl.tasks.base import Task
 from trl_prorl.train import find_model
 
 
-TEXTS = 16  # of the base, for each question
+TEXTS = 16  # for each question
 TEMPERATURE = 1.0
 TOGETHER = 32  # questions of one call of `generate`
 FULL = 1.0  # the highest reward
@@ -49,7 +50,7 @@ class FineTuningRecipe:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the base wrote: `texts`, as many of each question, and the number of their `tokens`."""
+    """What a model wrote: `texts`, as many of each question, and the number of their `tokens`."""
 
     texts: list[list[str]]
     tokens: int
@@ -62,9 +63,9 @@ def read_recipe(path: Path) -> FineTuningRecipe:
     return FineTuningRecipe(task, training, model)
 
 
-def draw(base: str, tokenizer, task: Task, rows: list[dict], longest: int) -> Drawn:
-    """Draw 16 texts of the base for each question, at T = 1, of at most `longest` tokens."""
-    model, compact = prepare_for_sampling(load_model(base, torch.float32))
+def draw(model, tokenizer, task: Task, rows: list[dict], longest: int) -> Drawn:
+    """Draw 16 texts of a loaded model for each question, at T = 1, of at most `longest` tokens."""
+    model, compact = prepare_for_sampling(model)
     sampling = SamplingSettings(temperature=TEMPERATURE, max_new_tokens=longest)
     texts = []
     tokens = 0
@@ -93,21 +94,22 @@ def demonstrations(task: Task, rows: list[dict], texts: list[list[str]]) -> list
     return found
 
 
-def settings(recipe: FineTuningRecipe, folder: Path) -> SFTConfig:
+def settings(recipe: FineTuningRecipe, folder: Path, round_number: int, rounds: int) -> SFTConfig:
     """
-    Return TRL's settings of the fine-tuning: every update has as many texts, and the loss is that of the completion.
+    Return TRL's settings of a round's fine-tuning: every update has as many texts, and the loss is that of the
+    completion. Each round has its part of the steps, and a seed of its own.
     """
     training = recipe.training
     return SFTConfig(
         output_dir=str(folder),
-        max_steps=training.max_steps,
+        max_steps=training.max_steps // rounds,
         per_device_train_batch_size=training.per_device_train_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         learning_rate=training.learning_rate,
         lr_scheduler_type=training.lr_scheduler_type,
         max_grad_norm=training.max_grad_norm,
         weight_decay=training.weight_decay,
-        seed=training.seed,
+        seed=training.seed + 1000 * round_number,
         completion_only_loss=True,
         dataloader_drop_last=True,
         use_cpu=training.use_cpu,
@@ -120,45 +122,58 @@ def settings(recipe: FineTuningRecipe, folder: Path) -> SFTConfig:
     )
 
 
-def make_trainer(recipe: FineTuningRecipe, base: str, tokenizer, rows: list[dict], folder: Path) -> SFTTrainer:
-    """Make TRL's trainer of the demonstrations. Raises `RunError`: there are too few for one update."""
-    args = settings(recipe, folder)
+def load_policy(base: str, adapter: Path | None):
+    """Load the base, with an adapter that can be trained on if there is one."""
+    model = load_model(base, torch.float32)
+    return model if adapter is None else PeftModel.from_pretrained(model, adapter, is_trainable=True)
+
+
+def make_trainer(recipe: FineTuningRecipe, model, tokenizer, rows: list[dict], args: SFTConfig) -> SFTTrainer:
+    """
+    Make TRL's trainer of the demonstrations: of the recipe's LoRA, or of the adapter that the model has. Raises
+    `RunError`: there are too few for one update.
+    """
     texts = args.per_device_train_batch_size * args.gradient_accumulation_steps
     if len(rows) < texts:
-        raise RunError(f"the base wrote {len(rows)} different texts with full reward, and an update needs {texts}")
+        raise RunError(f"the model wrote {len(rows)} different texts with full reward, and an update needs {texts}")
     return SFTTrainer(
-        model=load_model(base, torch.float32),
+        model=model,
         args=args,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=get_peft_config(recipe.model),
+        peft_config=None if isinstance(model, PeftModel) else get_peft_config(recipe.model),
     )
 
 
-def metric_rows(log_history: list[dict], tokens: int) -> list[dict]:
-    """Return a row of the record for each update; the first has the tokens that were drawn before it."""
+def metric_rows(log_history: list[dict], tokens: int, done: int = 0) -> list[dict]:
+    """
+    Return a row of the record for each update; the first has the tokens that were drawn before it. `done` are the
+    updates of earlier rounds.
+    """
     rows = []
     for entry in log_history:
         if "loss" not in entry:  # the trainer's summary
             continue
         drawn = 0 if rows else tokens
-        row = {"step": entry["step"], "loss": entry["loss"], "grad_norm": entry["grad_norm"]}
+        row = {"step": done + entry["step"], "loss": entry["loss"], "grad_norm": entry["grad_norm"]}
         rows.append(row | {"tokens_generated": drawn})
     return rows
 
 
-def write_record(folder: Path, recipe: FineTuningRecipe, trainer: SFTTrainer, tokens: int) -> None:
+def write_record(folder: Path, recipe: FineTuningRecipe, model, rows: list[dict]) -> None:
     """Write `config.yaml`, `env.json` and `metrics.jsonl`, by which a run's folder is read."""
     write_config(folder, recipe.training, (recipe.task, recipe.model))
-    write_env(folder, recipe.training, trainer.model, base=recipe.model.model_name_or_path)
+    write_env(folder, recipe.training, model, base=recipe.model.model_name_or_path)
     env = read_json(folder / ENV_FILE) | {"variant": VARIANT}
     (folder / ENV_FILE).write_text(json.dumps(env, indent=2) + "\n")
-    rows = metric_rows(trainer.state.log_history, tokens)
     (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def fine_tune(recipe: FineTuningRecipe) -> None:
-    """Draw, choose and train, and leave the run's folder, which appears once it is whole."""
+def fine_tune(recipe: FineTuningRecipe, rounds: int = 1) -> None:
+    """
+    Draw, choose and train, so many times over, and leave the run's folder, which appears once it is whole. A round
+    draws from the model as it is then; LoRA goes on, Adam begins anew.
+    """
     folder = Path(recipe.training.output_dir)
     aside = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     base = find_model(recipe.model.model_name_or_path)
@@ -166,21 +181,27 @@ def fine_tune(recipe: FineTuningRecipe) -> None:
     task = recipe.task.make_task()
     rows = list(task.rows("train", recipe.task.train_rows, seed=recipe.task.task_seed))
     set_seed(recipe.training.seed)
-    drawn = draw(base, tokenizer, task, rows, recipe.training.max_completion_length)
-    chosen = demonstrations(task, rows, drawn.texts)
-    print(f"{len(chosen)} demonstrations for {len(rows)} questions", flush=True)
-    trainer = make_trainer(recipe, base, tokenizer, chosen, aside)
-    trainer.train()
-    trainer.save_model()
-    write_record(aside, recipe, trainer, drawn.tokens)
+    metrics: list[dict] = []
+    adapter = None
+    for number in range(rounds):
+        drawn = draw(load_policy(base, adapter), tokenizer, task, rows, recipe.training.max_completion_length)
+        chosen = demonstrations(task, rows, drawn.texts)
+        print(f"{len(chosen)} demonstrations for {len(rows)} questions", flush=True)
+        args = settings(recipe, aside, number, rounds)
+        trainer = make_trainer(recipe, load_policy(base, adapter), tokenizer, chosen, args)
+        trainer.train()
+        trainer.save_model()
+        metrics += metric_rows(trainer.state.log_history, drawn.tokens, done=len(metrics))
+        adapter = aside
+    write_record(aside, recipe, trainer.model, metrics)
     aside.rename(folder)
 
 
-def main() -> int:
+def main(rounds: int = 1) -> int:
     path = Path(sys.argv[1])
     for left in path.parent.glob(f"{path.stem}.*.tmp"):  # of an attempt that was cut short
         shutil.rmtree(left)
-    fine_tune(read_recipe(path))
+    fine_tune(read_recipe(path), rounds)
     return 0
 
 

@@ -27,7 +27,13 @@ KEYS_OF_THE_RUN = (MODEL, "seed", "max_steps", "output_dir", "run_dir")
 OPTIMIZER_KEYS = ("optimizer_reset", "optimizer_reset_alpha")
 # The key of an arm that the study alone knows: the module that trains it, from its recipe, in place of the product.
 TRAINED_BY = "trained_by"
-KEEPS_CHECKPOINTS = {"study.fine_tuning": False, "study.replayed_kl": True}  # by the modules that there are
+# By the modules that there are.
+KEEPS_CHECKPOINTS = {
+    "study.fine_tuning": False,
+    "study.replayed_kl": True,
+    "study.rounds": False,
+    "study.sorting_ends": True,
+}
 BASE_ARM = "base"
 
 
@@ -66,7 +72,7 @@ REGISTERED = {
 }
 # Those that are fields of a `Block`.
 BLOCK_FIELDS = {
-    "protocol": _matching("first|second|third", "first, second or third"),
+    "protocol": _matching("first|second|third|fourth", "first, second, third or fourth"),
     "default": flag,
     "suffix": text,
     "tuned_on": text,
@@ -159,7 +165,7 @@ class Block:
         runs (`tuple[PlannedRun, ...]`): In the order of training: pair by pair, each through all families and arms.
         references (`tuple[str, ...]`): The arms with which all others are compared.
         steps (`int`): Steps of the optimizer, in each of its runs.
-        protocol (`str`): `first`, `second` or `third`.
+        protocol (`str`): `first`, `second`, `third` or `fourth`.
         suffix (`str`): What the names of its arms end with.
         split (`str`): `test`, or `validation` if the block chooses values.
         tuned_on (`str`): The block that chooses the values that are `tuned`.

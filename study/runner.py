@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ import pandas as pd
 import yaml
 
 from study.bases import base_hash, model_of
-from study.frozen import commit_tables, frozen_commit, git, worktree
+from study.frozen import check_at_frozen_commit, commit_tables, frozen_commit, git, holding, worktree
 from study.matrix import KEEPS_CHECKPOINTS, MATRIX, MODEL, TRAINED_BY, Matrix, PlannedRun, RunKey
-from study.tables import BASES, FOLDER, Tables, check_base, read_tables, write_tables
+from study.tables import BASES, CURVES, CURVES4, FOLDER, Tables, check_base, read_folder, read_table, write_folder
 from study.tuned import with_choices
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.files import replaced
@@ -316,6 +316,8 @@ class Runner:
         jobs (`int`): Runs at a time.
         commit (`str`, *optional*): The commit at which the code of further runs is frozen.
         commits (`bool`): Whether rows are committed.
+        elsewhere (`Path`, *optional*): The folder of the tables, in a checkout that need not have the study's code;
+            else it is that of `root`. It then need not have `CURVES` either, and curves go to `CURVES4`.
         tables (`Tables`): As they are by now.
         failed (`dict`): What went wrong, by run.
     """
@@ -326,6 +328,7 @@ class Runner:
     jobs: int = 2
     commit: str | None = None
     commits: bool = True
+    elsewhere: Path | None = None
     tables: Tables = field(default_factory=Tables)
     failed: dict[RunKey, str] = field(default_factory=dict)
 
@@ -343,11 +346,28 @@ class Runner:
             lines = "; ".join(f"{key}: {line}" for key, line in list(self.failed.items())[:3])
             raise RunError(f"{len(self.failed)} runs failed. {lines}. The same command tries them again")
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the tables."""
+        return self.elsewhere or self.root / FOLDER
+
+    def _read(self) -> Tables:
+        """Read the tables; curves of earlier runs, by which values are chosen, come with the code."""
+        if self.elsewhere is None:
+            return read_folder(self.folder)
+        return read_folder(self.folder, self._earlier_curves)
+
+    @cached_property
+    def _earlier_curves(self) -> pd.DataFrame:
+        return read_table(self.root / FOLDER / CURVES)
+
     def _train_missing(self) -> None:
-        self.tables = read_tables(self.root)
+        if self.elsewhere is not None and self.commit is None:
+            check_at_frozen_commit(self.root, self.folder)
+        self.tables = self._read()
         missing = self._missing()
         check_tables(self.tables, self.matrix.runs)
-        commit = frozen_commit(self.root, self.commit)
+        commit = frozen_commit(self.root, self.folder, self.commit)
         place = self.root / PLACE / commit[:12]
         code = worktree(self.root, commit, place / "code")
         lacking = check_bases(self.tables, missing, code)
@@ -409,12 +429,16 @@ class Runner:
 
     def _add(self, ended: list[PlannedRun], place: Path) -> list[PlannedRun]:
         """Write the rows of runs that ended; return those whose base no run has measured yet."""
-        self.tables = read_tables(self.root)  # another branch may be checked out by now
+        with holding(self.folder):
+            return self._add_alone(ended, place)
+
+    def _add_alone(self, ended: list[PlannedRun], place: Path) -> list[PlannedRun]:
+        self.tables = self._read()  # another branch may be checked out by now
         without_base = []
         lines = []
         for run in ended:
             rows = json.loads(RunFiles(place, run.key).rows.read_text())
-            if not self.tables.add(run.key, rows):
+            if not self.tables.add(run.key, rows, CURVES if self.elsewhere is None else CURVES4):
                 without_base.append(run)
                 continue
             line = f"{run.key}: pass@1 {rows['run']['pass@1']:.3f}"
@@ -422,10 +446,10 @@ class Runner:
                 line += ", collapsed"
             lines.append(line)
             say(f"{line}; {progress(self.matrix, self.tables, self.jobs)}")
-        write_tables(self.root, self.tables)
+        write_folder(self.folder, self.tables, with_curves=self.elsewhere is None)
         if lines and self.commits:
             try:
-                commit_tables(self.root, "\n".join([f"Study: {lines[0]}", *lines[1:]]))
+                commit_tables(self.folder, "\n".join([f"Study: {lines[0]}", *lines[1:]]))
             except RunError as error:  # a merge in the checkout, say; the rows are on disk
                 say(f"not committed yet: {error}")
         return without_base

@@ -1,6 +1,6 @@
 """
-What stopping a run early gives: a row for each of its checkpoints, and for its end, and one for the base, with best of
-8. Part of a run's evaluation (`study/evaluate.py`) where its block asks for `checkpoints`.
+What stopping a run early gives: a row for each of its checkpoints, and for its end, and one for the base; the last two
+have best of 8. Part of a run's evaluation (`study/evaluate.py`) where its block asks for `checkpoints`.
 """
 
 from pathlib import Path
@@ -38,11 +38,9 @@ def checkpoint_row(point: Point, measured: dict, test: HeldOut, validation: Held
     }
 
 
-def base_row(test: HeldOut, samples: int) -> dict:
-    """
-    Return the row of a run's base: its gold, its reward, and best of 8 by that reward, means over all its samples.
-    """
-    drawn = test.samples(test.base, samples)
+def own_scores(test: HeldOut, point: Point, samples: int) -> dict[str, float]:
+    """Return gold and reward of a model, and best of 8 by that reward, means over all its samples."""
+    drawn = test.samples(point, samples)
     texts = list(drawn["completion"])
     correct = list(drawn["correct"])
     rewards = []
@@ -52,14 +50,13 @@ def base_row(test: HeldOut, samples: int) -> dict:
         of_question = test.task.reward_many(texts[own], [row] * samples)
         rewards += of_question
         chances.append(best_of(of_question, correct[own], BEST_OF))
-    return {
-        "step": 0,
-        "gold": mean(correct),
-        "greedy": greedy_gold(test, test.base),
-        "reward": mean(rewards),
-        "kl_to_base": 0.0,
-        "best_of_8": mean(chances),
-    }
+    return {"gold": mean(correct), "reward": mean(rewards), "best_of_8": mean(chances)}
+
+
+def base_row(test: HeldOut, samples: int) -> dict:
+    """Return the row of a run's base."""
+    scores = own_scores(test, test.base, samples)
+    return {"step": 0, **scores, "greedy": greedy_gold(test, test.base), "kl_to_base": 0.0}
 
 
 def stop_rows(folder: Path, plan: dict) -> dict[str, list[dict]]:
@@ -79,4 +76,5 @@ def stop_rows(folder: Path, plan: dict) -> dict[str, list[dict]]:
     for point in points:
         row = checkpoint_row(point, measured[point.step], test, validation, plan["drift_samples"])
         rows.append(row | {"guard_gap": first_fired})
+    rows[-1]["best_of_8"] = own_scores(test, test.trained, plan["samples"])["best_of_8"]
     return {"stops": rows, "base_stops": [base_row(test, plan["samples"])]}

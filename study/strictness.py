@@ -1,19 +1,23 @@
 """
-The strictnesses of block `dose` (third protocol): how many digits at either end the reward of reversing wants right.
-`python -m study.strictness` measures, for each candidate, how many of the answers that it pays for are right, on
-validation questions and on bases that the block does not use, and says which four are nearest to the shares of the
-protocol.
+The strictnesses of the blocks `dose` and `dose_long`: how many digits at either end the reward of reversing, or of
+sorting, wants right. `python -m study.strictness [sorting]` measures, for each candidate, how many of the answers that
+it pays for are right, on validation questions and on bases that the block does not use, and says which four are
+nearest to the shares of the protocol.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 
+import torch
 from transformers import AutoTokenizer, set_seed
 
+from eval.samples.models import load_model
 from study.bases import model_of
 from study.fine_tuning import FULL, draw, read_recipe
 from study.matrix import MATRIX
+from study.sorting_ends import SortingEnds
 from trl_prorl.tasks import get_task
 from trl_prorl.tasks.base import Task
 from trl_prorl.train import find_model
@@ -22,7 +26,8 @@ from trl_prorl.train import find_model
 Ends = tuple[int, int]  # digits that have to be right: the first, the last
 CANDIDATES: tuple[Ends, ...] = ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 2))
 TARGETS = (0.05, 0.2, 0.5, 0.8)
-FAMILY = "reverse_digits"
+# By the family whose bases answer: the task whose reward has the strictnesses, and its other options.
+TASKS = {"reverse_digits": ("reverse_digits", {"reward": "ends"}), "sorting": (SortingEnds.name, {})}
 BASES = (0, 6)
 QUESTIONS = 256
 
@@ -49,25 +54,27 @@ def nearest(shares: Mapping[Ends, float]) -> list[Ends]:
     return chosen
 
 
-def measure(root: Path, base_seed: int) -> dict[Ends, float]:
+def measure(root: Path, family: str, base_seed: int) -> dict[Ends, float]:
     """Return the share of each candidate on a base of a checkout: all judge the same texts."""
-    recipe = read_recipe(root / MATRIX.parent / f"{FAMILY}.yaml")
+    name, options = TASKS[family]
+    recipe = read_recipe(root / MATRIX.parent / f"{family}.yaml")
     base = find_model(model_of(root, f"{recipe.model.model_name_or_path}-{base_seed}"))
     tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
     exact = recipe.task.make_task()
     rows = list(exact.rows("validation", QUESTIONS, seed=recipe.task.task_seed))
     set_seed(base_seed)
-    drawn = draw(base, tokenizer, exact, rows, recipe.training.max_completion_length)
+    drawn = draw(load_model(base, torch.float32), tokenizer, exact, rows, recipe.training.max_completion_length)
     shares = {}
     for first, last in CANDIDATES:
-        task = get_task(FAMILY, level=exact.level, reward="ends", first=first, last=last)
+        task = get_task(name, level=exact.level, first=first, last=last, **options)
         shares[first, last] = share_of_right(task, rows, drawn.texts)
     return shares
 
 
 def main() -> None:
     """Print the shares of each base, their mean, and the choice."""
-    of_bases = [measure(Path.cwd(), base_seed) for base_seed in BASES]
+    family = sys.argv[1] if len(sys.argv) > 1 else "reverse_digits"
+    of_bases = [measure(Path.cwd(), family, base_seed) for base_seed in BASES]
     means = {ends: mean(shares[ends] for shares in of_bases) for ends in CANDIDATES}
     for ends, share in means.items():
         by_base = ", ".join(f"{shares[ends]:.3f}" for shares in of_bases)

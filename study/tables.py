@@ -26,6 +26,7 @@ CURE = "restore it with git checkout"
 RUNS = "runs.csv"
 BASES = "bases.csv"
 CURVES = "curves.csv.gz"
+CURVES4 = "curves4.csv.gz"
 PROMPTS = "prompts.csv.gz"
 POINTS = "points.csv.gz"
 STOPS = "stops.csv"
@@ -79,6 +80,9 @@ CURVE_VALUES = (
     "clip_region_mean completion_length beta eval_reward eval_pass@1 drift".split()
 )
 CURVE_COLUMNS = {**KEY, "step": int, **dict.fromkeys(CURVE_VALUES, float), "event": str}
+# Of the runs that were made with `--tables`: they are small, and stand without the curves of all runs before them.
+CURVE4_VALUES = "reward gold kl_ref entropy completion_length beta drift".split()
+CURVE4_COLUMNS = {**KEY, "step": int, **dict.fromkeys(CURVE4_VALUES, float), "event": str}
 # Per held-out prompt, by its place in the split. The base has rows of its own: arm `base`, seed 0, 0 steps.
 PROMPT_COLUMNS = {**KEY, "prompt": int, "n": int, "correct": int, "greedy": int}
 # Of the blocks with `others`: every task at every checkpoint, at the base (step 0) and at the end.
@@ -89,7 +93,7 @@ POINT_VALUES = (
 POINT_COLUMNS = {**KEY, "step": int, "task": str, **dict.fromkeys(POINT_VALUES, float)}
 # Of the blocks with `checkpoints`: what a stop at a checkpoint gives; the base has a row of step 0 in its arm `base`.
 # `gold` and `greedy` are of the run's split, `validation_gold` is of validation; `guard_gap` is the step at which the
-# guard of that name first fired in the run; `best_of_8` is the base's alone.
+# guard of that name first fired in the run; `best_of_8` is of the base and of the end.
 STOP_VALUES = "gold greedy reward kl_to_base validation_gold guard_gap best_of_8".split()
 STOP_COLUMNS = {**KEY, "step": int, **dict.fromkeys(STOP_VALUES, float)}
 # Of the arms of which a block asks for `passk`, and of their bases: right ones of n samples, per held-out prompt.
@@ -107,6 +111,7 @@ OPTIONAL = {
 # In the order of writing: `runs.csv` is last, because a run is finished once it is there.
 COLUMNS = {
     CURVES: CURVE_COLUMNS,
+    CURVES4: CURVE4_COLUMNS,
     PROMPTS: PROMPT_COLUMNS,
     POINTS: POINT_COLUMNS,
     STOPS: STOP_COLUMNS,
@@ -138,7 +143,7 @@ class Tables:
 
     Attributes:
         runs, bases (`pd.DataFrame`): A row for each.
-        curves (`pd.DataFrame`): A row for each step of a run.
+        curves, curves4 (`pd.DataFrame`): A row for each step of a run, in one of them.
         prompts (`pd.DataFrame`): A row for each held-out prompt, of the bases, too.
         points (`pd.DataFrame`): A row for each task at each checkpoint.
         stops (`pd.DataFrame`): A row for each checkpoint, and for the base.
@@ -149,13 +154,14 @@ class Tables:
     runs: pd.DataFrame = field(default_factory=make_frame)
     bases: pd.DataFrame = field(default_factory=partial(make_frame, file=BASES))
     curves: pd.DataFrame = field(default_factory=partial(make_frame, file=CURVES))
+    curves4: pd.DataFrame = field(default_factory=partial(make_frame, file=CURVES4))
     prompts: pd.DataFrame = field(default_factory=partial(make_frame, file=PROMPTS))
     points: pd.DataFrame = field(default_factory=partial(make_frame, file=POINTS))
     stops: pd.DataFrame = field(default_factory=partial(make_frame, file=STOPS))
     passk: pd.DataFrame = field(default_factory=partial(make_frame, file=PASSK))
     texts: pd.DataFrame = field(default_factory=partial(make_frame, file=TEXTS))
 
-    def add(self, key: RunKey, rows: dict[str, list[dict]]) -> bool:
+    def add(self, key: RunKey, rows: dict[str, list[dict]], curves: str = CURVES) -> bool:
         """
         Add a run and, if it is the first on its base, the base.
 
@@ -164,6 +170,7 @@ class Tables:
             rows (`dict`): What `python -m study.evaluate` writes: `run`, `curve`, `prompts`, and, where there are any,
                 `base`, `base_prompts`, `points`, `stops`, `base_stops`, `passk`, `base_passk`, `texts` and
                 `base_texts`.
+            curves (`str`, *optional*): The file for its curve: `CURVES` or `CURVES4`.
 
         Returns:
             `bool`: Whether it was added. A run that stopped at numbers that are not finite has not measured its base,
@@ -185,13 +192,19 @@ class Tables:
             self._put(PASSK, base, rows["base_passk"])
         if "base_texts" in rows and base not in self.texts.index:
             self._put(TEXTS, base, rows["base_texts"])
-        self._put(CURVES, key, rows["curve"])
+        self._put(curves, key, rows["curve"])
         self._put(PROMPTS, key, rows["prompts"])
         self._put(POINTS, key, rows.get("points", []))
         self._put(STOPS, key, rows.get("stops", []))
         self._put(PASSK, key, rows.get("passk", []))
         self._put(TEXTS, key, rows.get("texts", []))
         return True
+
+    def earlier(self) -> "Tables":
+        """Return the tables without the runs that were made with `--tables`, as the pages of earlier protocols are."""
+        if self.curves4.empty:
+            return self
+        return self.without(RunKey(*key) for key in self.curves4.index.unique())
 
     def _put(self, file: str, key: RunKey, rows: list[dict]) -> None:
         """Put rows in the place of those that a run has in a table."""
@@ -248,16 +261,29 @@ def read_tables(root: Path) -> Tables:
     return read_folder(root / FOLDER)
 
 
-def read_folder(folder: Path) -> Tables:
+def read_folder(folder: Path, curves: pd.DataFrame | None = None) -> Tables:
     """
-    Read the tables of a folder; those that are missing are empty. Raises `InputError`: a file cannot be read, is not
-    of its shape, or has not the rows of its runs.
+    Read the tables of a folder; those that are missing are empty.
+
+    Args:
+        folder (`Path`): The folder.
+        curves (`pd.DataFrame`, *optional*): The curves of earlier runs, where they come from elsewhere.
+
+    Raises:
+        InputError: A file cannot be read, is not of its shape, or has not the rows of its runs.
     """
-    tables = Tables(**{table_name(file): _read_table(folder / file) for file in COLUMNS})
+    files = [file for file in COLUMNS if curves is None or file != CURVES]
+    tables = Tables(**{table_name(file): read_table(folder / file) for file in files})
     _check_unique(folder / RUNS, tables.runs)
     _check_unique(folder / BASES, tables.bases)
     _check_bases_of_runs(folder / RUNS, tables)
-    _check_row_counts(folder / CURVES, tables.curves, tables.runs["steps_done"])
+    steps = tables.runs["steps_done"]
+    is_thin = tables.runs.index.isin(tables.curves4.index.unique())
+    _check_row_counts(folder / CURVES4, tables.curves4, steps[is_thin])
+    if curves is None:
+        _check_row_counts(folder / CURVES, tables.curves, steps[~is_thin])
+    else:
+        tables.curves = curves
     prompts = pd.concat([tables.runs["prompts"], tables.bases["prompts"]])
     _check_row_counts(folder / PROMPTS, tables.prompts, prompts)
     return tables
@@ -282,7 +308,8 @@ def _check_row_counts(path: Path, table: pd.DataFrame, wanted: pd.Series) -> Non
         raise InputError(f"{path}: {RunKey(*key)} has {there} of {needed} rows; {CURE}")
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
+    """Read one of the tables; empty if it is missing. Raises `InputError`: it cannot be read, or not its columns."""
     if not path.exists():
         return make_frame(file=path.name)
     columns = COLUMNS[path.name]
@@ -312,13 +339,22 @@ def _read_table(path: Path) -> pd.DataFrame:
 
 
 def write_tables(root: Path, tables: Tables) -> None:
-    """Write the tables of a checkout that have rows, `runs.csv` last: a run is finished once it is there."""
-    folder = root / FOLDER
+    """Write the tables of a checkout, see [`write_folder`]."""
+    write_folder(root / FOLDER, tables)
+
+
+def write_folder(folder: Path, tables: Tables, with_curves: bool = True) -> None:
+    """
+    Write the tables that have rows into a folder, `runs.csv` last: a run is finished once it is there. `CURVES` is
+    left alone unless `with_curves`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for file in COLUMNS:
+        if file == CURVES and not with_curves:
+            continue
         path = folder / file
         table = getattr(tables, table_name(file)).sort_index(kind="stable")
-        if file in (POINTS, STOPS, PASSK, TEXTS) and table.empty and not path.exists():
+        if file in (CURVES4, POINTS, STOPS, PASSK, TEXTS) and table.empty and not path.exists():
             continue
         content = _table_bytes(table, file)
         if not path.is_file() or path.read_bytes() != content:

@@ -10,6 +10,7 @@ import yaml
 
 import tests.conftest  # noqa: F401  one thread, no Hub, and the folder of `run_record.py`
 from study.findings import _environment
+from study.tables import CURVES
 from study.third import numbers_of_third
 from trl_prorl.launch.recipe_yaml import read_recipe
 
@@ -90,10 +91,10 @@ def checkout(tmp_path_factory):
     return root
 
 
-def add_run(tables, key, prompts=4, steps=None, correct=None, base_hash="ab", curve=None, **row):
+def add_run(tables, key, prompts=4, steps=None, correct=None, base_hash="ab", curve=None, file=CURVES, **row):
     """
     A run, whose reward rises by 0.1 at each step, and its base if it is not there. `row` are columns of `runs.csv`,
-    `curve` columns of `curves.csv.gz`, each a value or one for each step; `correct` of 8 samples, by prompt.
+    `curve` columns of its curve, in `file`, each a value or one for each step; `correct` of 8 samples, by prompt.
     """
 
     def counts(right):
@@ -108,7 +109,7 @@ def add_run(tables, key, prompts=4, steps=None, correct=None, base_hash="ab", cu
     steps = pd.DataFrame({"step": range(1, steps + 1), "reward": [0.1 * step for step in range(steps)], "event": ""})
     rows = {"run": {"gold": run["pass@1"], **run}, "curve": steps.assign(**curve or {}).to_dict("records")}
     rows |= {"prompts": counts(correct or [4] * prompts), "base": base, "base_prompts": counts([2] * prompts)}
-    assert tables.add(key, rows)
+    assert tables.add(key, rows, file)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,17 @@ from eval.run_folder.reading import load_run
 from eval.samples.held_out import HeldOut
 from eval.samples.models import load_model, load_point
 from study.bases import model_of
-from study.fine_tuning import demonstrations, draw, fine_tune, make_trainer, metric_rows, paid_texts, read_recipe
+from study.fine_tuning import (
+    demonstrations,
+    draw,
+    fine_tune,
+    load_policy,
+    make_trainer,
+    metric_rows,
+    paid_texts,
+    read_recipe,
+    settings,
+)
 from study.matrix import MODEL, read_matrix
 from study.runner import SETTINGS
 from tasks.registry import get_task
@@ -68,8 +78,8 @@ def test_the_tokens_of_the_drawing_stand_at_the_first_update():
 
 
 def test_too_few_demonstrations_are_one_line(recipe, tmp_path):
-    with pytest.raises(RunError, match="the base wrote 3 different texts with full reward, and an update needs 4"):
-        make_trainer(recipe, "", None, [{}] * 3, tmp_path)
+    with pytest.raises(RunError, match="the model wrote 3 different texts with full reward, and an update needs 4"):
+        make_trainer(recipe, None, None, [{}] * 3, settings(recipe, tmp_path, 0, 1))
 
 
 def test_the_loss_is_that_of_the_completion_and_its_end(recipe, tmp_path):
@@ -80,7 +90,8 @@ def test_the_loss_is_that_of_the_completion_and_its_end(recipe, tmp_path):
     texts = ["321", "301", "32107", "021"]
     rows = [asked | {"completion": [{"role": "assistant", "content": text}]} for text in texts]
     recipe.training.max_steps = 1
-    trainer = make_trainer(recipe, base, tokenizer, rows, tmp_path / "sft")
+    args = settings(recipe, tmp_path / "sft", 0, 1)
+    trainer = make_trainer(recipe, load_policy(base, None), tokenizer, rows, args)
     trainer.train()
     model = load_model(base, torch.float32)
     prompt = tokenizer.apply_chat_template(asked["prompt"], add_generation_prompt=True, return_dict=False)
@@ -119,7 +130,22 @@ def test_the_folder_is_read_like_any_other(recipe, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(base)
     task = recipe.task.make_task()
     set_seed(41)
-    drawn = draw(base, tokenizer, task, list(task.rows("train", 6)), recipe.training.max_completion_length)
+    drawn = draw(
+        load_policy(base, None), tokenizer, task, list(task.rows("train", 6)), recipe.training.max_completion_length
+    )
     assert [len(texts) for texts in drawn.texts] == [16] * 6
     first = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert first["tokens_generated"] == drawn.tokens
+
+
+def test_a_round_draws_from_the_model_as_it_is_then_and_trains_it_on(recipe, tmp_path):
+    recipe.training.learning_rate = 0.005
+    fine_tune(recipe, rounds=3)
+    folder = tmp_path / "run"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    drawn = [row["tokens_generated"] for row in rows]
+    assert all(drawn)
+    assert drawn[2] != drawn[0]  # the base's seed is not set again, and this rate leaves no base
+    tuned = load_policy(find_model(recipe.model.model_name_or_path), folder)
+    assert all(value.requires_grad == ("lora" in name) for name, value in tuned.named_parameters())

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from study import runner as runner_module
-from study.frozen import commit_tables, frozen_commit, worktree
+from study.frozen import check_at_frozen_commit, commit_tables, frozen_commit, worktree
 from study.matrix import read_matrix
 from study.runner import RunFiles, Runner, make_run
+from study.tables import FOLDER
 from trl_prorl.errors import InputError, RunError
 
 
@@ -138,16 +139,18 @@ def test_a_worktree_is_the_commit_whatever_was_there(failing, git, tmp_path):
 
 def test_the_commit_is_noted_and_moves_only_when_asked(failing, git):
     first = git(failing, "rev-parse", "HEAD")
-    assert frozen_commit(failing) == first
+    assert frozen_commit(failing, failing / FOLDER) == first
     git(failing, "config", "user.name", "Study")
     git(failing, "config", "user.email", "study@example.org")
-    assert commit_tables(failing, "Study: the commit")
-    assert not commit_tables(failing, "Study: nothing new")
+    assert commit_tables(failing / FOLDER, "Study: the commit")
+    assert not commit_tables(failing / FOLDER, "Study: nothing new")
     second = git(failing, "rev-parse", "HEAD")
     assert second != first
-    assert frozen_commit(failing) == first
-    assert frozen_commit(failing, "HEAD") == second
-    assert frozen_commit(failing) == second
+    assert frozen_commit(failing, failing / FOLDER) == first
+    assert frozen_commit(failing, failing / FOLDER, "HEAD") == second
+    assert frozen_commit(failing, failing / FOLDER) == second
     (failing / "study" / "tables" / "frozen_at").write_text("0" * 40)
+    with pytest.raises(InputError, match="frozen_at: 000000000000, and .* is at .* --commit HEAD"):
+        check_at_frozen_commit(failing, failing / FOLDER)
     with pytest.raises(InputError, match="frozen_at: 0000.*this repository has no such commit; fetch it"):
-        frozen_commit(failing)
+        frozen_commit(failing, failing / FOLDER)

@@ -199,16 +199,18 @@ def test_the_study_s_blocks():
     second |= {"pretrained": 4 * 3} | dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
     third = {"rivals": 5 * 5, "rivals2": 5 * 5, "dose": 2 * 4 * 5, "clamp2": 9 * 3, "forget2": 4 * 6}
     third |= {"smollm2b_screen": 3, "smollm2b": 4 * 3}
-    assert counts == sizes | added | second | third
+    fourth = {"target": 25, "target2": 25, "tuned_stops": 10, "tuned_rivals": 15, "tuned_rivals2": 15}
+    fourth |= {"smollm2b_seeds": 8, "long_k": 12, "dose_long": 15, "dose_sorting": 40}
+    assert counts == sizes | added | second | third | fourth
     # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`; plain, control and
     # A of `events`.
     first = 72 + 120 + 25 + 6 + (9 - 1) * 2 + 25 + 42 + 7 * 2 + (21 - 3) * 3 + (8 - 3) * 5
-    assert len(matrix.runs) == first + sum(second.values()) + sum(third.values())
+    assert len(matrix.runs) == first + sum((second | third | fourth).values())
     core = matrix.blocks[2]
     assert core.arms == ["plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step"]
     assert {run.key.arm for run in core.runs if not run.open_keys} == {"plain"}
     assert {block.name for block in matrix.blocks} - {block.name for block in matrix.selected().blocks} == {
-        *("clamp_restart", "clamp_repeat", "pretrained", "smollm2b_screen", "smollm2b")
+        *("clamp_restart", "clamp_repeat", "pretrained", "smollm2b_screen", "smollm2b", *fourth)
     }
     for tunes, bases in ((True, {0, 6}), (False, {1, 2, 3, 4, 5})):
         blocks = [block for block in matrix.blocks if block.tunes == tunes]

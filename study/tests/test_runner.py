@@ -16,7 +16,7 @@ import pytest
 
 from eval.command import command
 from study.__main__ import KEPT, main
-from study.tables import BASES, CURVES, FOLDER, PROMPTS, RUNS, read_tables
+from study.tables import BASES, CURVES, CURVES4, FOLDER, PROMPTS, RUNS, read_tables
 from trl_prorl.record.folder_lock import holder
 
 
@@ -170,6 +170,34 @@ def test_each_run_is_committed_and_nothing_else_is(story, git):
     committed = git(fresh, "show", "--name-only", "--format=", "HEAD").splitlines()
     assert sorted(committed) == sorted(str(FOLDER / name) for name in (RUNS, CURVES, PROMPTS))
     assert "A  changed_by_hand" in git(fresh, "status", "--porcelain").splitlines()
+
+
+def test_tables_in_a_checkout_without_the_study_s_code(story, checkout, git, tmp_path):
+    """A clone whose newest commit has of the study the tables alone, and a worktree of its history that fills them."""
+    _, seen = story
+    moved_on = tmp_path / "clone"
+    git(checkout, "clone", "--quiet", str(checkout), str(moved_on))
+    code = ("trl_prorl", "eval", "tasks", "study/*.py", "study/recipes", "study/bases")
+    git(moved_on, "rm", "-r", "--quiet", *code, str(FOLDER / CURVES))
+    for key in ("user.name", "user.email"):
+        git(moved_on, "config", key, "study@example.org")
+    git(moved_on, "commit", "--quiet", "-m", "The study's code leaves")
+    assert not (moved_on / "study" / "bases").exists()
+    frozen = tmp_path / "frozen"
+    git(moved_on, "worktree", "add", "--quiet", "--detach", str(frozen), seen["code"])
+    code, written = finish(start(frozen, "run", *RUNNING, "--tables", str(moved_on / FOLDER)))
+    assert code == 0, written
+    assert [row["arm"] for row in rows(moved_on)] == ["A", "plain"]
+    assert not (moved_on / FOLDER / CURVES).exists()
+    assert git(moved_on, "status", "--porcelain") == ""
+    assert git(moved_on, "log", "-1", "--format=%s").startswith(
+        "Study: reverse_digits, A, base seed 0, seed 1, 3 steps"
+    )
+    committed = git(moved_on, "show", "--name-only", "--format=", "HEAD").splitlines()
+    assert sorted(committed) == sorted(str(FOLDER / name) for name in (RUNS, CURVES4, PROMPTS))
+    code, written = finish(start(frozen, "status", "--tables", str(moved_on / FOLDER)))
+    assert code == 0
+    assert "2 of 2 runs" in written
 
 
 def test_ctrl_c_is_one_line(story):

@@ -17,6 +17,7 @@ from study.tables import (
     BASES,
     CURVE_COLUMNS,
     CURVES,
+    CURVES4,
     FOLDER,
     PASSK,
     POINTS,
@@ -25,7 +26,9 @@ from study.tables import (
     STOPS,
     TEXTS,
     Tables,
+    read_folder,
     read_tables,
+    write_folder,
     write_tables,
 )
 from trl_prorl.errors import InputError
@@ -183,6 +186,28 @@ def test_bytes_depend_on_the_rows_and_not_on_their_order(written, tmp_path, add)
         shuffled = read_tables(tmp_path / "other")
     assert bytes_of(tmp_path / "other") == bytes_of(root)
     assert (root / FOLDER / CURVES).read_bytes()[4:8] == b"\0" * 4  # the time, in a header of gzip
+
+
+def test_new_curves_stand_without_those_of_earlier_runs(written, add):
+    """In a folder that has lost `curves.csv.gz`; one of the new runs has too few rows."""
+    root, tables = written
+    folder = root / FOLDER
+    (folder / CURVES).unlink()
+    earlier = read_folder(folder, tables.curves)
+    same(earlier, tables)
+    new = RunKey("sums", "new", 1, 1, 3)
+    add(earlier, new, file=CURVES4, curve={"gold": 0.25})
+    write_folder(folder, earlier, with_curves=False)
+    assert not (folder / CURVES).exists()
+    back = read_folder(folder, tables.curves)
+    assert back.curves4.loc[[new], "gold"].tolist() == [0.25] * 3
+    assert new not in back.curves.index
+    with pytest.raises(InputError, match="curves.csv.gz: .* has 0 of 3 rows"):
+        read_folder(folder)
+    back.curves4 = back.curves4[:2]
+    write_folder(folder, back, with_curves=False)
+    with pytest.raises(InputError, match="curves4.csv.gz: sums, new, .* has 2 of 3 rows"):
+        read_folder(folder, tables.curves)
 
 
 def test_others_read_the_tables_too(written):
