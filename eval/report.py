@@ -7,7 +7,6 @@ Writes `report.html`, one page with everything in it, and `report.md` with its p
 come from each run's `passk.json`, which `trl-prorl passk` makes; without it those cells stay open.
 """
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.run_folder.reading import load_runs, report_folder
 from trl_prorl.eval.run_folder.run import sort_runs
 from trl_prorl.files import replaced
+from trl_prorl.text import shell_quote
 
 
 CONTENTS = (
@@ -89,9 +89,9 @@ def main(argv=None) -> None:
     left_out = [*args.found.left_out, *unreadable]
     frame = Frame(sort_runs(recorded))
     out.mkdir(parents=True, exist_ok=True)
-    command = f"trl-prorl report --runs {' '.join(map(shlex.quote, args.runs))}"
+    command = f"trl-prorl report --runs {' '.join(map(shell_quote, args.runs))}"
     if args.out:
-        command += f" --out {shlex.quote(str(args.out))}"
+        command += f" --out {shell_quote(str(args.out))}"
     report = build_report(frame, command, left_out)
     pictures = report.pictures()
     for picture in pictures:

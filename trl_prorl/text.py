@@ -4,12 +4,17 @@ import difflib
 import json
 import re
 import reprlib
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
 
-# C0 and C1 controls, DEL, and the marks that reverse or hide what stands around them.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+# C0 and C1 controls, DEL, separators of lines, what has no width or reverses what stands around it, and surrogates, of
+# which no encoding knows: a file name has one for each byte that is not UTF-8.
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
 _CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 
 
@@ -24,6 +29,24 @@ def _make_visible(match: re.Match) -> str:
     if match[0] in "\n\t\r":
         return " "
     return match[0].encode("unicode_escape").decode()
+
+
+def shell_quote(text: str) -> str:
+    """
+    Return text as one word of a shell's command that can be copied as it is seen: [`shlex.quote`], and a word with
+    control characters as `$'…'`, which bash and zsh read, with an escape for each of their bytes.
+    """
+    if not _CONTROL.search(text):
+        return shlex.quote(text)
+    spelt = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{_CONTROL.sub(_spell_bytes, spelt)}'"
+
+
+def _spell_bytes(match: re.Match) -> str:
+    is_byte = "\udc80" <= match[0] <= "\udcff"  # as Python reads a file name
+    return "".join(
+        f"\\x{byte:02x}" for byte in match[0].encode(errors="surrogateescape" if is_byte else "surrogatepass")
+    )
 
 
 def without_html(markdown: str) -> str:

@@ -11,7 +11,6 @@ if __name__ == "__main__":  # first, so that help and complaints come before wha
 
 import pickle
 import re
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +39,7 @@ from .record.run_files import METRICS_FILE, WEIGHTS, check_record, read_json
 from .record.run_id import recorded_run_id, saved_run_id
 from .rollout.turns import make_environment, prepare_tokenizer
 from .tasks.base import check_dataset
+from .text import shell_quote
 from .trainer import ProRLTrainer
 
 
@@ -145,7 +145,7 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
         else:
             trainer.save_model()
     if trainer.terminal.is_watched:
-        print(f"next: trl-prorl passk --run {shlex.quote(str(trainer.run_dir))}")
+        print(f"next: trl-prorl passk --run {shell_quote(str(trainer.run_dir))}")
 
 
 def check_packages(args: ProRLConfig) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from trl_prorl.eval.pages.plotting import Panel, write_sheet
 from trl_prorl.eval.pages.table import Table
@@ -97,7 +97,7 @@ def _block_markdown(block: Block) -> str:
         case Bullets():
             return "\n".join(f"- {without_html(visible(item))}" for item in block.items)
         case Code():
-            lines = "\n".join(map(visible, block.text.splitlines()))
+            lines = visible_lines(block.text)
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", lines)), default=0))
             return f"{fence}\n{lines}\n{fence}"
         case Picture():
@@ -136,6 +136,15 @@ def breakable(html: Markup) -> Markup:
     return Markup(re.sub(r"([_/])(?![^<]*>)", r"\1<wbr>", str(html)))
 
 
+def visible_lines(text: str) -> str:
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def as_shown(value):
+    """Make what stands in the page without a filter visible; a name may hold control characters."""
+    return visible(value) if type(value) is str else value
+
+
 def data_uri(panel: Panel) -> str:
     """Return the panel as a PNG inside the page."""
     return f"data:image/png;base64,{base64.b64encode(panel.png).decode()}"
@@ -147,10 +156,12 @@ def to_html(report: Report) -> str:
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=as_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"inline": inline, "cell": cell, "breakable": breakable, "data_uri": data_uri}
+    environment.filters["code"] = lambda text: escape(visible_lines(text))
     environment.tests |= {
         name: lambda block, name=name: type(block).__name__ == name
         for name in ("Text", "Bullets", "Code", "Picture", "Table")

@@ -18,6 +18,7 @@ from trl_prorl.eval.analysis.stability import band
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.files import replaced
 from trl_prorl.record.run_files import GAMED, GROWTH
+from trl_prorl.text import visible
 from trl_prorl.variants import VARIANTS
 
 
@@ -109,7 +110,7 @@ def _add_legend(figure: Figure, axes) -> float:
 
 def wrap(text: str, letters: int) -> str:
     """Break a label of a picture into lines; the name of a run may have no spaces to break at."""
-    return textwrap.fill(text, letters)
+    return textwrap.fill(visible(text).replace("$", r"\$"), letters)  # matplotlib takes a `$` for mathematics
 
 
 def row_labels(labels: list[str]) -> tuple[list[str], int]:

@@ -1,16 +1,15 @@
 """The commands that make runs, evaluations and this report again."""
 
-import shlex
-
 from trl_prorl.eval.pages.document import Code, Section, Text
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, RecordedRun
 from trl_prorl.record.provenance import describe_evaluation, plugin_options
+from trl_prorl.text import shell_quote
 
 
 def passk_command(runs: list[RecordedRun]) -> str:
     """Return the command that evaluates these runs."""
     plugins = "".join(dict.fromkeys(plugin_options(run.env) for run in runs))
-    return f"trl-prorl passk{plugins} " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
+    return f"trl-prorl passk{plugins} " + " ".join(f"--run {shell_quote(str(run.path))}" for run in runs)
 
 
 def evaluation_commands(runs: list[RecordedRun]) -> str:
@@ -37,8 +36,8 @@ def _passk_options(run: RecordedRun) -> str:
     if tokens and tokens != own:
         sampling += f" --max-new-tokens {tokens}"
     return (
-        f" --split {passk['split']} --prompts {passk['prompts']} --n {passk['n']} --k {ks} {sampling} "
-        f"--seed {passk['seed']}"
+        f" --split {shell_quote(passk['split'])} --prompts {passk['prompts']} --n {passk['n']} --k {ks} {sampling} "
+        f"--seed {shell_quote(str(passk['seed']))}"
     )
 
 

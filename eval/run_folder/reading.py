@@ -17,6 +17,7 @@ from trl_prorl.record import run_files
 from trl_prorl.record.folders import has_begun
 from trl_prorl.record.run_id import RUN_ID, is_of_other_run
 from trl_prorl.record.shapes import LARGEST
+from trl_prorl.text import visible
 
 
 if TYPE_CHECKING:
@@ -132,13 +133,15 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
     if len(gaps):
         first = metrics["step"][gaps.index[0] - 1]
         last = gaps.iloc[0]
-        logger.warning("%s: no row between step %d and step %d (gaps: %d).", run_dir, first, last, len(gaps))
+        logger.warning(
+            "%s: no row between step %d and step %d (gaps: %d).", visible(str(run_dir)), first, last, len(gaps)
+        )
     env = read_env(run_dir)
     events = run_dir / "events.jsonl"
     evaluations = run_dir / "evaluations.jsonl"
     return RecordedRun(
         path=run_dir,
-        name=name or run_dir.resolve().name,
+        name=visible(name or run_dir.resolve().name),
         config=config,
         env=env,
         metrics=metrics,
@@ -188,7 +191,7 @@ def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     infinite = rows.select_dtypes("number").abs() == math.inf
     if infinite.any(axis=None):
         keys = list(infinite.columns[infinite.any()])
-        logger.warning("%s: infinite values are left out: %s.", path, ", ".join(keys))
+        logger.warning("%s: infinite values are left out: %s.", visible(str(path)), ", ".join(keys))
         rows[keys] = rows[keys].mask(infinite[keys])
     return rows
 

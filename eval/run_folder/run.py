@@ -10,6 +10,7 @@ import pandas as pd
 
 from trl_prorl.errors import InputError
 from trl_prorl.record.provenance import describe_evaluation
+from trl_prorl.text import visible
 from trl_prorl.variants import VARIANTS, describe_missing_reset
 
 
@@ -74,7 +75,7 @@ class RecordedRun:
 
     @property
     def variant(self) -> str:
-        return str(self.env.get("variant", "unknown"))
+        return visible(str(self.env.get("variant", "unknown")))
 
     @property
     def can_be_evaluated(self) -> bool:

@@ -20,6 +20,7 @@ from ..record.provenance import describe_evaluation, plugin_options, remove_secr
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, RESETS
 from ..record.run_id import RUN_ID, is_of_other_run
 from ..record.shapes import Shape, optional, table, text
+from ..text import shell_quote, visible
 from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, describe_missing_reset
 
 
@@ -55,7 +56,7 @@ class Record:
 
     @property
     def variant(self) -> str:
-        return str(self.env.get("variant", "unknown"))
+        return visible(str(self.env.get("variant", "unknown")))
 
     @property
     def known_variant(self) -> Variant | None:
@@ -175,7 +176,7 @@ def model_card(
     if adapter is None:
         adapter = bool(adapter_config)
     base = base_of(record, adapter_config)
-    name = (repo or folder.resolve().name).split("/")[-1]
+    name = visible((repo or folder.resolve().name).split("/")[-1])
     tags = {"trl-prorl", "trl", "grpo", f"variant-{record.variant}", *tags}
     if adapter:
         tags.add("lora")
@@ -188,7 +189,7 @@ def model_card(
         pipeline_tag="text-generation",
         tags=sorted(tags),
     )
-    return ModelCard.from_template(
+    card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
         name=name,
@@ -200,9 +201,12 @@ def model_card(
         evaluation=describe_evaluation(record.config, record.env, run_dir),
         plugins=plugin_options(record.env),
         passk_rows=_passk_rows,
+        shell_quote=shell_quote,
         recipe=yaml.safe_dump(record.config, sort_keys=True).strip(),
         grpo_citation=GRPOTrainer._paper["citation"],
     )
+    card.content = "\n".join(map(visible, card.content.split("\n")))
+    return card
 
 
 def _variant_meaning(record: Record) -> str:
@@ -274,6 +278,11 @@ def eval_results(record: Record) -> list[EvalResult]:
     return results
 
 
+def _plain(value: Any) -> Any:
+    """Return text without control characters, which YAML would hide in an escape, and any other value as it is."""
+    return visible(value) if isinstance(value, str) else value
+
+
 def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, dataset: str | None) -> EvalResult:
     """
     Make one number of the `model-index`.
@@ -304,7 +313,7 @@ def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, 
             "prompts": part["prompts"],
             "n": part["n"],
             "temperature": passk["temperature"],
-            "seed": passk["seed"],
+            "seed": _plain(passk["seed"]),
         }
     if None not in interval:
         name += f", 95 % interval {_interval(interval)}"
@@ -312,10 +321,10 @@ def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, 
     arguments = {key: argument for key, argument in arguments.items() if argument != [None, None]}
     return EvalResult(
         task_type="text-generation",
-        dataset_type=dataset or part["task"],
-        dataset_name=part["task"],
+        dataset_type=dataset or _plain(part["task"]),
+        dataset_name=_plain(part["task"]),
         dataset_config=None if part.get("level") is None else f"level {part['level']}",
-        dataset_split=passk["split"],
+        dataset_split=_plain(passk["split"]),
         metric_type=metric,
         metric_name=name,
         metric_value=value,

@@ -8,7 +8,6 @@ failure leaves a card without its weights.
 import fnmatch
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..errors import PushError
 from ..record.base_model import identify
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, read_json, read_yaml
 from ..record.run_id import RUN_ID, is_of_other_run, recorded_run_id, run_id_in
+from ..text import shell_quote
 from .card import ADAPTER, CARD_FILE, PASSK_FILE, remove_secrets
 
 
@@ -203,7 +203,7 @@ def push(
 
 def push_command(run_dir: str | os.PathLike) -> str:
     """Return the command that pushes a run later."""
-    return f"`trl-prorl push --run {shlex.quote(str(run_dir))}`"
+    return f"`trl-prorl push --run {shell_quote(str(run_dir))}`"
 
 
 def explain(error: BaseException) -> str:

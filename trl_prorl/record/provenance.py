@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from ..environment import git_commit, hardware, versions
 from ..files import replaced
+from ..text import shell_quote
 from .run_files import CONFIG_FILE, ENV_FILE, YAML
 from .run_id import RUN_ID
 
@@ -179,7 +179,7 @@ def spell_command(words: list[str]) -> str:
         else:
             kept.append(_without_secret(word))
             hidden = False
-    return shlex.join(kept).replace(str(Path.home()), "~")
+    return " ".join(map(shell_quote, kept)).replace(str(Path.home()), "~")
 
 
 def _without_secret(word: str) -> str:
@@ -194,7 +194,11 @@ def _without_secret(word: str) -> str:
 
 def plugin_options(env: dict[str, Any]) -> str:
     """Return the `--plugin` options with which a run was started, each with a space before it."""
-    return "".join(f" {found}" for found in re.findall(r"--plugin[ =](?:'[^']*'|\S+)", env.get("command") or ""))
+    options = ""
+    for word in re.findall(r"--plugin[ =](\$?'[^']*'|\S+)", env.get("command") or ""):
+        quoted = word if word.startswith("$'") else shell_quote(word.strip("'"))
+        options += f" --plugin {quoted}"
+    return options
 
 
 def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -> str:
@@ -202,7 +206,7 @@ def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -
     plugins = plugin_options(env)
     if not plugins and not config.get("task"):
         plugins = " --plugin FILE.py"
-    return f"trl-prorl passk{plugins} " + " ".join(f"--run {shlex.quote(str(run_dir))}" for run_dir in run_dirs)
+    return f"trl-prorl passk{plugins} " + " ".join(f"--run {shell_quote(str(run_dir))}" for run_dir in run_dirs)
 
 
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:

@@ -13,7 +13,7 @@ import yaml
 from yaml.composer import Composer
 
 from ..errors import InputError
-from ..text import cut, parse_json, short
+from ..text import cut, parse_json, short, visible
 from . import shapes
 from .shapes import Shape, ShapeError, array, finite, flag, integer, measured, optional, scalar, table, text
 
@@ -330,7 +330,7 @@ def read_jsonl(
         except json.JSONDecodeError as error:
             if place == last and (not ended or line.strip(BLANK).startswith("{")):
                 if not growing:
-                    logger.warning("%s: line %d, the last, is cut off and left out.", path, place)
+                    logger.warning("%s: line %d, the last, is cut off and left out.", visible(str(path)), place)
                 break
             raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
         except ValueError as error:
