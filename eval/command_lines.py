@@ -283,7 +283,11 @@ def report(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=program_name("report"), description="Report on run folders.")
     add_run_option(parser, help="run folders, folders of runs, or quoted globs of them", type=str)
     add_plugin_option(parser)
-    parser.add_argument("--out", type=Path, help="folder of the report (default: the one in which all runs lie)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the report, or NAME.html (default: where all runs lie)",
+    )
     args = parser.parse_args(argv)
     args.found = find_recorded_runs(args.runs)
     return args

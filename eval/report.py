@@ -36,7 +36,7 @@ from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.run_folder.reading import load_runs, report_folder
 from trl_prorl.eval.run_folder.run import sort_runs
 from trl_prorl.files import replaced
-from trl_prorl.text import shell_quote
+from trl_prorl.text import shell_quote, visible
 
 
 CONTENTS = (
@@ -62,10 +62,17 @@ TITLE = "Prolonged GRPO"  # begins every report
 PAGES = ("report.md", "report.html")
 
 
+def is_page(out: Path) -> bool:
+    """Return whether `--out` names a page of HTML, which is all that is written then, and no folder."""
+    return out.suffix.lower() in (".html", ".htm") and not out.is_dir()
+
+
 def check_own(out: Path) -> None:
-    """Refuse a folder whose report is somebody else's. Raises `InputError`: naming the file and the cure."""
-    for name in PAGES:
-        page = out / name
+    """Refuse a report that is somebody else's. Raises `InputError`: naming the file and the cure."""
+    pages = [out] if is_page(out) else [out / name for name in PAGES]
+    if out.is_file() and not is_page(out):
+        raise InputError(f"--out {out} is a file; give a folder, or a page whose name ends in .html")
+    for page in pages:
         if page.is_file() and TITLE not in page.read_text(encoding="utf-8", errors="replace"):
             raise InputError(f"{page} is no report of this command, which would overwrite it; give another --out")
 
@@ -79,6 +86,26 @@ def build_report(frame: Frame, command: str, left_out: Sequence[str] = ()) -> Re
     return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])
 
 
+def write_report(report: Report, out: Path) -> str:
+    """Write the report as a page, or into a folder as page, markdown and pictures; return what was written."""
+    texts = {out: to_html(report)}
+    said = f"Wrote {out}."
+    if not is_page(out):
+        out.mkdir(parents=True, exist_ok=True)
+        pictures = report.pictures()
+        for picture in pictures:
+            picture.write(out)
+        texts = {out / "report.md": to_markdown(report), out / "report.html": to_html(report)}
+        names = ", ".join(picture.file for picture in pictures)
+        with_pictures = f" with {names}, each as SVG too" if pictures else ""
+        said = f"Wrote {out / 'report.html'}; the same as report.md{with_pictures}."
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        with replaced(path) as aside:
+            aside.write_text(text, encoding="utf-8")
+    return said
+
+
 @command
 def main(argv=None) -> None:
     """Entry point."""
@@ -88,22 +115,15 @@ def main(argv=None) -> None:
     recorded, unreadable = load_runs(args.found.folders)
     left_out = [*args.found.left_out, *unreadable]
     frame = Frame(sort_runs(recorded))
-    out.mkdir(parents=True, exist_ok=True)
     command = f"trl-prorl report --runs {' '.join(map(shell_quote, args.runs))}"
     if args.out:
         command += f" --out {shell_quote(str(args.out))}"
     report = build_report(frame, command, left_out)
-    pictures = report.pictures()
-    for picture in pictures:
-        picture.write(out)
-    for name, text in zip(PAGES, (to_markdown(report), to_html(report)), strict=True):
-        with replaced(out / name) as aside:
-            aside.write_text(text, encoding="utf-8")
+    written = write_report(report, out)
     console = Console()
     console.print(runs.overview_table(frame).to_rich())
     print_bullets(console, (line.replace("**", "") for line in [*comparison.statements(frame), *left_out]))
-    names = ", ".join(picture.file for picture in pictures)
-    print(f"Wrote {out / 'report.html'}; the same as report.md with {names}.")
+    print(visible(written))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who is ahead: two runs, or arms over their seeds, on the same prompts; the best arm, and the success rule."""
+"""Who is ahead: two runs, or arms over their seeds, on the same prompts; and the best arm."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.configurations import why_not_paired
-from trl_prorl.eval.analysis.frame import Frame, ReportArm, Row
+from trl_prorl.eval.analysis.frame import Frame, ReportArm, Row, step_seconds
 from trl_prorl.eval.analysis.passk import per_prompt
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
@@ -28,12 +28,9 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
 COMPARED = ("plain", "control", "A")  # variants that every arm of their ground is compared with
-SHARES = (0.8, 0.9)  # of A's score, that B is to keep at a lower step cost
 GREEDY = None  # in place of a k: the outcome is greedy decoding, right or wrong
 SAME_SCORE = 1e-12  # scores that differ by rounding alone are equal
-MET = "met"
-NOT_MET = "not met"
-UNDECIDED = "undecided"
+SIGNIFICANT = 0.05  # the largest p, after Holm, of a significant difference
 
 
 @dataclass(frozen=True)
@@ -52,10 +49,11 @@ class Comparison:
         p_value (`float`): That the difference is 0. Of one pair of runs whose every prompt is right or wrong exact
             McNemar; else a t-test over prompts and, of several pairs, the larger of that and of the one over seeds.
             NaN where a t-test has too few prompts.
-        share ([`Estimate`] or `None`): First over second: the hull of Fieller's interval over runs and a bootstrap
-            over prompts, 0 to infinity with one pair; `None` where the second scored nothing.
-        step_time ([`Estimate`] or `None`): Ratio of mean step times, with the t-interval of log ratios over runs, 0 to
-            infinity with one pair; `None` where not measured, or where a run trained beside another one.
+        share ([`Estimate`] or `None`): First over second, with a bootstrap over prompts; of several pairs its hull
+            with Fieller's interval over runs. `None` without an interval, and where the second's own includes 0.
+        step_time ([`Estimate`] or `None`): Ratio of mean step times: of one pair Fieller's interval over steps, of
+            several the t-interval of log ratios over runs. `None` without an interval, where not measured, or where a
+            run trained beside another one.
         adjusted (`float`): p after Holm over the comparisons of an outcome.
     """
 
@@ -78,40 +76,18 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether the two sides differ: by the interval, and by the test."""
-        return self.difference.excludes_zero and self.p_value <= 0.05
+        """Whether the two sides differ significantly: by the interval, and by the test after Holm."""
+        return self.difference.excludes_zero and self.adjusted <= SIGNIFICANT
+
+    def favours(self, side: str) -> bool:
+        """Return whether one side, by its name, is significantly higher."""
+        is_higher = self.difference.value > 0 if side == self.first else self.difference.value < 0
+        return self.differs and is_higher
 
     @property
     def detectable(self) -> float:
         """The true difference that is found with 80 % power."""
         return detectable_difference(self.difference)
-
-    def rule(self, share: float) -> tuple[str, str, str]:
-        """Return the success rule: score, step cost and both, each met, not met or undecided."""
-        score = _at_least(self.share, share)
-        cost = _below(self.step_time, 1.0)
-        if NOT_MET in (score, cost):
-            both = NOT_MET
-        elif UNDECIDED in (score, cost):
-            both = UNDECIDED
-        else:
-            both = MET
-        return score, cost, both
-
-
-def _at_least(estimate: Estimate | None, threshold: float) -> str:
-    """Met or not met if the whole interval is on one side of the threshold, else undecided."""
-    if estimate is None:
-        return UNDECIDED
-    if estimate.low >= threshold:
-        return MET
-    return NOT_MET if estimate.high < threshold else UNDECIDED
-
-
-def _below(estimate: Estimate | None, threshold: float) -> str:
-    """Met or not met if the whole interval is on one side of the threshold, else undecided."""
-    opposite = {MET: NOT_MET, NOT_MET: MET, UNDECIDED: UNDECIDED}
-    return opposite[_at_least(estimate, threshold)]
 
 
 def compare(a: RecordedRun, b: RecordedRun, k: int | None = 1) -> Comparison:
@@ -166,10 +142,9 @@ def common_sizes(a: RecordedRun, b: RecordedRun) -> list[int]:
     return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
 
 
-def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1, level: float = 0.95) -> Comparison:
+def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1) -> Comparison:
     """
-    Two arms by their evaluated runs, paired by seed and by prompt; `level` is the coverage of the difference's
-    interval.
+    Two arms by their evaluated runs, paired by seed and by prompt.
 
     Raises:
         InputError: They share no seed, or runs cannot be paired.
@@ -184,10 +159,10 @@ def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1, level: 
         pairs = [(*firsts.values(), *seconds.values())]
     if not pairs:
         raise InputError("they have no seed in common; train both with the same seeds, or compare two runs alone")
-    return _compare(first.label, second.label, pairs, k, level)
+    return _compare(first.label, second.label, pairs, k)
 
 
-def _compare(first: str, second: str, pairs: list[tuple[Row, Row]], k: int | None, level: float = 0.95) -> Comparison:
+def _compare(first: str, second: str, pairs: list[tuple[Row, Row]], k: int | None) -> Comparison:
     _check_pairs(pairs, k)
     firsts = np.array([_outcome_per_prompt(a.run, k) for a, _ in pairs])
     seconds = np.array([_outcome_per_prompt(b.run, k) for _, b in pairs])
@@ -200,7 +175,7 @@ def _compare(first: str, second: str, pairs: list[tuple[Row, Row]], k: int | Non
         first=first,
         second=second,
         k=k,
-        difference=prompts_and_seeds(list(firsts - seconds), True, -1.0, level),
+        difference=_within(prompts_and_seeds(list(firsts - seconds), True, -1.0), 1.0),
         seeds=len(pairs),
         first_value=float(firsts.mean()),
         second_value=float(seconds.mean()),
@@ -225,25 +200,38 @@ def _check_pairs(pairs: list[tuple[Row, Row]], k: int | None) -> None:
             raise InputError(f"--k {k} must lie between 1 and the {a.run.passk['n']} samples of passk.json")
 
 
+def _within(difference: Estimate, most: float) -> Estimate:
+    """Return a difference whose interval ends where one of two shares can be: a t-interval may end beyond it."""
+    return Estimate(*np.clip(difference, -most, most).tolist())
+
+
 def _share(firsts: np.ndarray, seconds: np.ndarray) -> Estimate | None:
-    """Ratio of the means of an outcome, shape (S, P) each; `None` where the second side scored nothing."""
-    if not seconds.mean() > 0:
+    """
+    Return the ratio of the means of an outcome, shape (S, P) each; `None` without an interval, and where that of the
+    second side includes 0, which makes any ratio possible.
+    """
+    second = prompts_and_seeds(list(seconds), True)
+    if not second.low > 0:  # NaN with too few prompts
         return None
+    ratio = paired_bootstrap_ratio(firsts.mean(axis=0), seconds.mean(axis=0))
+    if len(firsts) == 1:
+        return ratio
     over_runs = fieller_ratio(firsts.mean(axis=1), seconds.mean(axis=1), paired=True)
-    over_prompts = paired_bootstrap_ratio(firsts.mean(axis=0), seconds.mean(axis=0))
-    low = np.minimum(over_runs.low, over_prompts.low)
-    high = np.maximum(over_runs.high, over_prompts.high)
-    return Estimate(over_runs.value, float(low), float(high))
+    low = np.minimum(ratio.low, over_runs.low)
+    high = np.maximum(ratio.high, over_runs.high)
+    return Estimate(ratio.value, float(low), float(high))
 
 
 def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
-    """Ratio of mean step times over the pairs of which both runs have one."""
-    seconds = [(first.seconds, second.seconds) for first, second in pairs if first.seconds and second.seconds]
-    if not seconds:
+    """Ratio of mean step times over the pairs of which both runs have one; `None` without an interval."""
+    timed = [(first, second) for first, second in pairs if first.seconds and second.seconds]
+    if not timed:
         return None
-    firsts, seconds = np.array(seconds).T
-    if len(firsts) == 1:
-        return Estimate(float(firsts[0] / seconds[0]), 0.0, math.inf)
+    if len(timed) == 1:
+        steps = [step_seconds(row.run) for row in timed[0]]
+        ratio = fieller_ratio(*steps, paired=False)
+        return ratio if math.isfinite(ratio.high) else None
+    firsts, seconds = np.array([(first.seconds, second.seconds) for first, second in timed]).T
     _, low, high = t_interval(np.log(firsts / seconds))
     return Estimate(float(firsts.mean() / seconds.mean()), math.exp(low), math.exp(high))
 
@@ -289,26 +277,43 @@ def compare_all_pairs(runs: list[RecordedRun], ks: list[int]) -> tuple[list[Comp
 @dataclass(frozen=True)
 class Verdict:
     """
-    The best arm of a ground.
+    The arm of a ground with the highest held-out pass@1.
 
     Attributes:
         title (`str`): The ground, "" if there is one.
-        best ([`ReportArm`]): The arm with the highest held-out pass@1, of several that share it the first.
+        best ([`ReportArm`]): The arm, of several that share the highest score the first.
         tied (`list[str]`): Labels of the others that share it.
-        arms (`int`): Evaluated arms of its ground.
+        others (`list[str]`): Labels of all other evaluated arms of the ground, by score.
+        shown (`list[str]`): Those whose difference is shown: tied ones, controls, plain, and the second best.
         seeds (`int`): Fewest seeds of an arm that is compared.
-        level (`float`): Coverage of the intervals: 95 % for one comparison, corrected for several (Bonferroni).
-        differences (`dict[str, Estimate | None]`): Best less base, and less each control and plain arm, without both
-            less the second best; `None` where the runs have no prompts or seeds in common.
+        gain ([`Estimate`] or `None`): Best less base.
+        comparisons (`dict[str, Comparison]`): With the other arms, by their labels; without those whose runs have no
+            prompts or seeds in common.
+        pairs (`int`): Pairs of arms of the ground that were compared: for so many p is corrected.
     """
 
     title: str
     best: ReportArm
     tied: list[str]
-    arms: int
+    others: list[str]
+    shown: list[str]
     seeds: int
-    level: float
-    differences: dict[str, Estimate | None]
+    gain: Estimate | None
+    comparisons: dict[str, Comparison]
+    pairs: int
+
+    @property
+    def not_behind(self) -> list[str]:
+        """Labels of the arms, and base, that the best is not significantly better than, as far as they compare."""
+        labels = [name for name, found in self.comparisons.items() if not found.favours(self.best.label)]
+        if self.gain is None or not self.gain.low > 0:
+            labels.insert(0, "base")
+        return labels
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the best of several arms is significantly better than every other one, and than base."""
+        return bool(self.others) and set(self.comparisons) == set(self.others) and not self.not_behind
 
 
 def score_of(arm: ReportArm) -> float:
@@ -317,6 +322,24 @@ def score_of(arm: ReportArm) -> float:
 
 
 @lru_cache(maxsize=1)  # several sections ask, of one frame
+def compare_grounds(frame: Frame) -> dict[str, tuple[list[Comparison], list[str]]]:
+    """Return [`compare_pairs`] of all evaluated arms of every ground at k = 1, by the ground's title."""
+    found = {}
+    for title, arms in frame.grounds.items():
+        ranked = sorted((arm for arm in arms if arm.evaluated), key=score_of, reverse=True)
+        pairs = []
+        for pair in combinations(ranked, 2):
+            pairs.append(tuple(sorted(pair, key=_place_in_pair, reverse=True)))
+        found[title] = compare_pairs(pairs, [1])
+    return found
+
+
+def _place_in_pair(arm: ReportArm) -> int:
+    """Return what is larger for an arm that comes first in a pair: a reference comes second."""
+    return COMPARED.index(arm.variant) if arm.variant in COMPARED else len(COMPARED)
+
+
+@lru_cache(maxsize=1)
 def verdicts(frame: Frame) -> list[Verdict]:
     """Return the best arm of every ground with an evaluated run."""
     results = []
@@ -326,34 +349,46 @@ def verdicts(frame: Frame) -> list[Verdict]:
             continue
         best, *others = ranked
         tied = [arm.label for arm in others if score_of(best) - score_of(arm) <= SAME_SCORE]
-        references = [arm for arm in others if arm.variant in ("control", "plain")] or others[:1]
-        # The best was chosen among all, so each arm could have been compared with each reference.
-        level = 1 - 0.05 / max(1, len(others) * len(references))
-        differences = {"base": best.gain(level)}
-        for arm in references:
-            try:
-                difference = compare_arms(best, arm, level=level).difference
-                differences[arm.label] = Estimate(*np.clip(difference, -1.0, 1.0).tolist())
-            except InputError:
-                differences[arm.label] = None
-        seeds = min(len(arm.evaluated) for arm in (best, *references))
-        results.append(Verdict(title, best, tied, len(ranked), seeds, level, differences))
+        rows = [row for row in compare_grounds(frame)[title][0] if row.k == 1]
+        comparisons = {}
+        for arm in others:
+            for row in rows:
+                if {row.first, row.second} == {best.label, arm.label}:
+                    comparisons[arm.label] = row
+        references = [arm for arm in others if arm.variant in ("control", "plain") or arm is others[0]]
+        results.append(
+            Verdict(
+                title=title,
+                best=best,
+                tied=tied,
+                others=[arm.label for arm in others],
+                shown=[arm.label for arm in others if arm in references or arm.label in tied],
+                seeds=min(len(arm.evaluated) for arm in ranked),
+                gain=best.gain(),
+                comparisons=comparisons,
+                pairs=len(rows),
+            )
+        )
     return results
 
 
 def compare_with_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
     """
-    Every evaluated arm at k = 1, and by greedy decoding, against plain, the control and A of its ground, of several of
-    a variant the one with the highest held-out pass@1; and which pairs were left out and why.
+    Return the comparisons with plain, the control, A (of several, that with the highest held-out pass@1) and the best
+    arm of every ground; and which pairs were left out and why. p is corrected for all pairs of a ground, shown or not.
     """
-    pairs = {}
-    for arms in frame.grounds.values():
+    rows = []
+    skipped = []
+    for title, arms in frame.grounds.items():
         evaluated = [arm for arm in arms if arm.evaluated]
+        if not evaluated:
+            continue
+        references = {max(evaluated, key=score_of).label}
         for variant in COMPARED:
-            reference = max((arm for arm in evaluated if arm.variant == variant), key=score_of, default=None)
-            if reference is None:
-                continue
-            for arm in evaluated:
-                if arm.variant != variant:
-                    pairs.setdefault(frozenset((arm.label, reference.label)), (arm, reference))
-    return compare_pairs(list(pairs.values()), [1])
+            of_variant = [arm for arm in evaluated if arm.variant == variant]
+            if of_variant:
+                references.add(max(of_variant, key=score_of).label)
+        found, left = compare_grounds(frame)[title]
+        rows += [row for row in found if {row.first, row.second} & references]
+        skipped += left
+    return rows, list(dict.fromkeys(skipped))

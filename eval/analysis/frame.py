@@ -22,16 +22,22 @@ from trl_prorl.eval.run_folder.run import GROUND, MODEL, RecordedRun
 from trl_prorl.variants import VARIANTS
 
 
-def mean_step_seconds(run: RecordedRun) -> float | None:
+def step_seconds(run: RecordedRun) -> np.ndarray | None:
     """
-    Return the mean seconds of an optimizer step, validation included: the one to compare where only some steps
-    generate, and where a reset waits for a validation that other runs do without.
+    Return the seconds of each optimizer step, shape (T,), each with its share of all validation: what to compare where
+    only some steps generate, and where a reset waits for a validation that other runs do without.
     """
     seconds = run.measured("time_step")
     if seconds is None:
         return None
     validation = run.total("time_eval") or 0.0
-    return float(seconds.mean()) + validation / len(seconds)
+    return seconds.to_numpy() + validation / len(seconds)
+
+
+def mean_step_seconds(run: RecordedRun) -> float | None:
+    """Return the mean seconds of an optimizer step, validation included."""
+    seconds = step_seconds(run)
+    return None if seconds is None else float(seconds.mean())
 
 
 def throughput(run: RecordedRun) -> float | None:
@@ -159,11 +165,9 @@ class ReportArm:
     def same_prompts(self) -> bool:
         return all(why_not_paired(self.evaluated[0], run) is None for run in self.evaluated)
 
-    def estimate(
-        self, values_of: Callable[[RecordedRun], np.ndarray], least: float = 0.0, level: float = 0.95
-    ) -> Estimate | None:
+    def estimate(self, values_of: Callable[[RecordedRun], np.ndarray], least: float = 0.0) -> Estimate | None:
         """Return a score, whose value at each prompt is at least `least`, with its interval over prompts and seeds."""
-        estimate = prompts_and_seeds([values_of(run) for run in self.evaluated], self.same_prompts, least, level)
+        estimate = prompts_and_seeds([values_of(run) for run in self.evaluated], self.same_prompts, least)
         if estimate is None:
             return None
         # A t-interval of two shares may leave the range they can take.
@@ -174,8 +178,8 @@ class ReportArm:
         """Held-out pass@1 of base and of the trained models."""
         return {side: self.estimate(lambda run, side=side: per_prompt(run.passk, side)) for side in SIDES}
 
-    def gain(self, level: float = 0.95) -> Estimate | None:
-        return self.estimate(lambda run: per_prompt(run.passk, "trained") - per_prompt(run.passk, "base"), -1.0, level)
+    def gain(self) -> Estimate | None:
+        return self.estimate(lambda run: per_prompt(run.passk, "trained") - per_prompt(run.passk, "base"), -1.0)
 
     @cached_property
     def at_largest_k(self) -> Estimate | None:

@@ -11,6 +11,8 @@ from trl_prorl.variants import VARIANTS
 
 
 FIRST_SHARE = 0.05
+LEAST_STEPS = 3  # of a curve
+DRAWN = ("reward", "kl_ref", "kl_old", "entropy", "grad_norm", "truncated_fraction", "eval_reward")
 NEIGHBOURS = 10  # steps on each side
 LEAST_NEIGHBOURS = 5
 
@@ -29,6 +31,16 @@ def last_mean(values: pd.Series | None) -> float | None:
         return None
     count = max(1, round(LAST_SHARE * len(values)))
     return float(values.iloc[-count:].mean())
+
+
+def why_no_curves(run: RecordedRun) -> str | None:
+    """Return why a run has nothing to draw over its steps: it hardly began, or measured nothing; else `None`."""
+    steps = len(run.metrics)
+    if steps < LEAST_STEPS:
+        return f"only {steps} {'step is' if steps == 1 else 'steps are'} in its log"
+    if all(run.measured(key) is None for key in DRAWN):
+        return "its log has no finite reward, KL, entropy or gradient norm"
+    return None
 
 
 def running_mean(values: pd.Series) -> pd.Series:

@@ -8,7 +8,15 @@ from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.resets import AROUND, LEAST_SHARE, MIDDLE, align_at_resets, band_over_resets
 from trl_prorl.eval.analysis.stability import kl_key
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.plotting import TITLE_LETTERS, Panel, colour_of, say_not_measured, sheets, style_of, wrap
+from trl_prorl.eval.pages.plotting import (
+    TITLE_LETTERS,
+    Panel,
+    colour_of,
+    curve_sheets,
+    say_not_measured,
+    style_of,
+    wrap,
+)
 
 
 def aligned_metric(arm: ReportArm, key: str) -> np.ndarray:
@@ -62,7 +70,7 @@ def reset_panels(sheet: str, arms: list[ReportArm]) -> list[Panel]:
 def sections(frame: Frame) -> list[Section]:
     """Return the section; none where no run was reset."""
     panels = []
-    for sheet, arms in sheets(frame):
+    for sheet, arms in curve_sheets(frame):
         with_resets = [arm for arm in arms if any(run.reset_steps() for run in arm.runs)]
         if with_resets:
             panels += reset_panels(sheet, with_resets)

@@ -1,19 +1,17 @@
-"""Who is ahead: the verdict, arms against their references, the success rule; two runs in full."""
+"""Who is ahead: the verdict, variants pair by pair; two runs in full."""
 
 import math
-from collections.abc import Callable
 
 from rich.table import Table as RichTable
 
 from trl_prorl.eval.analysis.compare import (
-    SHARES,
     Comparison,
     Verdict,
     compare_with_references,
     verdicts,
 )
 from trl_prorl.eval.analysis.frame import Frame, ReportArm
-from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, Estimate
+from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
 from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of, row_labels
 from trl_prorl.eval.pages.reproduce import passk_command
@@ -41,27 +39,15 @@ def objective_notes(runs: list[RecordedRun]) -> list[str]:
     return []
 
 
-def _unbounded(ratio: Estimate | None) -> bool:
-    """Return whether the runs exclude no ratio at all."""
-    return ratio is not None and ratio[1:] == (0.0, math.inf)
-
-
-def _ratio_cell(ratio: Estimate | None, show: Callable[[float], str]) -> str:
-    """Return a ratio, with its interval where the runs give one."""
-    if ratio is None:
-        return NOT_MEASURED
-    value, low, high = map(show, ratio)
-    if _unbounded(ratio):
-        return value
-    return f"{value} (n/a)" if math.isnan(ratio.low) else f"{value} [{low}, {high}]"
-
-
 def _share_cell(row: Comparison) -> str:
-    return _ratio_cell(row.share, percent)
+    if row.share is None:
+        return NOT_MEASURED
+    value, low, high = map(percent, row.share)
+    return f"{value} [{low}, {high}]"
 
 
 def _time_cell(row: Comparison) -> str:
-    return _ratio_cell(row.step_time, "{:.2f}".format)
+    return interval_cell(row.step_time, ".2f")
 
 
 def _p_cell(row: Comparison) -> str:
@@ -69,7 +55,7 @@ def _p_cell(row: Comparison) -> str:
 
 
 PAIR_COLUMNS = [
-    Column("arms", lambda row: f"{row.first} − {row.second}"),
+    Column("first − second", lambda row: f"{row.first} − {row.second}"),
     Column("outcome", lambda row: row.outcome),
 ]
 DIFFERENCE_COLUMNS = [
@@ -90,12 +76,16 @@ RATIO_COLUMNS = [
 ]
 DIFFERENCE_NOTES = [
     "The outcome is pass@k of the trained models, or the accuracy of their greedy decoding, mean over seeds. Runs are "
-    "paired by seed where both arms have it, and by prompt. The interval covers prompts and, of several runs, seeds.",
+    "paired by seed where both variants have it, and by prompt. The interval covers prompts and, of several runs, "
+    "seeds. It is not corrected; p is.",
     "p: exact McNemar for greedy decoding of one run on each side, and for pass@k of k samples; else a t-test over "
-    "prompts and, of several runs, the larger of that and of one over seeds. Holm over the pairs of an outcome.",
+    "prompts and, of several runs, the larger of that and of one over seeds. Holm over all pairs of variants, outcome "
+    "by outcome. A difference is significant if its interval excludes 0 and p is at most 0.05.",
 ]
 RATIO_NOTES = [
-    "Ratios have an interval over runs where there are several. What else a machine did during a step is not recorded."
+    "The interval of a ratio is over prompts, that of step times over steps, and both are over runs where there are "
+    "several. A dash: no interval, or the second side's includes 0. What else a machine did during a step is not "
+    "recorded."
 ]
 
 
@@ -107,7 +97,9 @@ def arms_table(comparisons: list[Comparison], title: str) -> Table:
 
 def terminal_tables(comparisons: list[Comparison]) -> list[RichTable]:
     """Return the same for a terminal of 80 columns: differences, then what goes with them."""
-    differences = table_of("Arms, pair by pair", [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS], comparisons, DIFFERENCE_NOTES)
+    differences = table_of(
+        "Variants, pair by pair", [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS], comparisons, DIFFERENCE_NOTES
+    )
     beyond = table_of("The same pairs: power and ratios", [*PAIR_COLUMNS, *RATIO_COLUMNS], comparisons, RATIO_NOTES)
     return [differences.to_rich(narrow=True), beyond.to_rich()]
 
@@ -121,47 +113,54 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
         elif math.isnan(each.difference.low):
             body = NO_INTERVAL_NOTE.removeprefix("n/a: ")  # which the difference says already
         else:
-            body = f"no difference found; detectable difference ({POWER}): {each.detectable:.3f}."
+            body = f"no significant difference; detectable difference ({POWER}): {each.detectable:.3f}."
         difference = interval_cell(each.difference, "+.3f")
-        lines.append(f"{each.outcome}: `{each.first}` less `{each.second}` {difference}: {body}")
+        lines.append(f"{each.outcome}: `{each.first}` − `{each.second}` {difference}: {body}")
     return lines
 
 
 def verdict_statement(verdict: Verdict) -> str:
-    """Say which arm is highest, what it is not told apart from, and by how much it is ahead of each other one."""
+    """Say which arm is highest, from what it has no significant difference, and its difference from the others."""
     best = verdict.best
     scores = f"{best.sides['trained'].value:.3f} (base {best.sides['base'].value:.3f})"
     if verdict.tied:
         names = f"{', '.join([best.label, *verdict.tied[:-1]])} and {verdict.tied[-1]}"
         heading = f"{names} share the highest held-out pass@1, {scores}"
-    elif verdict.arms > 1:
-        heading = f"{best.label} is highest in held-out pass@1, {scores}"
+    elif verdict.others:
+        heading = f"{best.label} has the highest held-out pass@1, {scores}"
     else:
         heading = f"{best.label} has a held-out pass@1 of {scores}"
-    unclear = [
-        name
-        for name, difference in verdict.differences.items()
-        if name not in verdict.tied and (difference is None or not difference.excludes_zero)
-    ]
+    if verdict.is_significant:
+        heading += ", significantly higher than base and every other variant"
+    if verdict.gain is not None and verdict.gain.high < 0:
+        heading += ", significantly lower than base"
+    unclear = [name for name in verdict.not_behind if name not in verdict.tied]
+    if verdict.gain is not None and verdict.gain.high < 0:
+        unclear.remove("base")
     if unclear:
-        heading += f", but not told apart from {' or '.join(unclear)}"
-    ahead = []
-    for name, difference in verdict.differences.items():
-        if difference:
-            ahead.append(f"{interval_cell(difference, '+.3f')} over {name}")
-        else:
-            ahead.append(f"not compared with {name}, because the runs share no prompts or no seeds")
+        heading += f", with no significant difference from {' or '.join(unclear)}"
+    details = [f"{best.label} − base: {interval_cell(verdict.gain, '+.3f')}."]
+    for name in verdict.shown:
+        row = verdict.comparisons.get(name)
+        if row is not None:
+            p = "" if math.isnan(row.adjusted) else f", p = {_p_cell(row)}"
+            details.append(f"{row.first} − {row.second}: {interval_cell(row.difference, '+.3f')}{p}.")
+    for name in verdict.others:
+        if name not in verdict.comparisons:
+            details.append(f"{best.label} is not compared with {name}, because the runs share no prompts or no seeds.")
     where = f"{verdict.title}: " if verdict.title else ""
-    subject = best.label if verdict.tied else "It"
-    return f"**{where}{heading}.** {subject} is {'; '.join(ahead)}."
+    return f"**{where}{heading}.** {' '.join(details)}"
 
 
 def _interval_note(verdict: Verdict) -> str:
-    """What the intervals of a verdict cover."""
-    corrected = f" (95 %, corrected for the choice among {verdict.arms} arms)" if verdict.level > 0.95 else ""
+    """What the intervals of a verdict cover, and for what p is corrected."""
     alone = "prompts alone: one training seed says nothing of the variation between seeds"
     over = f"prompts and {verdict.seeds} training seeds" if verdict.seeds > 1 else alone
-    return f"Intervals: {100 * verdict.level:.3g} %{corrected}, over {over}."
+    note = f"Intervals, here and in every table: 95 %, over {over}."
+    if verdict.pairs:
+        pairs = "1 pair" if verdict.pairs == 1 else f"{verdict.pairs} pairs"
+        note += f" p: corrected for {pairs} of variants (Holm)."
+    return note
 
 
 def missing_statements(runs: list[RecordedRun]) -> list[str]:
@@ -219,38 +218,14 @@ def verdict_sections(frame: Frame) -> list[Section]:
     return [Section("Verdict", blocks, open=True)]
 
 
-def success_statements(rows: list[Comparison]) -> list[str]:
-    """Return the success rule of B against A: a line per comparison."""
-    lines = []
-    for row in rows:
-        rules = []
-        for share in SHARES:
-            score, cost, rule = row.rule(share)
-            rules.append(f"at least {100 * share:.0f} % at a lower step cost **{rule}** (score {score}, cost {cost})")
-        few = " (too few runs for an interval)" if _unbounded(row.share) else ""
-        time = f"its mean step takes {_time_cell(row)} times as long"
-        if row.step_time is None:
-            time = "their step times cannot be compared"
-        lines.append(
-            f"{row.first} has {_share_cell(row)} of {row.second}'s held-out pass@1{few}, and {time}: "
-            f"{', '.join(rules)}."
-        )
-    return lines
-
-
 def sections(frame: Frame) -> list[Section]:
     rows, left = compare_with_references(frame)
     if not rows and not left:
         return []
-    title = "Arms against plain, control and A"
+    title = "Variants, pair by pair"
     blocks = []
     if rows:
         blocks.append(arms_table(rows, title))
-    variants = {arm.label: arm.variant for arm in frame.arms}
-    b_against_a = [row for row in rows if variants[row.first] == "B" and variants[row.second] == "A" and row.k == 1]
-    if b_against_a:
-        blocks.append(Text("The success rule: B keeps 80 to 90 % of A's held-out score at a lower step cost."))
-        blocks.append(Bullets(success_statements(b_against_a)))
     notes = [*left, *step_time_notes(frame.timing)]
     if notes:
         blocks.append(Bullets(notes))

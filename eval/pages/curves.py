@@ -11,16 +11,18 @@ from trl_prorl.eval.analysis.stability import (
     kl_key,
     running_mean,
     running_median_of_positive,
+    why_no_curves,
 )
-from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.document import Bullets, Picture, Section
 from trl_prorl.eval.pages.plotting import (
     SHEETS_NOTE,
     Panel,
+    arms_with_curves,
     caption,
     colour_of,
+    curve_sheets,
     draw_lines,
     row_labels,
-    sheets,
     steps_panel,
     symlog_threshold,
 )
@@ -118,25 +120,26 @@ def _mean_stage_seconds(arm: ReportArm, stage: str) -> float:
 
 def stages_panel(frame: Frame) -> Panel:
     """Return the mean seconds of a step by stage, mean over the runs of an arm; what was not timed is not drawn."""
-    labels, lines = row_labels([arm.legend for arm in frame.arms])
+    arms = arms_with_curves(frame.arms)
+    labels, lines = row_labels([arm.legend for arm in arms])
 
     def draw(axes):
-        left = np.zeros(len(frame.arms))
+        left = np.zeros(len(arms))
         for stage, (colour, label) in STAGES.items():
-            means = np.array([_mean_stage_seconds(arm, stage) for arm in frame.arms])
+            means = np.array([_mean_stage_seconds(arm, stage) for arm in arms])
             axes.barh(range(len(left)), means, left=left, color=colour, label=label)
             left += means
         axes.set_yticks(range(len(labels)), labels)
         axes.set_title("Mean time of a step, by stage", loc="right")
-        axes.set(ylim=(len(frame.arms) - 0.5, -0.5), xlabel="seconds")
+        axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="seconds")
         axes.grid(alpha=0.2, axis="x")
 
     alt = "Mean seconds of a step, split into rollout, old scoring, reference scoring and update"
-    return Panel(alt, draw, lines * len(frame.arms))
+    return Panel(alt, draw, lines * len(arms))
 
 
 def sections(frame: Frame) -> list[Section]:
-    found = sheets(frame)
+    found = curve_sheets(frame)
     text = (
         f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL and gradient norm: median of the positive values), "
         "as recorded behind it in faint; the validation reward is that of the evaluations during training."
@@ -154,4 +157,10 @@ def sections(frame: Frame) -> list[Section]:
         words = caption(frame, text) if number == len(found) else ""
         alt = f"{sheet}reward, KL, entropy and gradient norm over optimizer steps"
         pictures.append(Picture(file, alt, words, sheet_panels(sheet, arms), 3))
-    return [Section("Curves", pictures, open=True)]
+    lines = []
+    for run in frame.runs:
+        why = why_no_curves(run)
+        if why is not None:
+            lines.append(f"`{run.name}` has no curves: {why}.")
+    left_out = [Bullets(lines)] if lines else []
+    return [Section("Curves", [*pictures, *left_out], open=True)]

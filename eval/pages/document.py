@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
-from trl_prorl.eval.pages.plotting import Panel, write_sheet
+from trl_prorl.eval.pages.plotting import Panel, write_sheet, write_svg_sheet
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.text import visible, without_html
 
@@ -57,8 +57,10 @@ class Picture:
     columns: int = 2
 
     def write(self, folder: Path) -> None:
-        """Write the file into a folder."""
-        write_sheet(self.panels, folder / self.file, self.columns)
+        """Write the file into a folder, and the same as SVG beside it."""
+        path = folder / self.file
+        write_sheet(self.panels, path, self.columns)
+        write_svg_sheet(self.panels, path.with_suffix(".svg"), self.columns)
 
 
 Block = Text | Bullets | Code | Picture | Table

@@ -57,8 +57,9 @@ COLUMNS = [
         "arm",
         lambda arm: arm.label,
         "**arm**: a run by its folder, several seeds by what their folders have in common; in brackets the variant, "
-        "where the folder does not say it, and the settings that set it apart from others of that variant and task. ★ "
-        "is the highest held-out pass@1 of its task, base, length and learning rate, unless two arms share it.",
+        "where the folder does not say it, and the settings that set it apart from others of that variant and task. "
+        "★: its held-out pass@1 is significantly higher than that of base and of every other variant of its task, "
+        "base, length and learning rate.",
     ),
     Column(
         "seeds",
@@ -150,7 +151,7 @@ DASH = (
 
 def result_matrix(frame: Frame) -> Table:
     """Performance, stability and cost of every arm."""
-    best = {verdict.best.label for verdict in verdicts(frame) if verdict.arms > 1 and not verdict.tied}
+    best = {verdict.best.label for verdict in verdicts(frame) if verdict.is_significant}
     table = table_of("Result matrix", COLUMNS, frame.arms, definitions=[DASH])
     rows = []
     for label, *cells in table.rows:

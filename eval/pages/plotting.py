@@ -1,20 +1,22 @@
 """How a report draws: the look of an arm, curves over steps with their marks, panels, and the files made of them."""
 
 import io
+import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
 from trl_prorl.eval.analysis.frame import Frame, ReportArm
-from trl_prorl.eval.analysis.stability import band
+from trl_prorl.eval.analysis.stability import band, why_no_curves
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.files import replaced
 from trl_prorl.record.run_files import GAMED, GROWTH
@@ -52,7 +54,11 @@ SHEETS_NOTE = (
 # Other events, at the bottom of the axes: marker, label, and what a caption says.
 EVENT_MARKS = {
     GROWTH: ("^", "growth of the rank", "Triangles at the bottom are growths of the adapter's rank."),
-    GAMED: ("X", "the reward is gamed", "Crosses at the bottom: `guard_gap` fired, the reward rose while gold fell."),
+    GAMED: (
+        "X",
+        "possible reward hacking",
+        "Crosses at the bottom: `guard_gap` fired, because accuracy (`gold`) fell while the reward did not.",
+    ),
 }
 
 
@@ -69,8 +75,7 @@ class Panel:
     legend: bool = True
 
     @cached_property
-    def png(self) -> bytes:
-        """The panel, 624 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
+    def _figure(self) -> Figure:
         width, height = PANEL_INCHES
         figure = Figure((width, max(height, 1.2 + 0.24 * self.rows)), PANEL_DPI)
         canvas = FigureCanvasAgg(figure)
@@ -88,11 +93,26 @@ class Panel:
         if beyond > 0:
             figure.subplots_adjust(min(LEFT + beyond / figure.bbox.width, MOST_LEFT))
         canvas.draw()
+        return figure
+
+    @cached_property
+    def png(self) -> bytes:
+        """The panel, 624 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
+        canvas = FigureCanvasAgg(self._figure)
+        canvas.draw()
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
         # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
         buffer = io.BytesIO()
         picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, format="png")
         return buffer.getvalue()
+
+    @cached_property
+    def svg(self) -> str:
+        """The panel as SVG: text as text, and the same bytes for the same numbers."""
+        file = io.StringIO()
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "trl-prorl"}):
+            self._figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        return file.getvalue()
 
 
 def _add_legend(figure: Figure, axes) -> float:
@@ -117,6 +137,33 @@ def row_labels(labels: list[str]) -> tuple[list[str], int]:
     """Return the labels of rows of bars, broken into lines, and the number of lines of the longest."""
     wrapped = [wrap(label, ROW_LETTERS) for label in labels]
     return wrapped, max(label.count("\n") + 1 for label in wrapped)
+
+
+def write_svg_sheet(panels: list[Panel], path: Path, columns: int) -> None:
+    """Write panels side by side as one SVG, each with names of its own for its shapes."""
+    parts = []
+    left, top, tallest, width = 0.0, 0.0, 0.0, 0.0
+    for place, panel in enumerate(panels):
+        if place and place % columns == 0:
+            left = 0.0
+            top += tallest
+            tallest = 0.0
+        root, body = re.search(r"<svg ([^>]*)>(.*)</svg>", panel.svg, re.DOTALL).groups()
+        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', root)
+        panel_width, height = map(float, box.groups())
+        body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+        # A hundredth of a point is enough, and half as large.
+        body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
+        body = re.sub(r'(\bid="|"#|url\(#)', rf"\g<1>p{place}-", body)
+        size = f'x="{left:g}" y="{top:g}" width="{panel_width:g}" height="{height:g}"'
+        parts.append(f"<svg {size} {box[0]}>{body}</svg>")
+        left += panel_width
+        width = max(width, left)
+        tallest = max(tallest, height)
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    size = f'width="{width:g}pt" height="{top + tallest:g}pt" viewBox="0 0 {width:g} {top + tallest:g}"'
+    with replaced(path) as aside:
+        aside.write_text("\n".join([f"<svg {names} {size}>", *parts, "</svg>\n"]), encoding="utf-8")
 
 
 def write_sheet(panels: list[Panel], path: Path, columns: int) -> None:
@@ -178,6 +225,22 @@ def sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
             beginning = f"{', '.join(words)}: " if words else ""
             parts_of_all.append((beginning, [*others, *part]))
     return parts_of_all
+
+
+def curve_sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
+    """Return [`sheets`] with the runs that have something to draw over their steps."""
+    found = []
+    for beginning, arms in sheets(frame):
+        alive = arms_with_curves(arms)
+        if alive:
+            found.append((beginning, alive))
+    return found
+
+
+def arms_with_curves(arms: list[ReportArm]) -> list[ReportArm]:
+    """Return the arms without the runs that hardly began: at their few steps the mean over seeds would end."""
+    alive = [replace(arm, rows=[row for row in arm.rows if why_no_curves(row.run) is None]) for arm in arms]
+    return [arm for arm in alive if arm.rows]
 
 
 def caption(frame: Frame, text: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from trl_prorl.eval.analysis.configurations import says_variant
 from trl_prorl.eval.analysis.frame import Frame, Row
 from trl_prorl.eval.analysis.passk import SIDES, score
-from trl_prorl.eval.analysis.stability import first_mean, last_mean
+from trl_prorl.eval.analysis.stability import first_mean, last_mean, why_no_curves
 from trl_prorl.eval.pages.curves import stages_panel
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.step_times import step_time_notes
@@ -128,7 +128,7 @@ def learned(frame: Frame) -> list[Section]:
 def costs(frame: Frame) -> list[Section]:
     blocks = [overview_table(frame)]
     timed = [row for row in frame.rows if row.timed]
-    if timed:
+    if any(why_no_curves(row.run) is None for row in timed):
         text = "Means over runs."
         if len(timed) < len(frame.rows):
             text += " An arm has no bar where none of its runs trained alone."

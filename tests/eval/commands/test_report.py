@@ -34,7 +34,7 @@ def test_report_from_a_quoted_glob(demo, capsys):
     plain = next(line for line in lines if line.startswith("| plain | plain"))
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
     assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
-    said = "A and B share the highest held-out pass@1, 0.750 (base 0.125), but not told apart from base."
+    said = "A and B share the highest held-out pass@1, 0.750 (base 0.125), with no significant difference from base."
     assert f"**{said}**" in text
     assert "No step time" not in text
     assert f"Run `trl-prorl passk --run {demo / 'plain'}`" in text
@@ -79,7 +79,7 @@ HEADINGS = [
     "Result matrix",
     "Curves",
     "Around a reset",
-    "Arms against plain, control and A",
+    "Variants, pair by pair",
     "What was learned",
     "pass@k against k",
     "Newly solved and lost prompts",
@@ -109,6 +109,27 @@ def test_out_folder(demo, tmp_path):
     assert f"trl-prorl report --runs {demo / 'A'} --out {tmp_path / 'new' / 'folder'}" in text
     assert "--split test --prompts 8 --n 8 --k 1 4 8 --temperature 1 --seed 0" in text
     assert not (demo / "report.md").exists()
+
+
+def test_a_page_by_name_is_the_page_alone(demo, tmp_path, capsys):
+    page = tmp_path / "new" / "mine.html"
+    assert report.main(["--runs", str(demo / "A"), "--out", str(page)]) == 0
+    assert f"--out {page}" in page.read_text()
+    assert [file.name for file in page.parent.iterdir()] == ["mine.html"]
+    assert report.main(["--runs", str(demo / "A"), "--out", str(page)]) == 0  # its own
+    for name in ("other.html", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+        assert report.main(["--runs", str(demo / "A"), "--out", str(tmp_path / name)]) == 2
+        assert f"{tmp_path / name} is" in capsys.readouterr().err
+        assert (tmp_path / name).read_text() == "mine"
+
+
+def test_b_is_not_judged_by_a_study(demo):
+    """A user's B has no share of A to keep."""
+    report.main(["--runs", f"{demo}/*"])
+    text = (demo / "report.md").read_text()
+    assert "success" not in text
+    assert "80 to 90" not in text
 
 
 def test_arms_of_several_folders_keep_distinct_names(make_run, make_rows):
@@ -202,7 +223,7 @@ def test_a_comparison_is_of_the_runs_that_were_evaluated(any_folder, capsys):
     said = "".join(capsys.readouterr().out.split())  # a long path is broken into lines
     bare = any_folder / "bare"
     for line in (
-        "pass@1: `first` less `second` -0.500",
+        "pass@1: `first` − `second` -0.500",
         f"`bare` is left out: it has no held-out evaluation. `trl-prorl passk --run {bare}` makes one.",
         f"`{any_folder / 'crashed'}` is left out: no finished step is on record.",
     ):

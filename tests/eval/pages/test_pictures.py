@@ -1,6 +1,8 @@
 import io
 import json
+import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -40,7 +42,7 @@ def curve_panels(runs):
 
 @pytest.mark.parametrize("page", [curves.sections, pages.costs])
 def test_pictures_open(page, runs, read_run, tmp_path):
-    bare = read_run("own", steps=1, events=None)
+    bare = read_run("own", steps=3, reward=0.5, time_step=1.0, events=None)
     for name, group in (("all", runs), ("one", runs[:1]), ("bare", [bare])):
         (picture,) = [block for block in page(Frame(group))[0].blocks if isinstance(block, Picture)]
         replace(picture, file=f"{name}.png").write(tmp_path)
@@ -49,6 +51,51 @@ def test_pictures_open(page, runs, read_run, tmp_path):
             assert image.format == "PNG"
             assert image.width == 624 * min(3, len(picture.panels))
             assert 300 <= image.height <= 1500
+
+
+def test_pictures_as_svg_have_text_as_text_and_the_same_bytes(runs, read_run, tmp_path):
+    """A hostile name, too: whole XML, every id once, and every reference to one that is there."""
+    evil = read_run("A", name="a\x1b<b>&$x_{$\u202e", reward=0.5, config={"beta": 0.5})
+    written = []
+    for _ in range(2):
+        (picture,) = curves.sections(Frame([*runs, evil]))[0].blocks
+        picture.write(tmp_path)
+        written.append((tmp_path / "summary.svg").read_bytes())
+    assert written[0] == written[1]
+    text = written[0].decode()
+    root = ElementTree.fromstring(text)
+    words = " ".join(element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text"))
+    assert "Entropy of the policy" in words
+    assert r"a\x1b<b>&$x_{$\u202e" in words
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
+    assert len(text) < 200_000
+    assert "<dc:date>" not in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([{"step": 1, "reward": 0.5}], "only 1 step is"),
+        ([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.5}], "only 2 steps are"),
+        (
+            [{"step": step, "reward": None, "kl_ref": float("nan"), "time_step": 1.0} for step in range(1, 9)],
+            "no finite",
+        ),
+    ],
+)
+def test_a_dead_run_has_one_line_and_no_panels(rows, why, runs, make_run):
+    dead = load_run(make_run("dead", "plain", rows))
+    (section,) = curves.sections(Frame([dead]))
+    (block,) = section.blocks
+    (line,) = block.items
+    assert line.startswith("`dead` has no curves: ")
+    assert why in line
+    assert not any(isinstance(block, Picture) for block in pages.costs(Frame([dead]))[0].blocks)
+    picture, block = curves.sections(Frame([*runs, dead]))[0].blocks
+    assert block.items == [line]
+    assert len(drawn(picture.panels[0]).lines) == len(drawn(curve_panels(runs)[0]).lines)
 
 
 def test_b_shows_kl_to_the_sampling_policy(runs):
@@ -109,7 +156,7 @@ def test_resets_of_all_seeds_are_marked(read_run):
 
 
 def test_evaluations_during_training_are_drawn_with_the_resets(read_run):
-    run = read_run("A", steps=20, events=[RESET])
+    run = read_run("A", steps=20, reward=0.5, events=[RESET])
     assert len(curve_panels([run])) == 4
     rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
     (run.path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -134,7 +181,7 @@ def test_gold_is_drawn_beside_the_reward(read_run):
     assert lines["plain0: gold"].get_color() == lines["plain0"].get_color()
     assert "A0: gold" not in lines
     assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "X"] == [[15]]
-    assert "the reward is gamed" in lines
+    assert "possible reward hacking" in lines
     assert drawn(curve_panels([other])[0]).get_title() == "Training reward"
 
 
@@ -255,7 +302,7 @@ def test_the_share_of_completions_that_were_cut_off_is_drawn_where_it_is_on_reco
     (cut,) = [panel for panel in curve_panels([run]) if "cut off" in panel.alt]
     line = next(line for line in drawn(cut).lines if line.get_label() == "A0")
     assert set(line.get_ydata()) == {0.25}
-    older = read_run("A", 1, steps=20)
+    older = read_run("A", 1, steps=20, reward=0.5)
     assert not [panel for panel in curve_panels([older]) if "cut off" in panel.alt]
 
 

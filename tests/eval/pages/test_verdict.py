@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from matplotlib.figure import Figure
 
@@ -28,28 +30,86 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
     """40 prompts, differences of 4/8 and 2/8 at each: no spread, so the interval is that of the rule of three."""
     runs = [arm("control", [4] * 40), arm("plain", [2] * 40), arm("A", [6] * 40)]
     text = said(runs)
-    assert text.startswith("A is highest in held-out pass@1, 0.750 (base 0.125). It is +0.625 [")
-    assert "over base; +0.250 [" in text
-    assert "over control; +0.500 [" in text
-    assert "over plain." in text
-    # Two other arms times two references: 95 % becomes 98.75 %, and 1 - 0.0125^(1/40) of the prompts may be otherwise.
-    unseen = 1 - 0.0125 ** (1 / 40)
-    assert f"+0.250 [{0.25 - unseen * 1.25:+.3f}, {0.25 + unseen * 0.75:+.3f}] over control" in text
-    assert "Intervals: 98.8 % (95 %, corrected for the choice among 3 arms), over prompts alone: one" in text
+    assert text.startswith("A has the highest held-out pass@1, 0.750 (base 0.125), significantly higher than base and")
+    assert "A − base: +0.625 [" in text
+    assert "A − plain: +0.500 [" in text
+    unseen = 1 - 0.05 ** (1 / 40)
+    # p, the level at which the interval ends at 0, is (1 + 1/4)^-40 of both pairs; Holm takes the smallest of three p
+    # (A - plain: (1 + 1/2)^-40) three times, the next twice.
+    interval = f"[{0.25 - unseen * 1.25:+.3f}, {0.25 + unseen * 0.75:+.3f}]"
+    p = f"{2 * 1.25**-40:.2g}"
+    assert f"A − control: +0.250 {interval}, p = {p}." in text
+    assert text.count("95 %, over prompts alone: one training seed") == 1
+    assert "p: corrected for 3 pairs of variants (Holm)." in text
+
+
+def test_text_and_table_have_the_same_intervals_at_one_level(arm):
+    runs = [arm("control", [4, 5, 2, 3] * 10), arm("plain", [2, 3] * 20), arm("A", [6, 2, 3, 7] * 10)]
+    frame = Frame(runs)
+    (section,) = verdict.sections(frame)
+    rows = {row[0]: row for row in section.blocks[0].rows}
+    text = said(runs)
+    for name in ("A − control", "A − plain"):
+        assert f"{name}: {rows[name][4]}, p = {rows[name][5]}." in text
+    (row,) = [row for row in matrix.result_matrix(frame).rows if row[0].startswith("A")]
+    assert f"A − base: {row[4]}." in text
+    assert set(re.findall(r"[\d.]+ %", " ".join([text, *section.blocks[0].header, *section.blocks[0].notes]))) == {
+        "95 %",
+        "80 %",
+    }
+
+
+def test_a_star_needs_significance_over_every_other_variant_and_base(arm):
+    """A is .005 to .25 ahead; the second best, base or the seeds take the star away, and a line says so."""
+    spread = [8, 0, 7, 1] * 10
+    runs = {
+        "ahead of all": ([arm("control", [2] * 40), arm("C", [3] * 40), arm("A", [6] * 40)], "A ★"),
+        "not of the second": ([arm("control", [2] * 40), arm("C", spread), arm("A", [5, 4] * 20)], None),
+        "not of the control": ([arm("control", spread), arm("A", [5, 4] * 20)], None),
+        "not of base": ([arm("control", [0] * 40), arm("A", [2, 1, 0, 2] * 10, base=[0, 2, 2, 1] * 10)], None),
+        "below base": ([arm("control", [0] * 40), arm("A", [2] * 40, base=[4] * 40)], None),
+        "too few prompts": ([arm("control", [1] * 8, [1] * 8), arm("A", [8] * 8, [1] * 8)], None),
+        "other prompts": ([arm("control", [2] * 40, split="train"), arm("A", [6] * 40)], None),
+        "alone": ([arm("A", [6] * 40)], None),
+    }
+    for name, (group, starred) in runs.items():
+        labels = [row[0] for row in matrix.result_matrix(Frame(group)).rows]
+        assert [label for label in labels if "★" in label] == ([starred] if starred else []), name
+        text = said(group)
+        assert ("significantly higher" in text) == (starred is not None), name
+        if name.startswith("not") or name == "too few prompts":
+            assert "no significant difference from" in text, name
+    assert "significantly lower than base" in said(runs["below base"][0])
+
+
+def test_p_is_corrected_for_all_pairs(arm):
+    """Each of two pairs with C has p = .03 by a t-test: enough for one pair, too much for three."""
+    differing = [1] * 4 + [0] * 36  # mean .1 of 40, s = .3038: t = 2.08, p = .044
+    counts = [4 + 8 * 0 + 4 * one for one in differing]
+    runs = [arm("control", [4] * 40), arm("C", counts)]
+    assert any("★" in row[0] for row in matrix.result_matrix(Frame(runs)).rows)
+    more = [*runs, arm("plain", [4] * 40)]
+    assert not any("★" in row[0] for row in matrix.result_matrix(Frame(more)).rows)
+    assert "no significant difference from" in said(more)
 
 
 @pytest.mark.parametrize(
     ("trained", "found"),
     [
-        ({"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10}, "0.594 (base 0.125), but not told apart from control. "),
-        ({"control": [4] * 40, "plain": [5, 4] * 20, "A": [5, 5, 4] * 13 + [5]}, "apart from plain. It is"),
-        ({"B": [1, 2] * 20, "A": [1, 1, 2, 1] * 10}, "but not told apart from A. It is"),  # the second best
-        ({"A": [4] * 40}, "A has a held-out pass@1 of 0.500 (base 0.125). It is +0.375 ["),
-        ({"A": [1] * 40}, "A has a held-out pass@1 of 0.125 (base 0.125), but not told apart from base. It is"),
-        ({"control": [2] * 8, "A": [3] * 8}, "0.375 (base 0.125), but not told apart from base or"),
+        (
+            {"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10},
+            "0.594 (base 0.125), with no significant difference from control.",
+        ),
+        ({"B": [1, 2] * 20, "A": [1, 1, 2, 1] * 10}, "with no significant difference from A."),  # the second best
+        ({"A": [4] * 40}, "A has a held-out pass@1 of 0.500 (base 0.125). A − base: +0.375 ["),
+        ({"A": [1] * 40}, "A has a held-out pass@1 of 0.125 (base 0.125), with no significant difference from base."),
+        (
+            {"control": [2] * 8, "A": [3] * 8},
+            "0.375 (base 0.125), with no significant difference from base or control",
+        ),
     ],
 )
-def test_what_is_not_told_apart_is_said(arm, trained, found):
+def test_what_is_not_significant_is_said(arm, trained, found):
     runs = [arm(variant, solved, base=[1] * len(solved)) for variant, solved in trained.items()]
     assert found in said(runs)
 
@@ -63,12 +123,9 @@ def test_at_an_exact_tie_nobody_has_the_star(arm):
         for seed, counts in enumerate(seeds)
     ]
     text = said(runs)
-    assert text.startswith("A and C share the highest held-out pass@1, 0.344 (base 0.125), but not told apart from")
-    assert ". A is +0.219 [" in text
-    assert "highest in" not in text
+    assert text.startswith("A and C share the highest held-out pass@1, 0.344 (base 0.125), with no significant")
+    assert ". A − base: +0.219 [" in text
     assert not any("★" in cell for row in matrix.result_matrix(Frame(runs)).rows for cell in row)
-    ahead = [*runs[:-1], arm("C", [3] * 39 + [4], name="C2", seed=1)]
-    assert [row[0] for row in matrix.result_matrix(Frame(ahead)).rows] == ["control", "A ★", "C"]
 
 
 def test_seeds_widen_the_verdict(arm):
@@ -79,8 +136,8 @@ def test_seeds_widen_the_verdict(arm):
         for seed, solved in enumerate(scores)
     ]
     text = said(runs)
-    assert "but not told apart from base or control. It is" in text
-    assert "+0.250 [-1.000, +1.000] over control" in text
+    assert "with no significant difference from base or control." in text
+    assert "A − control: +0.250 [-1.000, +1.000]" in text
     assert "over prompts and 2 training seeds." in text
     assert "over prompts alone" in said(runs[:3])  # one seed of A
 
@@ -90,10 +147,9 @@ def test_what_cannot_be_paired_is_not_compared(arm):
     for other in ({"split": "train"}, {"temperature": 0.7}, {"level": 4}, {"max_new_tokens": 9}):
         name = "control " + str(*other)
         text = said([arm("control", [4] * 40, name=name, **other), a])
-        assert f"not compared with {name}, because" in text
-        assert f"but not told apart from {name}" in text
+        assert f"A is not compared with {name}, because" in text
     several = [arm("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
-    assert "not compared with c (control)" in said([*several, a])  # no seed in common
+    assert "not compared with c (control), because" in said([*several, a])  # no seed in common
 
 
 def test_every_ground_has_its_verdict(arm):
@@ -103,7 +159,7 @@ def test_every_ground_has_its_verdict(arm):
     (section,) = verdict.verdict_sections(Frame(runs))
     sums, sorting = sorted(section.blocks[0].items[:2], reverse=True)
     assert sums.startswith("**sums: A has a held-out pass@1 of 0.500")
-    assert sorting.startswith("**sorting: C is highest in held-out pass@1, 0.750")
+    assert sorting.startswith("**sorting: C has the highest held-out pass@1, 0.750")
 
 
 def test_the_picture_shows_base_and_trained(arm):
