@@ -330,6 +330,7 @@ def compare_grounds(frame: Frame) -> dict[str, tuple[list[Comparison], list[str]
         pairs = []
         for pair in combinations(ranked, 2):
             pairs.append(tuple(sorted(pair, key=_place_in_pair, reverse=True)))
+        pairs.sort(key=lambda pair: _place_in_pair(pair[1]))  # by reference
         found[title] = compare_pairs(pairs, [1])
     return found
 

@@ -138,7 +138,9 @@ def verdict_statement(verdict: Verdict) -> str:
     if verdict.gain is not None and verdict.gain.high < 0:
         unclear.remove("base")
     if unclear:
-        heading += f", with no significant difference from {' or '.join(unclear)}"
+        *first, last = unclear
+        names = f"{', '.join(first)} or {last}" if first else last
+        heading += f", with no significant difference from {names}"
     details = [f"{best.label} − base: {interval_cell(verdict.gain, '+.3f')}."]
     for name in verdict.shown:
         row = verdict.comparisons.get(name)

@@ -142,7 +142,10 @@ def row_labels(labels: list[str]) -> tuple[list[str], int]:
 def write_svg_sheet(panels: list[Panel], path: Path, columns: int) -> None:
     """Write panels side by side as one SVG, each with names of its own for its shapes."""
     parts = []
-    left, top, tallest, width = 0.0, 0.0, 0.0, 0.0
+    left = 0.0
+    top = 0.0
+    tallest = 0.0
+    width = 0.0
     for place, panel in enumerate(panels):
         if place and place % columns == 0:
             left = 0.0

@@ -116,7 +116,7 @@ def test_without_greedy_decoding_on_one_side_it_is_not_compared(evaluated, capsy
     assert command.main(["--runs", str(a.path), str(b.path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Greedy decoding is not compared: `b` was evaluated without it." in printed
-    assert "greedy: `a` less `b`" not in printed
+    assert "greedy: `a` − `b`" not in printed
 
 
 def test_prompt_ids_decide_where_both_have_them(evaluated):

@@ -279,7 +279,7 @@ def test_contents_lead_there(tab):
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_first_screen_shows_the_verdict(tab, viewport):
     verdict = tab(viewport=viewport).locator("#verdict + p")
-    said = "C is highest in held-out pass@1, 0.938 (base 0.250), but not told apart from"
+    said = "C has the highest held-out pass@1, 0.938 (base 0.250), with no significant difference from"
     assert verdict.inner_text().startswith(said)
     assert verdict.bounding_box()["y"] + verdict.bounding_box()["height"] < viewport["height"]
 
