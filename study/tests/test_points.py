@@ -353,7 +353,9 @@ def test_how_much_a_kl_keeps():
         away[family] = 100 * (arms["pass@1"]["control_target0.3"].mean() - (share - 0.05))
     _, *near, far = away.values()
     assert f"within {max(map(abs, near)):.1f} points of the predicted value, the share minus 5." in ONE_LINE
-    told = f"At the highest share it ends {-far:.1f} below the prediction, which is neither met nor refuted (registered)."
+    told = (
+        f"At the highest share it ends {-far:.1f} below the prediction, which is neither met nor refuted (registered)."
+    )
     assert told in ONE_LINE
     for arm, of_bases in slopes.items():
         for base in range(1, 6):
