@@ -16,6 +16,7 @@ from trl_prorl.eval.analysis.configurations import (
     why_not_paired,
 )
 from trl_prorl.eval.analysis.passk import SIDES, gain, largest_k, per_prompt, score
+from trl_prorl.eval.analysis.stability import LEAST_STEPS
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
 from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.run_folder.run import GROUND, MODEL, RecordedRun
@@ -74,6 +75,11 @@ def peak_memory(run: RecordedRun) -> float | None:
     return None if values is None else float(values.max())
 
 
+def _have_steps(*runs: RecordedRun) -> bool:
+    """Return whether all runs have enough steps for a mean: the first ones of a run are slow."""
+    return all(len(run.metrics) >= LEAST_STEPS for run in runs)
+
+
 class Row:
     """
     A run among those of a report, with the numbers that several tables show; `None` where one was not measured.
@@ -100,7 +106,7 @@ class Row:
         if self.control and self._agreement(self.control)[:2] == (True, True):
             self.own_control = self.control
         self.over_control = None
-        if self.seconds and self.control and timing.alone(self.control):
+        if self.seconds and self.control and timing.alone(self.control) and _have_steps(run, self.control):
             of_control = mean_step_seconds(self.control)
             self.over_control = self.seconds / of_control if of_control else None
 

@@ -196,6 +196,12 @@ def test_other_prompts_are_said_not_compared(arm):
     assert comparison.sections(Frame([arm("B", 5)])) == []
 
 
+def test_two_steps_have_no_ratio_to_the_control(read_run):
+    control, short = Frame([read_run("control", time_step=1.0), read_run("A", steps=2, time_step=9.0)]).rows
+    assert control.over_control == 1.0
+    assert short.over_control is None
+
+
 def test_control_of_the_same_seed(read_run):
     runs = [read_run(variant, seed) for variant, seed in (("control", 0), ("control", 1), ("A", 1), ("A", 2))]
     of_a, other = Frame(runs).rows[2:]
