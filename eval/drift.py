@@ -26,7 +26,7 @@ from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.drift import plot_drift, points_tables
 from trl_prorl.eval.pages.measured import Measured
-from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json
+from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json, writing
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks, judges
 from trl_prorl.eval.samples.models import Point, checkpoint_points
 from trl_prorl.eval.samples.own_rows import OwnRows
@@ -152,8 +152,9 @@ def measure(run_dir: Path, args) -> dict:
 
 def show(run_dir: Path, result: dict) -> Measured:
     """Write `drift.json` and `drift.png`, print the tables, and return both together."""
-    write_json(run_dir / DRIFT_FILE, result)
-    plot_drift(result, run_dir / "drift.png")
+    with writing(run_dir / DRIFT_FILE):
+        write_json(run_dir / DRIFT_FILE, result)
+        plot_drift(result, run_dir / "drift.png")
     tables = [table.to_rich() for table in points_tables(run_dir, result)]
     measured = Measured(result, tables, NO_INTERVAL_NOTE if result["prompts"] < MIN_PROMPTS else None)
     measured.print(Console())

@@ -30,7 +30,7 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
 from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_table
-from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json
+from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json, writing
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
@@ -158,7 +158,7 @@ def evaluate_run(
     return whole
 
 
-def complete_run(
+def write_completed(
     held_out: HeldOut,
     n: int,
     ks: list[int],
@@ -167,8 +167,11 @@ def complete_run(
     others: Mapping[str, HeldOut],
 ) -> dict:
     """
-    Evaluate a run, and complete the result that is on disk when the evaluation ends: another command may have written
-    one meanwhile, with the same settings and other parts.
+    Evaluate a run, complete the result that is on disk when the evaluation ends, and write it: another command may
+    have written one meanwhile, with the same settings and other parts.
+
+    Returns:
+        `dict`: The content of `passk.json`.
 
     Raises:
         InputError: What was written meanwhile is another evaluation.
@@ -178,15 +181,25 @@ def complete_run(
         before = path.read_bytes() if path.is_file() else None
         earlier = load_earlier_result(held_out, n)
         result = evaluate_run(held_out, n, ks, with_greedy, checkpoints, others, earlier)
-        after = path.read_bytes() if path.is_file() else None
-        if after == before:
-            return result
+        with writing(path):
+            after = path.read_bytes() if path.is_file() else None
+            if after == before:
+                write_json(path, result)
+                return result
         # Another command has written it. Once more, from the samples that are on disk by now.
 
 
+def write_replaced(held_out: HeldOut, *settings) -> dict:
+    """Evaluate a run by [`evaluate_run`], and write the result in the place of any other. Returns the result."""
+    result = evaluate_run(held_out, *settings)
+    path = held_out.run_dir / PASSK_FILE
+    with writing(path):
+        write_json(path, result)
+    return result
+
+
 def show(run_dir: Path, result: dict) -> Measured:
-    """Write `passk.json`, print its tables, and return both together."""
-    write_json(run_dir / PASSK_FILE, result)
+    """Print the tables of a result, and return both together."""
     tables = [result_table(run_dir, result).to_rich(narrow=True)]
     by_task = parts_table(result)
     if by_task is not None:
@@ -247,8 +260,7 @@ def evaluate(
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     print(announcement(held_out, n, greedy), flush=True)
-    result = evaluate_run(held_out, n, ks, greedy)
-    return show(held_out.run_dir, result)
+    return show(held_out.run_dir, write_replaced(held_out, n, ks, greedy))
 
 
 @command
@@ -265,8 +277,8 @@ def main(argv=None) -> None:
         print(announcement(held_out, args.n, args.with_greedy, args.checkpoints, len(others)), flush=True)
     for run_dir, (held_out, *others) in zip(args.runs, evaluations, strict=True):
         by_name = dict(zip(args.others, others, strict=True))
-        evaluate_or_complete = evaluate_run if args.replace else complete_run
-        result = evaluate_or_complete(held_out, args.n, args.k, args.with_greedy, args.checkpoints, by_name)
+        evaluate_and_write = write_replaced if args.replace else write_completed
+        result = evaluate_and_write(held_out, args.n, args.k, args.with_greedy, args.checkpoints, by_name)
         show(run_dir, result)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,10 @@ STAGED = "_push-"  # begins the name of a folder that a push in the background r
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
     """
     Yield a path to write to instead of `path`, which is replaced when the block ends. A reader never sees half a
-    file; if writing fails, the old file stays.
+    file; if writing fails, the old file stays. Two processes write to paths of their own, and the last one stays.
     """
     path = Path(path)
-    aside = path.with_name(f".{path.name}.part")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         yield aside
         os.replace(aside, path)
@@ -30,7 +31,7 @@ def free_name(path: Path) -> Path:
     number = 1
     while True:
         candidate = path.with_suffix(f".{number}{path.suffix}")
-        if not candidate.exists():
+        if not os.path.lexists(candidate):
             return candidate
         number += 1
 

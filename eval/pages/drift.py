@@ -10,6 +10,7 @@ from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.files import replaced
 
 
 # Title and unit of each measure's panel.
@@ -130,7 +131,8 @@ def plot_drift(result: dict, path: Path) -> None:
             axes.fill_between(steps, low, high, alpha=0.25, color="#0072B2")
         axes.set(title=title, xlabel="optimizer step", ylabel=unit)
         axes.grid(alpha=0.2)
-    figure.savefig(path, dpi=110)
+    with replaced(path) as aside:
+        figure.savefig(aside, format="png", dpi=110)
 
 
 def sections(frame: Frame) -> list[Section]:

@@ -8,13 +8,16 @@ import math
 import os
 import re
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 from trl_prorl.record import run_files
+from trl_prorl.record.folder_lock import exclusive
 from trl_prorl.record.folders import has_begun
+from trl_prorl.record.links import check_links
 from trl_prorl.record.run_id import RUN_ID, is_of_other_run
 from trl_prorl.record.shapes import LARGEST
 from trl_prorl.text import visible
@@ -40,6 +43,11 @@ def write_json(path: Path, content: dict) -> None:
         aside.write_text(json.dumps(_without_nan(content)) + "\n")
 
 
+def writing(path: Path) -> AbstractContextManager[None]:
+    """Keep other commands from writing the same evaluation in a context; wait for one that writes it."""
+    return exclusive(path, visible(f"{path}: another command is writing it; waiting for it to finish."))
+
+
 def _without_nan(value):
     if isinstance(value, dict):
         return {key: _without_nan(one) for key, one in value.items()}
@@ -62,7 +70,7 @@ def load_config(run_dir) -> dict:
     `config.yaml` of a run folder.
 
     Raises:
-        InputError: If the folder or the file is missing, or the file is no recipe.
+        InputError: If the folder or the file is missing, the file is no recipe, or a link leads out of the folder.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
@@ -70,6 +78,7 @@ def load_config(run_dir) -> dict:
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe the run was started with there")
+    check_links(run_dir)
     return run_files.read_yaml(path)
 
 

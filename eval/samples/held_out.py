@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from transformers import set_seed
@@ -28,9 +29,17 @@ from trl_prorl.eval.samples.models import (
     trained_point,
 )
 from trl_prorl.eval.samples.own_rows import OwnRows
-from trl_prorl.eval.samples.sampling import SamplingSettings, judge_completions, prepare_for_sampling, progress, sample
+from trl_prorl.eval.samples.sampling import (
+    Sample,
+    SamplingSettings,
+    judge_completions,
+    prepare_for_sampling,
+    progress,
+    sample,
+)
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.record.links import check_links
 from trl_prorl.record.provenance import describe_evaluation, plugin_options
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
@@ -99,14 +108,15 @@ class HeldOut:
         """
         `n` samples of every prompt by one model, P·n rows with the columns of [`~eval.samples.store.COLUMNS`], prompt
         by prompt in the order of `rows`; what is not on disk is drawn, at another temperature if one is given, and
-        kept. Those of a neighbouring run are taken over if its model is the same.
+        kept. Those of the base may come from another run in the same folder, see [`HeldOut._adopt`].
         """
         sampling = self.sampling
         if temperature is not None:
             sampling = replace(sampling, temperature=temperature)
         store = self.store(point, sampling)
         with store.exclusive():
-            store.adopt(sorted(self.run_dir.resolve().parent.glob(f"*/{SAMPLES_FOLDER}")))
+            if point is self.base:
+                self._adopt(store)
             missing = self._missing(store, n)
             batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
             if batches:
@@ -118,14 +128,57 @@ class HeldOut:
         frame = frame.loc[self.prompt_ids].reset_index(drop=True)
         return frame if self.grader is None else frame.astype({"correct": bool})
 
+    def _adopt(self, store: SampleStore) -> None:
+        """
+        Take over samples of the base, which variants share, from other runs in the same folder, for prompts that have
+        none here. Anyone may have written them: a line names their folder, and the verdicts are computed again.
+        """
+        here = set(store.frame()["prompt_id"])
+        places = {name: place for place, name in enumerate(self.prompt_ids) if name not in here}
+        for theirs in store.stores_beside(self.run_dir):
+            if not places:
+                return
+            frame = self._samples_beside(theirs, places)
+            where = [places[name] for name in frame["prompt_id"]]
+            verdicts = [(None, None)] * len(where)
+            if self.grader is not None:
+                rows = [self.rows[place] for place in where]
+                verdicts = list(judge_completions(self.task, list(frame["completion"]), rows))
+            records = []
+            for place, row, (correct, answer) in zip(where, frame.to_dict("records"), verdicts, strict=True):
+                one = Sample(row["completion"], list(row["ids"]), bool(row["truncated"]), correct, answer)
+                records.append(self._record(place, row["sample"], one))
+                places.pop(row["prompt_id"], None)
+            if records:
+                store.add(records)
+                ours = visible(str(store.folder))
+                judged = "; their verdicts were computed again" if self.grader else ""
+                print(f"{ours}: samples taken from {visible(str(theirs.folder))}: {len(records)}{judged}.")
+
+    def _samples_beside(self, theirs: SampleStore, places: dict[str, int]) -> pd.DataFrame:
+        """Return the samples of another run that are whole and of these prompts; none if a file cannot be used."""
+        run_dir = theirs.folder.parent.parent
+        try:
+            check_links(run_dir)
+            frame = theirs.frame_in_line()
+        except (InputError, RunError) as error:
+            print(visible(f"{run_dir}: its samples of the base are not used: {error}."))
+            return theirs.empty()
+        prompts = {name: shown_prompt(self.rows[place]) for name, place in places.items()}
+        is_usable = []
+        for name, prompt, text, ids in zip(
+            *(frame[column] for column in ("prompt_id", "prompt", "completion", "ids")), strict=True
+        ):
+            has_tokens = isinstance(ids, np.ndarray) and ids.dtype.kind == "i"
+            is_usable.append(prompts.get(name) == prompt and isinstance(text, str) and has_tokens)
+        return frame[pd.Series(is_usable, frame.index, dtype=bool)]
+
     def _missing(self, store: SampleStore, n: int) -> dict[int, int]:
         """
         Samples of each prompt, by its place, that are not on disk; where there are more than `n`, a negative number.
         Those behind a gap, where a damaged file was removed, do not count, and are drawn again.
         """
-        frame = store.frame()
-        is_in_line = frame["sample"] == frame.groupby("prompt_id").cumcount()
-        have = frame[is_in_line].groupby("prompt_id").size()
+        have = store.frame_in_line().groupby("prompt_id").size()
         return {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
 
     def _regraded(self, store: SampleStore) -> pd.DataFrame:
@@ -207,7 +260,7 @@ class HeldOut:
         return {
             "prompt_id": self.prompt_ids[place],
             "sample": number,
-            "prompt": row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"],
+            "prompt": shown_prompt(row),
             "task": row.get("task"),
             "level": row.get("level"),
             "completion": one.text,
@@ -217,6 +270,12 @@ class HeldOut:
             "answer": one.answer,
             "grader": self.grader,
         }
+
+
+def shown_prompt(row: dict) -> str:
+    """Return a row's prompt as text: that of messages is the last one."""
+    prompt = row["prompt"]
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def judges(task) -> bool:

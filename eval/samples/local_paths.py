@@ -9,6 +9,7 @@ from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha2
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.record.base_model import fingerprint, is_hub_name
+from trl_prorl.record.links import check_links
 from trl_prorl.record.run_id import RUN_ID, saved_run_id
 
 
@@ -23,7 +24,8 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
     began from.
 
     Raises:
-        InputError: If the base model was a local folder and is nowhere, or has other weights now.
+        InputError: If the base model was a local folder and is nowhere, has other weights now, or a link that leads
+            out of the folder.
     """
     env = read_env(run_dir)
     found = {
@@ -59,6 +61,7 @@ def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
     def is_model(path, name):
         if not (path / "config.json").is_file():
             return False
+        check_links(path)
         as_then = env.get("base_weights") in (None, fingerprint(str(path)))
         if not as_then:
             others.append(path)

@@ -21,6 +21,7 @@ from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.local_paths import find_output_dir
 from trl_prorl.files import file_sha256
 from trl_prorl.record.base_model import WEIGHTS, hub_commit
+from trl_prorl.record.links import check_links
 from trl_prorl.record.run_files import BASE_ADAPTER, METRICS, METRICS_FILE, read_jsonl
 from trl_prorl.record.run_id import RUN_ID, saved_run_id
 
@@ -68,6 +69,8 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
             )
         return run_dir
     elsewhere = separate_output_dir(run_dir, config, env)
+    if elsewhere is not None:
+        check_links(elsewhere)
     if elsewhere is None or not kind_of_model(elsewhere):
         finish = "let the run finish" if config.get("task") else "let the script end with trainer.save_model()"
         raise InputError(

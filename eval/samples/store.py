@@ -6,21 +6,20 @@ asks for more samples or more prompts draws what is missing. Only one evaluation
 under a setting; another that wants them waits, and then reuses what was drawn.
 """
 
-import errno
+import copy
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pandas as pd
-from filelock import FileLock, Timeout
 
-from trl_prorl.errors import RunError
+from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.files import replaced
-from trl_prorl.record.folder_lock import NO_LOCKS_HERE
+from trl_prorl.record.folder_lock import exclusive
+from trl_prorl.record.run_files import read_json
 from trl_prorl.text import visible
 
 
@@ -71,27 +70,12 @@ class SampleStore:
         self.settings = settings
         self.folder = folder / f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """
-        Keep other evaluations from these samples in this context; wait for one that is drawing them. Where the file
-        system has no locks, or the folder cannot be written, nothing is kept out.
-        """
-        lock = FileLock(self.folder.with_name(f".{self.folder.name}.lock"), fallback_to_soft=False)
-        try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire(blocking=False)
-        except Timeout:
-            folder = visible(str(self.folder))
-            print(f"{folder}: another evaluation is drawing these samples; waiting for it to finish.", flush=True)
-            lock.acquire()
-        except OSError as error:
-            if error.errno not in (*NO_LOCKS_HERE, errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
-        try:
-            yield
-        finally:
-            lock.release()
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keep other evaluations from these samples in a context; wait for one that is drawing them."""
+        folder = visible(str(self.folder))
+        return exclusive(
+            self.folder, f"{folder}: another evaluation is drawing these samples; waiting for it to finish."
+        )
 
     def frame(self) -> pd.DataFrame:
         """
@@ -109,10 +93,20 @@ class SampleStore:
                     f"{path} cannot be read ({error}): remove it, and its samples are drawn again"
                 ) from error
         if not frames:
-            return pd.DataFrame({name: [] for name in COLUMNS})
+            return self.empty()
         whole = pd.concat(frames, ignore_index=True).reindex(columns=list(COLUMNS))
         # A stop between writing the whole and removing its parts leaves both.
         return whole.drop_duplicates(["prompt_id", "sample"]).sort_values(["prompt_id", "sample"], ignore_index=True)
+
+    @staticmethod
+    def empty() -> pd.DataFrame:
+        """Return no sample."""
+        return pd.DataFrame({name: [] for name in COLUMNS})
+
+    def frame_in_line(self) -> pd.DataFrame:
+        """Return the samples of each prompt up to the first gap, which a damaged file leaves when it is removed."""
+        frame = self.frame()
+        return frame[frame["sample"] == frame.groupby("prompt_id").cumcount()]
 
     def add(self, rows: list[dict]) -> None:
         """Keep a batch of samples, `COLUMNS` each."""
@@ -135,18 +129,16 @@ class SampleStore:
             if path.name != WHOLE:
                 path.unlink()
 
-    def adopt(self, neighbours: list[Path]) -> None:
-        """Copy the samples that a neighbouring run has of the same model under the same setting, if there are any."""
-        if self.folder.exists():
-            return
-        for neighbour in neighbours:
-            theirs = neighbour / self.folder.name
-            if (theirs / SETTINGS_FILE).is_file():
-                aside = self.folder.with_name(f"_incomplete-{self.folder.name}")
-                shutil.rmtree(aside, ignore_errors=True)
-                shutil.copytree(theirs, aside, ignore=shutil.ignore_patterns("*.part"))
-                aside.rename(self.folder)
-                return
+    def stores_beside(self, run_dir: Path) -> "Iterator[SampleStore]":
+        """Yield the samples that runs in the same folder as a run have of the same model under the same setting."""
+        for folder in sorted(run_dir.resolve().parent.glob(f"*/{SAMPLES_FOLDER}/{self.folder.name}")):
+            store = copy.copy(self)
+            store.folder = folder
+            try:
+                if folder.resolve() != self.folder.resolve() and read_json(folder / SETTINGS_FILE) == self.settings:
+                    yield store
+            except InputError:
+                continue
 
     def _begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

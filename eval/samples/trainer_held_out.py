@@ -18,6 +18,7 @@ from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.record.links import check_links
 
 
 class TrainerHeldOut(HeldOut):
@@ -50,6 +51,7 @@ class TrainerHeldOut(HeldOut):
             )
         self.task = OwnRows(rows, verifier)
         self.run_dir = Path(trainer.run_dir)
+        check_links(self.run_dir)
         self.split = "test"
         self.seed = seed
         self.batch_size = batch_size

@@ -196,6 +196,99 @@ def test_what_a_run_writes_is_known(make_trainer, tmp_path):
         assert (out / "completions").is_dir()
 
 
+def test_a_link_out_of_a_run_s_folder_is_refused_by_name(by_recipe, by_script, tmp_path):
+    """However the run is started, and before a model is loaded; a resume would write through some of these."""
+    out = tmp_path / "out"
+    mine = tmp_path / "mine"
+    before = fill(mine, ["file", "completions/table"])
+    assert by_script(out) == []
+    of_run = hash_files(out)
+    for name in ("README.md", "training_args.bin", "checkpoint-2/merges.txt", "run.lock", "completions"):
+        link = out / name
+        kept = link.read_bytes() if link.exists() else None
+        link.unlink(missing_ok=True)
+        link.symlink_to(mine / name if name == "completions" else mine / "file")
+        lines = [*by_script(out, resume=True, max_steps=3), *by_script(out)]
+        if name in ("README.md", "completions"):
+            lines += by_recipe(out, "embedded", "--resume_from_checkpoint", "True")
+            lines += by_recipe(tmp_path / "new", "embedded", "--run_dir", out)
+        assert len(lines) >= 2
+        assert all(f"_dir='{out}' contains the link '{name}', which leads out" in line for line in lines)
+        link.unlink()
+        if kept is not None:
+            link.write_bytes(kept)
+    (out / "checkpoint-2" / "merges.txt").symlink_to(mine / "file")
+    (line,) = by_script(tmp_path / "other", resume=str(out / "checkpoint-2"))
+    assert "contains the link 'merges.txt'" in line
+    (out / "checkpoint-2" / "merges.txt").unlink()
+    assert hash_files(mine) == before
+    assert hash_files(out) == of_run
+    linked = tmp_path / "linked"
+    linked.symlink_to(out)
+    assert by_script(linked, resume=True, max_steps=3) == []
+
+
+def test_a_link_out_of_a_model_s_folder(by_recipe, by_script, tiny_model, tmp_path):
+    """It is refused, but for the layout of the Hub's cache."""
+    repo = tmp_path / "models--owner--name"
+    snapshot = repo / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(tiny_model, repo / "blobs")
+    for path in (repo / "blobs").iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    assert by_recipe(tmp_path / "one", snapshot) == by_script(tmp_path / "two", str(snapshot)) == []
+    other = tmp_path / "other"
+    shutil.copytree(snapshot, other, symlinks=True)
+    for path in other.iterdir():
+        path.unlink()
+        path.symlink_to(repo / "blobs" / path.name)
+    lines = by_recipe(tmp_path / "three", other) + by_script(tmp_path / "four", str(other))
+    assert len(lines) == 2
+    assert all(f"={str(other)!r} contains the link 'chat_template.jinja'" in line for line in lines)
+
+
+def completions_of(folder):
+    """Return the bytes of every table of completions below a folder, in order."""
+    return [path.read_bytes() for path in sorted(Path(folder).rglob("completions_*.parquet"))]
+
+
+def test_every_later_start_logs_its_completions_and_keeps_the_earlier_ones(
+    by_recipe, by_script, make_trainer, tmp_path
+):
+    """TRL makes their folder with the trainer, and it is set aside with the earlier run when the training begins."""
+    cell = tmp_path / "cell"
+    for starts in (1, 2, 3):
+        assert by_script(cell, log_completions=True) == []
+        assert len(completions_of(cell)) == 2 * starts
+    first = completions_of(cell / "earlier-1")
+    assert len(first) == len(completions_of(cell / "completions")) == 2
+
+    twice = tmp_path / "twice"
+    trainer = make_trainer(output_dir=str(twice), max_steps=2, log_completions=True)
+    for _ in range(2):
+        trainer.train()
+    assert len(completions_of(twice / "completions")) == len(completions_of(twice / "earlier-1")) == 2
+
+    killed = tmp_path / "killed"
+    logs = ("--log_completions", "true", "--num_completions_to_print", "1", "--logging_steps", "1")
+    assert by_script(killed, log_completions=True, save_strategy="no") == []  # but for the model that it saved
+    for path in killed.iterdir():
+        if path.name not in ("completions", "metrics.jsonl", "events.jsonl", "config.yaml", "env.json"):
+            path.unlink()
+    (line,) = by_script(killed, resume=True, log_completions=True)
+    assert "holds no checkpoint" in line
+    assert by_recipe(killed, "embedded", *logs, "--resume_from_checkpoint", "True") == []
+    assert len(completions_of(killed / "completions")) == len(completions_of(killed / "earlier-1")) == 2
+
+    evaluated = tmp_path / "evaluated"
+    settings = {"log_completions": True, "max_steps": 2, "trainer_kwargs": QUESTIONS}
+    trainer = make_trainer(output_dir=str(evaluated), **settings)
+    trainer.evaluate()
+    before = completions_of(evaluated)
+    trainer.train()
+    assert completions_of(evaluated / "earlier-1") == before != []
+
+
 def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_recipe, by_script, tmp_path):
     """Else its resume would cut the other run's record, and its checkpoints would replace the other's."""
     one = tmp_path / "one"

@@ -21,6 +21,7 @@ from ..record.checkpoint_names import (
     rename_abandoned,
     steps_of,
 )
+from ..record.links import check_links
 from ..record.run_files import read_json
 from ..record.run_id import saved_run_id
 from ..record.shapes import flag, integer, table, text
@@ -256,6 +257,7 @@ def find_checkpoint(
     path = Path(resume_from)
     if not path.is_dir():
         raise ValueError(f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: there is no such folder.")
+    check_links(path, f"resume_from_checkpoint={str(resume_from)!r}")
     reason = why_unusable(path, content)
     if reason is not None:
         raise ValueError(

@@ -13,7 +13,7 @@ from trl.trainer.utils import get_config_model_id
 from ..errors import CheckpointError, NonFiniteError, RunError
 from ..quiet import without_warning
 from ..record.folder_lock import FolderLock
-from ..record.folders import RunFolders
+from ..record.folders import COMPLETIONS, RunFolders
 from ..record.keys import NONFINITE
 from ..record.processes import by_main_process
 from ..record.provenance import write_config, write_env
@@ -190,6 +190,8 @@ class CheckpointMixin:
         self._run_id = by_main_process(is_main, lambda: folders.id_of_run(checkpoint))
         if is_main:
             folders.clear_leftovers()
+            if self.log_completions:  # TRL made the folder with the trainer; it may be set aside by now
+                Path(self.args.output_dir, COMPLETIONS).mkdir(exist_ok=True)
             if resume is None:
                 self.recorder.open(self.run_dir)
             else:

@@ -19,6 +19,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..errors import PushError
 from ..record.base_model import identify
+from ..record.links import check_links
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, read_json, read_yaml
 from ..record.run_id import RUN_ID, is_of_other_run, recorded_run_id, run_id_in
 from ..text import shell_quote
@@ -67,10 +68,13 @@ def files_to_push(
         `dict[str, Path | bytes]`: File or content by its path in the repository.
 
     Raises:
-        `ValueError`: There is no model, or no adapter `ref` although it shall be pushed.
+        `ValueError`: There is no model, or no adapter `ref` although it shall be pushed, or a link leads out of a
+            folder.
     """
     model_dir = Path(model_dir)
     run_dir = Path(run_dir)
+    check_links(model_dir)
+    check_links(run_dir)
     files: dict[str, Content] = _matching(model_dir, MODEL_FILES)
     if not any(name.endswith(".safetensors") for name in files):
         raise ValueError(

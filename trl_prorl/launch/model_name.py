@@ -17,6 +17,7 @@ from transformers.utils import cached_file
 from ..embedded.gguf_base import is_gguf
 from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, shipped
 from ..record.base_model import is_hub_name
+from ..record.links import check_links
 from ..text import cut, nearest
 
 
@@ -57,6 +58,7 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
 
 
 def _check_folder(folder: Path, given: str) -> None:
+    check_links(folder, given)
     if (folder / "adapter_config.json").exists():
         raise ValueError(
             f"{given} holds an adapter, and a run begins with a whole model. In a script, load it upon its base: "

@@ -26,6 +26,7 @@ from ..config import ProRLConfig
 from ..objective.anchors import ANCHORS
 from ..quiet import without_warning
 from ..record.folders import RunFolders
+from ..record.links import check_links
 from ..record.processes import check_shared
 from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
@@ -215,6 +216,7 @@ def _check_surroundings(args: ProRLConfig, model) -> None:
     tell_of_emulated_bf16(args, model)
     folders = RunFolders.of(args)
     folders.check_are_folders()
+    folders.check_links()
     if args.world_size > 1:
         check_shared(folders.paths, args.process_index)
 
@@ -241,6 +243,9 @@ def _check_reward_functions(args: ProRLConfig, functions: list) -> None:
             f"reward_weights={weights!r} has another length than the reward functions, of which there are "
             f"{len(functions)}. Give one weight for each."
         )
+    for function in functions:
+        if isinstance(function, str):  # a model's name
+            check_links(function, f"reward_funcs={function!r}")
     if all(map(inspect.isroutine, functions)):
         names = [get_callable_name(function) for function in functions]  # models get their names when loaded
         find_functions(args.dynamic_sampling_rewards, names, weights)

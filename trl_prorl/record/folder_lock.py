@@ -1,5 +1,5 @@
 """
-The lock of a folder: one run at a time writes to it.
+The lock of a folder: one run at a time writes to it. And that of a file which evaluations complete.
 
 The lock is the kernel's (`flock` on the file `run.lock`, which also says who holds it), so it ends with its process,
 however that ends: a killed process leaves a file behind and no lock. Forked children do not inherit it: one that
@@ -13,7 +13,8 @@ import logging
 import os
 import socket
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -87,6 +88,32 @@ def _leave(file: Path, lock: FileLock) -> None:
     if lock.is_locked and lock.lock_counter == 1:  # not in a forked child
         file.unlink(missing_ok=True)  # before it is let go: it is nobody else's yet
     lock.release()
+
+
+@contextmanager
+def exclusive(path: Path, busy: str) -> Iterator[None]:
+    """
+    Keep other processes out of what is to be read, completed and written, in this context; wait for one that is there.
+    Where the file system has no locks, or the folder cannot be written, nothing is kept out.
+
+    Args:
+        path (`Path`): What is locked, by the file `.NAME.lock` in the same folder.
+        busy (`str`): Is printed if another process holds the lock.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"), fallback_to_soft=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout:
+        print(busy, flush=True)
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in (*NO_LOCKS_HERE, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_free(*folders: str | os.PathLike) -> None:

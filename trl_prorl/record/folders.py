@@ -20,12 +20,14 @@ from ..errors import InputError
 from ..tasks.plugin import check_not_loading
 from .checkpoint_names import LEFT_BEHIND, find_named, is_of_run, remove_checkpoint, rename_abandoned, steps_of
 from .folder_lock import LOCK_FILE, FolderLock, check_free, is_foreign_lock
+from .links import check_links
 from .run_files import BASE_ADAPTER, CONFIG_FILE, METRICS_FILE, read_yaml
 from .run_id import recorded_run_id, saved_run_id
 
 
 logger = logging.getLogger(__name__)
 
+COMPLETIONS = "completions"  # TRL's folder of what was sampled, for `log_completions`
 # Names of what a run writes: its record, its checkpoints, and what else it saves.
 RECORD = (r"config\.yaml", r"env\.json", r"(metrics|events|evaluations)(\.\d+)?\.jsonl", BASE_ADAPTER)
 CHECKPOINTS = (r"(abandoned-)?checkpoint-\d+(\.\d+)?",)
@@ -40,7 +42,7 @@ SAVED = (
     r"merges\.txt",
     r"chat_template\.(jinja|json)",
     r"ref",
-    r"completions",
+    COMPLETIONS,
     *CHECKPOINTS,
 )
 # Names of what evaluations add to the record.
@@ -131,6 +133,11 @@ class RunFolders:
             what = "a file" if there.exists() else "a link to nothing"
             raise ValueError(f"{given} is {what}: name a folder, or one that does not exist yet.")
 
+    def check_links(self) -> None:
+        """Refuse links that lead out of a folder, by an `InputError` that names the key and the link."""
+        for folder in self.each:
+            check_links(folder.path, f"{folder.key}={str(folder.path)!r}")
+
     def check_usable(self) -> None:
         """
         Refuse folders that a run cannot write to, or whose lock it cannot take.
@@ -140,6 +147,7 @@ class RunFolders:
         """
         check_not_loading()
         self.check_are_folders()
+        self.check_links()
         for folder in self.each:
             there = _nearest(folder.path)
             try:  # permissions do not tell: root passes them in /proc, and a disk may be full
@@ -320,7 +328,7 @@ class RunFolders:
         """Find a name for an earlier run that is free in every folder."""
         for number in itertools.count(1):
             name = f"earlier-{number}"
-            if not any((path / name).exists() for path in self.paths):
+            if not any(os.path.lexists(path / name) for path in self.paths):
                 return name
 
     # --------------------------------------------------------------------------------------- checkpoints

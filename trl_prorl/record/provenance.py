@@ -87,7 +87,8 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
         keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
     path = Path(run_dir) / CONFIG_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(keys, sort_keys=True))
+    with replaced(path) as aside:
+        aside.write_text(yaml.safe_dump(keys, sort_keys=True))
 
 
 def write_env(

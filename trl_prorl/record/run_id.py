@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+from ..files import replaced
+
 
 RUN_ID_FILE = "prorl_run.json"
 RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
@@ -15,7 +17,8 @@ def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
     if run_id is None:
         path.unlink(missing_ok=True)
     else:
-        path.write_text(json.dumps({RUN_ID: run_id}) + "\n")
+        with replaced(path) as aside:
+            aside.write_text(json.dumps({RUN_ID: run_id}) + "\n")
 
 
 def saved_run_id(folder: str | os.PathLike) -> str | None:

@@ -1,6 +1,9 @@
 import io
 import json
+import multiprocessing
 import shutil
+import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from eval import passk
 from eval.samples import held_out
 from eval.samples.models import load_tokenizer
+from trl_prorl.record import folder_lock
 
 
 @pytest.fixture
@@ -129,8 +133,8 @@ def test_base_is_sampled_once_for_runs_that_share_it(run_dir, task, tmp_path, la
     change_config(other, max_completion_length=2)
     runs = ["--run", str(run_dir), "--run", str(tmp_path / "B"), "--run", str(other)]
     assert passk.main([*runs, "--prompts", "3", "--n", "2", "--k", "1", "--no-greedy"]) == 0
-    # B is a copy of A, so its trained model is A's too.
-    assert labels == ["A: base", "A: trained", "longer: base", "longer: trained"]
+    # B is a copy of A, whose base is shared; what a run trained is its own.
+    assert labels == ["A: base", "A: trained", "B: trained", "longer: base", "longer: trained"]
     assert (run_dir / "passk.json").read_text() == (tmp_path / "B" / "passk.json").read_text()
 
 
@@ -370,6 +374,35 @@ def test_with_replace_what_another_command_writes_meanwhile_is_lost(evaluate_bes
     codes, result = evaluate_beside("--prompts 6 --replace --no-greedy", other="--prompts 5 --no-greedy")
     assert codes == [0, 0]
     assert result["prompts"] == 6
+
+
+def test_two_commands_that_end_together_lose_nothing(run_dir, task, tmp_path):
+    """Two processes: the first is stopped while it writes, until the second is through or waits for it."""
+    arguments = ["--run", str(run_dir), "--prompts", "6", "--n", "2", "--k", "1", "--no-greedy", "--others"]
+    write_json = passk.write_json
+
+    def work(name):
+        def write_late(path, content):
+            (tmp_path / f"{name} writes").touch()
+            while not (tmp_path / "go").exists():
+                time.sleep(0.01)
+            write_json(path, content)
+
+        passk.write_json = write_late
+        folder_lock.print = lambda *_, **__: (tmp_path / f"{name} waits").touch()
+        sys.exit(passk.main([*arguments, name]))
+
+    processes = [multiprocessing.get_context("fork").Process(target=work, args=[name]) for name in ("sorting", "sums")]
+    for process, marks in zip(processes, (["sorting writes"], ["sums writes", "sums waits"]), strict=True):
+        process.start()
+        while process.is_alive() and not any((tmp_path / mark).exists() for mark in marks):
+            time.sleep(0.01)
+    (tmp_path / "go").touch()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted(result_of(run_dir)["others"]) == ["sorting", "sums"]
+    assert not list(run_dir.glob(".*.part"))
 
 
 def test_new_numbers_win(evaluate, run_dir):

@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -110,7 +111,7 @@ def test_a_damaged_file_is_removed_as_its_line_says_and_its_samples_are_drawn_ag
 def test_a_second_evaluation_waits_and_draws_nothing(run_dir, task, calls, monkeypatch):
     """It begins while the first one draws."""
     waits = threading.Event()
-    monkeypatch.setattr("eval.samples.store.print", lambda text, flush: waits.set(), raising=False)
+    monkeypatch.setattr("trl_prorl.record.folder_lock.print", lambda text, flush: waits.set(), raising=False)
     draw = held_out.sample
     found = []
 
@@ -189,6 +190,52 @@ def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     control = HeldOut(undisturbed, "test", 20, batch_size=4)
     assert texts(control.samples(control.base, 6)) == texts(whole)
     assert not (undisturbed / "samples").samefile(run_dir / "samples")
+
+
+@pytest.fixture
+def beside(run_dir, task, tmp_path):
+    """A copy of the run in the same folder, whose samples of both models are on disk: its evaluation of 6 prompts."""
+    shutil.copytree(run_dir, tmp_path / "B")
+    evaluation = HeldOut(tmp_path / "B", "test", 6)
+    for point in (evaluation.base, evaluation.trained):
+        evaluation.samples(point, 4)
+    return evaluation
+
+
+def test_the_base_s_samples_of_a_run_beside_are_named_and_judged_again(beside, run_dir, calls, capsys):
+    honest = beside.samples(beside.base, 4)
+    assert 0 < honest["correct"].mean() < 1
+    store = beside.store(beside.base, beside.sampling)
+    store.replace(store.frame().assign(correct=True, answer="mine"))
+    ours = HeldOut(run_dir, "test", 7)
+    taken = ours.samples(ours.base, 4)
+    pd.testing.assert_frame_equal(taken[taken["prompt_id"].isin(beside.prompt_ids)].reset_index(drop=True), honest)
+    assert str(store.folder) in capsys.readouterr().out
+    assert calls == [(1, 4)]  # of the prompt that is not there
+    ours.samples(ours.trained, 4)
+    assert calls == [(1, 4), (7, 4)]  # what a run trained is its own
+
+
+@pytest.mark.parametrize("damage", ["prompt", "completion", "ids", "settings", "damaged", "link"])
+def test_samples_of_a_run_beside_that_are_not_of_these_prompts_and_settings_are_drawn(
+    beside, run_dir, calls, tmp_path, damage
+):
+    store = beside.store(beside.base, beside.sampling)
+    frame = store.frame()
+    if damage == "settings":
+        (store.folder / "_settings.json").write_text("{}")
+    elif damage == "damaged":
+        (store.folder / "samples.parquet").write_bytes(b"damaged")
+    elif damage == "link":
+        (store.folder / "samples.parquet").rename(tmp_path / "elsewhere.parquet")
+        (store.folder / "samples.parquet").symlink_to(tmp_path / "elsewhere.parquet")
+    else:
+        frame[damage] = {"prompt": "another", "completion": None, "ids": None}[damage]
+        store.replace(frame)
+    calls.clear()
+    ours = HeldOut(run_dir, "test", 6)
+    ours.samples(ours.base, 4)
+    assert calls == [(6, 4)]
 
 
 def test_names_of_tasks():

@@ -46,30 +46,13 @@ def test_a_stop_in_the_middle_of_a_merge_counts_nothing_twice(tmp_path):
     assert [path.name for path in store.folder.glob("*.parquet")] == ["samples.parquet"]
 
 
-def test_a_neighbour_s_samples_are_taken_over(tmp_path):
-    theirs = tmp_path / "A" / "samples"
-    ours = tmp_path / "B" / "samples"
-    SampleStore(theirs, "base", {"seed": 0}).add([record("a", 0)])
-    ours.mkdir(parents=True)
-    other = SampleStore(ours, "base", {"seed": 1})
-    other.adopt([theirs, ours])
-    assert other.frame().empty
-    store = SampleStore(ours, "base", {"seed": 0})
-    store.adopt([theirs, ours])
-    assert len(store.frame()) == 1
-    store.add([record("a", 1)])
-    store.adopt([theirs])
-    assert len(store.frame()) == 2
-    assert len(SampleStore(theirs, "base", {"seed": 0}).frame()) == 1
-
-
 def test_a_second_evaluation_waits_for_the_first(tmp_path, monkeypatch):
     """It says so, and goes on when the first has ended."""
     first, second = (SampleStore(tmp_path / "samples", "base", {}) for _ in range(2))
     waits = threading.Event()
     said = []
     monkeypatch.setattr(
-        "eval.samples.store.print", lambda text, flush: (said.append(text), waits.set()), raising=False
+        "trl_prorl.record.folder_lock.print", lambda text, flush: (said.append(text), waits.set()), raising=False
     )
     order = []
 
@@ -88,7 +71,9 @@ def test_a_second_evaluation_waits_for_the_first(tmp_path, monkeypatch):
 
 
 def test_samples_of_another_model_are_drawn_meanwhile(tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.samples.store.print", lambda text, flush: pytest.fail("it waits"), raising=False)
+    monkeypatch.setattr(
+        "trl_prorl.record.folder_lock.print", lambda text, flush: pytest.fail("it waits"), raising=False
+    )
     with SampleStore(tmp_path, "base", {}).exclusive(), SampleStore(tmp_path, "trained", {}).exclusive():
         pass
 

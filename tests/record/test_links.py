@@ -1,0 +1,70 @@
+"""A link in the folder of a run or a model that leads out of it is refused by name, at every door."""
+
+import pytest
+
+from trl_prorl.errors import InputError
+from trl_prorl.record.links import check_links
+
+
+@pytest.fixture
+def out(tmp_path):
+    """A folder with files at two depths, and a file and a folder outside of it."""
+    for name in ("run/config.yaml", "run/checkpoint-1/a", "run/samples/base/a", "secret", "private/key"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["README.md", "checkpoint-1/model.safetensors", "samples/base-1", "earlier-1"])
+@pytest.mark.parametrize("target", ["secret", "private", "nowhere"])
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_link_that_leads_out_is_named(out, name, target, relative):
+    link = out / name
+    up = "../" * len(link.relative_to(out.parent).parent.parts)
+    link.symlink_to(up + target if relative else out.parent / target)
+    with pytest.raises(InputError, match=f"output_dir='x' contains the link '{name}'.*{out.parent / target}"):
+        check_links(out, "output_dir='x'")
+
+
+def test_a_link_by_way_of_another_one(out):
+    (out / "samples" / "other").symlink_to("../ref")
+    (out / "ref").symlink_to(out.parent / "private")
+    with pytest.raises(InputError, match="contains the link 'ref'"):
+        check_links(out)
+
+
+def test_links_that_stay_inside_and_folders_that_are_links_themselves(out):
+    (out / "checkpoint-2").symlink_to("checkpoint-1")
+    (out / "samples" / "trained").symlink_to(out / "samples" / "base")
+    (out / "gone").symlink_to("checkpoint-9")
+    linked = out.parent / "runs"
+    linked.symlink_to(out)
+    above = out.parent / "elsewhere"
+    above.symlink_to(out.parent)
+    for folder in (out, linked, above / "run", out.parent / "not-there"):
+        check_links(folder)
+    (out / "wandb" / "run-1").mkdir(parents=True)
+    (out / "wandb" / "run-1" / "debug.log").symlink_to(out.parent / "secret")  # made by its client
+    check_links(out)
+
+
+def test_the_hub_s_cache_keeps_its_links_to_the_blobs_of_a_repository(tmp_path):
+    repo = tmp_path / "models--owner--name"
+    other = tmp_path / "models--owner--other"
+    snapshot = repo / "snapshots" / "0123"
+    for folder in (snapshot / "chat", repo / "blobs", other / "blobs"):
+        folder.mkdir(parents=True)
+    for blobs in (repo / "blobs", other / "blobs"):
+        (blobs / "abc").write_text("weights")
+    (snapshot / "config.json").symlink_to("../../blobs/abc")
+    (snapshot / "chat" / "template.jinja").symlink_to("../../../blobs/abc")
+    linked = tmp_path / "model"
+    linked.symlink_to(snapshot)
+    for folder in (snapshot, snapshot / "chat", linked):
+        check_links(folder)
+    (repo / "blobs" / "def").symlink_to(tmp_path / "secret")
+    for target in ("../../../models--owner--other/blobs/abc", "../../refs/main", "../../blobs/def"):
+        (snapshot / "merges.txt").unlink(missing_ok=True)
+        (snapshot / "merges.txt").symlink_to(target)
+        with pytest.raises(InputError, match="'merges.txt'"):
+            check_links(snapshot)
