@@ -156,17 +156,21 @@ def test_in_bf16_its_backward_errs_as_torchs_does(heads):
     """Against a dense mask in double precision; torch's kernel under the same mask is the control."""
     sequences = row_of([(9, [5, 30, 2]), (20, [3, 7])])
     mask = dense(sequences)
-    torch.manual_seed(0)
-    states = [torch.randn(1, count, len(mask), 16).bfloat16() for count in (heads[0], heads[1], heads[1])]
-    weights = torch.randn(1, len(mask), heads[0], 16).bfloat16()
 
-    def gradients(states, attend):
+    def gradients(states, weights, attend):
         query, key, value = (state.clone().requires_grad_() for state in states)
         result = attend(query, key, value)
         return torch.autograd.grad(result, (query, key, value), weights.to(result.dtype))
 
-    exact = gradients([state.double() for state in states], lambda *states: in_one(*states, mask))
-    torchs = gradients(states, lambda *states: in_one(*states, mask))
-    mine = gradients(states, lambda *states: prefix_attention(*states, layout(sequences)))
-    for true, theirs, ours in zip(exact, torchs, mine, strict=True):
-        assert (ours - true).norm() <= 1.5 * (theirs - true).norm()
+    ratios = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        states = [torch.randn(1, count, len(mask), 16).bfloat16() for count in (heads[0], heads[1], heads[1])]
+        weights = torch.randn(1, len(mask), heads[0], 16).bfloat16()
+        doubles = [state.double() for state in states]
+        exact = gradients(doubles, weights, lambda *states: in_one(*states, mask))
+        torchs = gradients(states, weights, lambda *states: in_one(*states, mask))
+        mine = gradients(states, weights, lambda *states: prefix_attention(*states, layout(sequences)))
+        of_seed = zip(exact, torchs, mine, strict=True)
+        ratios.append([((ours - true).norm() / (theirs - true).norm()).item() for true, theirs, ours in of_seed])
+    assert (torch.tensor(ratios).mean(dim=0) < 1.1).all(), "of the queries, the keys, the values"
