@@ -26,7 +26,7 @@ from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .rollout.model_defaults import describe_unused
 from .scoring.dropout import check_dropout, check_randomness
-from .scoring.head import add_frozen_head, cast_head_to_fp32
+from .scoring.head import add_frozen_head, cast_head_to_fp32, give_bias
 from .scoring.lean_lora import use_lean_layers
 
 
@@ -47,6 +47,8 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
     check_in_one_place(policy)
     check_in_one_place(trainer.ref_model)
     keep_unpacked(policy)
+    if is_peft_model(policy):
+        give_bias(policy)
     if plan.casts_head:
         model = policy.get_base_model()
         cast_head_to_fp32(model)

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from accelerate.utils import is_peft_model
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
@@ -45,7 +46,7 @@ from .rollout.outcome import Outcome, Rows, Sampled, count_written_by_others, ke
 from .rollout.rewards import guard_reward, settle_models
 from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts
-from .scoring.references import AnchorModels
+from .scoring.references import AdapterReference, AnchorModels, check_trained
 from .scoring.scorer import PolicyPass, Scorer
 
 
@@ -115,13 +116,14 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             self.epsilon_low = math.inf
             self.epsilon_high = math.inf
         self._generations = 0
-        if plan.given_wrapped and not shards_weights(self):
-            self.as_begun = AdapterAsBegun(policy)
+        if is_peft_model(policy) and not shards_weights(self):
+            self.as_begun = AdapterAsBegun(policy, is_trained=plan.given_wrapped)
 
         self.meter = Meter(accelerator.device)
         self.anchors.make_models(AnchorModels(self, policy, plan.moves, plan.fresh_adapter))
         self.reference = self.anchors["ref"].model
         self.base = self.anchors["base"].model
+        self._check_trained()
         self.scorer = Scorer(
             args, self.meter, self.anchors, self.acceleration.packs, not self._is_vlm, accelerator.autocast
         )
@@ -205,10 +207,16 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 "nothing of the model is trainable. Load an adapter for training: "
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
+        self._check_trained()  # a script may have changed what is trained
         optimizer = super().create_optimizer(*args, **kwargs)
         for part in self.parts.values():
             part.optimizer_made(optimizer)
         return optimizer
+
+    def _check_trained(self) -> None:
+        """Refuse trained parameters beside an adapter that references or files would miss."""
+        keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
+        check_trained(self.accelerator.unwrap_model(self.model), keys)
 
     def create_scheduler(self, *args, **kwargs):
         scheduler = super().create_scheduler(*args, **kwargs)

@@ -84,9 +84,9 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             return identity(None, self.config)
         named = base_parameters(self.policy) if point is self.base else self.policy.named_parameters()
-        if point is self.base and self.as_begun is not None:
+        if point is self.base and self.as_begun is not None and self.as_begun.is_trained:
             named = [*named, *self.as_begun.values.items()]
-        with self._below(point):
+        with self.as_point(point):
             return {"weights": weights_hash(named)}
 
     def _dtype(self, point: Point) -> torch.dtype:

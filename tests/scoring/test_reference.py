@@ -68,7 +68,7 @@ def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
         assert all(row["kl_ref"] > 1e-3 for row in kl[1::2])
 
 
-ANCHORS = [{"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}]
+ANCHORS = [{"beta": 0.1}, {"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}]
 
 
 @pytest.mark.parametrize("keys", ANCHORS)
@@ -94,8 +94,8 @@ def test_trained_biases_of_which_there_is_no_second_copy_are_refused(make_traine
             make_trainer(lora=False, **given, **keys)
 
 
-def test_trained_biases_without_an_anchor_of_ours_are_trl_s_affair(run, weights):
-    keys = {"lora": False, "beta": 0.1, "max_steps": 2}
+def test_trained_biases_without_a_reference_are_trained_as_trl_does(run, weights):
+    keys = {"lora": False, "beta": 0.0, "max_steps": 2}
     keys["trainer_kwargs"] = {"peft_config": LoraConfig(target_modules=["q_proj"], bias="all")}
     trl, ours = (weights(run(cls, **keys)) for cls in (GRPOTrainer, ProRLTrainer))
     assert all(torch.equal(trl[name], ours[name]) for name in trl)

@@ -1,37 +1,50 @@
-"""The adapter of a run that began from a trained one, as it was before the first step: the base of its evaluation."""
+"""The policy of a run with an adapter, as it was before the first step: the base of its evaluation."""
 
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 
+from ..scoring.references import trained_outside_adapters
+
 
 class AdapterAsBegun:
     """
-    Holds the adapter of a policy as the run began, on the host.
+    Holds, on the host, what training changes of a policy and its base needs.
 
     Args:
         policy ([`~peft.PeftModel`]): Before the first step.
+        is_trained (`bool`): Whether the run begins from the adapter as it is. A new one is switched off for the base,
+            and what is trained beside it (`bias`) is held.
 
     Attributes:
-        values (`dict[str, torch.Tensor]`): Its trained parameters of then, by name.
+        values (`dict[str, torch.Tensor]`): The parameters of then, by name.
     """
 
-    def __init__(self, policy: PeftModel):
+    def __init__(self, policy: PeftModel, is_trained: bool):
         self.policy = policy
-        trained = {name: param for name, param in policy.named_parameters() if param.requires_grad}
-        self.values = {name: param.detach().to("cpu", copy=True) for name, param in trained.items()}
+        self.is_trained = is_trained
+        held = trained_outside_adapters(policy)
+        if is_trained:
+            held = {name: param for name, param in policy.named_parameters() if param.requires_grad}
+        self.values = {name: param.detach().to("cpu", copy=True) for name, param in held.items()}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Give the policy the values of that time while this lasts."""
+        """Make the policy the one of that time while this lasts."""
         trained = dict(self.policy.named_parameters())
         now = {name: trained[name].data for name in self.values}
         self._set(trained, {name: value.to(now[name].device) for name, value in self.values.items()})
         try:
-            yield
+            with ExitStack() as stack:
+                if not self.is_trained:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # PEFT says that a trained bias stays: it was set back
+                        stack.enter_context(self.policy.disable_adapter())
+                yield
         finally:
             self._set(trained, now)
 
@@ -41,10 +54,10 @@ class AdapterAsBegun:
 
     def save(self, folder: Path) -> None:
         """
-        Write it into a folder, as an adapter that PEFT loads upon the model below. An adapter of another name than
-        `default`, or one of several, is not written: no evaluation reads such a run from its files.
+        Write an adapter that the run began from into a folder; PEFT loads it upon the model below. An adapter of
+        another name than `default`, or one of several, is not written: no evaluation reads such a run from its files.
         """
-        if self.policy.active_adapters != ["default"]:
+        if not self.is_trained or self.policy.active_adapters != ["default"]:
             return
         with self.in_place():
             self.policy.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)

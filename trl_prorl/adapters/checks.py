@@ -10,6 +10,7 @@ import torch
 from packaging.version import Version
 from peft import PeftModel, PeftType
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq", "kasa")
@@ -55,6 +56,20 @@ def check_prefix(config: Any) -> None:
         raise ValueError(
             f"peft_type={config.peft_type.value}: with transformers {transformers} and PEFT {peft} completions would "
             "be sampled without the prefix. Install transformers<5.24, or take a LoRA."
+        )
+
+
+def check_head(policy: PeftModel) -> None:
+    """
+    Refuse an adapter of the LM head, before TRL copies the adapter for a reference: TRL refuses it later.
+
+    Raises:
+        `ValueError`: The message names the keys that lead to it.
+    """
+    if isinstance(policy.get_output_embeddings(), BaseTunerLayer):
+        raise ValueError(
+            "the peft_config has an adapter of the LM head, whose weight TRL reads without its adapter. Take the head "
+            "out of target_modules; with ensure_weight_tying the embeddings that share its weight, too."
         )
 
 
@@ -105,7 +120,12 @@ def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = 
 
 def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool) -> None:
     _check_plain(config, given, "needs", leave)
-    right = {"use_dora": (False,), "modules_to_save": (None, []), "bias": ("none",)}
+    right = {
+        "use_dora": (False,),
+        "modules_to_save": (None, []),
+        "trainable_token_indices": (None, [], {}),
+        "bias": ("none",),
+    }
     if begins_at_0:
         right["init_lora_weights"] = (True, "gaussian")
     other = [f"{name}={getattr(config, name)!r}" for name in right if getattr(config, name) not in right[name]]

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 class CheckpointMixin:
     """Is the part of [`ProRLTrainer`] that begins a run, goes on with it, saves it and pushes it."""
 
-    as_begun = None  # of a run that began from a trained adapter: that, see adapters/begun.py
+    as_begun = None  # of a run with an adapter: the policy as it was then, see adapters/begun.py
     _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
     _epochs_done = 0
     _folder_lock: FolderLock | None = None

@@ -18,7 +18,14 @@ from trl import GRPOTrainer
 from trl.trainer import utils
 from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
 
-from ..adapters.checks import check_growing_config, check_initialisation, check_prefix, check_product, check_stacked
+from ..adapters.checks import (
+    check_growing_config,
+    check_head,
+    check_initialisation,
+    check_prefix,
+    check_product,
+    check_stacked,
+)
 from ..adapters.growth import check_growing_optimizer
 from ..adapters.stacked import stack, stacked_config
 from ..checkpoint.identity import changing_keys
@@ -125,7 +132,7 @@ class Plan:
         moves = args.beta != 0.0 and resets and not restarts
         if moves and config is None and not given_wrapped:
             _check_full_reference(args)
-        if moves or args.copied_anchors:
+        if args.beta != 0.0 or args.copied_anchors:
             check_adapter(None if stacks else model, config)
         name = None
         if isinstance(model, str):
@@ -161,6 +168,8 @@ class Plan:
         init = args.model_init_kwargs or {}
         if args.cast_lm_head_to_fp32 and not self.casts_head:
             check_full_model(model, revision=init.get("revision"), trust_remote_code=args.trust_remote_code)
+        if isinstance(model, PeftModel):
+            check_head(model)
         if self.frozen_ranks:
             given["model"] = stack(model, given.pop("peft_config"), args.seed)
             return
@@ -182,6 +191,7 @@ class Plan:
             model = _loaded(model, args, quantisation)
         check_in_one_place(model)
         given["model"] = get_peft_model(model, given.pop("peft_config"))
+        check_head(given["model"])
 
     @contextmanager
     def loading(self) -> Iterator[None]:

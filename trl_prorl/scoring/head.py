@@ -22,6 +22,7 @@ from contextlib import contextmanager
 
 import torch
 from accelerate import init_empty_weights
+from peft.utils.other import TrainableTokensWrapper
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import FusedCausalLMOutput
@@ -54,6 +55,16 @@ def cast_head_to_fp32(model: nn.Module) -> None:
     head.forward = forward
     if embeddings.weight.dtype != dtype:
         embeddings.register_forward_hook(lambda module, args, output: output.to(dtype))
+
+
+def give_bias(model: nn.Module) -> None:
+    """
+    Give a head of which some rows are trained (PEFT's `trainable_token_indices`, also of embeddings that share its
+    weight) the attribute `bias`, which TRL reads and PEFT's wrapper lacks.
+    """
+    head = model.get_output_embeddings()
+    if isinstance(head, TrainableTokensWrapper):
+        vars(head)["bias"] = head.original_module.bias  # not as a second parameter
 
 
 def check_full_model(model, **config_kwargs) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel, is_peft_model
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
@@ -46,8 +46,8 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
     if isinstance(model, PeftModel):
         if model.active_adapters != ["default"]:
             raise ValueError(
-                f"the active adapter is {', '.join(map(repr, model.active_adapters))}, and resets of the reference "
-                "and beta_base copy the one named 'default'. Make or load the policy's adapter with "
+                f"the active adapter is {', '.join(map(repr, model.active_adapters))}, and beta and beta_base copy "
+                "the one named 'default'. Make or load the policy's adapter with "
                 'adapter_name="default".'
             )
         peft_config = model.peft_config["default"]
@@ -55,7 +55,53 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
     if bias != "none":
         raise ValueError(
             f"bias={bias!r} trains biases of the model itself, of which there is one copy: neither the reference nor "
-            'the base would have its own. Set bias="none" in the peft_config, or train without beta_base and resets.'
+            'the base would have its own. Set bias="none" in the peft_config, or train with beta=0 and beta_base=0.'
+        )
+
+
+def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
+    """Return the trained parameters of the model itself, by name: without its adapter they stay as they are now."""
+    adapters = set(policy.peft_config)
+    prefix = getattr(policy.base_model, "prefix", None)  # of an adapter that has no name, as `adaption_`
+    outside = {}
+    for name, param in policy.named_parameters():
+        parts = name.split(".")
+        is_adapter = not adapters.isdisjoint(parts) or (prefix and any(part.startswith(prefix) for part in parts))
+        if param.requires_grad and not is_adapter:
+            outside[name] = param
+    return outside
+
+
+def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
+    """
+    Refuse trained parameters of the model itself, beside an adapter, that no checkpoint would hold, or that would move
+    a reference or a base which is the model with another adapter or without one.
+
+    Args:
+        policy (`torch.nn.Module`): The policy, unwrapped.
+        anchors (`list[str]`): The keys that have such a reference or base.
+
+    Raises:
+        `ValueError`: The line names a parameter and the cure.
+    """
+    if not isinstance(policy, PeftModel):
+        return
+    outside = trained_outside_adapters(policy)
+    if not outside:
+        return
+    adapter = policy.active_adapters[0]
+    saved = get_peft_model_state_dict(policy, adapter_name=adapter, save_embedding_layers=False)
+    lost = [name for name in outside if name not in saved]
+    if lost:
+        raise ValueError(
+            f"{lost[0]} is trained beside the adapter {adapter!r}, and no file of the adapter holds it. "
+            "Name its module in modules_to_save of the peft_config, or freeze it: requires_grad_(False)."
+        )
+    if anchors:
+        raise ValueError(
+            f"{next(iter(outside))} is trained beside the adapter {adapter!r}, and there is one copy of it: with "
+            f"{' and '.join(anchors)} the KL would be to a model that moves with the policy. Name its module in "
+            f"modules_to_save of the peft_config in its place, or set {' and '.join(f'{key}=0' for key in anchors)}."
         )
 
 

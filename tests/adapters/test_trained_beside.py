@@ -1,0 +1,115 @@
+"""What is trained beside an adapter, and what PEFT trains of embeddings: the model as saved before is the control."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny_run import LORA, QUESTIONS, logits
+from transformers import AutoModelForCausalLM
+
+from trl_prorl.eval.samples.models import Point, load_point
+from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
+
+
+LARGE = {"learning_rate": 2e-2, "beta": 0.0}
+TOKENS = {"trainable_token_indices": list(range(60, 100))}
+
+
+@pytest.fixture
+def begun(tiny_model):
+    return logits(AutoModelForCausalLM.from_pretrained(tiny_model))
+
+
+def far(one, other):
+    """The largest difference."""
+    return (one - other).abs().max().item()
+
+
+def whole_logits(model):
+    """The logits of a model whose head may be wrapped: by its own forward, without TRL's."""
+    inner = model.get_base_model()
+    with torch.no_grad():
+        return inner.lm_head(inner.model(torch.arange(40, 120)[None]).last_hidden_state)
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_trained_biases_are_not_those_of_the_base(run, tiny_model, begun, bias):
+    trainer = run(trainer_kwargs={"peft_config": LoraConfig(**LORA, bias=bias)}, **LARGE)
+    held_out = TrainerHeldOut(trainer, QUESTIONS["eval_dataset"], None, "own")
+    with held_out.as_point(held_out.base):
+        assert far(logits(trainer.model), begun) < 1e-6
+    assert far(logits(trainer.model), begun) > 1
+    with trainer.model.disable_adapter():
+        assert far(logits(trainer.model), begun) > 0.5  # what was taken for the base
+    trainer.save_model()
+    saved = load_point(Point("trained", 4, Path(trainer.args.output_dir)), {"model_name_or_path": tiny_model})
+    assert far(logits(saved), logits(trainer.model)) < 1e-6
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_weights_of_the_model_that_a_script_trains_are_refused(make_trainer, tiny_model, beta):
+    """No file of the adapter holds them, and a reference would move with them."""
+    words = "input_layernorm.weight is trained.*modules_to_save"
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
+    norm = model.get_base_model().model.layers[0].input_layernorm.weight
+    norm.requires_grad_(True)
+    with pytest.raises(ValueError, match=words):
+        make_trainer(model=model, lora=False, beta=beta)
+    trainer = make_trainer(beta=beta)
+    trainer.model.get_base_model().model.layers[0].input_layernorm.weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=words):
+        trainer.train()
+
+
+@pytest.mark.parametrize("name", ["norm", "lm_head"])
+def test_a_module_of_its_own_has_a_reference_of_its_own(run, tiny_model, begun, name):
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA, modules_to_save=[name])
+    )
+    trainer = run(model=model, lora=False, **{**LARGE, "beta": 0.1})
+    assert far(logits(trainer.model), begun) > 1
+    assert far(logits(trainer.model, "ref"), begun) < 1e-6
+
+
+def test_trained_tokens_of_tied_embeddings_score_as_the_model_samples(run, begun):
+    trainer = run(trainer_kwargs={"peft_config": LoraConfig(**LORA, **TOKENS)}, **{**LARGE, "beta": 0.1})
+    ids = torch.arange(40, 120)[None]
+    found = trainer._padded_logps(trainer.model, ids, torch.ones_like(ids), 79)
+    exact = whole_logits(trainer.model).log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    assert far(found, exact) < 1e-4
+    assert far(logits(trainer.model), begun) > 1
+    with trainer.reference.active(trainer.model):
+        assert far(logits(trainer.model), begun) < 1e-6
+
+
+@pytest.mark.parametrize("keys", [{"beta": 0.1, "ref_reset_every": 2}, {"beta_old": 0.1}])
+def test_a_run_that_trains_tokens_of_tied_embeddings_resumes_exactly(run, resume, keys):
+    keys = {**LARGE, **keys, "max_steps": 6, "save_strategy": "steps", "save_steps": 3, "fast": True}
+    keys["trainer_kwargs"] = {"peft_config": LoraConfig(**LORA, **TOKENS)}
+    whole = run(**keys)
+    assert whole.args.given_up is None
+    found = dict(resume(whole, 3, **keys).model.named_parameters())
+    end = dict(whole.model.named_parameters())
+    assert any("trainable_tokens" in name for name in end)
+    assert found.keys() == end.keys()
+    assert all(torch.equal(found[name], end[name]) for name in end)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_an_adapter_of_the_head_is_refused_before_a_reference_is_made(make_trainer, tiny_model, beta):
+    config = LoraConfig(target_modules=["q_proj", "embed_tokens"], ensure_weight_tying=True)
+    resets = {"ref_reset_every": 2} if beta else {}
+    with pytest.raises(ValueError, match="LM head|lm_head") as refusal:
+        make_trainer(trainer_kwargs={"peft_config": config}, beta=beta, **resets)
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(ValueError, match="LM head.*ensure_weight_tying"):
+        make_trainer(
+            model=get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config), lora=False, beta=beta
+        )
+
+
+def test_a_restart_does_not_lose_trained_tokens(make_trainer):
+    config = LoraConfig(target_modules=["q_proj"], **TOKENS)
+    with pytest.raises(ValueError, match="adapter_restart='merge'.*trainable_token_indices"):
+        make_trainer(trainer_kwargs={"peft_config": config}, beta=0.1, ref_reset_every=2, adapter_restart="merge")
