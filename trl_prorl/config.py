@@ -86,12 +86,17 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_finite(self)
         check_batch(self)
         by_default = self.bf16 is None
+        best = self.metric_for_best_model
+        greater = self.greater_is_better
         try:
             self._complete_as_trl()
         except ValueError:
             check_batch(self)  # TRL names a key that it computed; these name the keys that were given
             check_precision(self, by_default)
             raise
+        if best is None:  # transformers takes the loss, which says nothing in GRPO: the trainer chooses
+            self.metric_for_best_model = None
+            self.greater_is_better = greater
         check_launcher(self)
         check_used(self, CHECKED)
         check_combinations(self)

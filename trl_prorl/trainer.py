@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
+from transformers import EarlyStoppingCallback
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
@@ -26,6 +27,7 @@ from .guards.finite import FiniteGuard
 from .hub.uploads import Uploads
 from .interrupt import tell_interrupted
 from .launch.acceleration import shards_weights
+from .launch.checks import choose_best_metric
 from .launch.interrupt import what_a_script_keeps
 from .launch.plan import Plan
 from .objective.aggregation import Aggregation, without_ratio
@@ -166,6 +168,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
             self.resets.accept(callback, self.eval_dataset)
             callback.in_training = self.is_in_train
+        if isinstance(callback, EarlyStoppingCallback) or callback is EarlyStoppingCallback:
+            choose_best_metric(self.args, self.reward_funcs, self.eval_dataset, [EarlyStoppingCallback()])
         super().add_callback(callback)
 
     @property
@@ -556,10 +560,14 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         finally:
             self.num_completions_to_print = number
 
+    @property
+    def _evaluates_as_trl(self) -> bool:
+        """Whether an evaluation draws from the training's random numbers."""
+        return self.args.is_trl and not self.resets.possible
+
     def evaluate(self, *args, **kwargs):
         # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
-        is_trl = self.args.is_trl and not self.resets.possible
-        with nullcontext() if is_trl else torch.random.fork_rng():
+        with nullcontext() if self._evaluates_as_trl else torch.random.fork_rng():
             try:
                 return super().evaluate(*args, **kwargs)
             except RewardError as error:
@@ -581,13 +589,14 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         with timer.stage("eval"):
             metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
         self.recorder.charge_evaluation(self.state.global_step, timer.seconds["eval"])
-        for callback in self.resets.callbacks:
-            for name in callback.metrics():
-                if name not in metrics:
-                    known = ", ".join(sorted(metrics))
-                    raise EvaluationError(
-                        f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}."
-                    )
+        watched = {name: "ref_reset_metric" for callback in self.resets.callbacks for name in callback.metrics()}
+        best = self.args.metric_for_best_model
+        if best is not None:
+            watched[f"eval_{best.removeprefix('eval_')}"] = "metric_for_best_model"
+        for name, key in watched.items():
+            if name not in metrics:
+                known = ", ".join(sorted(metrics))
+                raise EvaluationError(f"{key}={name!r} is not a metric of the evaluation; it has: {known}.")
         sets = ()
         if isinstance(self.eval_dataset, dict):
             sets = self.eval_dataset

@@ -1,6 +1,7 @@
 """A new adapter upon a trained one, whose policy is reference and base: TRL on the merged model is the control."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import evaluate
 from trl_prorl.adapters.growth import list_factors
+from trl_prorl.adapters.stacked import check_optimizer_by_entry
 from trl_prorl.eval.samples.models import base_point, load_point
 from trl_prorl.launch.plan import Plan
 
@@ -87,6 +89,40 @@ def test_it_trains_as_trl_does_a_new_adapter_on_the_merged_model(run, upon, tiny
             if name in other:  # once a generation
                 assert mine[name] == pytest.approx(other[name], abs=2e-5, rel=1e-3)
     assert logged[0][-1]["kl"] > 1e-3
+
+
+def counts_entries_alone(cls):
+    """Whether ranks without gradients leave the updates of the others as they are, by trying."""
+    ends = []
+    for frozen in (0, 3):
+        new = torch.linspace(-1, 1, 12).view(4, 3)
+        param = torch.nn.Parameter(torch.cat([torch.zeros(frozen, 3), new]))
+        optimizer = cls([param], lr=0.1)
+        for step in range(1, 4):
+            param.grad = torch.cat([torch.zeros(frozen, 3), (new * step).cos()])
+            optimizer.step()
+        ends.append(param.detach()[frozen:])
+    return torch.allclose(*ends, rtol=1e-5, atol=1e-6)
+
+
+OPTIMIZERS = sorted(set(dir(torch.optim)) - {"LBFGS", "Optimizer", "SparseAdam"})  # not for gradients of tensors
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name[0].isupper()])
+def test_an_optimizer_is_refused_if_frozen_ranks_change_the_updates_of_the_others(name):
+    cls = getattr(torch.optim, name)
+    given = cls([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1)
+    with (
+        nullcontext() if counts_entries_alone(cls) else pytest.raises(ValueError, match=f"{name}' with a peft_config")
+    ):
+        check_optimizer_by_entry("adamw_torch", given)
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "stable_adamw", "adamw_8bit", "lomo", "galore_adamw", "apollo_adamw"])
+def test_by_the_key_too(upon, optim):
+    with pytest.raises(ValueError, match=f"optim='{optim}' with a peft_config.*adamw_torch, ") as refusal:
+        upon(beta=0.3, optim=optim)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("arm", ARMS)

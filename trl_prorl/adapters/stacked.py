@@ -25,6 +25,40 @@ def stacked_config(model: PeftModel, config: LoraConfig) -> LoraConfig:
     return both
 
 
+# Of `optim` and of torch.optim, those that update each entry of a tensor by itself. The others look at a whole tensor,
+# or at a block of it, in which the frozen ranks' zeros would count.
+BY_ENTRY = (
+    *("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adagrad", "rmsprop", "sgd"),
+    *("paged_adamw_32bit", "lion_32bit", "paged_lion_32bit"),
+)
+BY_ENTRY_OF_TORCH = tuple(
+    getattr(torch.optim, name)
+    for name in "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()
+)
+
+
+def check_optimizer_by_entry(name: str, given: torch.optim.Optimizer | None) -> None:
+    """
+    Refuse, before any training, an optimizer in which frozen ranks would change the updates of the others.
+
+    Args:
+        name (`str`): `optim`.
+        given ([`~torch.optim.Optimizer`], *optional*): The one that takes its place.
+
+    Raises:
+        `ValueError`: The message names the optimizer and those that serve.
+    """
+    if given is not None and not isinstance(given, BY_ENTRY_OF_TORCH):
+        name = f"{type(given).__module__}.{type(given).__name__}"
+    elif given is not None or name in BY_ENTRY:
+        return
+    raise ValueError(
+        f"optim={name!r} with a peft_config upon a trained adapter: the trained ranks stay, and this optimizer would "
+        "let their zero gradients change the updates of the new ones. Set optim to one of "
+        f"{', '.join(BY_ENTRY)}, or merge the trained adapter, and pass the merged model: docs/from-sft.md."
+    )
+
+
 @torch.no_grad()
 def stack(model: PeftModel, config: LoraConfig, seed: int) -> PeftModel:
     """

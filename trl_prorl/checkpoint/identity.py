@@ -27,6 +27,15 @@ from .state import buffer_file
 
 IDENTITY_FILE = "identity.json"
 
+# Whether evaluations change the training: a trigger or the best model depends on them, or they draw from its random
+# numbers, as TRL's own do. If not, these keys are free.
+EVALUATIONS_ACT = "evaluations change the training"
+EVALUATION_KEYS = frozenset(
+    "eval_strategy eval_steps eval_delay eval_on_start eval_rows per_device_eval_batch_size num_generations_eval "
+    "eval_accumulation_steps batch_eval_metrics prediction_loss_only metric_for_best_model greater_is_better".split()
+)
+# The trainer chooses them if they are not given, see `choose_best_metric` in launch/checks.py.
+CHOSEN_LATER = ("metric_for_best_model", "greater_is_better")
 # With these the rates of the past do not depend on the length of the run.
 ENDLESS_SCHEDULES = ("constant", "constant_with_warmup")
 LENGTHS = frozenset(["max_steps", "num_train_epochs"])
@@ -46,8 +55,10 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
         if _is_endless(config):
             left_out = FREE_KEYS | LENGTHS
         for field in dataclasses.fields(config):
-            if field.init and field.name not in left_out:
-                keys[field.name] = as_plain(getattr(config, field.name, None))
+            value = getattr(config, field.name, None)
+            is_open = value is None and field.name in CHOSEN_LATER
+            if field.init and field.name not in left_out and not is_open:
+                keys[field.name] = as_plain(value)
     return json.loads(json.dumps(keys))
 
 
@@ -99,10 +110,13 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
     Compare two sets of keys: `{key: [then, now]}` for every key of both that differs.
 
     A key that only one of them knows is not a difference: another version of the project may have written it. Neither
-    are on and auto, which is on wherever that is possible.
+    are on and auto, which is on wherever that is possible, nor keys of evaluations that change nothing.
     """
+    left_out = {EVALUATIONS_ACT}
+    if then.get(EVALUATIONS_ACT) is False and not now.get(EVALUATIONS_ACT):
+        left_out |= EVALUATION_KEYS
     found = {}
-    for key in sorted(then):
+    for key in sorted(then.keys() - left_out):
         if key in now and then[key] != now[key] and {str(then[key]), str(now[key])} != {"on", "auto"}:
             found[key] = [then[key], now[key]]
     return found

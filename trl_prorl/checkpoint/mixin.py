@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
+from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, NonFiniteError, RunError
@@ -20,7 +21,15 @@ from ..record.provenance import write_config, write_env
 from ..record.run_files import BASE_ADAPTER, check_record
 from ..record.run_id import write_run_id
 from .files import WholeCheckpoint, describe_failed_write, is_failed_write
-from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
+from .identity import (
+    BATCH_KEYS,
+    EVALUATIONS_ACT,
+    IDENTITY_FILE,
+    PATH_DEPENDENT_SCHEDULES,
+    changing_keys,
+    hyperparameters,
+    restore_hyperparameters,
+)
 from .resume import Resume, find_best_beside
 from .rollback import PlannedRollback, Rollback, RollbackRequest
 from .state import (
@@ -170,7 +179,15 @@ class CheckpointMixin:
 
     def _whole_identity(self) -> dict:
         """Return what makes a resumed run the same run, the recipe's keys included."""
-        return {**self._identity, **changing_keys(*self.recipe)}
+        return {**self._identity, EVALUATIONS_ACT: self._evaluations_act(), **changing_keys(*self.recipe)}
+
+    def _evaluations_act(self) -> bool:
+        """Whether the training would be another one with other evaluations."""
+        args = self.args
+        chooses = args.load_best_model_at_end or args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES
+        stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
+        triggers = any(callback.metrics() for callback in self.resets.callbacks)
+        return self._evaluates_as_trl or chooses or stops or triggers
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are

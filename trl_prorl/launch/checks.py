@@ -1,12 +1,15 @@
 """Is there something to train on, does it fit, and is what it needs installed? Asked before a model is loaded."""
 
+import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from datasets import Dataset
+from transformers import EarlyStoppingCallback
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from trl.trainer.utils import is_async_callable
+from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ..rollout.verdicts import draw_sizes, find_verifier
 
@@ -45,6 +48,108 @@ def check_columns(rows: Any) -> None:
             f"train_dataset has no column 'prompt'; it has {', '.join(rows.column_names)}. Rename the one that holds "
             "the prompts: dataset.rename_column(...)."
         )
+
+
+# What every evaluation measures, after `eval_`: by whole names, and by what stands before a `/`.
+MEASURED = (
+    "loss reward reward_std frac_reward_zero_std entropy kl kl_old kl_base num_tokens policy_loss entropy_coef "
+    "aux_loss cispo_clip_ratio runtime samples_per_second steps_per_second"
+).split()
+MEASURED_IN_PARTS = ("rewards", "completions", "clip_ratio", "tools", "sampling", "vespo", "prorl")
+# Of these more is better, whatever the rewards are.
+RISES = re.compile(r"(eval_)?(.+_)?(reward|pass@\d+(/.+)?)")
+
+
+def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, callbacks: Iterable[Any]) -> None:
+    """
+    Set `metric_for_best_model` and `greater_is_better` where something chooses by them and they are not given: to
+    pass@1 if an evaluation measures it, else to the reward. Transformers would take the lowest loss, which says
+    nothing in GRPO.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): Is changed.
+        functions (`Iterable`): The reward functions.
+        evaluation (`Dataset` or `dict`): The evaluation set, or several by name.
+        callbacks (`Iterable`): The trainer's.
+
+    Raises:
+        `ValueError`: The line names the key, and says why nothing can be chosen so.
+    """
+    stops = any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
+    if stops and args.eval_strategy == "no":
+        raise ValueError(
+            "EarlyStoppingCallback watches evaluations, and eval_strategy='no' makes none. Set eval_strategy: steps."
+        )
+    by_rate = args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+    chooses = args.load_best_model_at_end or args.save_strategy == "best"
+    metric = args.metric_for_best_model
+    if metric is None and (chooses or stops or by_rate):
+        if by_rate:
+            raise ValueError(
+                f"lr_scheduler_type={args.lr_scheduler_type.value!r} follows metric_for_best_model, which is not set. "
+                "Set metric_for_best_model: eval_reward (or eval_pass@1), and lr_scheduler_kwargs: {mode: max}."
+            )
+        if isinstance(evaluation, dict):
+            raise ValueError(
+                "metric_for_best_model is not set, and the evaluation has several sets. Set it to that of one, as "
+                f"eval_{next(iter(evaluation), 'NAME')}_pass@1, for which a reward function needs a verifier."
+            )
+        metric = "eval_reward" if find_verifier(functions) is None else "eval_pass@1"
+        args.metric_for_best_model = metric
+        if args.greater_is_better is None:
+            args.greater_is_better = True
+    if metric is not None and args.greater_is_better is False and RISES.fullmatch(metric):
+        raise ValueError(
+            f"greater_is_better=False with metric_for_best_model={metric!r} would choose the worst model. Set it to "
+            "true, or leave it out."
+        )
+
+
+def check_metrics(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
+    """
+    Refuse a metric that no evaluation will measure. Rewards may log others (`log_metric`): of those that do so by
+    their code, the first evaluation decides.
+
+    Args:
+        metrics (`Mapping[str, str]`), functions (`Iterable`), n (`int`), evaluation (`Dataset` or `dict`):
+            As for [`check_pass_at_k`].
+
+    Raises:
+        `ValueError`: The line names the key, its value and what is measured.
+    """
+    check_pass_at_k(metrics, functions, n, evaluation)
+    if any(map(_may_log, functions)):
+        return
+    prefixes = ["eval_"]
+    if isinstance(evaluation, dict):
+        prefixes += [f"eval_{name}_" for name in evaluation]
+    rewards = [get_callable_name(function) for function in functions]
+    of_rewards = [f"rewards/{name}/{what}" for name in rewards for what in ("mean", "std")]
+    for key, metric in metrics.items():
+        full = metric if metric.startswith("eval_") else f"eval_{metric}"
+        names = [full.removeprefix(prefix) for prefix in prefixes if full.startswith(prefix)]
+        if any(_is_measured(name, of_rewards) for name in names):
+            continue
+        known = ["eval_reward", *(f"eval_{name}" for name in of_rewards if name.endswith("mean")), "eval_loss"]
+        if find_verifier(functions) is not None:
+            known[:0] = [f"eval_pass@{k}" for k in draw_sizes(n)]
+        raise ValueError(
+            f"{key}={metric!r} is not measured: an evaluation has {', '.join(known)}. Set it to one of them."
+        )
+
+
+def _is_measured(name: str, of_rewards: list[str]) -> bool:
+    """Return whether an evaluation may have a metric of this name."""
+    family = name.partition("/")[0]
+    if family == "rewards":
+        return name in of_rewards
+    return name in MEASURED or family in MEASURED_IN_PARTS or "pass@" in name
+
+
+def _may_log(function: Any) -> bool:
+    """Return whether a reward may log metrics of its own, or is a model, whose name is not known yet."""
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return code is None or "log_metric" in (*code.co_varnames, *code.co_consts)
 
 
 def check_pass_at_k(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:

@@ -27,7 +27,7 @@ from ..adapters.checks import (
     check_stacked,
 )
 from ..adapters.growth import check_growing_optimizer
-from ..adapters.stacked import stack, stacked_config
+from ..adapters.stacked import check_optimizer_by_entry, stack, stacked_config
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..objective.anchors import ANCHORS
@@ -44,7 +44,14 @@ from ..rollout.verdicts import find_verifier
 from ..scoring.dropout import check_dropout_config
 from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
-from .checks import check_columns, check_in_one_place, check_pass_at_k, check_rows, check_trackers
+from .checks import (
+    check_columns,
+    check_in_one_place,
+    check_metrics,
+    check_rows,
+    check_trackers,
+    choose_best_metric,
+)
 from .model_name import find_model
 from .precision import tell_of_emulated_bf16
 from .rehearsal import rehearse
@@ -110,7 +117,7 @@ class Plan:
         stacks = given_wrapped and config is not None
         adapter = config
         if stacks:
-            _check_stacking(args, model, config)
+            _check_stacking(args, model, config, optimizers)
             adapter = stacked_config(model, config)
         elif given_wrapped:
             adapter = model.peft_config.get("default")
@@ -305,14 +312,17 @@ def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) 
             "verifier. Leave it out, or give a function one: function.verifier = verify, which is called as the "
             "function itself and returns a bool for each completion."
         )
-    metrics = {"metric_for_best_model": args.metric_for_best_model or ""}
+    choose_best_metric(args, functions, eval_dataset, callbacks or [])
+    metrics = {}
+    if args.metric_for_best_model is not None:
+        metrics["metric_for_best_model"] = args.metric_for_best_model
     if args.watches_metric:
         metrics["ref_reset_metric"] = args.ref_reset_metric
     for callback in callbacks or []:
         if isinstance(callback, ReferenceResetCallback):
             for metric in callback.metrics():
                 metrics[f"the metric of {type(callback).__name__}"] = metric
-    check_pass_at_k(metrics, functions, args.num_generations_eval or args.num_generations, eval_dataset)
+    check_metrics(metrics, functions, args.num_generations_eval or args.num_generations, eval_dataset)
 
 
 def _check_optimizer(args: ProRLConfig, optimizers) -> None:
@@ -373,9 +383,11 @@ def _check_growth(args: ProRLConfig, config, optimizers) -> None:
     _check_one_process(args, f"lora_growth_every={args.lora_growth_every}", "lora_growth_every")
 
 
-def _check_stacking(args: ProRLConfig, model: PeftModel, config) -> None:
+def _check_stacking(args: ProRLConfig, model: PeftModel, config, optimizers) -> None:
     """Refuse a new adapter upon a trained one where that cannot be, or where gradients lie in several processes."""
     check_stacked(model, config)
+    own = inner_of(optimizers[0]) if _has_own_optimizer(optimizers) else None
+    check_optimizer_by_entry(args.optim.value, own)
     if args.deepspeed_plugin is not None or _uses_fsdp(args):
         raise ValueError(
             "a peft_config upon a trained adapter keeps ranks of the adapter from training, and DeepSpeed and FSDP "

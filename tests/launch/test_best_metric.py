@@ -1,0 +1,91 @@
+"""The best model is by pass@1 or by the reward, and never by the loss; a metric that no evaluation has is refused."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from tiny_run import BEST, QUESTIONS, constant, set_evaluations, vowels
+from transformers import EarlyStoppingCallback
+
+
+UNSET = {name: value for name, value in BEST.items() if name not in ("metric_for_best_model", "greater_is_better")}
+EACH_STEP = {**UNSET, "eval_steps": 1, "save_steps": 1}
+JUDGED = constant(0.5, verifier=lambda completions, **columns: [True] * len(completions))
+
+
+def test_without_a_metric_the_best_reward_is_kept_and_loaded(make_trainer):
+    trainer = make_trainer(trainer_kwargs=QUESTIONS, **EACH_STEP, save_total_limit=1)
+    set_evaluations(trainer, 0.1, 0.9, 0.4, 0.2).train()
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
+    assert trainer.state.best_metric == 0.9
+    kept = {path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")}
+    assert "checkpoint-2" in kept
+
+
+def test_with_a_verifier_it_is_pass_at_1(make_trainer):
+    trainer = make_trainer(reward=JUDGED, trainer_kwargs=QUESTIONS, **UNSET)
+    assert trainer.args.metric_for_best_model == "eval_pass@1"
+    assert trainer.args.greater_is_better is True
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_an_early_stop_is_by_the_reward_too(make_trainer, added):
+    """The reward rises, and the loss of rewards that are all equal is 0: by the loss it would stop at step 3."""
+    calls = itertools.count()
+
+    def rising(completions, **columns):
+        return [float(next(calls))] * len(completions)
+
+    keys = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "max_steps": 5}
+    callback = EarlyStoppingCallback(early_stopping_patience=2)
+    callbacks = [] if added else [callback]
+    trainer = make_trainer(reward=rising, trainer_kwargs={**QUESTIONS, "callbacks": callbacks}, **keys)
+    if added:
+        trainer.add_callback(callback)
+    trainer.train()
+    assert trainer.args.metric_for_best_model == "eval_reward"
+    assert trainer.state.global_step == 5
+
+
+def test_the_loss_is_taken_where_it_is_asked_for(make_trainer):
+    trainer = make_trainer(trainer_kwargs=QUESTIONS, metric_for_best_model="loss", **UNSET)
+    assert (trainer.args.metric_for_best_model, trainer.args.greater_is_better) == ("loss", False)
+
+
+def logging(completions, log_metric=None, **columns):
+    log_metric("share_of_vowels", 0.5)
+    return vowels(completions)
+
+
+SETS = {"eval_dataset": {"easy": QUESTIONS["eval_dataset"], "hard": QUESTIONS["eval_dataset"]}}
+REFUSED = {
+    "a slip": ({"metric_for_best_model": "eval_rewrad"}, {}, "'eval_rewrad' is not measured.*eval_reward, eval_rew"),
+    "another's": ({"metric_for_best_model": "accuracy"}, {}, "'accuracy' is not measured"),
+    "no such reward": ({"metric_for_best_model": "eval_rewards/vowel/mean"}, {}, "eval_rewards/vowels/mean"),
+    "the worst": ({"metric_for_best_model": "eval_reward", "greater_is_better": False}, {}, "greater_is_better=False"),
+    "the worst, unset": ({"greater_is_better": False}, {}, "greater_is_better=False"),
+    "several sets": ({}, SETS, "several sets"),
+    "a rate by the loss": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "mode: max"),
+    "a trigger": ({"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_rewrad"}, {}, "ref_reset_metric"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_evaluation_has_or_what_is_the_wrong_way_round_is_refused_at_the_start(make_trainer, case):
+    keys, given, words = REFUSED[case]
+    with pytest.raises(ValueError, match=words) as refusal:
+        make_trainer(model="no model is loaded", trainer_kwargs={**QUESTIONS, **given}, **{**UNSET, **keys})
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_early_stop_without_evaluations_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="eval_strategy='no'"):
+        make_trainer(model="no model is loaded", trainer_kwargs={"callbacks": [EarlyStoppingCallback()]})
+
+
+def test_a_metric_that_a_reward_logs_is_known_at_the_first_evaluation(make_trainer):
+    keys = {**EACH_STEP, "max_steps": 1}
+    make_trainer(reward=logging, trainer_kwargs=QUESTIONS, metric_for_best_model="share_of_vowels", **keys).train()
+    trainer = make_trainer(reward=logging, trainer_kwargs=QUESTIONS, metric_for_best_model="share_of_wovels", **keys)
+    with pytest.raises(ValueError, match="metric_for_best_model='eval_share_of_wovels'.*eval_share_of_vowels"):
+        trainer.train()
