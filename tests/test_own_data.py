@@ -228,6 +228,17 @@ def test_a_wrong_verifier_is_named_before_anything_is_sampled(make_trainer, veri
     assert not (Path(trainer.run_dir) / "samples").exists()
 
 
+def test_a_link_out_of_the_run_s_folder_and_out_of_a_reward_model_s(make_trainer, tmp_path):
+    trainer = make_trainer()
+    out = Path(trainer.args.output_dir)
+    (out / "merges.txt").symlink_to(tmp_path / "mine")
+    for measure in (evaluate, drift):
+        with pytest.raises(InputError, match="contains the link 'merges.txt'"):
+            measure(trainer, ROWS, holds_letter)
+    with pytest.raises(InputError, match=r"reward_funcs=.* contains the link 'merges.txt'"):
+        make_trainer(reward=str(out))
+
+
 def test_a_verifier_that_raises_later_is_named_with_the_completion(run):
     def picky(completion, row):
         if completion not in ("", "42"):
