@@ -5,8 +5,9 @@ Before a run: can it learn, will it fit, how long will it take?
 
 Refuses what the run would refuse (exit code 2), asks verifier and reward about answers that are known to be right and
 wrong, samples the base with the run's own sampler, and does the first optimizer steps in a folder that is thrown away.
-Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut, no gold answer
-verifies, the first updates destroy the policy, or the run stops in its first steps. Nothing is written but `--json`.
+Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut and left out of
+the loss (`mask_truncated_completions`), no gold answer verifies, the first updates destroy the policy, or the run
+stops in its first steps. Nothing is written but `--json`.
 With a trainer of your own, call [`preflight`].
 """
 

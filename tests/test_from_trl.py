@@ -1,10 +1,13 @@
 """A run that begins where one of TRL's own trainer ended: TRL, begun there too, is the control."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_run import load_adapter
 from trl import GRPOTrainer
 
+from eval import drift, passk, report
 from trl_prorl import ProRLTrainer
 from trl_prorl.train import find_model
 
@@ -63,3 +66,10 @@ def test_a_recipe_and_a_resume_refuse_what_trl_has_left_and_say_where_to_read_on
     trainer = make_trainer(ProRLTrainer, **SAVED)
     with pytest.raises(ValueError, match="written by TRL's own trainer; its weights can begin a new run.*From a TRL"):
         trainer.train(resume_from_checkpoint=start)
+
+
+@pytest.mark.parametrize("command", [passk, report, drift])
+def test_a_folder_of_trl_s_own_says_how_to_get_a_record(of_trl, command, capsys):
+    folder = str(Path(of_trl(True)).parent)
+    assert command.main(["--run", folder]) == 2
+    assert "ProRLConfig(fast=False)" in " ".join(capsys.readouterr().err.split())

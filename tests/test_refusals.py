@@ -194,7 +194,7 @@ RANGES = {
         (-1, *COUNT, None),
         "ref_reset_every ref_reset_stall ref_reset_cooldown optimizer_reset_rewarmup_steps elastic_reset_every "
         "lora_growth_every rollback dynamic_sampling_rounds length_off top_k seed data_seed save_total_limit "
-        "dataloader_num_workers",
+        "dataloader_num_workers num_completions_to_print",
     ),
     "a whole number from 1": (
         (0, *COUNT),
@@ -202,8 +202,7 @@ RANGES = {
         "pack_max_tokens compact_max_rows length_on length_target length_margin thinking_budget "
         "thinking_answer_tokens per_device_train_batch_size per_device_eval_batch_size num_generations_eval "
         "max_completion_length "
-        "vllm_max_model_length vllm_tensor_parallel_size ref_model_sync_steps dataloader_prefetch_factor "
-        "num_completions_to_print",
+        "vllm_max_model_length vllm_tensor_parallel_size ref_model_sync_steps dataloader_prefetch_factor",
     ),
     "a positive number": (
         (0.0, -1.0, float("inf"), float("nan"), True, "1"),

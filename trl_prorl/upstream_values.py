@@ -121,7 +121,7 @@ TRAINING_VALUES = {
     "save_total_limit": whole(0),
     "dataloader_num_workers": whole(0),
     "dataloader_prefetch_factor": whole(1),
-    "num_completions_to_print": whole(1),
+    "num_completions_to_print": whole(0),
 }
 MODEL_VALUES = {
     "lora_r": whole(1),

@@ -14,6 +14,7 @@ from trl_prorl.eval.readiness.memory import GIB, process_share
 from trl_prorl.objective import kl
 from trl_prorl.objective.masks import completion_mask
 from trl_prorl.record.run_files import METRICS_FILE
+from trl_prorl.record.terminal import LORA_RATES
 
 
 MOST = 2  # steps
@@ -88,7 +89,7 @@ def rate_findings(rate: float, lora: bool) -> list[Finding]:
     """What the learning rate says before any step; `lora`: whether adapters are trained, and not all weights."""
     if rate == 0.0:
         return [Finding("learning rate", "0", "raise learning_rate: no update changes the policy", STOP, {"lr": rate})]
-    cure = "raise learning_rate to 1e-5 or more: LoRA takes about ten times the rate of full fine-tuning"
+    cure = f"set learning_rate to {LORA_RATES}: LoRA takes ten times the rate of full fine-tuning or more"
     return [make_finding("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
 
 

@@ -58,6 +58,7 @@ class Rollouts:
         reward_seconds (`float`): All reward functions took so long for all completions.
         source (`str`): How right and wrong are told apart, in words.
         batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
+        masks_cut (`bool`): Whether `mask_truncated_completions` leaves cut completions out of the loss.
     """
 
     group_size: int
@@ -71,6 +72,7 @@ class Rollouts:
     reward_seconds: float
     source: str = "verify"
     batch: dict[str, Any] = field(default_factory=dict)
+    masks_cut: bool = False
 
     def groups(self, values: Sequence[Any]) -> list[list[Any]]:
         """Values of completions, by prompt."""
@@ -100,6 +102,7 @@ def sample_base(
         texts=[],
         parts=[],
         reward_seconds=0.0,
+        masks_cut=trainer.args.mask_truncated_completions,
     )
     if verifier is None and task is None:
         found.source = FULL_REWARD
@@ -152,9 +155,17 @@ def smallest_group(p: float) -> int | None:
 
 
 def rewards_differ(rewards: list[float]) -> bool:
-    """Return whether rewards of a group differ, so that it teaches something."""
+    """Return whether rewards of a group differ."""
     values = without_nan(rewards)
     return bool(values) and max(values) - min(values) > SAME
+
+
+def teaches(rewards: list[float], cut: list[bool], masks_cut: bool) -> bool:
+    """Return whether a group has a completion that is in the loss and whose reward is not the group's mean."""
+    if not masks_cut or not rewards_differ(rewards):
+        return rewards_differ(rewards)
+    average = mean(without_nan(rewards))
+    return any(abs(reward - average) > SAME for reward, was_cut in zip(rewards, cut, strict=True) if not was_cut)
 
 
 def share_within(found: Rollouts) -> float:
@@ -240,7 +251,8 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     if found.group_size == 1:
         return batch_finding(found, tells)
     groups = found.groups(found.rewards)
-    silent = sum(not rewards_differ(group) for group in groups)
+    cuts = found.groups(found.cut)
+    silent = sum(not teaches(group, cut, found.masks_cut) for group, cut in zip(groups, cuts, strict=True))
     p = rate(found.correct)
     size = found.group_size
     observed = silent / len(groups)
@@ -266,7 +278,7 @@ def batch_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Return whether the rewards of different prompts differ, which one completion a prompt is compared by."""
     values = without_nan(found.rewards)
     what = "prompts with a signal"
-    if rewards_differ(found.rewards):
+    if teaches(found.rewards, found.cut, found.masks_cut):
         lowest = min(values)
         highest = max(values)
         return Finding(what, f"rewards from {lowest:.2g} to {highest:.2g} over {len(values)} prompts")
@@ -361,16 +373,21 @@ def paid_findings(found: Rollouts) -> list[Finding]:
 
 
 def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:
-    """Completions that were cut, and which of two reasons it has: too little room, or no end token."""
+    """
+    Completions that were cut, and which of two reasons it has: too little room, or no end token. Where all were cut,
+    nothing is learned if `mask_truncated_completions` leaves them out of the loss.
+    """
     cut = rate(found.cut)
     raised = f"raise max_completion_length={most}, or ask for shorter answers"
+    if found.masks_cut:
+        raised += ": mask_truncated_completions leaves cut completions out of the loss"
     change = raised
     if cut >= NEVER and most is not None and gold_length is not None and gold_length < most / 2:
         change = (
             f"the longest gold answer has {gold_length} tokens of {most}, so the end token may never come: look at "
             f"the tokenizer's eos_token, the model's eos_token_id and the chat template; or {raised}"
         )
-    level = STOP if cut == 1.0 else LOOK
+    level = STOP if cut == 1.0 and found.masks_cut else LOOK
     values = {"cut": cut, "mean_length": mean(found.lengths), "limit": most}
     number = f"{percent(cut)} (mean length {values['mean_length']:.0f} of {most or 'any'})"
     return make_finding("completions cut off", number, cut > MOST_CUT, change, level, **values)

@@ -34,6 +34,10 @@ PASSK_FILE = "passk.json"
 DRIFT_FILE = "drift.json"
 EARLIER = re.compile(r"earlier-\d+")  # a folder of what a run that began again has set aside
 MOST_REASONS = 3  # in one sentence
+PLAIN_RUN = (
+    "it is the run of another trainer, without the record that ProRLTrainer writes. ProRLTrainer with "
+    "ProRLConfig(fast=False) in place of TRL's GRPOTrainer with GRPOConfig makes an identical run, with a record"
+)
 EVALUATIONS = {PASSK_FILE: run_files.passk, DRIFT_FILE: run_files.DRIFT}
 
 
@@ -76,10 +80,18 @@ def load_config(run_dir) -> dict:
     if not run_dir.is_dir():
         raise InputError(f"run folder '{run_dir}' does not exist; give the folder a training run wrote")
     path = run_dir / "config.yaml"
+    if not path.is_file() and is_plain_run(run_dir):
+        raise InputError(f"'{path}' is missing: {PLAIN_RUN}")
     if not path.is_file():
         raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe the run was started with there")
     check_links(run_dir)
     return run_files.read_yaml(path)
+
+
+def is_plain_run(folder: Path) -> bool:
+    """Return whether a folder has what transformers' trainers write, and no record."""
+    written = [folder / "training_args.bin", *folder.glob("checkpoint-*/trainer_state.json")]
+    return any(path.is_file() for path in written) and not (folder / run_files.METRICS_FILE).is_file()
 
 
 def read_env(run_dir: Path) -> dict:
@@ -330,7 +342,7 @@ def _runs_below(folder: Path) -> list[Path]:
 def _why_left_out(folder: Path, is_named: bool) -> str | None:
     """Return why a folder has nothing to show; `None` if a step of a run is on record there."""
     if not (folder / run_files.CONFIG_FILE).is_file() and not (folder / run_files.METRICS_FILE).is_file():
-        return "it holds no run"
+        return PLAIN_RUN if is_plain_run(folder) else "it holds no run"
     if not has_begun(folder):
         return "no finished step is on record"
     if EARLIER.fullmatch(folder.name) and not is_named:

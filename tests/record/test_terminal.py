@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas
 import pytest
 from run_record import read_rows
 
@@ -91,6 +92,21 @@ def test_several_processes_say_that_the_batch_grows(processes, accumulated, line
         world_size=processes, per_device_train_batch_size=16, gradient_accumulation_steps=accumulated
     )
     assert describe_processes(args) == (None if line is None else f"{processes} processes: {line}")
+
+
+@pytest.mark.parametrize(
+    "lora, rate, warned", [(True, 1e-6, True), (True, 1e-7, True), (True, 1e-5, False), (False, 1e-6, False)]
+)
+def test_an_adapter_at_trl_s_default_rate_is_warned_of(run, caplog, lora, rate, warned):
+    run(lora=lora, learning_rate=rate, max_steps=1)
+    assert [f"learning_rate={rate:g}" in message for message in caplog.messages] == [True] * warned
+
+
+def test_completions_may_be_written_and_not_printed(run, capsys):
+    trainer = run(log_completions=True, num_completions_to_print=0, max_steps=1)
+    assert "Completion" not in capsys.readouterr().out
+    (table,) = Path(trainer.args.output_dir, "completions").glob("*.parquet")
+    assert len(pandas.read_parquet(table)) == 8
 
 
 @pytest.mark.parametrize("silent", ["--disable_tqdm", ""])

@@ -15,6 +15,9 @@ from .run_files import GROWTH, RESET
 
 logger = logging.getLogger(__name__)
 
+TRL_RATE = 1e-6  # TRL's default of learning_rate, which suits full fine-tuning
+LORA_RATES = "1e-5 to 5e-4"  # those of the recipes that train an adapter on a pretrained model
+
 KLS = [f"prorl/{anchor.kl_key}" for anchor in ANCHORS]
 # The metrics of TRL in a line; all of them are in the log history and go to the trackers.
 IN_A_LINE = [
@@ -122,6 +125,16 @@ def banner(trainer, steps: int) -> list[str]:
     return [f"{name:<20}{fact}" for name, fact in facts.items()]
 
 
+def warn_of_low_rate(optimizer) -> None:
+    """Warn where an adapter is trained by a rate of full fine-tuning, as TRL's default is."""
+    rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
+    if 0.0 < rate <= TRL_RATE:
+        logger.warning(
+            f"learning_rate={rate:g} is too low for an adapter, which hardly changes: TRL's default, {TRL_RATE:g}, "
+            f"suits full fine-tuning. Set learning_rate: {LORA_RATES}."
+        )
+
+
 class ProgressBar(ProgressCallback):
     """Is transformers' bar, without the dict of all metrics: [`Terminal`] writes a line instead."""
 
@@ -168,6 +181,9 @@ class Terminal(PrinterCallback):
         steps = state.max_steps
         if state.is_world_process_zero and self._resets_by_steps_alone(args) and args.first_reset(steps) is None:
             self._warn_of_no_reset(args, steps)
+        policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        if state.is_world_process_zero and hasattr(policy, "peft_config"):
+            warn_of_low_rate(kwargs["optimizer"])
         processes = describe_processes(args)
         if processes is not None:
             self.say(processes)

@@ -214,5 +214,5 @@ def test_a_rate_by_which_nothing_is_learnt():
     assert none.level == STOP
     assert "no update changes the policy" in none.change
     assert low.level == LOOK
-    assert "LoRA takes about ten times" in low.change
+    assert "1e-5 to 5e-4" in low.change
     assert fine.level == "fine"

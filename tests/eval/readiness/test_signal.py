@@ -15,7 +15,9 @@ from eval.readiness.signal import (
 )
 
 
-def rollouts(correct, rewards=None, cut=None, answered=None, size=4, parts=None, source="verify", lengths=None):
+def rollouts(
+    correct, rewards=None, cut=None, answered=None, size=4, parts=None, source="verify", lengths=None, masks=False
+):
     n = len(correct)
     return Rollouts(
         size,
@@ -28,6 +30,7 @@ def rollouts(correct, rewards=None, cut=None, answered=None, size=4, parts=None,
         parts or [("t", 1)] * (n // size),
         0.02 * n,
         source,
+        masks_cut=masks,
     )
 
 
@@ -101,9 +104,18 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
         # One mixed group of 25 pairs: larger groups would not help, which the formula does not see.
         (rollouts([1, 1] * 12 + [0, 0] * 12 + [1, 0], size=2), SILENT, LOOK, "; raise temperature"),
         # Too short for a gold answer; long enough for any; some.
-        (rollouts([0] * 8, [0.0, 1.0] * 4, [True] * 8), (CUT, {"gold": 11}), STOP, "; raise max_completion_length=12"),
-        (rollouts([0] * 8, [0.0, 1.0] * 4, [True] * 8), (CUT, {"most": 100}), STOP, "8 tokens of 100"),
-        (rollouts([0] * 8, [0.0, 1.0] * 4, [True] * 8), (CUT, {"most": 100}), STOP, "end token may never come"),
+        (rollouts([0] * 8, [0.0, 1.0] * 4, [True] * 8), (CUT, {"gold": 11}), LOOK, "; raise max_completion_length=12"),
+        (rollouts([0] * 8, [0.0, 1.0] * 4, [True] * 8), (CUT, {"most": 100}), LOOK, "8 tokens of 100"),
+        (rollouts([0] * 8, [0.0, 1.0] * 4, [True] * 8), (CUT, {"most": 100}), LOOK, "end token may never come"),
+        # All cut: what was rewarded counts in the loss, unless cut completions are left out of it.
+        (rollouts([0, 1] * 4, cut=[True] * 8), SILENT, "fine", "0 % of 2"),
+        (rollouts([0, 1] * 4, cut=[True] * 8, masks=True), SILENT, STOP, "100 % of 2"),
+        (rollouts([0, 1] * 4, cut=[True] * 8, masks=True), CUT, STOP, "mask_truncated_completions"),
+        (rollouts([0, 1] * 4, cut=[True] * 8, masks=True, size=1), BATCH, STOP, "0 of 8"),
+        # In the first group a completion is left that is better than the mean, in the second none.
+        (rollouts([0, 1] * 4, cut=[True, False] * 2 + [True] * 4, masks=True), SILENT, "fine", "50 % of 2"),
+        # The one that is left has the group's mean.
+        (rollouts([1] * 4, [0.0, 0.5, 1.0, 0.5], [True, False, True, True], masks=True), SILENT, STOP, "100 % of 1"),
         (rollouts([0] * 8, cut=[True] + [False] * 7), CUT, LOOK, "12 % (mean length 5 of 12)"),
         (rollouts([0] * 20, cut=[True] + [False] * 19), CUT, "fine", ""),
         (rollouts([0, 1] * 4), (CUT, {"most": None}), "fine", "0 % (mean length 5 of any)"),
