@@ -30,6 +30,7 @@ from .launch.acceleration import shards_weights
 from .launch.checks import choose_best_metric
 from .launch.interrupt import what_a_script_keeps
 from .launch.plan import Plan
+from .launch.prompt_rows import Context, check_batch, check_tokens, named_sets, reserved_names
 from .objective.aggregation import Aggregation, without_ratio
 from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
 from .objective.masks import completion_mask, zero_masked
@@ -45,7 +46,8 @@ from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import keep_weights
 from .rollout.model_defaults import plain_generation_config
 from .rollout.outcome import Outcome, Rows, Sampled, count_written_by_others, keep_groups_together, set_advantages
-from .rollout.rewards import guard_reward, settle_models
+from .rollout.rewards import check_scored, guard_reward, settle_models
+from .rollout.signal_watch import SignalWatch
 from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts
 from .scoring.references import AdapterReference, AnchorModels, check_trained
@@ -103,6 +105,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         args = self.args
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
+        self._check_prompts(policy)
         self.acceleration = prepare_policy(self, plan, policy, self._padded_logps)
         self.unused_defaults = describe_unused_defaults(self, policy)
         if self.unused_defaults and self.is_world_process_zero():
@@ -148,6 +151,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             "anchors": self.anchors,
             "recorder": self.recorder,
             "guard": self.guard,
+            "signal_watch": SignalWatch(args, accelerator, self.reward_weights, self.num_generations),
             **optional,
             "resets": self.resets,
             "dynamic_sampling": self.dynamic_sampling,
@@ -159,6 +163,17 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         if args.resets:
             self.add_callback(configured_callback(args))
         self.terminal = Terminal(self)
+
+    def _check_prompts(self, policy: torch.nn.Module) -> None:
+        """Refuse prompts that cannot be tokenized or do not fit the model, and keep what is asked of a stream's."""
+        args = self.args
+        self._reserved: dict[str, str] = {}  # names that the columns of a row must not have
+        if not args.remove_unused_columns:
+            self._reserved = reserved_names(self.reward_funcs, self.environment_factories is not None)
+        limit = args.vllm_max_model_length if self.use_vllm else None
+        self.context = Context(policy, args.max_completion_length or 0, limit)
+        if self.rollout_func is None and not self._is_vlm and not self._multi_environment:
+            check_tokens(named_sets(self.train_dataset, self.eval_dataset), self.tokenize_prompts, self.context)
 
     def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
         """Compute log-probabilities as TRL does."""
@@ -252,6 +267,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _generate_and_score_completions(self, inputs):
+        which = "train_dataset" if self.model.training else "eval_dataset"
+        check_batch(inputs, which, self._reserved, needs_prompts=self.environment_factories is None)
         if not self.model.training:
             batch = super()._generate_and_score_completions(inputs)
             self._leave_out_group_metric("eval")
@@ -267,6 +284,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 batch, outcome = self.dynamic_sampling.sample(inputs, self._sample)
             else:
                 batch, outcome = self._sample(inputs)
+            if self.args.nonfinite == "stop":
+                check_scored(self._metrics["train"]["reward"][-1], self.reward_func_names)
             for anchor in self.anchors.to_score(batch, self._generations):
                 batch[anchor.column] = self._score(anchor, batch, self.args.per_device_train_batch_size)
         process = self.accelerator.process_index
@@ -285,9 +304,11 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             part.batch(batch, measured, tokens)
         return batch
 
-    def _generate_single_turn(self, *args, **kwargs):
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        if not self.tools:  # else the turns before it are in the prompt
+            self.context.check_longest(prompt_ids)
         with plain_generation_config(self.accelerator.unwrap_model(self.model)):
-            return self._generate_by_keys(*args, **kwargs)
+            return self._generate_by_keys(prompt_ids, *args, **kwargs)
 
     def _generate_by_keys(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         """Generate as TRL does, or compactly; the model's own generation config is put aside."""

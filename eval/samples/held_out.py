@@ -39,6 +39,7 @@ from trl_prorl.eval.samples.sampling import (
 )
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.launch.prompt_rows import check_prompts
 from trl_prorl.record.links import check_links
 from trl_prorl.record.provenance import describe_evaluation, plugin_options
 from trl_prorl.tasks import plugin
@@ -81,7 +82,9 @@ class HeldOut:
         if prompts is None and not self.name.is_own:
             prompts = PROMPTS
         try:
-            self.rows = list(check_dataset(self.task, self.task.rows(split, prompts, seed=self.name.seed)))
+            rows = check_dataset(self.task, self.task.rows(split, prompts, seed=self.name.seed))
+            check_prompts(rows, f"{split} rows")
+            self.rows = list(rows)
         except ValueError as error:
             number = "" if prompts is None else f" --prompts {prompts}"
             raise InputError(f"--split {split}{number}: {error}") from error

@@ -9,6 +9,7 @@ import numpy as np
 from datasets import Dataset
 
 from trl_prorl.errors import InputError, RunError
+from trl_prorl.launch.prompt_rows import check_prompts
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import Task
 
@@ -44,6 +45,7 @@ class OwnRows(Task):
             raise InputError(
                 f"{rows_name}: a datasets.Dataset with a column prompt is needed, and this is {_describe_rows(rows)}"
             )
+        check_prompts(rows, rows_name)
         if len(rows) < 2:
             raise InputError(f"{rows_name}: {len(rows)} prompts; at least 2 are needed, and 20 for an interval")
         if verifier is not None:

@@ -7,6 +7,7 @@ from trl_prorl.checkpoint import mixin
 from trl_prorl.record import recorder
 from trl_prorl.record.folders import RunFolders
 from trl_prorl.resets.controller import Resets
+from trl_prorl.rollout.signal_watch import SignalWatch
 from trl_prorl.scoring.references import SnapshotReference
 
 
@@ -90,5 +91,10 @@ def growth():
     Growth.load_state_dict = lambda self, state, changed: None
 
 
-OF = (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future, growth)
+def signal():
+    """How many batches had no signal is forgotten."""
+    SignalWatch.load_state_dict = lambda self, state, changed: None
+
+
+OF = (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future, growth, signal)
 MUTANTS = {defect.__name__: defect for defect in OF}

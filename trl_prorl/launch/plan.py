@@ -54,6 +54,7 @@ from .checks import (
 )
 from .model_name import find_model
 from .precision import tell_of_emulated_bf16
+from .prompt_rows import check_sets, named_sets, reserved_names
 from .rehearsal import rehearse
 
 
@@ -247,6 +248,8 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     has_environment = given.get("environment_factory") is not None  # it brings its own prompts and rewards
     if not has_environment:
         check_columns(rows)
+    reserved = {} if args.remove_unused_columns else reserved_names(functions, has_environment)
+    check_sets(named_sets(rows, given.get("eval_dataset")), reserved)
     check_rows(rows, args.generation_batch_size, args.num_generations)
     if not has_environment:
         _check_reward_functions(args, functions)

@@ -209,6 +209,11 @@ class Terminal(PrinterCallback):
             "above that."
         )
 
+    def on_train_end(self, args, state, control, **kwargs):
+        watch = self.trainer.parts["signal_watch"]
+        if state.is_world_process_zero and watch.never_had_signal:
+            watch.warn(state.global_step)
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         is_shown = self.bar is None or self.bar.training_bar is not None
         if self.logs and state.is_local_process_zero and is_shown:

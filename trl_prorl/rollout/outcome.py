@@ -309,10 +309,17 @@ def rows_of_equal_groups(outcome: Outcome, weights: torch.Tensor, aggregation: s
     Return `(N,)`, whether a row is of a group of equal rewards. Its advantage is 0, which TRL computes only nearly so,
     and `drop_zero_rows` looks for exact zeros. `aggregation` is TRL's `multi_objective_aggregation`.
     """
-    if aggregation == "sum_then_normalize":
-        columns = [weighted_sum(outcome.rewards, weights)]
-    else:  # each is centred by itself
-        columns = outcome.rewards.unbind(dim=1)
-    equal = [all_equal(column.view(-1, outcome.group_size)) for column in columns]
-    groups = torch.stack(equal).all(dim=0)
+    groups = groups_without_signal(outcome.rewards, outcome.group_size, weights, aggregation)
     return groups.repeat_interleave(outcome.group_size)
+
+
+def groups_without_signal(
+    rewards: torch.Tensor, group_size: int, weights: torch.Tensor, aggregation: str
+) -> torch.Tensor:
+    """Find the groups of G rows, rewards `(N, F)`, that are equal as `aggregation` compares them: bools `(N / G,)`."""
+    if aggregation == "sum_then_normalize":
+        columns = [weighted_sum(rewards, weights)]
+    else:  # each is centred by itself
+        columns = rewards.unbind(dim=1)
+    equal = [all_equal(column.view(-1, group_size)) for column in columns]
+    return torch.stack(equal).all(dim=0)

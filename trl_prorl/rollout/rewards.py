@@ -164,6 +164,24 @@ def settle_models(
     return rewards
 
 
+def check_scored(reward: float, names: Sequence[str]) -> None:
+    """
+    Refuse a batch of a training in which nothing was scored.
+
+    Args:
+        reward (`float`): Its mean over completions; NaN if every function returned `None` for each.
+        names (`Sequence[str]`): Of the reward functions.
+
+    Raises:
+        [`RewardError`]: Nothing was scored.
+    """
+    if math.isnan(reward):
+        raise RewardError(
+            f"reward functions {', '.join(map(repr, names))} returned None for every completion of a batch, so "
+            "nothing is learned. Return a number where a function applies, or set nonfinite: skip to go on."
+        )
+
+
 @dataclass(frozen=True)
 class RewardGuard:
     """Calls a reward function and checks what it returns; the attributes are the arguments of [`guard_reward`]."""

@@ -1,0 +1,131 @@
+"""Rows that cannot be trained or evaluated on, refused by name: of data sets at the start, of streams as they come."""
+
+import pytest
+from datasets import Dataset, IterableDataset
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from trl_prorl.errors import InputError
+
+
+USER = {"role": "user", "content": "say it"}
+CHATS = [{"prompt": [{"role": "user", "content": f"say {i}"}]} for i in range(16)]
+TEXTS = [{"prompt": f"say {i}"} for i in range(16)]
+STREAM = {"accelerator_config": {"dispatch_batches": False}, "max_steps": 16}
+BAD = [
+    (TEXTS, "", "no tokens"),
+    (TEXTS, None, "missing"),
+    (CHATS, [], "no message"),
+    (CHATS, None, "missing"),
+    (CHATS, [{"role": "user"}], "without content"),
+    (CHATS, [USER, {"role": "user", "content": None}], "without content"),
+    (CHATS, [{"content": "say it"}], "without a role"),
+]
+ONLY_ARROW_REFUSES = [
+    (CHATS, [{"role": "user", "content": 5}], "no text"),
+    (CHATS, ["say it"], "no mapping"),
+    (CHATS, 5, "neither a text nor a list"),
+    (CHATS, "say it", "both kinds"),
+]
+
+
+def with_row(rows, prompt, place=5):
+    return [*rows[:place], {"prompt": prompt}, *rows[place + 1 :]]
+
+
+def stream(rows):
+    return IterableDataset.from_generator(lambda: iter(rows))
+
+
+IN_TRAINING = [("train_dataset", *bad) for bad in BAD]
+IN_EVALUATION = [(which, *BAD[0]) for which in ("eval_dataset", "eval_dataset['b']")]
+
+
+@pytest.mark.parametrize("which, rows, prompt, said", IN_TRAINING + IN_EVALUATION)
+def test_a_bad_row_of_a_data_set_is_named_before_the_first_step(make_trainer, which, rows, prompt, said):
+    data = Dataset.from_list(with_row(rows, prompt))
+    sets = {"train_dataset": Dataset.from_list(rows)}
+    sets[which.partition("[")[0]] = {"a": sets["train_dataset"], "b": data} if "[" in which else data
+    with pytest.raises(InputError) as refused:
+        make_trainer(trainer_kwargs=sets, fast=True)
+    line = str(refused.value)
+    assert line.startswith(f"{which}, row 5: prompt=")
+    assert said in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("rows, prompt, said", BAD + ONLY_ARROW_REFUSES)
+def test_a_bad_row_of_a_stream_is_named_as_it_comes(make_trainer, rows, prompt, said):
+    trainer = make_trainer(trainer_kwargs={"train_dataset": stream(with_row(rows, prompt))}, **STREAM)
+    with pytest.raises(InputError, match=said):
+        trainer.train()
+
+
+def test_a_row_that_the_chat_template_refuses_is_named(make_trainer, tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no user') }}{% endif %}"
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    rows = Dataset.from_list(with_row(CHATS, [{"role": "system", "content": "be brief"}]))
+    with pytest.raises(InputError, match="train_dataset, row 5.*no user"):
+        make_trainer(trainer_kwargs={"train_dataset": rows, "processing_class": tokenizer})
+
+
+def test_what_trl_takes_is_taken(make_trainer):
+    """Blank texts, empty messages, system messages alone, and columns of other names."""
+    for prompt in (" ", [{"role": "user", "content": ""}], [{"role": "system", "content": "be brief"}]):
+        rows = [{"prompt": prompt, "completion": "x", "environments": "y"}] * 16
+        make_trainer(trainer_kwargs={"train_dataset": Dataset.from_list(rows)})
+
+
+RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_a_column_that_no_reward_function_would_get_is_refused_by_name(make_trainer, name):
+    rows = Dataset.from_list([{**row, name: "x"} for row in CHATS])
+    with pytest.raises(InputError, match=f"train_dataset has a column '{name}'.*rename_column"):
+        make_trainer(trainer_kwargs={"train_dataset": rows})
+
+
+def test_such_a_column_of_another_set_is_refused_unless_it_is_left_out(make_trainer):
+    rows = [{**row, "log_extra": "x"} for row in CHATS]
+    data = Dataset.from_list(rows)
+    with pytest.raises(InputError, match="eval_dataset has a column 'log_extra'"):
+        make_trainer(trainer_kwargs={"eval_dataset": data})
+    make_trainer(trainer_kwargs={"train_dataset": data, "eval_dataset": data}, remove_unused_columns=True)
+    with pytest.raises(InputError, match="train_dataset has a column 'log_extra'"):
+        make_trainer(trainer_kwargs={"train_dataset": stream(rows)}, **STREAM).train()
+
+
+def test_a_reward_model_gets_no_columns(make_trainer, tiny_model):
+    rows = Dataset.from_list([{**row, "completions": "x"} for row in CHATS])
+    make_trainer(reward=tiny_model, trainer_kwargs={"train_dataset": rows}, max_steps=1).train()
+
+
+def gpt2(positions):
+    return GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=positions, n_embd=32, n_layer=2, n_head=2))
+
+
+LONG = with_row(TEXTS, "x" * 60)
+
+
+@pytest.mark.parametrize("source", [Dataset.from_list, stream])
+def test_a_prompt_beyond_a_table_of_positions_is_refused(make_trainer, source):
+    """60 tokens, a byte each, and 6 of the completion: 66 positions hold them, and 65 do not."""
+    keys = {"lora": False, "trainer_kwargs": {"train_dataset": source(LONG)}, **STREAM}
+    make_trainer(model=gpt2(66), **keys).train()
+    with pytest.raises(InputError, match="60 tokens; with max_completion_length=6 .* 65 positions"):
+        make_trainer(model=gpt2(65), **keys).train()
+
+
+@pytest.mark.parametrize("source", [Dataset.from_list, stream])
+def test_a_prompt_beyond_rotary_positions_is_said_once(make_trainer, tiny_model, source, caplog):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model.config.max_position_embeddings = 65
+    rows = with_row(LONG, "x" * 61, 7)
+    make_trainer(model=model, trainer_kwargs={"train_dataset": source(rows)}, **STREAM).train()
+    said = [message for message in caplog.messages if "65 positions" in message]
+    assert len(said) == 1
+    if source is not stream:
+        assert "row 7: the prompt has 61 tokens" in said[0]

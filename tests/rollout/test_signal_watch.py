@@ -1,0 +1,99 @@
+"""Rewards from which nothing is learned: what a run says of them, and when it stops."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from run_record import read_events, read_rows
+from tiny_run import QUESTIONS, constant, vowels
+
+from trl_prorl.errors import RewardError
+from trl_prorl.rollout.signal_watch import SignalWatch
+
+
+def nothing(completions, **columns):
+    return [None] * len(completions)
+
+
+def first_alone(completions, **columns):
+    return [1.0, *[None] * (len(completions) - 1)]
+
+
+class Watch(SignalWatch):
+    def __init__(self, estimator=None, aggregation="sum_then_normalize", weights=(1.0, 1.0)):
+        args = SimpleNamespace(advantage_estimator=estimator, multi_objective_aggregation=aggregation)
+        super().__init__(args, None, torch.tensor(weights), 2)
+
+    def steps_of_events(self, batches, rewards, counts=(True,) * 4):
+        """The steps at which an event comes, of batches of the same rewards of two functions."""
+        found = []
+        for step in range(1, batches + 1):
+            self.observe(torch.tensor(rewards), torch.tensor(counts))
+            if self.row(step, {}) is not None:
+                found.append(step)
+        return found
+
+
+THIRD = [[1 / 3, 0.0]] * 4
+ACROSS = [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 0.0]]  # two groups, each of one reward
+WITHIN = [[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+OPPOSED = [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]  # differ by function, and not in their sum
+NAN = float("nan")
+SILENT = [20, 40, 80]
+
+
+@pytest.mark.parametrize(
+    "keys, rewards, counts, steps",
+    [
+        ({}, THIRD, [True] * 4, SILENT),
+        ({}, ACROSS, [True] * 4, SILENT),
+        ({}, WITHIN, [True] * 4, []),
+        ({"estimator": "global_normalized"}, ACROSS, [True] * 4, []),
+        ({"estimator": "global_normalized"}, THIRD, [True] * 4, SILENT),
+        ({}, OPPOSED, [True] * 4, SILENT),
+        ({"aggregation": "normalize_then_sum"}, OPPOSED, [True] * 4, []),
+        ({"weights": (0.0, 1.0)}, WITHIN, [True] * 4, SILENT),
+        ({}, [[1.0, NAN], [NAN, NAN], [2.0, NAN], [2.0, NAN]], [True] * 4, SILENT),
+        # Completions that are left out of the loss teach nothing.
+        ({}, WITHIN, [False, False, True, True], SILENT),
+        ({}, WITHIN, [False, True, True, True], []),
+    ],
+)
+def test_batches_without_a_signal_are_told_of_and_rarely_again(keys, rewards, counts, steps):
+    assert Watch(**keys).steps_of_events(100, rewards, counts) == steps
+
+
+def test_a_batch_with_a_signal_begins_the_count_anew():
+    watch = Watch()
+    assert watch.steps_of_events(19, THIRD) == []
+    assert watch.steps_of_events(1, WITHIN) == []
+    assert watch.steps_of_events(40, THIRD) == [20, 40]
+
+
+@pytest.mark.parametrize("reward, told", [(constant(1 / 3), True), (vowels, False)])
+def test_a_run_without_a_signal_ends_with_a_warning(run, caplog, reward, told):
+    """Its anchor's KL moves it all the same."""
+    run(reward=reward, beta=0.1)
+    said = [message for message in caplog.messages if message.startswith("No signal in 2 generation batches")]
+    assert len(said) == told
+
+
+def test_an_event_is_on_record(run):
+    trainer = run(reward=constant(1 / 3), num_iterations=1, max_steps=21, logging_steps=30)
+    (event,) = read_events(trainer.run_dir)
+    assert (event["event"], event["step_applied"], event["value"]) == ("no_signal", 20, 20)
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_rewards_that_are_all_none_stop_the_run_in_its_first_batch(make_trainer, rounds):
+    trainer = make_trainer(reward=[nothing, nothing], dynamic_sampling_rounds=rounds)
+    with pytest.raises(RewardError, match="'nothing', 'nothing' returned None for every completion.*nonfinite: skip"):
+        trainer.train()
+    assert read_rows(trainer.run_dir) == []
+
+
+def test_none_is_allowed_of_some_and_in_an_evaluation(run):
+    keys = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "max_steps": 1}
+    run(reward=[nothing, first_alone], trainer_kwargs=QUESTIONS, **keys)
+    trainer = run(reward=nothing, nonfinite="skip", max_steps=1)
+    assert len(read_rows(trainer.run_dir)) == 1
