@@ -124,6 +124,8 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
                 continue
             with held_out.scored(point) as model:
                 entries.append(measure_point(held_out, others, point, model, base_model, samples))
+    if held_out.in_training:
+        result["in_training"] = held_out.in_training
     return result | {
         "prompts": len(held_out.rows),
         "samples": samples,

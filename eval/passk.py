@@ -134,6 +134,8 @@ def evaluate_run(
     if run_id:
         result[RUN_ID] = run_id
     result["step"] = held_out.trained.step
+    if held_out.name.is_own or held_out.in_training:
+        result["in_training"] = held_out.in_training
     result["steps_on_record"] = last_step(held_out.run_dir)  # more, where the best checkpoint was kept
     groups = by_task_and_level(sides, ks)
     if groups:

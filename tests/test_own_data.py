@@ -331,6 +331,7 @@ def test_the_commands_measure_what_the_script_measured(command, tmp_path):
     assert {key: again[key] for key in SETTINGS} == {key: own[key] for key in SETTINGS}
     assert again["base"]["correct"] == own["base"]["correct"]
     assert 0 < sum(own["base"]["correct"]) < 80
+    assert again["in_training"] == own["in_training"] == 0  # which the script alone could find out
     own = measured(tmp_path, "drift.json")
     status, written = command("drift --run runs/mine --plugin mine.py --samples 2 --checkpoints all")
     assert status == 0, written[-3000:]

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -26,11 +27,12 @@ from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
 from .hub.uploads import Uploads
 from .interrupt import tell_interrupted
-from .launch.acceleration import shards_weights
+from .launch.acceleration import has_images, shards_weights
 from .launch.checks import choose_best_metric
+from .launch.held_out import TrainingPrompts
 from .launch.interrupt import what_a_script_keeps
 from .launch.plan import Plan
-from .launch.prompt_rows import Context, check_batch, check_tokens, named_sets, reserved_names
+from .launch.prompt_rows import Context, check_batch, check_tokens, named_sets, prompts_of, reserved_names
 from .objective.aggregation import Aggregation, without_ratio
 from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
 from .objective.masks import completion_mask, zero_masked
@@ -163,6 +165,12 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         if args.resets:
             self.add_callback(configured_callback(args))
         self.terminal = Terminal(self)
+
+    @cached_property
+    def training_prompts(self) -> TrainingPrompts:
+        """The prompts of the training set, to compare others with them."""
+        has_more = has_images(self) or self.environment_factories is not None
+        return TrainingPrompts(self.train_dataset, has_more)
 
     def _check_prompts(self, policy: torch.nn.Module) -> None:
         """Refuse prompts that cannot be tokenized or do not fit the model, and keep what is asked of a stream's."""
@@ -599,6 +607,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.verdicts.begin()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
+        share = self.share_in_training(dataloader.dataset)
+        if share:
+            output.metrics[f"{metric_key_prefix}_in_training"] = share
         return output
 
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):
@@ -630,6 +641,12 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def run_dir(self) -> Path:
         """Return the folder of the record."""
         return Path(self.args.run_dir or self.args.output_dir)
+
+    def share_in_training(self, rows) -> float | None:
+        """Return the share of prompts of a data set that occur in the training set; `None` if it is not known."""
+        prompts = [prompt for _, prompt in prompts_of(rows)]
+        count = self.training_prompts.count(prompts) if prompts else None
+        return None if count is None else count / len(prompts)
 
     def request_reset(self, reason: Reason) -> None:
         """

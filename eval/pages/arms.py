@@ -9,6 +9,7 @@ from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
 from trl_prorl.objective.anchors import ANCHOR_KEYS
+from trl_prorl.record.run_files import training_note
 from trl_prorl.variants import VARIANTS
 
 
@@ -74,7 +75,8 @@ def _evaluation(run: RecordedRun) -> str:
     tokens = max_new_tokens(run)
     cut = f"cut after {tokens} tokens, " if tokens else ""
     decoding = "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
-    return f"{passk['split']} split, {passk['prompts']} prompts, {passk['n']} samples each, {cut}{decoding}"
+    split = f"{passk['split']} split{training_note(passk)}"
+    return f"{split}, {passk['prompts']} prompts, {passk['n']} samples each, {cut}{decoding}"
 
 
 def caveats(runs: list[RecordedRun]) -> list[str]:

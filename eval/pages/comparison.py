@@ -28,6 +28,7 @@ from trl_prorl.eval.pages.table import (
 )
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.record.provenance import describe_evaluation
+from trl_prorl.record.run_files import training_note
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
@@ -187,8 +188,15 @@ def statements(frame: Frame) -> list[str]:
     lines = [verdict_statement(verdict) for verdict in found]
     lines += dict.fromkeys(_interval_note(verdict) for verdict in found)  # each once
     lines += objective_notes(frame.runs)
+    lines += training_statements(frame.runs)
     lines += missing_statements(frame.runs)
     return lines
+
+
+def training_statements(runs: list[RecordedRun]) -> list[str]:
+    """Say which runs were evaluated on prompts of their training set."""
+    evaluated = [run for run in runs if run.passk and run.passk.get("in_training")]
+    return [f"{run.name} was not evaluated on held-out prompts alone{training_note(run.passk)}." for run in evaluated]
 
 
 def scores_panel(arms: list[ReportArm]) -> Panel:

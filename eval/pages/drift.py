@@ -11,6 +11,7 @@ from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.files import replaced
+from trl_prorl.record.run_files import training_note
 
 
 # Title and unit of each measure's panel.
@@ -92,7 +93,7 @@ RUN_COLUMNS = [
 def points_tables(run_dir: Path, result: dict) -> list[Table]:
     """Return a row per model of one run: on its own task, and on each other one."""
     points = result["points"]
-    title = f"Drift of {run_dir}"
+    title = f"Drift of {run_dir}{training_note(result)}"
     without_text = all(point.get("text_perplexity") is None for point in points)
     notes = [NO_ENGLISH] if without_text else []
     tables = [table_of(title, POINT_COLUMNS, points), table_of(title, LANGUAGE_COLUMNS, points, notes)]

@@ -28,6 +28,7 @@ from trl_prorl.eval.pages.plotting import (
     wrap,
 )
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
+from trl_prorl.record.run_files import training_note
 from trl_prorl.text import visible
 
 
@@ -198,8 +199,8 @@ def _row(name: str, result: dict, k: int) -> tuple[str, list[Estimate], Estimate
 def result_table(run_dir: Path, result: dict) -> Table:
     """Base against trained, a row per k and one of greedy decoding, with 95 % bootstrap intervals over prompts."""
     title = (
-        f"pass@k of {run_dir}: {result['task']}, {result['split']} split, {result['prompts']} prompts, n = "
-        f"{result['n']}, temperature {result['temperature']:g}"
+        f"pass@k of {run_dir}: {result['task']}, {result['split']} split{training_note(result)}, "
+        f"{result['prompts']} prompts, n = {result['n']}, temperature {result['temperature']:g}"
     )
     rows = [_row(f"pass@{k}", result, k) for k in result["k"]]
     greedy = result.get("greedy")

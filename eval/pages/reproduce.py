@@ -35,8 +35,9 @@ def _passk_options(run: RecordedRun) -> str:
     own = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
     if tokens and tokens != own:
         sampling += f" --max-new-tokens {tokens}"
+    split = f" --split {shell_quote(passk['split'])}" if run.config.get("task") else ""  # a user's own rows have none
     return (
-        f" --split {shell_quote(passk['split'])} --prompts {passk['prompts']} --n {passk['n']} --k {ks} {sampling} "
+        f"{split} --prompts {passk['prompts']} --n {passk['n']} --k {ks} {sampling} "
         f"--seed {shell_quote(str(passk['seed']))}"
     )
 

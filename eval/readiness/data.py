@@ -11,6 +11,7 @@ from trl.trainer.utils import is_async_callable
 
 from trl_prorl.errors import RewardError
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
+from trl_prorl.launch.held_out import prompt_key
 from trl_prorl.rollout.outcome import weighted_sum
 
 
@@ -179,12 +180,6 @@ def gold_findings(found: GoldAnswers) -> list[Finding]:
     return findings
 
 
-def prompt_text(prompt: Sequence[Mapping] | str) -> str:
-    """Return a prompt's text, spaces made even."""
-    text = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content")) for message in prompt)
-    return " ".join(text.split())
-
-
 def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
     """
     Return the prompts that a run does not train on, by the name of their set: what the run evaluates on, a data set or
@@ -223,7 +218,7 @@ def _prompts_of_task(task, split: str, seed: int) -> list | None:
 
 def split_findings(prompts: Mapping[str, Sequence]) -> list[Finding]:
     """Find prompts that two splits share, from those of each split as chat messages or text."""
-    texts = {split: {prompt_text(prompt) for prompt in of_split} for split, of_split in prompts.items()}
+    texts = {split: {prompt_key(prompt) for prompt in of_split} for split, of_split in prompts.items()}
     findings = []
     for first, second in combinations(texts, 2):
         shared = len(texts[first] & texts[second])

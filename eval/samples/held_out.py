@@ -16,7 +16,7 @@ from transformers import set_seed
 from trl_prorl import tasks
 from trl_prorl.environment import installed
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.eval.run_folder.reading import load_config, read_env
+from trl_prorl.eval.run_folder.reading import PASSK_FILE, load_config, read_env, read_evaluation
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import (
     Point,
@@ -39,6 +39,7 @@ from trl_prorl.eval.samples.sampling import (
 )
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.launch.held_out import TrainingPrompts
 from trl_prorl.launch.prompt_rows import check_prompts
 from trl_prorl.record.links import check_links
 from trl_prorl.record.provenance import describe_evaluation, plugin_options
@@ -50,6 +51,11 @@ from trl_prorl.text import visible
 PROMPTS = 128  # of a task, unless another number is asked for
 
 
+def split_of(in_training: int | None, prompts: int) -> str:
+    """Name the split of rows that a user gives, so many of which occur in the training set (`None`: not known)."""
+    return "train" if in_training == prompts else "test"
+
+
 class HeldOut:
     """
     A run's models on P held-out prompts of its task, or of another `name`, sampled as the run samples but for a
@@ -59,6 +65,8 @@ class HeldOut:
     Raises:
         InputError: If the run cannot be evaluated so.
     """
+
+    in_training: int | None = None  # of a user's own prompts, how many occur in the training set; `None`: not known
 
     def __init__(
         self,
@@ -89,11 +97,29 @@ class HeldOut:
             number = "" if prompts is None else f" --prompts {prompts}"
             raise InputError(f"--split {split}{number}: {error}") from error
         self.prompt_ids = content_ids(self.rows)
+        if self.name.is_own:
+            self.in_training = count_of_script(run_dir, self.prompt_ids)
+            self.split = split_of(self.in_training, len(self.rows))
+        elif name is None:
+            self.in_training = self._count_of_task()
         self.sampling = SamplingSettings.of_run(self.config, temperature, max_new_tokens)
         self.grader = grader_version() if judges(self.task) else None
         self.trained = trained_point(run_dir, self.config)
         self.tokenizer = load_tokenizer(self.trained.folder)
         self.base = base_point(run_dir)
+
+    def _count_of_task(self) -> int | None:
+        """
+        Return how many prompts the run was trained on. The splits of our tasks share none; those of a user's may.
+        """
+        is_ours = type(self.task).__module__.partition(".")[0] in ("tasks", "trl_prorl")
+        if is_ours or self.task.turns > 1 or self.split == "train":
+            return None
+        try:
+            rows = self.task.rows("train", self.config.get("train_rows"), seed=self.name.seed)
+        except ValueError:  # not so many any more
+            return None
+        return TrainingPrompts(rows).count(row["prompt"] for row in self.rows)
 
     def store(self, point: Point, sampling: SamplingSettings) -> SampleStore:
         """Return the store of a model's samples."""
@@ -279,6 +305,20 @@ def shown_prompt(row: dict) -> str:
     """Return a row's prompt as text: that of messages is the last one."""
     prompt = row["prompt"]
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def count_of_script(run_dir: Path, prompt_ids: list[str]) -> int | None:
+    """
+    Return how many of a user's prompts occur in the training set, as a script found that evaluated the same ones; it
+    alone has the training set. `None` if there was none.
+    """
+    try:
+        earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir))
+    except InputError:  # of another run
+        return None
+    if not earlier or earlier.get("prompt_ids") != prompt_ids:
+        return None
+    return earlier.get("in_training")
 
 
 def judges(task) -> bool:

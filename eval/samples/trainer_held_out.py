@@ -11,7 +11,7 @@ from peft import PeftModel
 from trl_prorl.checkpoint.identity import base_parameters, weights_hash
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.held_out import HeldOut, split_of
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, identity, load_base_model
 from trl_prorl.eval.samples.own_rows import OwnRows
@@ -52,12 +52,13 @@ class TrainerHeldOut(HeldOut):
         self.task = OwnRows(rows, verifier)
         self.run_dir = Path(trainer.run_dir)
         check_links(self.run_dir)
-        self.split = "test"
         self.seed = seed
         self.batch_size = batch_size
         self.name = TaskName(name, is_own=True)
         self.rows = list(rows)
         self.prompt_ids = content_ids(self.rows)
+        self.in_training = trainer.training_prompts.count(row["prompt"] for row in self.rows)
+        self.split = split_of(self.in_training, len(self.rows))
         self.sampling = SamplingSettings.of_run(vars(trainer.args), temperature, max_new_tokens)
         # A verifier has no version: what is on disk is judged anew.
         self.grader = None if verifier is None else uuid4().hex[:12]

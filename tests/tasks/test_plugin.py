@@ -1,5 +1,6 @@
 """`--plugin FILE`, and the command that a run's record keeps."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -26,6 +27,11 @@ class RomanNumerals(GeneratedTask):
 
 
 TASKS["roman"] = "own:RomanNumerals"
+"""
+
+
+ONE_SPLIT = """
+RomanNumerals.rows = lambda self, split, n, seed=0: GeneratedTask.rows(self, "train", n, seed)
 """
 
 
@@ -67,6 +73,12 @@ def test_train_evaluate_report(own, command):
     assert "--plugin own.py" in env
     assert "secret" not in env
     assert "--plugin own.py" in (own / "run" / "README.md").read_text()
+
+    # A task whose splits are one.
+    (own / "own.py").write_text(OWN + ONE_SPLIT)
+    status, written = command("passk --plugin own.py --run run --prompts 4 --n 2 --replace --no-greedy")
+    assert status == 0 and "in the training set" in written, written[-2000:]
+    assert json.loads((own / "run" / "passk.json").read_text())["in_training"] == 4
 
 
 TRAIN = "train tiny/variantA"

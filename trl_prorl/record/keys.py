@@ -116,6 +116,9 @@ EVALUATIONS = {
     "eval_pass@K/TASK": RecordKey("share", "the same of the prompts of one task", "several names in a column `task`"),
     "eval_reward": RecordKey("reward", "mean of the weighted sum of all reward functions"),
     "eval_rewards/NAME/mean": RecordKey("reward", "mean of one reward function"),
+    "eval_in_training": RecordKey(
+        "share", "of the prompts that occur in the training set: nothing here is held-out", "if any does"
+    ),
     "eval_…": RecordKey("", "every other metric that TRL measured: `eval_loss`, `eval_entropy`, …"),
 }
 

@@ -143,6 +143,23 @@ class YAML(Composer, PARSER):
         return node
 
 
+def training_note(evaluation: dict[str, Any]) -> str:
+    """
+    Say, behind the split of a `passk.json` or `drift.json`, how many of its prompts occur in the training set; empty
+    if none does, and for the splits of a task, which have no prompt in common.
+    """
+    if "in_training" not in evaluation:
+        return ""
+    count = evaluation["in_training"]
+    if count is None:
+        return " (not compared with the training set)"
+    if count == 0:
+        return ""
+    if count == evaluation["prompts"]:
+        return " (all prompts occur in the training set)"
+    return f" ({count} of {evaluation['prompts']} prompts occur in the training set)"
+
+
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 STEP = integer(0)
 METRICS = table({"step": STEP}, rest=measured)
@@ -179,6 +196,7 @@ def passk(content: Any, at: str = "") -> None:
             "step": optional(STEP),
             "steps_on_record": optional(STEP),
             "max_new_tokens": optional(integer(1)),
+            "in_training": optional(integer(0)),
             "run_id": text,
             "by": optional(array(part)),
             "checkpoints": optional(array(checkpoint)),

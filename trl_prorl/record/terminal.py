@@ -31,6 +31,7 @@ IN_A_LINE = [
     "completions/mean_length",
     "frac_reward_zero_std",
 ]
+OF_AN_EVALUATION = ("_reward", "_in_training")
 
 
 def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> str:
@@ -43,7 +44,7 @@ def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> s
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"
     names = [key for key in IN_A_LINE if key in logs and (has_kl or key not in KLS)]
     if not names:
-        names = [key for key in logs if (key.startswith("eval_") and key.endswith("_reward")) or "_pass@" in key]
+        names = [key for key in logs if key.startswith("eval_") and key.endswith(OF_AN_EVALUATION) or "_pass@" in key]
     if not names:
         names = [key for key, value in logs.items() if isinstance(value, (int, float))][:12]
     values = []
@@ -125,6 +126,24 @@ def banner(trainer, steps: int) -> list[str]:
     return [f"{name:<20}{fact}" for name, fact in facts.items()]
 
 
+def describe_shared_prompts(trainer) -> list[str]:
+    """Say which evaluation sets share prompts with the training set, or cannot be compared with it."""
+    evaluation = trainer.eval_dataset
+    if evaluation is None:
+        return []
+    sets = {"eval_dataset": evaluation}
+    if isinstance(evaluation, dict):
+        sets = {f"eval_dataset[{name!r}]": rows for name, rows in evaluation.items()}
+    lines = []
+    for which, rows in sets.items():
+        share = trainer.share_in_training(rows)
+        if share is None:
+            lines.append(f"{which} was not compared with the training set: their prompts cannot all be read")
+        elif share > 0:
+            lines.append(f"{which} is not held-out: {share:.0%} of its prompts occur in the training set")
+    return lines
+
+
 def warn_of_low_rate(optimizer) -> None:
     """Warn where an adapter is trained by a rate of full fine-tuning, as TRL's default is."""
     rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
@@ -187,6 +206,8 @@ class Terminal(PrinterCallback):
         processes = describe_processes(args)
         if processes is not None:
             self.say(processes)
+        for line in describe_shared_prompts(self.trainer):
+            self.say(line)
         if self.is_watched:
             for line in banner(self.trainer, steps):
                 self.say(line)

@@ -1,0 +1,112 @@
+"""Prompts of an evaluation that occur in the training set, by their content: counted, and said wherever they count."""
+
+import json
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from eval import report
+from trl_prorl import drift, evaluate
+from trl_prorl.hub.card import eval_results, model_card, read_record
+
+
+def chats(texts, **more):
+    prompts = [[{"role": "user", "content": text}] for text in texts]
+    return Dataset.from_dict({"prompt": prompts, **{name: [value] * len(texts) for name, value in more.items()}})
+
+
+TEXTS = [f"say {i}" for i in range(16)]
+TRAIN = chats(TEXTS)
+NEW = chats(["sing a", "sing b", "sing c", "sing d"])
+SAME = chats(TEXTS[:4], letter="e")  # another column
+SPACED = chats([f" SAY  {i}\n" for i in range(4)])
+AS_TEXT = Dataset.from_dict({"prompt": TEXTS[:4]})
+SYSTEM = Dataset.from_dict(
+    {"prompt": [[{"role": "system", "content": "be brief"}, {"role": "user", "content": text}] for text in TEXTS[:4]]}
+)
+SOME = chats(["sing a", "say 1", "sing c", "sing d"])
+STREAM = IterableDataset.from_generator(lambda: iter([{"prompt": prompt} for prompt in TRAIN["prompt"]]))
+
+
+def holds_e(completion, row):
+    return "e" in completion
+
+
+def trained(run, rows=TRAIN, **more):
+    keys = {"max_steps": 1, "accelerator_config": {"dispatch_batches": False}}
+    return run(trainer_kwargs={"train_dataset": rows, **more}, **keys)
+
+
+@pytest.fixture
+def everywhere(capsys):
+    """A function that evaluates rows, and returns `passk.json` and all texts that show it, by place."""
+
+    def measure(trainer, rows):
+        trainer.save_model()
+        capsys.readouterr()
+        evaluate(trainer, rows, holds_e, n=2, k=[1], greedy=False)
+        shown = {"terminal": capsys.readouterr().out}
+        assert report.main(["--run", str(trainer.run_dir), "--out", str(trainer.run_dir / "page")]) == 0
+        capsys.readouterr()
+        shown["report"] = (trainer.run_dir / "page" / "report.md").read_text()
+        shown["card"] = str(model_card(trainer.run_dir)).split("## Results")[1]
+        shown["model-index"] = str(eval_results(read_record(trainer.run_dir))[0].dataset_split)
+        texts = {place: " ".join(text.split()) for place, text in shown.items()}
+        return json.loads((trainer.run_dir / "passk.json").read_text()), texts
+
+    return measure
+
+
+def test_training_rows_are_no_test_split(run, everywhere):
+    passk, shown = everywhere(trained(run), SAME)
+    assert (passk["split"], passk["in_training"]) == ("train", 4)
+    for text in shown.values():
+        assert "all prompts occur in the training set" in text
+        assert "test" not in text.split("all prompts")[0][-20:]
+    assert "Held-out" not in shown["card"]
+
+
+@pytest.mark.parametrize(
+    "train, rows, count, said",
+    [
+        (TRAIN, SOME, 1, "1 of 4 prompts occur in the training set"),
+        (STREAM, SAME, None, "not compared with the training set"),
+        (TRAIN, NEW, 0, None),
+    ],
+)
+def test_the_split_is_qualified_where_it_has_to_be(run, everywhere, train, rows, count, said):
+    passk, shown = everywhere(trained(run, train), rows)
+    assert (passk["split"], passk["in_training"]) == ("test", count)
+    for text in shown.values():
+        assert (said or "training set") in text if said else "in the training set" not in text
+
+
+def test_drift_says_it_too(run, capsys):
+    result = drift(trained(run), SAME, samples=1)
+    assert (result["split"], result["in_training"]) == ("train", 4)
+    assert "training set" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "train, rows, shares",
+    [
+        (TRAIN, SAME, {"": 1.0}),
+        (TRAIN, SPACED, {"": 1.0}),
+        (TRAIN, AS_TEXT, {"": 1.0}),
+        (TRAIN, SYSTEM, {"": 1.0}),
+        (TRAIN, SOME, {"": 0.25}),
+        (TRAIN, NEW, {"": None}),
+        (TRAIN, {"a": SAME, "b": NEW}, {"_a": 1.0, "_b": None}),
+        (STREAM, SAME, {"": None}),
+    ],
+)
+def test_an_evaluation_during_training_says_how_much_of_it_was_trained_on(run, capsys, train, rows, shares):
+    trainer = trained(run, train, eval_dataset=rows)
+    out = capsys.readouterr().out
+    metrics = trainer.evaluate()
+    for name, share in shares.items():
+        assert metrics.get(f"eval{name}_in_training") == share
+    said = [line for line in out.splitlines() if line.startswith("eval_dataset")]
+    assert len(said) == (1 if rows is not NEW else 0)
+    if train is STREAM:
+        assert "was not compared" in said[0]
