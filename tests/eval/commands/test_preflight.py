@@ -267,13 +267,15 @@ def test_what_the_run_would_refuse_is_refused(folder, capsys, monkeypatch, argv,
     assert list(folder.iterdir()) == [folder / "held"]
 
 
-def test_truncation_by_an_override_is_exit_code_1(folder, capsys):
-    short = ["--max_completion_length", "3", "--json", "found.json"]
-    assert main(["--config", RECIPE, "--prompts", "12", *short, *SMALL]) == 1
-    assert "cannot learn: " in capsys.readouterr().out
+@pytest.mark.parametrize("masks, code, level", [("true", 1, "stop"), ("false", 0, "look")])
+def test_truncation_is_exit_code_1_where_it_leaves_everything_out(folder, capsys, masks, code, level):
+    """At three tokens all are cut; groups have rewards that differ."""
+    short = ["--max_completion_length", "3", "--mask_truncated_completions", masks, "--json", "found.json"]
+    assert main(["--config", RECIPE, "--prompts", "12", *short, *SMALL]) == code
+    assert ("cannot learn: " in capsys.readouterr().out) == (code == 1)
     findings = {found["what"]: found for found in json.loads((folder / "found.json").read_text())["findings"]}
     cut = findings["completions cut off"]
-    assert cut["level"] == "stop"
+    assert cut["level"] == level
     assert cut["change"].startswith("raise max_completion_length=3")
     assert "set max_completion_length to 9" in findings["gold answers that fit max_completion_length"]["change"]
 
@@ -409,7 +411,7 @@ def test_rows_that_hold_a_completion_and_a_reward_that_abstains(found):
         texts = [completion[-1]["content"].strip() for completion in completions]
         return [float(text == one) if one < "5" else None for text, one in zip(texts, answer, strict=True)]
 
-    rows = [{**row, "completion": "gold", "completion_ids": [1]} for row in TASK.rows("train", 24)]
+    rows = [{**row, "completion": "gold"} for row in TASK.rows("train", 24)]
     paid = found(rows=rows, reward=own_reward(reward))[0][PAID]
     assert paid.number == "1.00, 0.00"
     assert paid.level == "fine"
