@@ -174,7 +174,9 @@ def main(argv: list[str] | None = None) -> None:
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
     root = Path.cwd()
-    tables, model, data = args.tables.resolve(), args.model.resolve(), args.data.resolve()
+    tables = args.tables.resolve()
+    model = args.model.resolve()
+    data = args.data.resolve()
     check_at_frozen_commit(root, tables)
     folder = root / PLACE / "qwen" / f"{args.name}_seed2"
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,8 @@ def test_plain_is_stopped_by_validation_at_ten_steps(blocks, add):
         stops(tables, plain.base, [0.2], best_of_8=0.4 + base / 10)
     tests = fourth.tuned_rivals(blocks["tuned_rivals"], blocks["tuned_stops"], tables)
     found = {(test.name, test.outcome): test.contrast.value for test in tests}
-    stop, best = "gamed_sorting, control less plain, stopped", "gamed_sorting, best of 8, control less base"
+    stop = "gamed_sorting, control less plain, stopped"
+    best = "gamed_sorting, best of 8, control less base"
     assert found == {
         (stop, "gold"): pytest.approx(0.7 - 0.315),
         (stop, "greedy"): pytest.approx(0.8 - 0.63),
