@@ -5,8 +5,9 @@ import re
 
 import pytest
 import torch
+from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer
-from transformers import PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -41,6 +42,7 @@ METHODS = {
         "_save": "which pickles the arguments, token and all",
         "_load_from_checkpoint": "which loads adapters of the rank that they had grown to",
         "_load_best_model": "which does so at the end",
+        "_issue_warnings_after_load": "which loads again what has other names in the file than in the model",
         "_load_optimizer_and_scheduler": "the step of a resume where everything of ours is loaded",
         "_clip_grad_norm": "before which gradients are looked at",
         "_get_grad_norm": "after which an update is stopped or left out",
@@ -54,6 +56,9 @@ IN_ORDER = [
         ["on_step_begin(", "self.training_step(", "self._clip_grad_norm(", "self._get_grad_norm("]
         + ["on_pre_optimizer_step(", "self.optimizer.step()", "on_optimizer_step("],
     ),
+    # Every model that is loaded reports what its file lacks; every adapter is loaded by the method that is wrapped.
+    (PreTrainedModel, "_finalize_model_loading", ["log_state_dict_report(", "loading_info=loading_info"]),
+    (PeftModel, "from_pretrained", ["model.load_adapter("]),
     # A save asks where to write.
     (Trainer, "_save_checkpoint", ["self._get_output_dir(trial=trial)"]),
     # The evaluation that a run has once, and how it is told from others.

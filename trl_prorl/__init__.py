@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .resets.callbacks import ReferenceResetCallback
     from .resets.triggers import KLSpike, Periodic, Reason, Stall, Trigger
     from .trainer import ProRLTrainer
+    from .weights import load_model
 
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __all__ = [
     "drift",
     "embedded_model",
     "evaluate",
+    "load_model",
     "task_reward",
 ]
 
@@ -48,6 +50,7 @@ _MODULES = {
     "drift": "eval.drift",
     "embedded_model": "embedded.shipped",
     "evaluate": "eval.passk",
+    "load_model": "weights",
     "task_reward": "launch.recipe",
 }
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.logging import disable_progress_bar
 
@@ -24,6 +23,7 @@ from trl_prorl.record.base_model import WEIGHTS, hub_commit
 from trl_prorl.record.links import check_links
 from trl_prorl.record.run_files import BASE_ADAPTER, METRICS, METRICS_FILE, read_jsonl
 from trl_prorl.record.run_id import RUN_ID, saved_run_id
+from trl_prorl.weights import load_model, named_class
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,9 @@ def identity(folder: Path | None, config: dict) -> dict:
     own = {"weights": weight_hashes(folder)}
     if kind_of_model(folder) == "adapter":
         own["base"] = identity(None, config)
+        kind = AutoConfig.from_pretrained(base, revision=config.get("model_revision") or "main")
+        if named_class(kind) is not MODEL_FOR_CAUSAL_LM_MAPPING.get(type(kind), None):
+            own["class"] = named_class(kind).__name__  # samples without it may be of a model without the adapter
     return own
 
 
@@ -244,17 +247,34 @@ def evaluation_dtype(config: Mapping) -> torch.dtype:
     return torch.float32
 
 
-def load_model(path, dtype: torch.dtype, revision: str | None = None):
-    """A causal language model, on the GPU if there is one."""
+def load_saved(path, config: dict, revision: str | None = None, adapter: Path | None = None, kind: type | None = None):
+    """Load a model, and an adapter on it, onto the GPU if there is one, in the precision of evaluations."""
     disable_progress_bar()  # of weights: our own bars show what takes long
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return AutoModelForCausalLM.from_pretrained(path, revision=revision or "main", dtype=dtype).to(device)
+    init = {"revision": revision or "main", "dtype": evaluation_dtype(config)}
+    return load_model(path, adapter, kind=kind, **init).to(device)
 
 
-def load_base_model(config: dict):
-    """The model a run started from."""
-    with hub_errors(config["model_name_or_path"]):
-        return load_model(config["model_name_or_path"], evaluation_dtype(config), config.get("model_revision"))
+def load_base_model(config: dict, adapter: Path | None = None):
+    """
+    Load the model that a run started from, and an adapter on it. A script may have trained that on a causal language
+    model which it took out of a larger one; then the adapter's keys fit that class.
+
+    Raises:
+        InputError: The adapter's weights fit neither.
+    """
+    name = config["model_name_or_path"]
+    revision = config.get("model_revision")
+    with hub_errors(name):
+        try:
+            return load_saved(name, config, revision, adapter)
+        except InputError as error:
+            if adapter is None:
+                raise
+            try:
+                return load_saved(name, config, revision, adapter, AutoModelForCausalLM)
+            except InputError:
+                raise error from None
 
 
 def load_point(point: Point, config: dict):
@@ -262,8 +282,8 @@ def load_point(point: Point, config: dict):
     if point.folder is None:
         return load_base_model(config)
     if kind_of_model(point.folder) == "adapter":
-        return PeftModel.from_pretrained(load_base_model(config), point.folder)
-    return load_model(point.folder, evaluation_dtype(config))
+        return load_base_model(config, point.folder)
+    return load_saved(point.folder, config)
 
 
 def load_tokenizer(folder: Path):

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig
 from run_record import read_rows
-from tiny_run import BEST, LORA, QUESTIONS, load_adapter, logits, new_trained_adapter
-from transformers import AutoModelForCausalLM
+from tiny_run import BEST, LORA, QUESTIONS, disturb_adapter, load_adapter, logits, new_trained_adapter
 from trl import GRPOTrainer
 
 from trl_prorl import evaluate
@@ -176,9 +175,7 @@ def test_a_resume_upon_another_trained_adapter_is_refused(upon, run, tiny_model,
     keys = {"beta": 0.3, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     first = upon(**keys)
     first.train()
-    torch.manual_seed(5)
-    other = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**SFT))
-    other.save_pretrained(tmp_path / "other")
+    disturb_adapter(new_trained_adapter(tiny_model, **SFT)).save_pretrained(tmp_path / "other")
     for allowed, words in ((False, "frozen ranks of the adapter"), (True, "lies upon another trained one")):
         again = upon(adapter=tmp_path / "other", **keys, allow_config_change=allowed)
         with pytest.raises(ValueError, match=words):

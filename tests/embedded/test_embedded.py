@@ -311,7 +311,8 @@ def test_another_model_that_is_shipped_later_is_found_by_its_name(copied):
 def test_its_identity_does_not_depend_on_where_it_is_or_what_made_it(copied, tmp_path):
     """Another installation, and one whose making code is another."""
     sha256 = weights_sha256(DEFAULT)
-    for name in ("embedded", DEFAULT, embedded_model(), "/elsewhere/trl_prorl/embedded/models/reverse_digits-0"):
+    other = str(shutil.copytree(embedded_model(), tmp_path / "other"))
+    for name in ("embedded", DEFAULT, embedded_model(), other):
         base = identify(name)
         assert (base.name, base.hub_id, base.sha256, base.is_embedded) == (DEFAULT, None, sha256, True)
     assert not identify(str(tmp_path)).is_embedded

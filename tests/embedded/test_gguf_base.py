@@ -1,13 +1,24 @@
 """A GGUF file as a base: the weights that were written into it come out, and what cannot be a base is refused."""
 
 import json
+import random
+import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from eval.samples.local_paths import with_local_paths
 from trl_prorl import embedded_model
@@ -64,24 +75,34 @@ def original():
     return model
 
 
-def write_gguf(file: Path, model: Qwen2ForCausalLM, quantised: bool = False, architecture="qwen2", parts=1) -> Path:
+def write_gguf(
+    file: Path, model, quantised: bool = False, architecture="qwen2", parts=1, tokens=TOKENS, fields=(), change=None
+) -> Path:
+    """Write a model, with further `fields` (`block_count` not, if it is `None`), after `change` of its tensors."""
     config = model.config
+    fields = {"block_count": config.num_hidden_layers, **dict(fields)}
+    if architecture == "llama":
+        fields["rope.dimension_count"] = config.head_dim
+    if fields["block_count"] is None:
+        del fields["block_count"]
     writer = GGUFWriter(file, architecture)
     writer.add_name("A tiny model")
     writer.add_file_type(LlamaFileType.ALL_F32)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
+    for name, value in fields.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{architecture}.{name}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([NORMAL_TOKEN] * PADDING + [CONTROL_TOKEN] * 2)
+    writer.add_token_list(tokens)
+    writer.add_token_types([NORMAL_TOKEN] * (len(tokens) - 2) + [CONTROL_TOKEN] * 2)
     writer.add_token_merges(["Ġ a", "b c"])
     writer.add_eos_token_id(END)
     writer.add_pad_token_id(PADDING)
@@ -95,8 +116,10 @@ def write_gguf(file: Path, model: Qwen2ForCausalLM, quantised: bool = False, arc
     for layer in range(config.num_hidden_layers):
         for theirs, ours in LAYER_TENSORS.items():
             names[f"blk.{layer}.{theirs}"] = f"model.layers.{layer}.{ours}"
-    for theirs, ours in names.items():
-        values = weights[ours].numpy()
+    tensors = {theirs: weights[ours].numpy() for theirs, ours in names.items() if ours in weights}
+    if change is not None:
+        change(tensors)
+    for theirs, values in tensors.items():
         if quantised and values.ndim == 2:
             blocks = quantize(values, GGMLQuantizationType.Q8_0)
             writer.add_tensor(theirs, blocks, raw_dtype=GGMLQuantizationType.Q8_0)
@@ -238,7 +261,7 @@ def test_a_damaged_file_is_one_line(cache, file, keep):
 
 def test_a_file_without_a_tensor_is_one_line(cache, tmp_path, original, monkeypatch):
     monkeypatch.setitem(LAYER_TENSORS, "attn_q.weight", "self_attn.k_proj.weight")  # of another shape
-    with pytest.raises(InputError, match="cannot be converted") as refused:
+    with pytest.raises(InputError, match="of another shape") as refused:
         find_model(str(write_gguf(tmp_path / "odd.gguf", original)))
     assert "\n" not in str(refused.value)
 
@@ -272,3 +295,156 @@ def test_without_its_reader_one_line_says_how(cache, file, monkeypatch):
     monkeypatch.setattr(gguf_base.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install 'gguf>=0.10'"):
         find_model(str(file))
+
+
+def without(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def with_nan(tensors):
+    tensors["blk.1.ffn_up.weight"] = tensors["blk.1.ffn_up.weight"].copy()
+    tensors["blk.1.ffn_up.weight"][3, 4] = float("nan")
+
+
+def with_one_more(tensors):
+    tensors["blk.1.attn_q_norm.weight"] = tensors["blk.1.attn_norm.weight"]
+
+
+def with_other_frequencies(tensors):
+    tensors["rope_freqs.weight"] = np.linspace(1.0, 8.0, 8, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "keys, named",
+    [
+        ({"change": without("blk.1.ffn_up.weight")}, "up_proj"),
+        ({"change": without("output_norm.weight")}, "norm"),
+        ({"change": with_one_more}, "attn_q_norm"),
+        ({"change": with_nan}, "NaN"),
+        ({"fields": {"block_count": 1}}, "block_count"),
+        ({"fields": {"block_count": 3}}, "block_count"),
+        ({"fields": {"block_count": None}}, "block_count"),
+        ({"fields": {"expert_count": 4}}, "expert_count"),
+        ({"fields": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, "yarn"),
+        ({"fields": {"attention.sliding_window": 16}}, "sliding_window"),
+        ({"fields": {"rope.dimension_count": 8}}, "dimension_count"),
+        ({"change": with_other_frequencies}, "rope_freqs"),
+        ({"tokens": [*TOKENS[:3], "x y", *TOKENS[3:]]}, "tokens"),
+    ],
+)
+def test_what_would_not_be_the_files_model_is_one_line_and_leaves_nothing(keys, named, cache, tmp_path, original):
+    with pytest.raises(InputError, match=named) as refused:
+        find_model(str(write_gguf(tmp_path / "odd.gguf", original, **keys)))
+    assert "odd.gguf" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [{"rope_type": "linear", "factor": 4.0}, {**LLAMA3, "original_max_position_embeddings": 8192}],
+    ids=["linear", "llama3"],
+)
+def test_a_rope_scaling_is_carried_over(rope, cache, tmp_path):
+    """The control is a Llama with the equivalent configuration of transformers."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(TOKENS),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=16384,
+        rope_parameters={"rope_theta": 10000.0, **rope},
+    )
+    model = LlamaForCausalLM(config).eval()
+    for param in model.parameters():
+        param.data = param.data.bfloat16().float()
+    scaled = model.model.rotary_emb.inv_freq.numpy()
+    fields = {}
+    if rope["rope_type"] == "linear":
+        fields = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+
+    def as_llama_cpp(tensors):
+        for name, values in tensors.items():
+            if "attn_q." in name or "attn_k." in name:  # whose rotary pairs are neighbours there
+                halves = values.reshape(2, 2, values.shape[0] // 4, -1)
+                tensors[name] = halves.swapaxes(1, 2).reshape(values.shape)
+        if not fields:
+            plain = 1.0 / 10000.0 ** (np.arange(0, 32, 2) / 32)
+            tensors["rope_freqs.weight"] = (plain / scaled).astype(np.float32)
+
+    file = write_gguf(tmp_path / "llama.gguf", model, architecture="llama", fields=fields, change=as_llama_cpp)
+    found = AutoModelForCausalLM.from_pretrained(find_model(str(file)), dtype="float32").eval()
+    np.testing.assert_allclose(found.model.rotary_emb.inv_freq.numpy(), scaled, rtol=1e-6)
+    tokens = torch.arange(90)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(found(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cached_file_that_was_changed_is_made_again(cache, file):
+    folder = Path(find_model(str(file)))
+    whole = file_sha256(folder / "model.safetensors")
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    assert find_model(str(file)) == str(folder)
+    assert file_sha256(folder / "model.safetensors") == whole
+
+
+def test_what_a_killed_conversion_left_is_removed_at_the_next_one(cache, file):
+    left = [cache / "tmpabc123", cache / ".other-0123.part", cache / ".busy-0123.part"]
+    for folder in left:
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"half")
+    with FileLock(cache / "busy-0123.lock"):  # of a process that is converting
+        find_model(str(file))
+    assert [folder.exists() for folder in left] == [False, False, True]
+
+
+def number(value, kind="Q"):
+    return struct.pack(f"<{kind}", value)
+
+
+VERSION_3 = b"GGUF" + number(3, "I")
+ONE_FIELD = VERSION_3 + number(0) + number(1) + number(1) + b"a"
+ARRAY = number(9, "I")
+MALFORMED = {
+    "empty": b"",
+    "another magic": b"GGML" + number(3, "I") + number(0) * 2,
+    "version 9": b"GGUF" + number(9, "I") + number(0) * 2,
+    "2**60 tensors": VERSION_3 + number(2**60) + number(0),
+    "2**60 fields": VERSION_3 + number(0) + number(2**60),
+    "an array of 2**60": ONE_FIELD + ARRAY + number(0, "I") + number(2**60),
+    "an array of no kind": ONE_FIELD + ARRAY + number(99, "I") + number(1),
+    "a name of 2**63 bytes": VERSION_3 + number(0) + number(1) + number(2**63) + b"abc",
+    "a name that is no text": VERSION_3 + number(0) + number(1) + number(2) + b"\xff\xfe" + number(4, "I") * 2,
+    "no field": VERSION_3 + number(0) * 2,
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_file_is_one_line(content, cache, tmp_path):
+    file = tmp_path / "odd.gguf"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"odd\.gguf") as refused:
+        find_model(str(file))
+    assert "\n" not in str(refused.value)
+
+
+def test_whatever_bytes_change_in_a_header_it_is_one_line_or_good(cache, file):
+    whole = file.read_bytes()
+    source = random.Random(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(source.choice([1, 4])):
+            content[source.randrange(2500)] = source.choice([0, 1, 127, 255])
+        file.write_bytes(content[: source.choice([len(whole), 3000])])
+        try:
+            gguf_base.check_file(file)
+        except InputError as error:
+            assert "\n" not in str(error)

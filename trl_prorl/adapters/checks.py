@@ -1,8 +1,9 @@
 """
 Adapters that are refused: an initialisation that changes the model, a prefix that sampling would lose, growth of what
-is no plain LoRA of linear layers, each of the same rank, and a restart of it.
+is no plain LoRA of linear layers, each of the same rank, and a restart of it; adapters that were not loaded whole.
 """
 
+import re
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +14,7 @@ from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 
+LOAD_WHOLE = "Load it with trl_prorl.load_model(NAME, ADAPTER, is_trainable=True), which checks its keys."
 CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq", "kasa")
 
 
@@ -137,6 +139,36 @@ def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool
         )
 
 
+def check_loaded(model: PeftModel) -> None:
+    """
+    Refuse an adapter of which only a part was loaded, about which PEFT only warns: some of its layers are trained, and
+    others of the same name begin at zero.
+
+    Raises:
+        `ValueError`: The message names a layer that is zero.
+    """
+    for adapter in model.active_adapters:
+        zero = _factors_by_kind(model, adapter, zero=True)
+        for kind in zero.keys() & _factors_by_kind(model, adapter, zero=False).keys():
+            raise ValueError(
+                f"the adapter {adapter!r} of the model was not loaded whole: {zero[kind]} is zero, and other layers "
+                f"of that name are not. {LOAD_WHOLE}"
+            )
+
+
+def _factors_by_kind(model: PeftModel, adapter: str, zero: bool) -> dict[str, str]:
+    """
+    Return a layer of each kind, its name without numbers, whose second LoRA factor is zero, or is not. An expert that
+    no token met is zero after training, too.
+    """
+    found = {}
+    for name, layer in model.named_modules():
+        factors = getattr(layer, "lora_B", {})
+        if adapter in factors and "expert" not in name and bool(factors[adapter].weight.any()) != zero:
+            found[re.sub(r"\d+", "*", name)] = name
+    return found
+
+
 def check_stacked(model: PeftModel, config: Any) -> None:
     """
     Refuse a new adapter upon one that was trained, where the two cannot be one adapter, see
@@ -170,6 +202,11 @@ def check_stacked(model: PeftModel, config: Any) -> None:
         raise ValueError(
             f"a peft_config upon a trained adapter needs adapters of linear layers, each of its own, and {odd} has "
             f"another kind of adapter: train it on without a peft_config, {merge}"
+        )
+    if not _factors_by_kind(model, active[0], zero=False):
+        raise ValueError(
+            "a peft_config upon a trained adapter that changes nothing, as one does whose file fits another model or "
+            f"class. {LOAD_WHOLE}"
         )
     if any(module.merged for module in model.modules() if isinstance(module, LoraLayer)):
         raise ValueError(

@@ -20,6 +20,7 @@ from ..record.processes import by_main_process
 from ..record.provenance import write_config, write_env
 from ..record.run_files import BASE_ADAPTER, check_record
 from ..record.run_id import write_run_id
+from ..weights import load_checkpoint, whole_weights
 from .files import WholeCheckpoint, describe_failed_write, is_failed_write
 from .identity import (
     BATCH_KEYS,
@@ -56,6 +57,7 @@ class CheckpointMixin:
     _folder_lock: FolderLock | None = None
     _has_trained = False
     _model_name: str | None = None  # of the model that the trainer was given
+    _loads_from: Path | None = None  # the checkpoint of which Trainer loads the weights
     _resume: Resume | None = None
     rollback: Rollback | None = None
     _run_id: str | None = None  # of the run that `train` begins or continues
@@ -288,11 +290,22 @@ class CheckpointMixin:
 
     @contextmanager
     def _load_into_parameters(self, folder: Path):
-        """Load a checkpoint's weights in this context into the parameters that there are."""
-        with keep_parameters(self.accelerator.unwrap_model(self.model)):
+        """Load a checkpoint's weights in this context, and all of them, into the parameters that there are."""
+        with whole_weights(folder), keep_parameters(self.accelerator.unwrap_model(self.model)):
             for part in self.parts.values():
                 part.before_load(folder)
+            self._loads_from = folder
             yield
+
+    def _issue_warnings_after_load(self, load_result):
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super()._issue_warnings_after_load(load_result)
+            return
+        # Trainer puts a file's tensors where modules have their names, and only warns of the rest.
+        policy = self.accelerator.unwrap_model(self.model)
+        ties = getattr(policy, "all_tied_weights_keys", None) or {}
+        if load_result.unexpected_keys or set(load_result.missing_keys) - set(ties):
+            load_checkpoint(policy, self._loads_from)
 
     def _get_train_sampler(self, dataset=None):
         sampler = super()._get_train_sampler(dataset)

@@ -28,9 +28,6 @@ HASHES = "SHA256SUMS"  # as `sha256sum --check` reads it
 
 NAME = re.compile(r"embedded:(?P<task>\w+):(?P<seed>\d+)")
 WITHOUT_SEED = re.compile(r"embedded:\w+")
-# In this installation or in another's, which an adapter's configuration names.
-PLACE = re.compile(r"(^|[/\\])trl_prorl[/\\]embedded[/\\]models[/\\](?P<task>\w+)-(?P<seed>\d+)[/\\]?$")
-SMOLLM2_PLACE = re.compile(r"(^|[/\\])trl_prorl[/\\]smollm2[/\\]?$")
 
 
 def is_embedded(name: str) -> bool:
@@ -39,15 +36,28 @@ def is_embedded(name: str) -> bool:
 
 
 def full_name(name: str) -> str | None:
-    """Return `embedded:TASK:SEED` or `smollm2` for a name or a folder of such a model; `None` for any other model."""
-    if name == SMOLLM2 or SMOLLM2_PLACE.search(name):
+    """
+    Return `embedded:TASK:SEED` or `smollm2` for a name of such a model, or for a folder with its files, whatever the
+    folder's name; `None` for any other model.
+    """
+    if name == SMOLLM2:
         return SMOLLM2
     if name == EMBEDDED:
         return DEFAULT
     if is_embedded(name):
         return f"{name}:0" if WITHOUT_SEED.fullmatch(name) else name
-    place = PLACE.search(name)
-    return f"embedded:{place['task']}:{place['seed']}" if place else None
+    if not Path(name).is_dir():
+        return None
+    folders = {known: folder for known in (*shipped(), SMOLLM2) if (folder := _folder(known)) is not None}
+    itself = (known for known, folder in folders.items() if folder.samefile(name))
+    copied = (known for known, folder in folders.items() if _is_copy(Path(name), folder))
+    return next(itself, None) or next(copied, None)
+
+
+def _is_copy(folder: Path, original: Path) -> bool:
+    """Return whether a folder has all files of a model that comes with the package."""
+    files = ((folder / file, sha256) for file, sha256 in hashes(original).items())
+    return all(path.is_file() and file_sha256(path) == sha256 for path, sha256 in files)
 
 
 def embedded_model(name: str = EMBEDDED) -> str:

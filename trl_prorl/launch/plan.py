@@ -22,6 +22,7 @@ from ..adapters.checks import (
     check_growing_config,
     check_head,
     check_initialisation,
+    check_loaded,
     check_prefix,
     check_product,
     check_stacked,
@@ -44,6 +45,7 @@ from ..rollout.verdicts import find_verifier
 from ..scoring.dropout import check_dropout_config
 from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
+from ..weights import whole_weights
 from .checks import (
     check_columns,
     check_in_one_place,
@@ -122,6 +124,8 @@ class Plan:
             adapter = stacked_config(model, config)
         elif given_wrapped:
             adapter = model.peft_config.get("default")
+        if given_wrapped:
+            check_loaded(model)
         check_initialisation(adapter)
         check_prefix(adapter)
         callbacks = given.get("callbacks") or []
@@ -196,7 +200,8 @@ class Plan:
                     truncation_side="left",
                     padding_side="left",
                 )
-            model = _loaded(model, args, quantisation)
+            with whole_weights(model):
+                model = _loaded(model, args, quantisation)
         check_in_one_place(model)
         given["model"] = get_peft_model(model, given.pop("peft_config"))
         check_head(given["model"])
@@ -207,6 +212,7 @@ class Plan:
         model = self.given["model"]
         full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
         with ExitStack() as stack:
+            stack.enter_context(whole_weights(model if isinstance(model, str) else get_config_model_id(model.config)))
             if full and self.args.beta != 0.0 and not get_config_model_id(model.config):
                 # It was made in memory, and TRL loads a full-model reference from the policy's path.
                 model.config._name_or_path = stack.enter_context(tempfile.TemporaryDirectory())

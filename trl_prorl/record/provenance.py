@@ -122,6 +122,7 @@ def write_env(
         # The same name may come to mean other weights: a folder's content changes, and so does the Hub's commit.
         "base_weights": fingerprint(base) if base else None,
         "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
+        "model_class": _own_class(model),
         "execution": {
             "old_logps": args.old_logps_source + (f": {args.why_no_reuse}" if args.why_no_reuse else ""),
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
@@ -141,6 +142,18 @@ def write_env(
     }
     with replaced(Path(run_dir, ENV_FILE)) as path:
         path.write_text(json.dumps(env, indent=2) + "\n")
+
+
+def _own_class(model: "torch.nn.Module") -> str | None:
+    """Name the class of a policy, if `AutoModelForCausalLM` makes another one of its configuration."""
+    import transformers
+
+    policy = model.get_base_model() if hasattr(model, "get_base_model") else model
+    made = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(getattr(policy, "config", None)), None)
+    if made is None or isinstance(policy, made):
+        return None
+    # Sharding replaces a model's class by one that inherits from it.
+    return next(kind.__name__ for kind in type(policy).__mro__ if hasattr(transformers, kind.__name__))
 
 
 # Keys and values that a recipe or a command line may hold and a record or a card may not.

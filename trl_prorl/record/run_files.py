@@ -57,6 +57,7 @@ ENV = table(
         "run_id": MAY_BE_TEXT,
         "base_weights": MAY_BE_TEXT,
         "base_commit": MAY_BE_TEXT,
+        "model_class": MAY_BE_TEXT,
         "git_commit": MAY_BE_TEXT,
         "command": MAY_BE_TEXT,
         "variant": text,

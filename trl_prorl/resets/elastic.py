@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from ..parts import Part, make_event
+from ..weights import copy_tensors
 
 
 ELASTIC_FILE = "elastic.safetensors"
@@ -50,10 +51,7 @@ class ElasticAverage:
 
     def save(self, folder: Path) -> None:
         """Write both copies into a checkpoint."""
-        tensors = {f"average.{name}": tensor for name, tensor in self.average.items()}
-        for name, tensor in self.initial.items():
-            tensors[f"initial.{name}"] = tensor
-        save_file(tensors, folder / ELASTIC_FILE)
+        save_file(self._tensors(), folder / ELASTIC_FILE)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
@@ -66,10 +64,12 @@ class ElasticAverage:
         path = folder / ELASTIC_FILE
         if not path.exists():
             raise ValueError(f"{folder} has no {ELASTIC_FILE}: the average of this run cannot be restored.")
-        for name, tensor in load_file(path).items():
-            kind, name = name.split(".", 1)
-            copies = self.average if kind == "average" else self.initial
-            copies[name].copy_(tensor)
+        copy_tensors(path, self._tensors())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Return both copies by the names that they have in a checkpoint."""
+        tensors = {f"average.{name}": tensor for name, tensor in self.average.items()}
+        return tensors | {f"initial.{name}": tensor for name, tensor in self.initial.items()}
 
 
 class ElasticResets(Part):

@@ -27,6 +27,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import FusedCausalLMOutput
 
+from ..weights import named_class
+
 
 def decoder_dtype(model: nn.Module) -> torch.dtype:
     """
@@ -77,7 +79,7 @@ def check_full_model(model, **config_kwargs) -> None:
         if type(config) not in AutoModelForCausalLM._model_mapping:
             return
         with init_empty_weights():
-            model = AutoModelForCausalLM.from_config(config)
+            model = named_class(config)._from_config(config)
     tied = model.config.tie_word_embeddings
     if not hasattr(model, "lm_head") or tied and not hasattr(getattr(model, "model", None), "embed_tokens"):
         raise ValueError(

@@ -11,11 +11,11 @@ import torch
 from accelerate.utils import extract_model_from_parallel, is_peft_model
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
 
+from ..weights import copy_tensors
 from .head import cast_head_to_fp32, decoder_dtype
 
 
@@ -127,7 +127,7 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     config = model.config
     with torch.random.fork_rng():  # the copy begins with random values, which must not change the run
         settings = {"dtype": decoder_dtype(model), "attn_implementation": config._attn_implementation}
-        copy = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **settings)
+        copy = type(model)._from_config(config, **settings)
     if cast_lm_head_to_fp32:
         cast_head_to_fp32(copy)
     copy.load_state_dict(model.state_dict())
@@ -162,6 +162,11 @@ class AnchorModels:
         trainer = self.trainer
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
+            is_other = type(reference.ref_model) is not type(self.policy)
+            if is_other and self.moves and not trainer.is_fsdp_enabled:
+                # TRL's is of the class that the path names, and a script's policy need not be.
+                reference = self.copy_of_policy("ref")
+                trainer.ref_model = reference.ref_model
             # TRL loads that model from the policy's path, which is not the policy if that was changed in memory.
             if self.moves and not trainer.is_fsdp_enabled:
                 reference.move(1.0)
@@ -281,8 +286,7 @@ class AdapterReference(Reference):
         shards = self._shards()
         if not shards:
             return
-        for place, tensor in load_file(shard_file(folder)).items():
-            shards[place].copy_(tensor)
+        copy_tensors(shard_file(folder), shards)
 
     def scores_as(self, model) -> bool:
         for module in self.model.modules():
@@ -329,6 +333,4 @@ class SnapshotReference(Reference):
         path = folder / SNAPSHOT_FILE
         if not path.exists():
             raise ValueError(f"{folder} has no {SNAPSHOT_FILE}: the moved reference of this run cannot be restored.")
-        mine = unique_tensors(self.ref_model)
-        for name, tensor in load_file(path).items():
-            mine[name].copy_(tensor)
+        copy_tensors(path, unique_tensors(self.ref_model))

@@ -1,0 +1,261 @@
+"""Every weight comes from its file, and every tensor of the file is used; else one line names file and keys."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from tiny_run import BEST, LORA, QUESTIONS, load_with_new_adapter, logits, set_evaluations
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from eval.samples.models import load_base_model, load_point, trained_point
+from trl_prorl import load_model
+from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.errors import InputError
+from trl_prorl.hub.card import model_card
+
+
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+EYES = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 4}
+
+
+def qwen2(tied, **text):
+    return Qwen2ForCausalLM(Qwen2Config(**text, tie_word_embeddings=tied))
+
+
+def experts(tied, **text):
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, **sizes, tie_word_embeddings=tied))
+
+
+def qwen3_5(tied, **text):
+    eyes = {**EYES, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16}
+    text = {**text, **LINEAR, "tie_word_embeddings": tied}
+    config = Qwen3_5Config(text_config=text, vision_config=eyes, tie_word_embeddings=tied)
+    return Qwen3_5ForConditionalGeneration(config)
+
+
+def gemma3(tied, **text):
+    eyes = {**EYES, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+    text = {**text, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
+    config = Gemma3Config(text_config=text, vision_config=eyes, mm_tokens_per_image=4, tie_word_embeddings=tied)
+    return Gemma3ForConditionalGeneration(config)
+
+
+@pytest.fixture(scope="module")
+def save_model(tmp_path_factory):
+    """Return a function that saves a tiny model of a kind, whose distribution is not flat, and returns its folder."""
+    tokenizer = byte_tokenizer()
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+
+    def save(make, tied=False):
+        torch.manual_seed(3)
+        model = make(tied, vocab_size=len(tokenizer), **ends, **TEXT)
+        with torch.no_grad():
+            for param in model.parameters():
+                if param.dim() > 1:
+                    param.mul_(5.0)
+        folder = tmp_path_factory.mktemp(make.__name__)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return save
+
+
+def adapter_of(**keys):
+    return {"peft_config": LoraConfig(r=4, lora_alpha=8, target_modules=".*(q|v|down)_proj", **keys)}
+
+
+def loaded(trainer, model):
+    """The trained model of a run, from its files."""
+    config = {"model_name_or_path": model}
+    return load_point(trained_point(Path(trainer.args.output_dir), config), config).eval()
+
+
+def in_memory(trainer):
+    return trainer.accelerator.unwrap_model(trainer.model).eval()
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    "make, tied",
+    [(qwen2, True), (qwen2, False), (qwen3_5, True), (qwen3_5, False), (gemma3, True), (experts, False)],
+)
+def test_a_trained_model_is_the_same_from_its_files_and_after_a_resume(make, tied, lora, save_model, run, resume):
+    model = save_model(make, tied)
+    keys = {"model": model, "lora": False, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    keys |= {"learning_rate": 5e-2, "trainer_kwargs": adapter_of() if lora else {}}
+    first = run(**keys)
+    first.save_model()
+    trained = logits(in_memory(first))
+    if lora:
+        kind = type(in_memory(first).get_base_model()).__name__ if make is qwen3_5 else "AutoModelForCausalLM"
+        assert f"base = {kind}.from_pretrained" in model_card(first.args.output_dir).text
+    assert (logits(load_base_model({"model_name_or_path": model}).eval()) - trained).abs().max() > 0.1
+    assert torch.equal(logits(loaded(first, model)), trained)
+    assert torch.equal(logits(in_memory(resume(first, 1, **keys))), trained)
+
+
+def test_the_best_checkpoint_of_experts_is_loaded(save_model, make_trainer):
+    trainer = make_trainer(
+        model=save_model(experts), lora=False, max_steps=4, learning_rate=5e-2, trainer_kwargs=QUESTIONS, **BEST
+    )
+    set_evaluations(trainer, 1.0, 0.0)
+    trainer.train()
+    best = load_model(Path(trainer.args.output_dir, "checkpoint-2"))
+    assert torch.equal(logits(in_memory(trainer)), logits(best.eval()))
+
+
+def test_an_adapter_of_the_text_model_of_one_that_sees_is_loaded_on_that_class(save_model, run):
+    """As a script makes it that loads its model by AutoModelForCausalLM; its reference is of that class, too."""
+    model = save_model(qwen3_5)
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    trainer = run(model=policy, lora=False, max_steps=2, learning_rate=5e-2, trainer_kwargs=adapter_of())
+    trainer.save_model()
+    assert torch.equal(logits(loaded(trainer, model)), logits(in_memory(trainer)))
+
+
+@pytest.mark.parametrize("keys", [{"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}])
+def test_the_frozen_models_are_of_the_policys_own_class(keys, save_model, run):
+    model = save_model(qwen3_5)
+    for policy in (model, AutoModelForCausalLM.from_pretrained(model)):
+        trainer = run(model=policy, lora=False, max_steps=2, **keys)
+        frozen = (trainer.reference or trainer.base).ref_model
+        assert type(frozen) is type(in_memory(trainer))
+
+
+def drop(tensors):
+    return {name: value for name, value in tensors.items() if "layers.1.mlp.down_proj" not in name}
+
+
+def add(tensors):
+    name = next(name for name in tensors if "layers.1" in name)
+    return tensors | {name.replace("layers.1", "layers.7"): tensors[name].clone()}
+
+
+def rename(tensors):
+    return {name.replace("model.layers", "model.language_model.layers"): tensors[name] for name in tensors}
+
+
+def narrow(tensors):
+    return {
+        name: value[:, :-1].contiguous() if "q_proj" in name and value.dim() == 2 else value
+        for name, value in tensors.items()
+    }
+
+
+def nothing(tensors):
+    return {}
+
+
+def change_file(file, change):
+    """Change the tensors of a file."""
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+FAULTS = [
+    (drop, "down_proj"),
+    (add, r"layers\.7"),
+    (rename, "language_model"),
+    (narrow, "q_proj"),
+    (nothing, "missing"),
+]
+
+
+@pytest.mark.parametrize("change, named", FAULTS)
+def test_an_adapter_that_does_not_fit_is_one_line(change, named, tiny_model, tmp_path):
+    load_with_new_adapter(tiny_model).save_pretrained(tmp_path)
+    change_file(tmp_path / "adapter_model.safetensors", change)
+    with pytest.raises(InputError, match=named) as refused:
+        load_model(tiny_model, tmp_path)
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("change, named", FAULTS)
+def test_a_model_that_does_not_fit_is_one_line(change, named, tiny_model, tmp_path, run):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    change_file(folder / "model.safetensors", change)
+    for load in (load_model, lambda name: run(model=str(name))):
+        with pytest.raises(InputError, match=named) as refused:
+            load(folder)
+        assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("fault", ["no shard", "half a shard", "not in the index"])
+def test_a_model_in_shards_that_is_not_whole_is_one_line(fault, tiny_model, tmp_path):
+    model = load_model(tiny_model)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    *_, shard = sorted(tmp_path.glob("model-*.safetensors"))
+    index = tmp_path / "model.safetensors.index.json"
+    if fault == "no shard":
+        shard.unlink()
+    elif fault == "half a shard":
+        shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    else:
+        content = json.loads(index.read_text())
+        content["weight_map"] = {name: file for name, file in content["weight_map"].items() if file != shard.name}
+        index.write_text(json.dumps(content))
+    with pytest.raises(InputError) as refused:
+        load_model(tmp_path)
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("keys", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}])
+def test_more_than_factors_is_missed_too(keys, tiny_model, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    policy = get_peft_model(model, LoraConfig(**LORA, **keys))
+    policy.save_pretrained(tmp_path)
+    assert load_model(tiny_model, tmp_path).active_adapters == ["default"]
+    words = ("magnitude", "lm_head", "bias")
+    change_file(
+        tmp_path / "adapter_model.safetensors",
+        lambda tensors: {name: tensors[name] for name in tensors if not any(word in name for word in words)},
+    )
+    with pytest.raises(InputError, match="missing"):
+        load_model(tiny_model, tmp_path)
+
+
+def test_a_reward_model_without_its_head_is_refused(tiny_model, make_trainer):
+    """A language model has no score, and transformers would begin one at random."""
+    with pytest.raises(InputError, match=r"score\.weight"):
+        make_trainer(reward=tiny_model)
+
+
+@pytest.mark.parametrize("stacks", [True, False])
+def test_an_adapter_that_a_script_did_not_load_whole_is_refused(stacks, tiny_model, tmp_path, make_trainer):
+    load_with_new_adapter(tiny_model).save_pretrained(tmp_path)
+    change_file(tmp_path / "adapter_model.safetensors", rename if stacks else drop)
+    with pytest.warns(UserWarning, match="missing adapter keys"):
+        model = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path, is_trainable=True
+        )
+    with pytest.raises(ValueError, match="changes nothing" if stacks else "not loaded whole"):
+        make_trainer(model=model, lora=stacks)

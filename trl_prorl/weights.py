@@ -1,0 +1,201 @@
+"""
+Loading that insists: every weight of a model or an adapter comes from its file, and every tensor of the file is used.
+
+transformers and PEFT only warn where that is not so: they fill the rest with random numbers, or leave the adapter out.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft import PeftModel, get_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, load_peft_weights
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    modeling_utils,
+)
+
+from .errors import InputError
+
+
+SHOWN = 2  # names of tensors in a message
+
+
+@contextmanager
+def whole_weights(source: str | Path = "the model") -> Iterator[None]:
+    """
+    Refuse every model and every adapter that is loaded while this lasts, by whatever library, and does not get all of
+    its weights from its files, or leaves some of theirs. Ties are no fault, nor are the keys that a model's class
+    itself ignores.
+
+    Args:
+        source (`str` or `Path`, *optional*): What is loaded, for the line about a file that cannot be read.
+
+    Raises:
+        InputError: The line names the file, some of the keys and the cure.
+    """
+    report = modeling_utils.log_state_dict_report
+    load_adapter = PeftModel.load_adapter
+    modeling_utils.log_state_dict_report = functools.partial(_insist_on_model, report, source)
+    PeftModel.load_adapter = _insisting_on_adapter(load_adapter)
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        if isinstance(error, OSError) and not Path(source).is_dir():
+            raise  # the Hub's
+        why = " ".join(str(error).split())
+        raise InputError(f"{source} lacks a file, or one is corrupt ({why}): save or download it again.") from error
+    finally:
+        modeling_utils.log_state_dict_report = report
+        PeftModel.load_adapter = load_adapter
+
+
+def load_model(
+    name: str | Path,
+    adapter: str | Path | None = None,
+    *,
+    kind: type | None = None,
+    is_trainable: bool = False,
+    **init,
+) -> PreTrainedModel | PeftModel:
+    """
+    Load a model by the class that its files name, as training does, and an adapter on it.
+
+    Args:
+        name (`str` or `Path`): Folder or Hub name of the model.
+        adapter (`str` or `Path`, *optional*): Folder or Hub name of the adapter.
+        kind (`type`, *optional*): A class of transformers, in place of the one that the files name.
+        is_trainable (`bool`, *optional*, defaults to `False`): Whether the adapter is to be trained on.
+        **init: Further arguments of `from_pretrained` for the model.
+
+    Raises:
+        InputError: The files do not hold all weights of the model, or others too; the line names some of them.
+    """
+    place = {key: init[key] for key in ("revision", "trust_remote_code") if key in init}
+    with whole_weights(name):
+        kind = kind or named_class(AutoConfig.from_pretrained(name, **place))
+        model = kind.from_pretrained(name, **init)
+    if adapter is None:
+        return model
+    with whole_weights(adapter):
+        return PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
+
+
+def named_class(config: PreTrainedConfig) -> type:
+    """Return the class that a model's configuration names, which TRL trains; a causal language model's without one."""
+    names = config.architectures or [""]
+    return getattr(transformers, names[0], None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), AutoModelForCausalLM)
+
+
+def refuse_keys(
+    source: Any,
+    missing: Iterable[str] = (),
+    unexpected: Iterable[str] = (),
+    mismatched: Iterable[str] = (),
+    cure: str = "It is damaged or of another model: save or download it again.",
+) -> None:
+    """Raise an [`InputError`] if there are keys of any of these kinds."""
+    faults = []
+    for what, keys in (("missing", missing), ("not in the model", unexpected), ("of another shape", mismatched)):
+        names = sorted(key.removeprefix("base_model.model.") for key in keys)
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            faults.append(f"{what}: {', '.join(names[:SHOWN])}{more}")
+    if faults:
+        raise InputError(f"The weights of {source} do not fit the model ({'; '.join(faults)}). {cure}")
+
+
+def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """
+    Copy a file's tensors into those that are given, in place, all of them or none.
+
+    Raises:
+        InputError: The file has other names or shapes, or cannot be read.
+    """
+    try:
+        with safe_open(file, framework="pt") as held:
+            shapes = {name: held.get_slice(name).get_shape() for name in held.keys()}  # noqa: SIM118  no mapping
+            both = shapes.keys() & tensors.keys()
+            mismatched = [name for name in both if shapes[name] != list(tensors[name].shape)]
+            refuse_keys(file, tensors.keys() - shapes.keys(), shapes.keys() - tensors.keys(), mismatched)
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    tensor.copy_(held.get_tensor(name))
+    except SafetensorError as error:
+        raise InputError(f"{file} is cut or corrupt ({error}): take another checkpoint.") from error
+
+
+def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
+    """
+    Copy a saved model's weights into a model of the same class, as `from_pretrained` reads them: the names in the file
+    need not be those of the modules (experts, the language model of one that also sees).
+
+    Raises:
+        InputError: The weights are not those of the model.
+    """
+    with whole_weights(folder), torch.random.fork_rng():
+        saved = type(model).from_pretrained(folder, dtype="auto")
+    model.load_state_dict(saved.state_dict())
+
+
+def _insist_on_model(report, source, *, loading_info, pretrained_model_name_or_path, **rest) -> None:
+    """Refuse what transformers reports at the end of a `from_pretrained`, in place of its warning."""
+    info = loading_info
+    mismatched = [*(name for name, *_ in info.mismatched_keys), *info.conversion_errors]
+    missing = info.missing_keys - set(mismatched)
+    file = source if Path(source).is_file() else pretrained_model_name_or_path
+    refuse_keys(file, missing, info.unexpected_keys, mismatched)
+    report(loading_info=info, pretrained_model_name_or_path=pretrained_model_name_or_path, **rest)
+
+
+def _insisting_on_adapter(load_adapter):
+    """Wrap `PeftModel.load_adapter`, which `PeftModel.from_pretrained` and a Trainer's resume call, too."""
+
+    @functools.wraps(load_adapter)
+    def load(self, model_id, adapter_name, *args, **kwargs):
+        cure = "Load the adapter on the model and the class that it was trained on, or save it again."
+        files = [Path(model_id, name) for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)]
+        if Path(model_id).is_dir() and not any(file.is_file() for file in files):
+            raise InputError(f"{files[0]} is missing: save or download the adapter again.")
+        try:
+            result = load_adapter(self, model_id, adapter_name, *args, **kwargs)
+        except KeyError as error:  # a module that is saved whole
+            refuse_keys(model_id, missing=[str(error.args[0])], cure=cure)
+        except RuntimeError as error:
+            if "size mismatch for " not in str(error):
+                raise
+            names = [
+                line.strip().split()[3].rstrip(":") for line in str(error).splitlines() if "size mismatch" in line
+            ]
+            refuse_keys(model_id, mismatched=names, cure=cure)
+        missing = _missing_of_adapter(self, model_id, adapter_name, result.missing_keys)
+        refuse_keys(model_id, missing, result.unexpected_keys, cure=cure)
+        return result
+
+    return load
+
+
+def _missing_of_adapter(model: PeftModel, folder: str | Path, name: str, reported: list[str]) -> list[str]:
+    """Return what an adapter's file lacks, of the keys that PEFT reports and of the biases, of which it does not."""
+    config = model.peft_config[name]
+    if config.is_prompt_learning:  # its encoder is loaded strictly
+        return []
+    aliases: dict[int, list[str]] = {}
+    for key, param in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(param), []).append(key)
+    # A vector that all layers share is one parameter of many names.
+    missing = [keys[0] for keys in aliases.values() if set(keys) <= set(reported)]
+    if getattr(config, "bias", "none") != "none":
+        saved = load_peft_weights(str(folder), device="cpu")
+        expected = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        missing += [key for key in expected if key.endswith("bias") and key not in saved]
+    return missing
