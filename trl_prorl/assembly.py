@@ -25,6 +25,7 @@ from .rollout.adapter_requests import hand_over_adapters
 from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .rollout.model_defaults import describe_unused
+from .rollout.signal_watch import SignalWatch
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.head import add_frozen_head, cast_head_to_fp32, give_bias
 from .scoring.lean_lora import use_lean_layers
@@ -112,13 +113,14 @@ def make_dynamic_sampling(trainer) -> DynamicSampling | None:
 
 def optional_parts(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Part]:
     """
-    Make the parts that keys and the model ask for, in the order in which they are called.
+    Make the parts that keys and the model ask for, and the watch of the signal, in the order in which they are called.
 
     Returns `dict[str, Part]`: By the names that a checkpoint knows them by.
     """
     args = trainer.args
     timer = trainer.meter.timer
     parts: dict[str, Part] = {}
+    parts["signal_watch"] = SignalWatch(args, trainer.accelerator, trainer.reward_weights, trainer.num_generations)
     if plan.frozen_ranks:  # before Elastic Reset, whose average is of the weights as they are put right
         parts["frozen_ranks"] = FrozenRanks(policy, plan.frozen_ranks)
     average = None

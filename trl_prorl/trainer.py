@@ -49,7 +49,6 @@ from .rollout.kept_weights import keep_weights
 from .rollout.model_defaults import plain_generation_config
 from .rollout.outcome import Outcome, Rows, Sampled, count_written_by_others, keep_groups_together, set_advantages
 from .rollout.rewards import check_scored, guard_reward, settle_models
-from .rollout.signal_watch import SignalWatch
 from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts
 from .scoring.references import AdapterReference, AnchorModels, check_trained
@@ -100,6 +99,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         plan.wrap()
         with plan.loading():
             super().__init__(**plan.given)
+        self._check_prompts()
         self._assemble(plan)
 
     def _assemble(self, plan: Plan) -> None:
@@ -107,7 +107,6 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         args = self.args
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
-        self._check_prompts(policy)
         self.acceleration = prepare_policy(self, plan, policy, self._padded_logps)
         self.unused_defaults = describe_unused_defaults(self, policy)
         if self.unused_defaults and self.is_world_process_zero():
@@ -153,7 +152,6 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             "anchors": self.anchors,
             "recorder": self.recorder,
             "guard": self.guard,
-            "signal_watch": SignalWatch(args, accelerator, self.reward_weights, self.num_generations),
             **optional,
             "resets": self.resets,
             "dynamic_sampling": self.dynamic_sampling,
@@ -172,13 +170,14 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         has_more = has_images(self) or self.environment_factories is not None
         return TrainingPrompts(self.train_dataset, has_more)
 
-    def _check_prompts(self, policy: torch.nn.Module) -> None:
+    def _check_prompts(self) -> None:
         """Refuse prompts that cannot be tokenized or do not fit the model, and keep what is asked of a stream's."""
         args = self.args
         self._reserved: dict[str, str] = {}  # names that the columns of a row must not have
         if not args.remove_unused_columns:
             self._reserved = reserved_names(self.reward_funcs, self.environment_factories is not None)
         limit = args.vllm_max_model_length if self.use_vllm else None
+        policy = self.accelerator.unwrap_model(self.model)
         self.context = Context(policy, args.max_completion_length or 0, limit)
         if self.rollout_func is None and not self._is_vlm and not self._multi_environment:
             check_tokens(named_sets(self.train_dataset, self.eval_dataset), self.tokenize_prompts, self.context)

@@ -117,7 +117,7 @@ class HeldOut:
             return None
         try:
             rows = self.task.rows("train", self.config.get("train_rows"), seed=self.name.seed)
-        except ValueError:  # not so many any more
+        except (ValueError, TypeError, KeyError, OSError, NotImplementedError):  # as a user's task refuses
             return None
         return TrainingPrompts(rows).count(row["prompt"] for row in self.rows)
 
