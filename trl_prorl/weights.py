@@ -5,6 +5,7 @@ transformers and PEFT only warn where that is not so: they fill the rest with ra
 """
 
 import functools
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,6 +133,25 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
                     tensor.copy_(held.get_tensor(name))
     except SafetensorError as error:
         raise InputError(f"{file} is cut or corrupt ({error}): take another checkpoint.") from error
+
+
+def check_files(folder: Path) -> None:
+    """
+    Refuse a folder whose files of weights cannot be read, or are not those that its index names.
+
+    Raises:
+        InputError: The line names the file or some of the tensors.
+    """
+    held = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                held |= dict.fromkeys(tensors.keys(), file.name)
+        except SafetensorError as error:
+            raise InputError(f"{file} is cut or corrupt ({error}): save or download it again.") from error
+    for index in folder.glob("*.safetensors.index.json"):
+        named = json.loads(index.read_text())["weight_map"]
+        refuse_keys(index, missing=[name for name in named if held.get(name) != named[name]])
 
 
 def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:

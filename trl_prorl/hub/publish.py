@@ -23,6 +23,7 @@ from ..record.links import check_links
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, read_json, read_yaml
 from ..record.run_id import RUN_ID, is_of_other_run, recorded_run_id, run_id_in
 from ..text import shell_quote
+from ..weights import check_files
 from .card import ADAPTER, CARD_FILE, PASSK_FILE, remove_secrets
 
 
@@ -68,8 +69,8 @@ def files_to_push(
         `dict[str, Path | bytes]`: File or content by its path in the repository.
 
     Raises:
-        `ValueError`: There is no model, or no adapter `ref` although it shall be pushed, or a link leads out of a
-            folder.
+        `ValueError`: There is no model, or it is not whole, or no adapter `ref` although it shall be pushed, or a link
+            leads out of a folder.
     """
     model_dir = Path(model_dir)
     run_dir = Path(run_dir)
@@ -81,6 +82,7 @@ def files_to_push(
             f"'{model_dir}' holds no trained model (no adapter_model.safetensors, no model.safetensors): let the run "
             "finish, or copy a checkpoint's files there."
         )
+    check_files(model_dir)
     if "adapter_config.json" in files:
         files["adapter_config.json"] = _adapter_config(files["adapter_config.json"])
     files |= _matching(model_dir, (*TOKENIZER_FILES, CARD_FILE))
