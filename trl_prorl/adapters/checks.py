@@ -164,7 +164,11 @@ def _factors_by_kind(model: PeftModel, adapter: str, zero: bool) -> dict[str, st
     found = {}
     for name, layer in model.named_modules():
         factors = getattr(layer, "lora_B", {})
-        if adapter in factors and "expert" not in name and bool(factors[adapter].weight.any()) != zero:
+        if adapter not in factors or "expert" in name:
+            continue
+        factor = factors[adapter]
+        weight = getattr(factor, "weight", factor)  # AdaLoRA's is a parameter
+        if bool(weight.any()) != zero:
             found[re.sub(r"\d+", "*", name)] = name
     return found
 
