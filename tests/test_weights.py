@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AdaLoraConfig, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny_run import BEST, LORA, QUESTIONS, load_with_new_adapter, logits, set_evaluations
 from transformers import (
@@ -27,6 +27,7 @@ from trl_prorl.embedded.making import byte_tokenizer
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
 from trl_prorl.hub.publish import files_to_push
+from trl_prorl.weights import whole_weights
 
 
 TEXT = {
@@ -252,6 +253,19 @@ def test_a_reward_model_without_its_head_is_refused(tiny_model, make_trainer):
     """A language model has no score, and transformers would begin one at random."""
     with pytest.raises(InputError, match=r"score\.weight"):
         make_trainer(reward=tiny_model)
+
+
+def test_a_fault_of_another_file_is_not_called_the_models(tiny_model):
+    """A reward model that is nowhere, a full disk: whatever fails while a model in a folder is loaded."""
+    for source in (tiny_model, ""):
+        with pytest.raises(FileNotFoundError), whole_weights(source):
+            open("/no such folder/completions")
+
+
+def test_a_trained_adaptive_adapter_begins_again(tiny_model, make_trainer):
+    keys = {"init_r": 4, "target_r": 2, "tinit": 1, "tfinal": 1, "total_step": 10}
+    config = AdaLoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **keys)
+    make_trainer(model=get_peft_model(load_model(tiny_model), config), lora=False)
 
 
 @pytest.mark.parametrize("stacks", [True, False])

@@ -51,8 +51,9 @@ def whole_weights(source: str | Path = "the model") -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError) as error:
-        if isinstance(error, OSError) and not Path(source).is_dir():
-            raise  # the Hub's
+        names_folder = Path(source).is_dir() and str(source) and str(source) in str(error)
+        if isinstance(error, OSError) and not names_folder:
+            raise  # the Hub's, or of another file
         why = " ".join(str(error).split())
         raise InputError(f"{source} lacks a file, or one is corrupt ({why}): save or download it again.") from error
     finally:

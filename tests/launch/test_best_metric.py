@@ -78,6 +78,12 @@ def test_what_no_evaluation_has_or_what_is_the_wrong_way_round_is_refused_at_the
     assert "\n" not in str(refusal.value)
 
 
+def test_the_reward_of_an_environment_is_known_when_that_is_made(make_trainer):
+    keys = {**UNSET, "metric_for_best_model": "eval_rewards/Game/mean", "greater_is_better": True}
+    with pytest.raises(ValueError, match="neither a local folder"):  # the check of the metric is passed
+        make_trainer(model="no model is loaded", trainer_kwargs={**QUESTIONS, "environment_factory": object}, **keys)
+
+
 def test_an_early_stop_without_evaluations_is_refused(make_trainer):
     with pytest.raises(ValueError, match="eval_strategy='no'"):
         make_trainer(model="no model is loaded", trainer_kwargs={"callbacks": [EarlyStoppingCallback()]})

@@ -50,6 +50,7 @@ from .checks import (
     check_columns,
     check_in_one_place,
     check_metrics,
+    check_pass_at_k,
     check_rows,
     check_trackers,
     choose_best_metric,
@@ -259,7 +260,7 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     check_rows(rows, args.generation_batch_size, args.num_generations)
     if not has_environment:
         _check_reward_functions(args, functions)
-    _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
+    _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"), has_environment)
 
 
 def _check_reward_functions(args: ProRLConfig, functions: list) -> None:
@@ -314,7 +315,7 @@ def _has_own_optimizer(optimizers) -> bool:
     return bool(optimizers) and optimizers[0] is not None
 
 
-def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) -> None:
+def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks, has_environment: bool) -> None:
     if args.guard_gap is not None and find_verifier(functions) is None:
         raise ValueError(
             f"guard_gap={args.guard_gap} needs to know which completions are correct, and no reward function has a "
@@ -331,7 +332,9 @@ def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) 
         if isinstance(callback, ReferenceResetCallback):
             for metric in callback.metrics():
                 metrics[f"the metric of {type(callback).__name__}"] = metric
-    check_metrics(metrics, functions, args.num_generations_eval or args.num_generations, eval_dataset)
+    # The rewards of an environment are known when it is made: of those the first evaluation decides.
+    check = check_pass_at_k if has_environment else check_metrics
+    check(metrics, functions, args.num_generations_eval or args.num_generations, eval_dataset)
 
 
 def _check_optimizer(args: ProRLConfig, optimizers) -> None:

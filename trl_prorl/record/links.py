@@ -1,6 +1,7 @@
 """Symbolic links in the folder of a run or a model: one that leads out of the folder is refused."""
 
 import os
+import re
 from pathlib import Path
 
 from ..errors import InputError
@@ -13,7 +14,8 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
     """
     Refuse a folder with a link that leads out of it: whoever made the link would choose which files of this machine
     are read, overwritten, deleted or uploaded. The folder itself may be a link. A folder of the Hub's cache keeps its
-    links to the blobs of the same repository. Hidden folders are passed over.
+    links to the blobs of the same repository. Hidden folders are passed over, and so is the Python of a virtual
+    environment: `output_dir` may be the folder of a project.
 
     Args:
         folder (`str` or `os.PathLike`): The folder, which need not exist.
@@ -27,7 +29,7 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
     for parent, folders, files in os.walk(root):
         for name in sorted([*folders, *files]):
             link = os.path.join(parent, name)
-            if not os.path.islink(link):
+            if not os.path.islink(link) or _is_interpreter(link):
                 continue
             target = os.path.realpath(link)
             if not Path(target).is_relative_to(root) and os.path.dirname(target) != blobs:
@@ -37,6 +39,13 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
                     f"{target!r}: remove the link, or put a copy in its place"
                 )
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != WANDB)
+
+
+def _is_interpreter(link: str) -> bool:
+    """Return whether a link is the Python of a virtual environment, which a project has in its folder."""
+    path = Path(link)
+    is_python = path.parent.name == "bin" and re.fullmatch(r"python[\d.]*", path.name)
+    return bool(is_python) and (path.parent.parent / "pyvenv.cfg").is_file()
 
 
 def _find_blobs(root: Path) -> str | None:
