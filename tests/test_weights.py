@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import AdaLoraConfig, LoraConfig, PeftModel, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    LoraConfig,
+    PeftModel,
+    PromptTuningConfig,
+    VBLoRAConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from safetensors.torch import load_file, save_file
 from tiny_run import BEST, LORA, QUESTIONS, load_with_new_adapter, logits, set_evaluations
 from transformers import (
@@ -232,6 +240,22 @@ def test_a_model_in_shards_that_is_not_whole_is_one_line(fault, tiny_model, tmp_
             load(tmp_path)
         assert str(tmp_path) in str(refused.value)
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        VeraConfig(r=4, target_modules=["q_proj", "o_proj"], save_projection=False),
+        VBLoRAConfig(r=4, num_vectors=8, vector_length=8, target_modules=["q_proj", "o_proj"]),
+        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+        LoraConfig(target_modules=["q_proj", "embed_tokens"]),
+        LoraConfig(target_modules=["q_proj"], trainable_token_indices=[3, 4]),
+    ],
+    ids=["VeRA", "VB-LoRA", "prompt tuning", "embeddings", "token indices"],
+)
+def test_weights_that_an_adapter_shares_or_does_not_save_are_not_missed(config, tiny_model, tmp_path):
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config).save_pretrained(tmp_path)
+    assert load_model(tiny_model, tmp_path).active_adapters == ["default"]
 
 
 @pytest.mark.parametrize("keys", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}])

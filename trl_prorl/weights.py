@@ -198,6 +198,8 @@ def _insisting_on_adapter(load_adapter):
                 line.strip().split()[3].rstrip(":") for line in str(error).splitlines() if "size mismatch" in line
             ]
             refuse_keys(model_id, mismatched=names, cure=cure)
+        if self.peft_config[adapter_name].is_prompt_learning:  # its one module is loaded strictly
+            return result
         missing = _missing_of_adapter(self, model_id, adapter_name, result.missing_keys)
         refuse_keys(model_id, missing, result.unexpected_keys, cure=cure)
         return result
@@ -208,8 +210,6 @@ def _insisting_on_adapter(load_adapter):
 def _missing_of_adapter(model: PeftModel, folder: str | Path, name: str, reported: list[str]) -> list[str]:
     """Return what an adapter's file lacks, of the keys that PEFT reports and of the biases, of which it does not."""
     config = model.peft_config[name]
-    if config.is_prompt_learning:  # its encoder is loaded strictly
-        return []
     aliases: dict[int, list[str]] = {}
     for key, param in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(param), []).append(key)
