@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from tiny_run import constant
 from training import build
 
 from trl_prorl import Reason, ReferenceResetCallback, Trigger
@@ -80,10 +79,15 @@ def evaluation(model, out, batch):
         seen.append([prompt[-1]["content"] for prompt in prompts])
         return VERDICTS[batch][torch.distributed.get_rank()][len(seen) - 1]
 
-    given = {"reward_funcs": constant(0.5, verifier), "train_dataset": rows, "eval_dataset": rows}
+    def reward(prompts, **columns):
+        return [float(prompt[-1]["content"].removeprefix("say ")) for prompt in prompts]
+
+    reward.verifier = verifier
+    given = {"reward_funcs": reward, "train_dataset": rows, "eval_dataset": rows}
     trainer = small_trainer(model, out, "full", given, per_device_eval_batch_size=batch)
-    measured = {name: value for name, value in trainer.evaluate().items() if "pass@" in name}
-    return trainer, {"measured": measured, "seen": seen}
+    metrics = trainer.evaluate()
+    measured = {name: value for name, value in metrics.items() if "pass@" in name}
+    return trainer, {"measured": measured, "seen": seen, "reward": metrics["eval_reward"]}
 
 
 def end(out, trainer, found):

@@ -85,6 +85,7 @@ def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, bat
         assert len(first) == 3
     for rank in found:
         assert rank["measured"] == {f"eval_pass@{k}": pytest.approx(value) for k, value in expected.items()}
+        assert rank["reward"] == 1.0  # of 0, 1 and 2
 
 
 SOFT = {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.5, "ref_reset_mix": 0.25}

@@ -118,7 +118,7 @@ def test_the_analysis_is_arrays_records_and_tables_in_numbers_out(module):
 # the top of the package may import files on their own floor.
 FLOORS = (
     "announce errors files text interrupt pipes quiet pass_at_k short_names parts descriptor variants environment "
-    "length_rewards choice weights",
+    "length_rewards choice weights weighted_mean",
     "objective resets tasks",
     "embedded scoring keys config refusals upstream_keys upstream_values",
     "guards record",

@@ -1,5 +1,6 @@
 """What a trainer has beside TRL: a policy that is prepared, the identity of the run, the parts that keys ask for."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,9 @@ from .rollout.signal_watch import SignalWatch
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.head import add_frozen_head, cast_head_to_fp32, give_bias
 from .scoring.lean_lora import use_lean_layers
+
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Acceleration:
@@ -84,8 +88,8 @@ def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, obje
     }
 
 
-def describe_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
-    """Write one line of what the model's generation config sets and rollouts do not use; `None` if nothing."""
+def warn_of_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
+    """Log and return one line of what the model's generation config sets and rollouts do not use, if anything."""
     own = getattr(policy, "generation_config", None)
     if own is None:
         return None
@@ -93,7 +97,10 @@ def describe_unused_defaults(trainer, policy: torch.nn.Module) -> str | None:
     if run is None:  # vLLM samples
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         run = GenerationConfig(do_sample=True, **{name: getattr(trainer, name) for name in names})
-    return describe_unused(own, run)
+    unused = describe_unused(own, run)
+    if unused and trainer.is_world_process_zero():
+        logger.warning("%s", unused)
+    return unused
 
 
 def make_dynamic_sampling(trainer) -> DynamicSampling | None:

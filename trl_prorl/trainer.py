@@ -5,7 +5,6 @@ This file holds TRL's overrides in the order of a step. With every ProRL key at 
 everything, and this class only observes. `tests/test_upstream_contract.py` pins the methods of TRL that it knows.
 """
 
-import logging
 import math
 import time
 from contextlib import nullcontext
@@ -21,7 +20,7 @@ from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_ge
 from trl.trainer.utils import split_tensor_dict
 
 from .adapters.begun import AdapterAsBegun
-from .assembly import describe_unused_defaults, make_dynamic_sampling, optional_parts, prepare_policy, run_identity
+from .assembly import make_dynamic_sampling, optional_parts, prepare_policy, run_identity, warn_of_unused_defaults
 from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
@@ -38,12 +37,14 @@ from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
 from .objective.masks import completion_mask, zero_masked
 from .objective.penalties import Anchors, Penalty
 from .parts import MicroBatch, Parts
+from .record.means import Means
 from .record.meter import Meter
-from .record.recorder import LOGGED, OF_TRL, Recorder
+from .record.recorder import LOGGED, OF_TRL, OF_TRLS_REWARDS, Recorder
 from .record.stage_timer import StageTimer
 from .record.terminal import Terminal, write_event_line
 from .resets.callbacks import ReferenceResetCallback, configured_callback
 from .resets.controller import Reason, Resets
+from .rollout.evaluation_rows import TOKEN_LOSSES, EvaluationRows, count_rows
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import keep_weights
 from .rollout.model_defaults import plain_generation_config
@@ -53,9 +54,6 @@ from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts
 from .scoring.references import AdapterReference, AnchorModels, check_trained
 from .scoring.scorer import PolicyPass, Scorer
-
-
-logger = logging.getLogger(__name__)
 
 
 class ProRLTrainer(CheckpointMixin, GRPOTrainer):
@@ -108,9 +106,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
         self.acceleration = prepare_policy(self, plan, policy, self._padded_logps)
-        self.unused_defaults = describe_unused_defaults(self, policy)
-        if self.unused_defaults and self.is_world_process_zero():
-            logger.warning("%s", self.unused_defaults)
+        self.unused_defaults = warn_of_unused_defaults(self, policy)
         self._identity = run_identity(self, plan, policy)
         self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
@@ -134,6 +130,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             args, self.meter, self.anchors, self.acceleration.packs, not self._is_vlm, accelerator.autocast
         )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
+        self.means = Means(args, self._metrics, self.meter)
+        self.evaluated = EvaluationRows()
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets, self.callback_handler)
@@ -151,6 +149,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         parts = {
             "anchors": self.anchors,
             "recorder": self.recorder,
+            "means": self.means,
             "guard": self.guard,
             **optional,
             "resets": self.resets,
@@ -277,9 +276,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         which = "train_dataset" if self.model.training else "eval_dataset"
         check_batch(inputs, which, self._reserved, needs_prompts=self.environment_factories is None)
         if not self.model.training:
-            batch = super()._generate_and_score_completions(inputs)
-            self._leave_out_group_metric("eval")
-            return batch
+            return self._sample_evaluated(inputs)
         step = self.state.global_step
         for part in self.parts.values():
             event = part.boundary(step)
@@ -306,9 +303,33 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         trl_metrics = self._metrics["train"]
         measured = {name: trl_metrics[trl_name][-1] for name, trl_name in OF_TRL.items() if trl_name in trl_metrics}
         measured.update(outcome.measured)
+        of_rewards = [name for name in trl_metrics if name.startswith(OF_TRLS_REWARDS)]
+        measured.update({name: trl_metrics[name][-1] for name in of_rewards})
         tokens = int(self.accelerator.gather(outcome.tokens).sum())
+        self.recorder.rewarded(outcome.counts, outcome.seconds)
         for part in self.parts.values():
             part.batch(batch, measured, tokens)
+        return batch
+
+    def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
+        """Sample a batch of an evaluation by TRL's method, and keep its rows."""
+        before = self.means.lengths("eval")
+        rows = Rows(inputs)
+        batch = super()._generate_and_score_completions(rows)
+        outcome = rows.outcome
+        self.means.add_batch("eval", before, outcome.counts, len(outcome.rewards))
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        lengths = [len(ids) for ids in outcome.ids]
+        if "tool_mask" in batch:  # a tool's tokens do not count
+            masks = batch["tool_mask"].tolist()
+            lengths = [sum(mask[:length]) for mask, length in zip(masks, lengths, strict=True)]
+        cut = [not ids or ids[-1] not in ends for ids in outcome.ids]
+        device = batch["completion_ids"].device
+        self.evaluated.add(
+            rewards=outcome.rewards,
+            lengths=self.accelerator.gather(torch.tensor(lengths, device=device)),
+            cut=self.accelerator.gather(torch.tensor(cut, device=device)),
+        )
         return batch
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
@@ -349,21 +370,23 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         Sample by TRL's method. Returns its batch, and the outcome of the sampling. TRL's metrics leave out what is
         sampled `again`: the groups of further rounds of dynamic sampling are selected.
         """
-        lengths = {name: len(values) for name, values in self._metrics["train"].items()}
+        lengths = self.means.lengths("train")
         rows = Rows(inputs)
         with self.guard.sampling(rows, self.state.global_step + 1), self.scorer.sampling():
             batch = super()._generate_and_score_completions(rows)
-        self._leave_out_group_metric("train")
-        rows.outcome.tokens -= count_written_by_others(batch)
+        outcome = rows.outcome
+        outcome.tokens -= count_written_by_others(batch)
         if again:
             for name, values in self._metrics["train"].items():
                 del values[lengths.get(name, 0) :]
-        return batch, rows.outcome
-
-    def _leave_out_group_metric(self, mode: str) -> None:
-        """Take out of TRL's metrics what is measured within the groups of a training that has none."""
-        if self.num_generations == 1:
-            self._metrics[mode].pop("frac_reward_zero_std", None)
+            return batch, outcome
+        constant = outcome.constant_groups(self.reward_weights, self.multi_objective_aggregation)
+        if constant is None:
+            self._metrics["train"].pop("frac_reward_zero_std", None)
+        else:
+            self._metrics["train"]["frac_reward_zero_std"][-1] = constant
+        self.means.add_batch("train", lengths, outcome.counts, len(outcome.rewards))
+        return batch, outcome
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         began = time.perf_counter()
@@ -374,9 +397,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         correct = self.verdicts.judge(inputs, prompts, completions)
         size = self.num_generations if self.model.training else self.num_generations_eval
         outcome = Outcome.of(rewards, size, inputs, completions, completion_ids_list, correct, seconds)
-        if self.model.training:
-            inputs.outcome = outcome
-        else:
+        outcome.count_scored(self.reward_func_names)
+        inputs.outcome = outcome
+        if not self.model.training:
             self.verdicts.add(correct, outcome.tasks)
         return rewards
 
@@ -450,7 +473,21 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
                     part.micro_batch(micro_batch)
+        else:
+            self._keep_evaluated(inputs, policy_pass, loss)
         return loss
+
+    def _keep_evaluated(self, inputs, policy_pass: PolicyPass, loss: torch.Tensor) -> None:
+        """Keep what the loss of a batch of an evaluation measured, and of how many tokens."""
+        mask = completion_mask(inputs)
+        gather = self.accelerator.gather
+        of_rows = gather(mask.sum(dim=1))
+        entropies = zero_masked(policy_pass.entropies, mask.bool()).sum(dim=1)
+        self.evaluated.add(tokens=of_rows, entropies=gather(entropies))
+        tokens = of_rows.sum().item()
+        self.means.add_evaluated(tokens)
+        weight = tokens if self.loss_type in TOKEN_LOSSES else len(of_rows)
+        self.evaluated.add_loss(gather(loss.detach()).mean().item(), weight)
 
     def _complete_anchors(self, inputs) -> None:
         """Score the reference where every pass does so, and set the anchors to 0 at tokens that do not count."""
@@ -501,10 +538,16 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         Log TRL's metric `kl`, which its loss leaves out when its KL term is off, one for each other anchor, and the
         share of the KL in `policy_loss`, which TRL logs beside an entropy bonus.
         """
-        logged = self._metrics["train" if self.model.training else "eval"]
-        means = self.anchors.means(penalty.by_anchor, completion_mask(inputs), self.recorder.total)
-        for metric, mean in means.items():
-            logged[metric].append(mean if self.model.training else mean.item())  # a step reads all of its own at once
+        mode = "train" if self.model.training else "eval"
+        logged = self._metrics[mode]
+        mask = completion_mask(inputs)
+        if self.args.drop_zero_rows:  # which have no penalty
+            mask = mask * (inputs["advantages"].unsqueeze(1) != 0.0)
+        means = self.anchors.means(penalty.by_anchor, mask, self.recorder.total)
+        for metric, (mean, tokens) in means.items():
+            training = self.model.training  # a step reads all of its own at once
+            logged[metric].append(mean if training else mean.item())
+            self.means.add(mode, metric, tokens if training else tokens.item())
         if self._entropy_bonus_enabled:
             share = self.aggregation.logged(penalty.loss.detach(), accumulation)
             logged["policy_loss"][-1] += self.accelerator.gather(share).nanmean().item()
@@ -550,7 +593,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _end_step(self, step: int) -> None:
         for part in self.parts.values():
             part.update(step, self.model)
-        self._read_penalties()
+        self.means.read()
         row = self.recorder.finish_step(step, self.guard.skips)
         for part in self.parts.values():
             event = part.row(step, row)
@@ -562,14 +605,6 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             if name in row:
                 self._metrics["train"][f"prorl/{name}"].append(row[name])
 
-    def _read_penalties(self) -> None:
-        """Read the means that the micro-batches of a step have left on the device, among TRL's metrics."""
-        for anchor in self.anchors:
-            values = self._metrics["train"].get(anchor.metric, [])
-            unread = [value for value in values if torch.is_tensor(value)]
-            if unread:
-                values[-len(unread) :] = torch.stack(unread).tolist()
-
     def _event(self, event: dict) -> None:
         for part in self.parts.values():
             part.event(event)
@@ -580,6 +615,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     # ---------------------------------------------------------------------------------- beside the steps
 
     def log(self, logs, start_time=None):
+        self.means.combine("train" if self.model.training else "eval")
         number = self.num_completions_to_print
         if self.state.log_history and self.state.log_history[-1]["step"] == self.state.global_step:
             self.num_completions_to_print = 0  # the last log, of the whole training: that table was printed
@@ -604,11 +640,22 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         self.verdicts.begin()
+        self.evaluated.begin()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
         share = self.share_in_training(dataloader.dataset)
         if share:
             output.metrics[f"{metric_key_prefix}_in_training"] = share
+        loss = self.evaluated.loss()
+        if loss is not None:
+            output.metrics[f"{metric_key_prefix}_loss"] = loss
+        n = self.num_generations_eval
+        end = count_rows(dataloader.dataset, n)
+        names = self.reward_func_names
+        aggregation = self.multi_objective_aggregation
+        measured = self.evaluated.metrics(end, names, self.reward_weights, n, aggregation)
+        self._metrics["eval"].pop("frac_reward_zero_std", None)  # of one completion there is none
+        self._metrics["eval"].update({name: [value] for name, value in measured.items()})
         return output
 
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):

@@ -123,6 +123,7 @@ def test_a_setting_that_is_not_refused_is_not_shown_as_one(monkeypatch):
 
 
 def general(key):
+    key = re.sub(r"^rewards/.*/", "rewards/NAME/", key)
     return re.sub(r"^(reward|pass_rate)/.*", r"\1/TASK", key)
 
 

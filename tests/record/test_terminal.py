@@ -152,6 +152,10 @@ def test_all_metrics_stay_in_the_log_history(run):
         ({f"m{i}": i for i in range(99)}, "step 3: " + "  ".join(f"m{i} {i}" for i in range(12))),
         ({"train_runtime": 12.3456, "train_loss": 1.0}, "trained to step 3 in 12.35 s"),
         ({"reward": None, "loss": float("nan")}, "step 3: reward None  loss nan"),
+        ({"reward": 1.0, "rewards/a/mean": 1.0, "completions/clipped_ratio": 0.25},
+         "step 3: reward 1  clipped_ratio 0.25"),
+        ({"reward": 1.0, "rewards/a/mean": 0.75, "rewards/b/mean": 0.25, "rewards/b/std": 0.0},
+         "step 3: reward 1  rewards/a 0.75  rewards/b 0.25"),
     ],
 )  # fmt: skip
 def test_a_log_is_a_line(logs, line):

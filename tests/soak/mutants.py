@@ -6,6 +6,7 @@ from trl_prorl.checkpoint import files as checkpoint
 from trl_prorl.checkpoint import mixin
 from trl_prorl.record import recorder
 from trl_prorl.record.folders import RunFolders
+from trl_prorl.record.means import Means
 from trl_prorl.resets.controller import Resets
 from trl_prorl.rollout.signal_watch import SignalWatch
 from trl_prorl.scoring.references import SnapshotReference
@@ -96,5 +97,10 @@ def signal():
     SignalWatch.load_state_dict = lambda self, state, changed: None
 
 
-OF = (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future, growth, signal)
+def means():
+    """What the values of the next log are means of is forgotten."""
+    Means.load_state_dict = lambda self, state, changed: None
+
+
+OF = (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future, growth, signal, means)
 MUTANTS = {defect.__name__: defect for defect in OF}

@@ -95,7 +95,8 @@ def test_a_sound_product_passes_and_every_stage_is_hit(forks, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_defect_is_found(forks, tmp_path, mutant):
-    case = {"reference": "A, full", "rewarmup": "C by a KL spike, hard", "growth": "A, growth"}.get(mutant, "B")
+    cases = {"reference": "A, full", "rewarmup": "C by a KL spike, hard", "growth": "A, growth", "means": "B, full"}
+    case = cases.get(mutant, "B")
     # In most trials of another seed no run that has gone back is killed before it saves again.
     seed = {"future": "390"}.get(mutant, "3")
     arguments = ["--seed", seed, "--mutant", mutant, "--case", case, "--processes", "1", "--minutes", "0", "--first"]

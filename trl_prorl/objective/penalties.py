@@ -165,10 +165,10 @@ class Anchors(Part):
 
     def means(
         self, penalties: Mapping[str, torch.Tensor], mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """
-        Average every penalty over the tokens of all processes, over which `total` sums. Returns the means by the
-        anchor's metric, scalars on the device.
+        Average every penalty over the tokens of all processes, over which `total` sums. Returns the means and their
+        tokens by the anchor's metric, scalars on the device.
         """
         means = {}
         for name, penalty in penalties.items():
@@ -176,7 +176,7 @@ class Anchors(Part):
             tokens_here = mask.sum().float()
             penalty_sum, tokens = total(torch.stack([penalty_here, tokens_here]))
             metric = self[name].metric
-            means[metric] = penalty_sum / tokens.clamp(min=1.0)
+            means[metric] = (penalty_sum / tokens.clamp(min=1.0), tokens)
         return means
 
     def row(self, step: int, row: Mapping[str, float]) -> None:

@@ -47,6 +47,8 @@ METRICS = {
     "reward": RecordKey("reward", "mean over the step's generation batch of the weighted sum of all functions"),
     "reward_std": RecordKey("reward", "its standard deviation, as TRL logs it"),
     "frac_reward_zero_std": RecordKey("share", "of prompts whose completions all got one reward: they teach nothing"),
+    "rewards/NAME/mean": RecordKey("reward", "mean of one reward function, over the rows that it gave a reward"),
+    "rewards/NAME/std": RecordKey("reward", "its standard deviation"),
     "reward/TASK": RecordKey(
         "reward", "mean of the first function that scores a task, over its rows", "a column `task`"
     ),
@@ -93,6 +95,7 @@ METRICS = {
     "positions_per_second": RecordKey("positions / s", "`tokens_processed_policy` by `time_step`"),
     "time_step": RecordKey(SECONDS, "the whole step; a second of it belongs to one stage only"),
     "time_rollout": RecordKey(SECONDS, "generation and rewards"),
+    "time_reward": RecordKey(SECONDS, "the reward functions alone, a part of `time_rollout`"),
     **{f"time_{anchor.name}": RecordKey(SECONDS, f"scoring by {anchor.words}") for anchor in ANCHORS},
     "time_reset": RecordKey(SECONDS, "resets, and growth of the adapters"),
     "time_update": RecordKey(SECONDS, "forward and backward, optimizer, data"),

@@ -12,6 +12,7 @@ import torch
 
 from ..objective.anchors import ANCHORS
 from ..objective.masks import zero_masked
+from ..weighted_mean import weighted_mean
 from .gpu_usage import Utilization, measure_gpu
 from .stage_timer import StageTimer
 
@@ -42,12 +43,15 @@ class Meter:
         self.device = device
         self._began: float | None = None
         self._utilization: Utilization | None = None
+        # Of the last step: tokens in the loss of each micro-batch, and those that each mean is of.
+        self.micro_batch_tokens: list[float] = []
+        self.tokens_of_means: dict[str, float] = {}
         self._clear()
 
     def _clear(self) -> None:
         self.calls: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
-        self._averages: dict[str, list[float]] = defaultdict(list)
+        self._averages: dict[tuple[str, bool], list[float]] = defaultdict(list)
         # Scalars on the device by what they are and their name, one for each micro-batch; the host reads them at the
         # end of the step.
         self._scalars: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
@@ -101,9 +105,9 @@ class Meter:
         """Add a scalar to a sum over the micro-batches of the step."""
         self._scalars[TOTAL, name].append(value.detach())
 
-    def add_average(self, name: str, value: float) -> None:
-        """Add to a plain average over the micro-batches of the step."""
-        self._averages[name].append(value)
+    def add_average(self, name: str, value: float, of_tokens: bool = False) -> None:
+        """Add a micro-batch's mean over its completions, or over the tokens in its loss."""
+        self._averages[name, of_tokens].append(value)
 
     def add_count(self, name: str, count: torch.Tensor) -> None:
         """Add to a count over micro-batches and processes."""
@@ -117,22 +121,29 @@ class Meter:
         """Return the names of the scalars that are of this kind, in the order in which they came first."""
         return [name for of, name in self._scalars if of == kind]
 
-    def _add_up(self) -> dict[tuple[str, str], float]:
-        """Read the scalars, all at once, and add them up over the micro-batches, in double precision."""
+    def _add_up(self) -> tuple[dict[tuple[str, str], float], list[float]]:
+        """
+        Read the scalars, all at once, and add them up over the micro-batches, in double precision. Also returns the
+        tokens in the loss of each micro-batch.
+        """
         keys = [key for key, scalars in self._scalars.items() for _ in scalars]
         numbers = read_scalars([scalar for scalars in self._scalars.values() for scalar in scalars])
         sums = dict.fromkeys(self._scalars, 0.0)
         for key, number in zip(keys, numbers, strict=True):
             sums[key] += number
-        return sums
+        tokens = [number for key, number in zip(keys, numbers, strict=True) if key == (COUNT, IN_LOSS)]
+        return sums, tokens
 
     def _add_processes(
-        self, sums: Mapping[tuple[str, str], float], reduce: Callable[[torch.Tensor], torch.Tensor]
-    ) -> dict[tuple[str, str], float]:
-        """Add sums over processes."""
-        here = torch.tensor(list(sums.values()), dtype=torch.float64, device=self.device)
+        self,
+        sums: Mapping[tuple[str, str], float],
+        tokens: Sequence[float],
+        reduce: Callable[[torch.Tensor], torch.Tensor],
+    ) -> tuple[dict[tuple[str, str], float], list[float]]:
+        """Add sums, and the tokens of each micro-batch, over processes."""
+        here = torch.tensor([*sums.values(), *tokens], dtype=torch.float64, device=self.device)
         everywhere = reduce(here).tolist()
-        return dict(zip(sums, everywhere, strict=True))
+        return dict(zip(sums, everywhere[: len(sums)], strict=True)), everywhere[len(sums) :]
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
@@ -145,22 +156,25 @@ class Meter:
             processes (`int`): Their number.
         """
         self.timer.leave()
-        sums = self._add_up()
+        sums, tokens = self._add_up()
         for kind in self.KINDS:
             sums[COUNT, f"{kind}_forward_calls"] = self.calls[kind]
             sums[COUNT, f"tokens_processed_{kind}"] = self.tokens[kind]
         if processes > 1:
-            sums = self._add_processes(sums, reduce)
+            sums, tokens = self._add_processes(sums, tokens, reduce)
+        self.micro_batch_tokens = tokens
+        self.tokens_of_means = {name: sums[TOKENS, name] for name in self._names(SUM)}
         seconds = time.perf_counter() - self._began
         self._began = None
 
         row: dict[str, float] = {}
         for name in self._names(SUM):
-            tokens = sums[TOKENS, name]
-            if tokens:
-                row[name] = sums[SUM, name] / tokens
-        for name, values in self._averages.items():
-            row[name] = sum(values) / len(values)
+            if self.tokens_of_means[name]:
+                row[name] = sums[SUM, name] / self.tokens_of_means[name]
+        for (name, of_tokens), values in self._averages.items():
+            mean = weighted_mean(values, tokens if of_tokens else [1.0] * len(values))
+            if mean is not None:
+                row[name] = mean
         for name in self._names(TOTAL):
             row[name] = sums[TOTAL, name] / processes
         for kind, name in sums:

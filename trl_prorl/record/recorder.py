@@ -16,6 +16,7 @@ from ..objective.anchors import ANCHORS, OldPolicyAnchor, ReferenceAnchor
 from ..objective.masks import completion_mask
 from ..objective.penalties import Anchors
 from ..parts import MicroBatch, Part
+from ..weighted_mean import weighted_mean
 from .json_lines import JsonLines
 from .meter import Meter
 from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, RESET
@@ -31,6 +32,7 @@ OF_TRL = {
     "truncated_fraction": "completions/clipped_ratio",
 }
 OF_TRLS_LOSS = {"clip_region_mean": "clip_ratio/region_mean"}  # of a micro-batch
+OF_TRLS_REWARDS = "rewards/"  # the mean and the standard deviation of each function have these names in both
 # The keys of a row that the trainer's own log shows, under `prorl/`.
 KLS = tuple(anchor.kl_key for anchor in ANCHORS)
 LOGGED = ("gold", *KLS, "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
@@ -65,18 +67,27 @@ class Recorder(Part):
     def begin(self) -> None:
         self.kl_ref: float | None = None  # of the last finished step
         self._generation_row: dict[str, list[float]] = {}
+        self._generation_counts: dict[str, list[int]] = {}  # of how many rows each of these is
         self._tokens_generated: int | None = None
+        self._counts: Mapping[str, int] = {}
+        self._seconds_rewarded = 0.0
         self._of_update: dict[str, float] = {}  # of the newest update: its learning rate, the norm of its gradients
         self._seconds_evaluated = 0.0  # before the first step
         self.seconds_loaded: float | None = None  # of a resume, until its first step
         self.meter.abandon_step()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_ref": self.kl_ref, "generation_row": self._generation_row}
+        return {
+            "kl_ref": self.kl_ref,
+            "generation_row": self._generation_row,
+            "generation_counts": self._generation_counts,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.kl_ref = state["kl_ref"]
         self._generation_row = state["generation_row"]
+        equal = {name: [1] * len(values) for name, values in self._generation_row.items()}
+        self._generation_counts = state.get("generation_counts", equal)  # a checkpoint of an earlier version has none
 
     # Files, on the main process alone.
 
@@ -139,6 +150,17 @@ class Recorder(Part):
         if self.metrics is None or not self.metrics.change_last(charged):
             self._seconds_evaluated += seconds
 
+    def rewarded(self, counts: Mapping[str, int], seconds: float) -> None:
+        """
+        Take note of a generation batch that is about to be recorded.
+
+        Args:
+            counts (`Mapping[str, int]`): The rows that an entry is a mean of, where those are not all.
+            seconds (`float`): The reward functions took so long.
+        """
+        self._counts = counts
+        self._seconds_rewarded += seconds
+
     # A step, from its generation to its row.
 
     def batch(self, batch: Mapping[str, torch.Tensor], measured: Mapping[str, float], tokens: int) -> None:
@@ -147,9 +169,11 @@ class Recorder(Part):
         values = {"advantage_mean": mean, "advantage_std": deviation, **measured}
         if self._tokens_generated is None:  # the first generation of this step
             self._generation_row = {}
+            self._generation_counts = {}
             self._tokens_generated = 0
         for name, value in values.items():
             self._generation_row.setdefault(name, []).append(value)
+            self._generation_counts.setdefault(name, []).append(self._counts.get(name, len(advantages)))
         self._tokens_generated += tokens
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
@@ -171,7 +195,8 @@ class Recorder(Part):
         kls = {}
         for name, theirs in OF_TRLS_LOSS.items():
             if theirs in micro_batch.trl_metrics:
-                meter.add_average(name, micro_batch.trl_metrics[theirs])
+                of_tokens = self.args.importance_sampling_level == "token"
+                meter.add_average(name, micro_batch.trl_metrics[theirs], of_tokens)
         for anchor in self.anchors:
             anchor_logps = batch.get(anchor.column)
             if anchor_logps is not None:
@@ -212,13 +237,15 @@ class Recorder(Part):
         """
         row = {"step": step}
         for name, values in self._generation_row.items():
-            row[name] = sum(values) / len(values)
+            row[name] = weighted_mean(values, self._generation_counts[name])
         row.update(self.meter.end_step(self.total, self.accelerator.num_processes))
         active = self.anchors.active
         row["beta"] = active.coefficient if active else 0.0
         row.update(self._of_update)
         row["tokens_generated"] = self._tokens_generated or 0
         self._tokens_generated = None
+        row["time_reward"] = self._seconds_rewarded
+        self._seconds_rewarded = 0.0
         row["time_eval"] = self._seconds_evaluated
         self._seconds_evaluated = 0.0
         row["time_load"] = self.seconds_loaded

@@ -29,6 +29,7 @@ IN_A_LINE = [
     "grad_norm",
     "learning_rate",
     "completions/mean_length",
+    "completions/clipped_ratio",
     "frac_reward_zero_std",
 ]
 OF_AN_EVALUATION = ("_reward", "_in_training")
@@ -43,6 +44,9 @@ def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> s
     if "train_runtime" in logs:
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"
     names = [key for key in IN_A_LINE if key in logs and (has_kl or key not in KLS)]
+    each = [key for key in logs if key.startswith("rewards/") and key.endswith("/mean")]
+    if len(each) > 1 and names:  # that of one alone is `reward`
+        names += each
     if not names:
         names = [key for key in logs if key.startswith("eval_") and key.endswith(OF_AN_EVALUATION) or "_pass@" in key]
     if not names:
@@ -50,7 +54,7 @@ def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> s
     values = []
     for name in names:
         value = logs[name]
-        label = name.rpartition("/")[2] if name in IN_A_LINE else name
+        label = name.rpartition("/")[2] if name in IN_A_LINE else name.removesuffix("/mean")
         values.append(f"{label} {value:.4g}" if isinstance(value, float) else f"{label} {value}")
     return f"step {step}: " + "  ".join(values)
 

@@ -207,6 +207,7 @@ class DynamicSampling(Part):
         process = self.accelerator.process_index
         batch, first = draw(examples)
         tokens = first.tokens
+        seconds = first.seconds
         rounds = list(first.rounds)
         rewards = select_own_rows(first.rewards, process, len(examples))
         replaced = 0
@@ -227,6 +228,7 @@ class DynamicSampling(Part):
             others, outcome = draw(rows, again=True)
             generated += number
             tokens = tokens + outcome.tokens
+            seconds += outcome.seconds
             rounds += outcome.rounds
             their_rewards = select_own_rows(outcome.rewards, process, number * size)
             decided = (~self._undecided(their_rewards)).nonzero().squeeze(1).tolist()
@@ -244,6 +246,8 @@ class DynamicSampling(Part):
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
         outcome = Outcome(self.accelerator.gather(rewards), size, tokens, first.tasks, first.interrupted, rounds)
         outcome.measured = {**first.measured, **measured}
+        outcome.counts = first.counts
+        outcome.seconds = seconds
         return batch, outcome
 
     def _undecided(self, rewards: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ where they are not TRL's: another estimator, rows to leave out, rewards without 
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ class Outcome:
         ids (`list[list[int]]`): Their tokens.
         seconds (`float`): How long all reward functions took.
         measured (`dict[str, float]`): Its entries of the record.
+        counts (`dict[str, int]`): The rows that an entry is a mean of, where those are not all.
     """
 
     rewards: torch.Tensor
@@ -52,6 +53,7 @@ class Outcome:
     ids: list[list[int]] = field(default_factory=list)
     seconds: float = 0.0
     measured: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -109,11 +111,32 @@ class Outcome:
             if len(rewards):  # the first reward function may belong to another task
                 values[f"reward/{task}"] = rewards.mean().item()
                 values[f"pass_rate/{task}"] = (rewards >= 1.0).float().mean().item()
+                self.counts[f"reward/{task}"] = len(rewards)
+                self.counts[f"pass_rate/{task}"] = len(rewards)
         if self.correct:
             values["gold"] = sum(self.correct) / len(self.correct)
         if self.interrupted:
             values["interrupted_fraction"] = sum(self.interrupted) / len(self.interrupted)
         return values
+
+    def constant_groups(self, weights: torch.Tensor, aggregation: str) -> float | None:
+        """
+        Return the share of groups whose rewards are all equal, `None` where a group is one completion. TRL's own
+        compares standard deviations of the batch, unless `scale_rewards` is `"group"` or `"none"`.
+        """
+        if self.group_size == 1:
+            return None
+        groups = groups_without_signal(self.rewards, self.group_size, weights, aggregation)
+        return groups.float().mean().item()
+
+    def count_scored(self, names: Sequence[str]) -> None:
+        """Count the rows that have a reward, and those that each of the functions gave one."""
+        missing = self.rewards.isnan()
+        every, *each = torch.cat([missing.all(dim=1, keepdim=True), missing], dim=1).sum(dim=0).tolist()
+        total = len(self.rewards)
+        self.counts["reward"] = self.counts["reward_std"] = total - every
+        for name, number in zip(names, each, strict=True):
+            self.counts[f"rewards/{name}/mean"] = self.counts[f"rewards/{name}/std"] = total - number
 
     def rows(self, process: int, count: int) -> dict[str, torch.Tensor]:
         """

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from accelerate.utils import gather_object
-from transformers.trainer_utils import has_length
 
 from ..errors import RewardError
 from ..pass_at_k import pass_at_k
+from .evaluation_rows import count_rows
 from .rewards import guard_reward
 
 
@@ -116,9 +116,8 @@ class Verdicts:
         """
         Compute the [`measure_pass_at_k`] of an evaluation set, by names that begin with `prefix`.
 
-        With several processes the last batch is filled with prompts from its beginning, which must not count twice; a
-        set without a length is taken as it came.
+        A set without a length is taken as it came.
         """
-        end = len(rows) * self.n if has_length(rows) else None
+        end = count_rows(rows, self.n)
         measured = measure_pass_at_k(self._correct[:end], self._tasks[:end], self.n)
         return {f"{prefix}_{name}": value for name, value in measured.items()}

@@ -1,0 +1,199 @@
+"""Every mean that is logged or recorded, against the rows and tokens by hand."""
+
+import statistics
+
+import pytest
+import torch
+from datasets import Dataset
+from run_record import read_rows, without_times
+
+from trl_prorl.parts import Part
+
+
+# Four micro-batches a step, of unequal numbers of tokens; some have none, because all their completions are truncated.
+UNEQUAL = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "num_generations": 2,
+    "mask_truncated_completions": True,
+    "max_completion_length": 12,
+    "temperature": 1.3,
+    "logging_steps": 2,
+    "generation_kwargs": {"sequence_bias": [[[4], 3.0]]},  # a completion ends at any length
+}
+EPSILON = 1e-3
+
+
+class Watch(Part):
+    """Add up what the micro-batches and the batches of each step hold."""
+
+    def __init__(self):
+        self.steps = [{}]
+        self.tokens = []
+
+    def micro_batch(self, micro_batch):
+        batch = micro_batch.batch
+        mask = batch["completion_mask"].double()
+        self.tokens.append(int(mask.sum()))
+        old = batch.get("old_per_token_logps", micro_batch.logps)
+        ratio = (micro_batch.logps - old).exp()
+        advantages = batch["advantages"].unsqueeze(1)
+        clipped = ((ratio > 1 + EPSILON) & (advantages > 0)) | ((ratio < 1 - EPSILON) & (advantages < 0))
+        values = {"tokens": torch.ones_like(mask), "clipped": clipped.double()}
+        if "ref_per_token_logps" in batch:
+            gap = batch["ref_per_token_logps"] - micro_batch.logps
+            values["kl"] = (gap.exp() - gap - 1) * ratio
+        computed = mask if micro_batch.rows is None else torch.zeros_like(mask)
+        if micro_batch.rows is not None:
+            computed[micro_batch.rows] = mask[micro_batch.rows]
+        values["computed"] = computed
+        values["entropy"] = micro_batch.entropies * computed
+        for name, value in values.items():
+            self.steps[-1][name] = self.steps[-1].get(name, 0.0) + float((value * mask).sum())
+
+    def row(self, step, row):
+        self.steps.append({})
+
+    def means(self, *steps):
+        totals = {name: sum(self.steps[step][name] for step in steps) for name in self.steps[steps[0]]}
+        means = {name: total / totals["tokens"] for name, total in totals.items()}
+        return {**means, "entropy": totals["entropy"] / totals["computed"]}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"beta": 0.1},
+        {"beta": 0.1, "ref_reset_every": 1, "kl_estimator": "k3"},
+        {"fast": True, "skip_zero_rows": True},
+    ],
+    ids=["TRL's loss", "A", "fast"],
+)
+def test_means_over_tokens(make_trainer, keys):
+    trainer = make_trainer(epsilon=EPSILON, **UNEQUAL, **keys)
+    watch = Watch()
+    trainer.parts["watch"] = watch
+    trainer.train()
+    assert 0 in watch.tokens and len(set(watch.tokens)) > 4
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    for number, entry in enumerate(logs):
+        by_hand = watch.means(2 * number, 2 * number + 1)
+        assert entry["entropy"] == pytest.approx(by_hand["entropy"], rel=1e-5)
+        assert entry["clip_ratio/region_mean"] == pytest.approx(by_hand["clipped"], rel=1e-5)
+        if "kl" in by_hand:
+            assert entry["kl"] == pytest.approx(by_hand["kl"], rel=1e-4)
+    for number, row in enumerate(read_rows(trainer)):
+        assert row["clip_region_mean"] == pytest.approx(watch.means(number)["clipped"], rel=1e-5)
+    assert any(entry["clip_ratio/region_mean"] > 0 for entry in logs)
+
+
+def letters(seen):
+    """Make two rewards that keep what they are called with; the second is silent about every third completion."""
+
+    def length(completions, completion_ids, **columns):
+        seen.append({"ids": completion_ids, "length": [len(ids) / 2 for ids in completion_ids]})
+        return seen[-1]["length"]
+
+    def sometimes(completions, **columns):
+        values = [len(text[0]["content"]) if place % 3 else None for place, text in enumerate(completions)]
+        seen[-1]["sometimes"] = values
+        return values
+
+    return [length, sometimes]
+
+
+def test_an_evaluation_is_a_mean_over_its_rows(make_trainer):
+    """Five prompts of two completions, in batches of four rows: the last has two."""
+    seen = []
+    prompts = [[{"role": "user", "content": f"say {number}"}] for number in range(5)]
+    keys = UNEQUAL | {"mask_truncated_completions": False, "per_device_eval_batch_size": 4, "beta": 0.1}
+    trainer = make_trainer(
+        reward=letters(seen), trainer_kwargs={"eval_dataset": Dataset.from_dict({"prompt": prompts})}, **keys
+    )
+    losses = []
+    compute_loss = trainer.compute_loss
+
+    def kept(model, inputs, *args, **kwargs):
+        loss = compute_loss(model, inputs, *args, **kwargs)
+        losses.append((float(loss), int(inputs["completion_mask"].sum())))
+        return loss
+
+    trainer.compute_loss = kept
+    metrics = trainer.evaluate()
+    assert [len(batch["ids"]) for batch in seen] == [4, 4, 2]
+    ids, lengths, others = ([row for batch in seen for row in batch[key]] for key in ("ids", "length", "sometimes"))
+    scored = [value for value in others if value is not None]
+    totals = [length + (other or 0) for length, other in zip(lengths, others, strict=True)]
+    ended = [len(tokens) for tokens in ids if tokens[-1] == 4]
+    assert 0 < len(ended) < 10
+    pairs = [totals[place : place + 2] for place in range(0, 10, 2)]
+    by_hand = {
+        "reward": statistics.mean(totals),
+        "reward_std": statistics.stdev(totals),
+        "rewards/length/mean": statistics.mean(lengths),
+        "rewards/sometimes/mean": statistics.mean(scored),
+        "rewards/sometimes/std": statistics.stdev(scored),
+        "frac_reward_zero_std": statistics.mean(one == other for one, other in pairs),
+        "completions/mean_length": statistics.mean(map(len, ids)),
+        "completions/min_length": min(map(len, ids)),
+        "completions/max_length": max(map(len, ids)),
+        "completions/clipped_ratio": 1 - len(ended) / 10,
+        "completions/mean_terminated_length": statistics.mean(ended),
+        "loss": sum(loss * tokens for loss, tokens in losses) / sum(tokens for _, tokens in losses),
+    }
+    for name, value in by_hand.items():
+        assert metrics[f"eval_{name}"] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.parametrize(
+    "keys", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}, {}], ids=str
+)
+def test_groups_of_equal_rewards(run, keys):
+    """Every second prompt has a reward that is the same for all."""
+
+    def half(prompts, completions, **columns):
+        texts = [prompt[0]["content"] for prompt in prompts]
+        return [1.0 if "!" in text else place / 8 for place, text in enumerate(texts)]
+
+    trainer = run(reward=half, num_iterations=1, per_device_train_batch_size=16, **keys)
+    shares = [row["frac_reward_zero_std"] for row in read_rows(trainer)]
+    assert shares == [entry["frac_reward_zero_std"] for entry in trainer.state.log_history if "loss" in entry]
+    assert {share * 4 for share in shares} <= {0, 1, 2, 3, 4} and max(shares) > 0
+    seen = list(trainer._logs["prompt"])
+    last = sum("!" in prompt[0]["content"] for prompt in seen) / len(seen)
+    assert shares[-1] == last
+
+
+def test_an_evaluation_of_one_completion_has_no_groups(run):
+    prompts = [[{"role": "user", "content": "say 5"}]] * 4
+    keys = {"num_generations_eval": 1, "per_device_eval_batch_size": 4, "max_steps": 1}
+    trainer = run(trainer_kwargs={"eval_dataset": Dataset.from_dict({"prompt": prompts})}, **keys)
+    assert not [name for name in trainer.evaluate() if "zero_std" in name]
+
+
+def test_each_reward_and_its_time_are_recorded(make_trainer):
+    """Of two generation batches in a step; a mean is over the rows that have this reward."""
+    seen = []
+    keys = UNEQUAL | {"steps_per_generation": 2, "num_iterations": 1, "logging_steps": 1}
+    trainer = make_trainer(reward=letters(seen), **keys)
+    trainer.train()
+    rows = read_rows(trainer)
+    for number, (row, entry) in enumerate(zip(rows, trainer.state.log_history, strict=False)):
+        batches = seen[2 * number : 2 * number + 2]
+        lengths = [value for batch in batches for value in batch["length"]]
+        others = [value for batch in batches for value in batch["sometimes"] if value is not None]
+        for place in (row, entry):
+            assert place["rewards/length/mean"] == pytest.approx(statistics.mean(lengths))
+            assert place["rewards/sometimes/mean"] == pytest.approx(statistics.mean(others))
+        assert 0 < row["time_reward"] < row["time_rollout"]
+
+
+def test_a_log_over_several_steps_is_the_same_after_a_resume(make_trainer, tmp_path):
+    keys = UNEQUAL | {"logging_steps": 4, "save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path)}
+    whole = make_trainer(beta=0.1, **keys)
+    whole.train()
+    resumed = make_trainer(beta=0.1, **keys)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    first, second = (without_times(trainer.state.log_history[0]) for trainer in (whole, resumed))
+    assert first["step"] == 4
+    assert first | {"loss": 0} == second | {"loss": 0}  # transformers' loss is that of the steps since the resume
