@@ -1,4 +1,4 @@
-"""Whether two mathematical answers are the same, according to math-verify."""
+"""Whether two mathematical answers are the same, as math-verify reads them."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -15,9 +15,10 @@ WORKER = Worker(Path(__file__).with_name("isolated") / "math_worker.py", SECONDS
 
 def equal(gold: str, answer: str) -> bool:
     """
-    Return whether math-verify considers the two equal; never raises on any text, and returns `False` after 5 s. It
-    works in a separate process, which is killed at the limit. No signal interrupts `9^{9^{9^{9}}}`, a single integer
-    power, and math-verify's signals fail outside the main thread.
+    Return whether math-verify considers the two equal, with exact numbers in place of its 15 digits; never raises on
+    any text, and returns `False` after 5 s. It works in a separate process, which is killed at the limit. No signal
+    interrupts `(9^{9^{9^{9}}}, 1)`, where a single integer power is compared, and math-verify's signals fail outside
+    the main thread.
 
     Args:
         gold (`str`), answer (`str`): LaTeX without delimiters, such as `\\frac{1}{2}`.

@@ -3,7 +3,16 @@
 import logging
 
 from answering import answer_lines
-from math_verify import parse, verify
+from exact import decimal, refuse_too_large, same_value
+from latex2sympy2_extended import latex2sympy2
+from math_verify import grader, parse, verify
+
+
+# math-verify reads a decimal as a float, and takes numbers for equal that agree in 6 decimals or 15 digits.
+latex2sympy2._Latex2Sympy.parse_number = lambda self, text: decimal(text)
+latex2sympy2.Number = decimal
+grader.sympy_numeric_eq = same_value
+grader.sympy_symbolic_eq = same_value
 
 
 def compare(request: dict) -> dict:
@@ -11,6 +20,8 @@ def compare(request: dict) -> dict:
     # math-verify's own time limits are signals, which cannot interrupt a power of integers; the owner kills this
     # process instead.
     gold, answer = (parse(f"\\boxed{{{request[key]}}}", parsing_timeout=None) for key in ("gold", "answer"))
+    for expression in gold + answer:
+        refuse_too_large(expression)
     return {"equal": bool(verify(gold, answer, timeout_seconds=None))}
 
 

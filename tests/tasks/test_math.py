@@ -46,8 +46,8 @@ def test_what_takes_too_long_is_no_answer_and_the_next_question_is_answered():
     worker = Worker(SCRIPT, seconds=1.5)
     assert worker.ask({"gold": "5", "answer": "5"}, seconds=60) == {"equal": True}
     process = worker._process
-    # One integer power, which no signal interrupts.
-    assert worker.ask({"gold": "5", "answer": "9^{9^{9^{9}}}"}) is None
+    # The ends of the interval are compared while it is read: one integer power, which no signal interrupts.
+    assert worker.ask({"gold": "5", "answer": "(9^{9^{9^{9}}}, 1)"}) is None
     assert process.poll() is not None
     assert worker.ask({"gold": "5", "answer": "\\frac{10}{2}"}, seconds=60) == {"equal": True}
 
@@ -225,6 +225,17 @@ CORRECT = [
     ("(0.5, 1)", r"\boxed{(0.50, 1)}"),
     (r"\frac14 x + 1.5", r"\boxed{0.25x+\frac32}"),
     ("0.1x", r"\boxed{\frac{x}{10}}"),
+    # Exact numbers, however small or large.
+    (r"\frac{1}{2^{98}}", r"\boxed{\frac{2}{2^{99}}}"),
+    (r"\frac{1}{21!}", r"\boxed{\frac{1}{21\cdot 20!}}"),
+    (r"\frac{2^{2005}+1}{3\cdot 2^{2006}}", r"\boxed{\frac16+\frac{1}{3\cdot 2^{2006}}}"),
+    (r"(2^{-99}, 1)", r"\boxed{(\frac{1}{2^{99}}, 1)}"),
+    (r"(2.5\%, 5)", r"\boxed{(2.5, 5)}"),
+    (r"\frac{\sqrt{2}}{10^{20}}", r"\boxed{\frac{1}{10^{20}\sqrt{2}}\cdot 2}"),
+    (r"\sqrt{0.1}", r"\boxed{\frac{1}{\sqrt{10}}}"),
+    (r"0.1\pi", r"\boxed{\frac{\pi}{10}}"),
+    (r"\cot x", r"\boxed{\frac{1}{\tan x}}"),
+    ("9^{9^9}", r"\boxed{9 ^ {9^9}}"),
 ]
 # Reference and answer: two terms of which one is only a part of the other.
 NOT_THE_SAME_TERM = [
@@ -302,6 +313,25 @@ WRONG = [
     (r"\pi", r"\boxed{3.14159265}"),
     ("2x", r"\boxed{\frac{d}{dx} x^2}"),
     (r"\frac13 x", r"\boxed{0.333333x}"),
+    (r"\frac{1}{2^{98}}", r"\boxed{\frac{1}{2^{99}}}"),
+    (r"\frac{1}{21!}", r"\boxed{\frac{1}{20!}}"),
+    (r"\frac{1}{3\cdot 2^{2006}}", r"\boxed{\frac{2^{2005}+1}{3\cdot 2^{2006}}}"),
+    (r"10^{-20}", r"\boxed{\frac{1}{10^{21}}}"),
+    (r"(2^{-98}, 1)", r"\boxed{(2^{-99}, 1)}"),
+    (r"\{\frac13, 1\}", r"\boxed{\{0.3333333333333333, 1\}}"),
+    (r"[\frac13, 1]", r"\boxed{[0.3333333333333333, 1]}"),
+    (r"(-\infty, \frac13]\cup(2,3)", r"\boxed{(-\infty, 0.3333333333333333]\cup(2,3)}"),
+    (r"\begin{pmatrix} \frac13 \\ 1 \end{pmatrix}", r"\boxed{\begin{pmatrix} 0.3333333333333333 \\ 1 \end{pmatrix}}"),
+    (r"y=\frac13 x", r"\boxed{y=0.3333333333333333x}"),
+    (r"x<26\cdot 10^{-50}", r"\boxed{x<25\cdot 10^{-50}}"),
+    (r"\frac{\sqrt{2}}{10^{20}}", r"\boxed{\frac{\sqrt{3}}{10^{20}}}"),
+    (r"\sqrt{10^{100}+1}", r"\boxed{10^{50}}"),
+    (r"\sqrt{2}", r"\boxed{1.41421356237309505}"),
+    (r"\cos(10^{-30})+x", r"\boxed{1+x}"),
+    (r"|x-5|", r"\boxed{5-x}"),
+    # Too large to be computed.
+    ("x+1", r"\boxed{10^{10^{10}}}"),
+    ("9^{9^9}+1", r"\boxed{9^{9^9}+2}"),
     # An ordered pair, and a set.
     ("(1, 2)", r"\boxed{2, 1}"),
     ("(1, 2)", r"\boxed{(2, 1)}"),
@@ -370,7 +400,7 @@ def test_a_formula_of_the_question_is_no_answer(task, column, answer, gold, righ
 
 def test_what_takes_too_long_is_wrong(task, monkeypatch):
     monkeypatch.setattr(WORKER, "seconds", 1.0)
-    assert task.verify("\\boxed{9^{9^{9^{9}}}}", {"answer": "x+1"}) is False
+    assert task.verify("\\boxed{(9^{9^{9^{9}}}, 1)}", {"answer": "x+1"}) is False
 
 
 def test_the_same_text_needs_no_second_opinion(task, monkeypatch):
