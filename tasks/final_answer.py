@@ -38,7 +38,11 @@ NOT_A_UNIT = re.compile(
 
 TAG = re.compile(r"</?\w{1,20}>")
 SPACING = re.compile(r"\\[,;:! ]|~")
-TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{((?:[^{}]|\^\{[23]\})*)\}")
+TEXT_COMMAND = re.compile(
+    r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{((?:[^{}]|\^\{(?:[23]|\\circ)\})*)\}"
+)
+# Braces that group, `9{,}500` or `{42}`, as opposed to those around an argument.
+GROUP = re.compile(r"(?<![A-Za-z}^_])\{((?:[^{}]|\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\^\{(?:[23]|\\circ)\})*)\}")
 # $, \(, \), \[, \], \left, \right and currencies.
 DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:left|right)(?![A-Za-z])|\\?\$|[€£¥₹]")
 EMPHASIS = " \t\r\n*_`"
@@ -89,6 +93,15 @@ def unwrapped(command: re.Match) -> str:
     return f"<{content}>" if content[:1].isalpha() else f" {content}"
 
 
+def without_braces(text: str) -> str:
+    """Return a text without the braces that group and without `\\text{}` and its relatives, the innermost first."""
+    before = None
+    while text != before:
+        before = text
+        text = TEXT_COMMAND.sub(unwrapped, GROUP.sub(r"\1", text))
+    return text
+
+
 def as_number(text: str) -> str | None:
     """
     Return a text that is one number in whatever notation, as plain LaTeX without its unit; `None` for anything else.
@@ -103,7 +116,7 @@ def as_number(text: str) -> str | None:
     text = TAG.sub(" ", text).replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     # LaTeX has a thin space between groups of three digits; an ordinary space separates two numbers.
     text = re.sub(r"(?<=[0-9])(?:\\[,!]|~)(?=[0-9]{3})", ",", text)
-    text = TEXT_COMMAND.sub(unwrapped, SPACING.sub(" ", text))
+    text = without_braces(SPACING.sub(" ", text))
     text = DELIMITERS.sub("", text).strip(EMPHASIS)
     text = THOUSANDS.sub(lambda match: re.sub("[{},]", "", match.group()), text)
     text = SLASHED.sub(r"\\frac{\1}{\2}", text)

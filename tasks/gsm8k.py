@@ -21,8 +21,11 @@ MAX_MARKED = 16
 INSTRUCTION = "Reason step by step and end with `#### ` and the number."
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
-# The braces of \boxed may hold one more level of braces, as in \boxed{18\text{ dollars}}.
-BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+# The braces of \boxed may hold more braces, as in \boxed{\textbf{\text{\$9{,}500}}}.
+BRACED = r"[^{}]*"
+for _level in range(5):
+    BRACED = rf"(?:[^{{}}]|\{{{BRACED}\}})*"
+BOXED = re.compile(rf"\\boxed\s*\{{({BRACED})\}}")
 HASHES = re.compile(r"#{4,}((?:(?!####)[^\n])*)")
 CURRENCY = r"\\$£€¥₹"
 NUMBER = re.compile(

@@ -1,6 +1,26 @@
-"""The unbiased estimate of pass@k, for evaluations during training and after it."""
+"""The unbiased estimate of pass@k, for evaluations during training and after it, and the verdicts that it counts."""
 
 import math
+from typing import Any
+
+from .errors import RewardError
+
+
+def as_verdict(value: Any, source: str) -> bool:
+    """
+    Return a verdict as a bool. Other values are refused, because the truth of `"False"`, 0.5 or NaN is none.
+
+    Args:
+        value (`bool`, `int`, `float` or a scalar of NumPy or torch): True or 1, False or 0.
+        source (`str`): What gave it, for the message.
+
+    Raises:
+        [`RewardError`]: If it is anything else.
+    """
+    number = value.item() if getattr(value, "ndim", None) == 0 else value
+    if isinstance(number, bool | int | float) and number in (0, 1):
+        return bool(number)
+    raise RewardError(f"{source} gave {value!r}, which is neither true nor false; give True or False.")
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

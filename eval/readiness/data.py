@@ -12,6 +12,7 @@ from trl.trainer.utils import is_async_callable
 from trl_prorl.errors import RewardError
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
 from trl_prorl.launch.held_out import prompt_key
+from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rollout.outcome import weighted_sum
 
 
@@ -82,12 +83,19 @@ def check_gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = 
         other_rewards = []
         failed = str(error)
     return GoldAnswers(
-        verified=[bool(verdict) for verdict in task.verify_many(golds, rows)],
-        accepted=[bool(verdict) for verdict in task.verify_many(other_golds, other_rows)] if other_rows else [],
+        verified=judge(task, golds, rows),
+        accepted=judge(task, other_golds, other_rows),
         rewards=rewards,
         other_rewards=other_rewards,
         failed=failed,
     )
+
+
+def judge(task, answers: list[str], rows: Sequence[Mapping]) -> list[bool]:
+    """Return the task's verdict on each answer; of none, nothing."""
+    if not answers:
+        return []
+    return [as_verdict(verdict, f"verify of the task {task.name}") for verdict in task.verify_many(answers, rows)]
 
 
 def _other_gold(golds: list[str], rows: Sequence[Mapping], place: int) -> str | None:

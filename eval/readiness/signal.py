@@ -10,6 +10,7 @@ from trl_prorl.eval.analysis.statistics import bootstrap_interval
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import reward_columns, without_nan
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
+from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rollout.rewards import guard_reward
 from trl_prorl.rollout.turns import transcript
 from trl_prorl.rollout.verdicts import find_verifier
@@ -128,7 +129,7 @@ def sample_base(
             verdicts = task.verify_many(texts, row_of_each)
         else:
             verdicts = (sampled.rewards[:, 0] >= 1.0).tolist()
-        found.correct += map(bool, verdicts)
+        found.correct += [as_verdict(verdict, "the verifier") for verdict in verdicts]
         if task is not None:
             found.answered += [task.has_answer(text, row) for text, row in zip(texts, row_of_each, strict=True)]
         advance(len(row_of_each))

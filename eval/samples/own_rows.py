@@ -10,6 +10,7 @@ from datasets import Dataset
 
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.launch.prompt_rows import check_prompts
+from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import Task
 
@@ -64,12 +65,13 @@ class OwnRows(Task):
         if self.verifier is None:
             return None
         try:
-            return bool(self.verifier(completion, row))
+            verdict = self.verifier(completion, row)
         except Exception as error:
             raise RunError(
                 f"{self.verifier_name} raised {type(error).__name__}: {error}, on the completion {completion[:80]!r}; "
                 "it has to take any text"
             ) from error
+        return as_verdict(verdict, f"{self.verifier_name}, on the completion {completion[:80]!r},")
 
 
 def _describe_rows(rows) -> str:

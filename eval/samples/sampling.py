@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig, StoppingCriteria
 
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
+from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rollout.compact import compact_sample
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.merged_copy import why_not_merged
@@ -75,7 +76,8 @@ def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[t
     """Yield the verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
     verdicts = task.verify_many(texts, rows)
     for text, row, verdict in zip(texts, rows, verdicts, strict=True):
-        yield None if verdict is None else bool(verdict), task.answer_of(text, row)
+        correct = None if verdict is None else as_verdict(verdict, f"verify of the task {task.name}")
+        yield correct, task.answer_of(text, row)
 
 
 def stop_token_ids(model, tokenizer) -> list[int]:

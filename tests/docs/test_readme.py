@@ -3,7 +3,6 @@ What README and docs/own-script.md say, done: their blocks one after the other, 
 the Hub's cache.
 """
 
-import ast
 import json
 import re
 import shlex
@@ -44,11 +43,9 @@ def run(forks, tmp_path):
 
 
 def functions_of_script():
-    """The functions of own.py that judge an answer."""
-    tree = ast.parse(named_file(OWN_SCRIPT, "own.py"))
-    judges = [node for node in tree.body if getattr(node, "name", None) in ("last_number", "is_right")]
-    names = {"re": re}
-    exec(compile(ast.Module(judges, []), "own.py", "exec"), names)
+    """What own.py defines before its trainer."""
+    names = {}
+    exec(named_file(OWN_SCRIPT, "own.py").partition("\ntrainer = ")[0], names)
     return names
 
 
@@ -67,13 +64,13 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     measured = json.loads((made / "passk.json").read_text())
     assert (measured["prompts"], measured["n"]) == (4, 16)
     # Of random text, which ends with the right number now and then; the question has the two numbers to add.
-    last_number = functions_of_script()["last_number"]
+    is_right = functions_of_script()["is_right"]
     verdicts = []
     for folder in (made / "samples").glob("base-*"):
         if json.loads((folder / "_settings.json").read_text())["temperature"]:
             for sample in pd.read_parquet(folder / "samples.parquet").itertuples():
                 total = sum(map(int, re.findall(r"\d+", sample.prompt)))
-                verdicts.append(last_number(sample.completion) == total)
+                verdicts.append(is_right(sample.completion, {"answer": f"#### {total}"}))
     assert len(verdicts) == 4 * 16
     assert measured["base"]["pass@1"] == sum(verdicts) / len(verdicts)
     assert commands(OWN_SCRIPT) == ["trl-prorl report --runs 'runs/*'"]
@@ -99,22 +96,32 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "completion, right",
+    "completion, answer, right",
     [
-        ("42.", True),
-        ("So **1,042**", False),
-        ("\\boxed{42}", True),
-        ("it is 42.0", True),
-        ("42, no: 41", False),
-        ("84-42", True),
-        ("-42", False),
-        ("", False),
+        ("42.", "42", True),
+        ("So **1,042**", "42", False),
+        ("\\boxed{42}", "42", True),
+        ("it is 42.0", "42", True),
+        ("6 * 7 = 42\n#### 42", "42", True),
+        ("42, no: 41", "42", False),
+        ("84-42", "42", False),
+        ("-42", "42", False),
+        ("", "42", False),
+        ("1000", "1,000", True),
+        ("So \\boxed{9{,}500}", "9,500", True),
+        ("So \\boxed{9{,}500}", "500", False),
+        ("it is \u22125", "-5", True),
+        ("it is \u22125", "5", False),
+        ("it is .5", "5", False),
+        ("it is 1e3", "3", False),
+        ("it is 1e3", "1,000", True),
+        ("it is 2/4", "4", False),
     ],
 )
-def test_what_the_script_calls_right(completion, right):
-    is_right = functions_of_script()["is_right"]
-    assert is_right(completion, {"answer": "6 * 7 = 42\n#### 42"}) is right
-    assert is_right("1000", {"answer": "#### 1,000"})
+def test_what_the_script_calls_right(completion, answer, right):
+    names = functions_of_script()
+    assert names["is_right"](completion, {"answer": f"6 * 7 = 42\n#### {answer}"}) is right
+    assert names["reward"]([[{"content": completion}]], [f"#### {answer}"]) == [float(right)]
 
 
 # A recipe of the Hub's Qwen takes what the tiny one, whose model comes with the package, does not need.

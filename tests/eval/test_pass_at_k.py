@@ -3,10 +3,12 @@ from itertools import combinations
 from pathlib import Path
 
 import evaluate
+import numpy as np
 import pytest
+import torch
 
 import eval.metrics.pass_at_k
-from trl_prorl.pass_at_k import pass_at_k
+from trl_prorl.pass_at_k import as_verdict, pass_at_k
 
 
 METRIC = str(Path(eval.metrics.pass_at_k.__file__).parent)
@@ -52,6 +54,21 @@ def test_batches_and_combined_metrics(offline, tmp_path):
     combined = evaluate.combine(metrics, force_prefix=True)
     combined.add_batch(predictions=[[True, False, False]])
     assert combined.compute(k=2) == {"first_pass@2": pytest.approx(2 / 3), "second_pass@2": pytest.approx(2 / 3)}
+
+
+@pytest.mark.parametrize("value", ["False", "", 0.5, 2, -1, None, float("nan"), [True], np.array([True, False])])
+def test_what_is_neither_true_nor_false_is_refused(offline, tmp_path, value):
+    metric = evaluate.load(METRIC, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="neither true nor false"):
+        metric.compute(predictions=[[True, value]])
+    with pytest.raises(ValueError, match="neither true nor false"):
+        as_verdict(value, "the verifier")
+
+
+def test_ones_and_zeros_of_any_library_are_verdicts(offline, tmp_path):
+    metric = evaluate.load(METRIC, cache_dir=str(tmp_path))
+    samples = [True, 0, 1.0, np.bool_(False), np.int64(1), torch.tensor(False)]
+    assert metric.compute(predictions=[samples]) == {"pass@1": pytest.approx(1 / 2)}
 
 
 def test_k_above_n_names_both(tmp_path):

@@ -187,6 +187,15 @@ CORRECT = [
     ("42", "#### 42 dollars a day"),
     ("42", "#### 42</s>"),
     ("42", "#### 42 quarters"),
+    # Braces that only group, in any depth.
+    ("42", r"\boxed{{42}}"),
+    ("18", r"\boxed{\text{\$18}}"),
+    ("18", r"\boxed{\text{18\text{ dollars}}}"),
+    ("9500", r"\boxed{\text{9{,}500}}"),
+    ("9500", r"\boxed{\textbf{\text{\$9{,}500.00}}}"),
+    ("9500", r"#### {9{,}500}"),
+    ("-5", r"\boxed{{-}{5}\text{ degrees}}"),
+    ("0.5", r"\boxed{{\frac{{1}}{{2}}}\text{ hours}}"),
     # Separators, signs, decimals, fractions, powers of ten.
     ("1234", "#### 1,234"),
     ("1234", r"\boxed{1{,}234}"),
@@ -301,6 +310,12 @@ WRONG = [
     ("3", r"\boxed{\sqrt{9}}"),
     ("8", r"\boxed{2^3}"),
     ("6", r"\boxed{3!}"),
+    ("42", r"\boxed{{41}{42}}"),
+    ("18", r"\boxed{{18}^{2}}"),
+    ("18", r"\boxed{\text{18{!}}}"),
+    ("18", r"\boxed{\sqrt{18}}"),
+    ("18", r"\boxed{{18}{x}}"),
+    ("12", r"\boxed{\frac{1}{2}}"),
     # Several sides of an equation, and headings.
     ("18", "#### x = y = 18"),
     ("18", "#### x = 17 = 18"),

@@ -10,8 +10,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from ..errors import RewardError
-from ..pass_at_k import pass_at_k
+from ..pass_at_k import as_verdict, pass_at_k
 from .evaluation_rows import count_rows
 from .rewards import guard_reward
 
@@ -102,10 +101,7 @@ class Verdicts:
         keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
         columns = {key: [example[key] for example in examples] for key in keys}
         verdicts = self._verify(prompts=prompts, completions=completions, **columns)
-        for verdict in verdicts:
-            if verdict not in (0, 1):
-                raise RewardError(f"{self.name!r} returned {verdict!r}, which is neither true nor false.")
-        return gather_object([bool(verdict) for verdict in verdicts])
+        return gather_object([as_verdict(verdict, self.name) for verdict in verdicts])
 
     def add(self, correct: list[bool], tasks: list[str | None]) -> None:
         """Add verdicts and tasks of a batch of the evaluation, one a completion."""

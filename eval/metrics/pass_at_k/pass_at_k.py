@@ -10,7 +10,7 @@ import datasets
 import evaluate
 import numpy as np
 
-from trl_prorl.pass_at_k import pass_at_k
+from trl_prorl.pass_at_k import as_verdict, pass_at_k
 
 
 _DESCRIPTION = """
@@ -28,7 +28,8 @@ Returns:
     `dict[str, float]`: `{"pass@<k>": mean over the prompts}`, one entry per `k`.
 
 Raises:
-    ValueError: if a `k` is below 1 or above the number of samples of a prompt.
+    ValueError: if a `k` is below 1 or above the number of samples of a prompt, or if a prediction is neither true nor
+        false, such as `"False"` or 0.5.
 
 Example:
     >>> metric = evaluate.load("eval/metrics/pass_at_k")
@@ -50,7 +51,19 @@ class PassAtK(evaluate.Metric):
             reference_urls=["https://huggingface.co/papers/2107.03374"],
         )
 
+    def add(self, *, prediction=None, **kwargs):
+        """Add the samples of one prompt, read before they are cast to the type above, where any value is a bool."""
+        super().add(prediction=_verdicts(prediction), **kwargs)
+
+    def add_batch(self, *, predictions=None, **kwargs):
+        """Add a batch of prompts; see [`add`]."""
+        super().add_batch(predictions=[_verdicts(samples) for samples in predictions], **kwargs)
+
     def _compute(self, predictions, k=(1,)):
         sizes = list(k) if isinstance(k, Iterable) else [k]
         counts = [(len(samples), sum(samples)) for samples in predictions]
         return {f"pass@{size}": float(np.mean([pass_at_k(n, c, size) for n, c in counts])) for size in sizes}
+
+
+def _verdicts(samples):
+    return [as_verdict(sample, "predictions") for sample in samples]
