@@ -35,6 +35,7 @@ BY_GUARD = "plain, stopped by guard_gap"
 STOPPED = (BY_GOLD, BY_KL, BY_GUARD)
 BEST_STOPPED = "best stopped plain"
 BEST_OF_8 = "best of 8"
+WINDOW = 20  # steps of the guard's averages when the third protocol was registered and run
 GAPS = (0.05, 0.1)  # of a guard that is replayed: the protocol's, and the one that README advises
 TESTED = (BEST_STOPPED, "rejection sampling", "rank 4", "a tenth of the rate", BEST_OF_8)
 AHEAD = 0.1  # of the best stopped plain, by R1
@@ -213,7 +214,7 @@ def firings(block: Block, tables: Tables) -> list[Firing]:
 
 def replayed_firing(tables: Tables, key: RunKey, gap: float) -> int | None:
     """Return the step at which a `guard_gap` would first have fired in a run, by its training batches."""
-    guard = GuardGap(gap, "event", request=lambda reason: None)
+    guard = GuardGap(gap, "event", request=lambda reason: None, window=WINDOW)
     for row in tables.curves.loc[[key]].itertuples():
         if guard.observe(row.gold, row.reward) is not None:
             return int(row.step)

@@ -220,14 +220,14 @@ RISE = [(0.5, 0.5)] * WINDOW
 @pytest.mark.parametrize(
     "after, places",
     [
-        # One value of 0 among 20 lowers the average by 0.025, so the ninth passes 0.2: 9 · 0.025 = 0.225.
-        # After it has fired, the best is 0.275: a further fall of 0.2 takes as long.
-        ([(0.0, 0.9)] * 20, [WINDOW + 8, WINDOW + 17]),
-        ([(0.0, 0.5)] * 12, [WINDOW + 8]),  # a reward that stays counts as one that does not fall
-        ([(0.0, 0.4)] * 20, []),  # both fall: the policy got worse, and nothing was gamed
-        ([(0.4, 0.9)] * 40, []),  # a fall of 0.1
-        ([(0.9, 0.9)] * 40, []),
-        ([(None, 0.9)] * 40, []),
+        # One value of 0 among 40 lowers the average by 0.0125, so the 17th passes 0.2: 17 · 0.0125 = 0.2125.
+        # After it has fired, the best is 0.2875: a further fall of 0.2 takes as long.
+        ([(0.0, 0.9)] * 40, [WINDOW + 16, WINDOW + 33]),
+        ([(0.0, 0.5)] * 24, [WINDOW + 16]),  # a reward that stays counts as one that does not fall
+        ([(0.0, 0.4)] * 40, []),  # both fall: the policy got worse
+        ([(0.4, 0.9)] * 80, []),  # a fall of 0.1
+        ([(0.9, 0.9)] * 80, []),
+        ([(None, 0.9)] * 80, []),
     ],
 )
 def test_it_fires_when_gold_falls_and_the_reward_does_not(after, places):
@@ -235,13 +235,30 @@ def test_it_fires_when_gold_falls_and_the_reward_does_not(after, places):
 
 
 def test_its_memory_goes_on_in_another_process():
-    series = RISE + [(0.0, 0.9)] * 12
+    series = RISE + [(0.0, 0.9)] * 20
     for cut in range(len(series)):
         first, second = (GuardGap(0.2, "event", request=None) for _ in range(2))
         before = [first.observe(*values) is not None for values in series[:cut]]
         second.load_state_dict(json.loads(json.dumps(first.state_dict())), {})
         after = [second.observe(*values) is not None for values in series[cut:]]
         assert [place for place, at in enumerate(before + after) if at] == find_events(series)
+
+
+def test_a_checkpoint_of_the_older_window_of_20_steps_is_not_measured_by_its_highest_average():
+    """Its last values go on; the average of 20 steps, 0.9, is no fall from which 40 steps have fallen."""
+    guard = GuardGap(0.2, "event", request=None)
+    guard.load_state_dict({"values": [[0.5, 0.5]] * 20, "best": [0.9, 0.5], "best_step": 20}, {})
+    assert [guard.observe(0.5, 0.5) for _ in range(40)] == [None] * 40
+    assert [guard.observe(0.0, 0.5) is not None for _ in range(17)] == [False] * 16 + [True]
+
+
+@pytest.mark.parametrize("steps, warns", [(2, True), (3, False)])
+def test_a_run_too_short_for_the_guard_says_so(run, monkeypatch, caplog, steps, warns):
+    monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 2)
+    reward = constant(1.0, lambda completions, **columns: [True] * len(completions))
+    with caplog.at_level(logging.WARNING):
+        run(reward=reward, max_steps=steps, guard_gap=0.1)
+    assert ("guard_gap=0.1 cannot fire" in caplog.text) is warns
 
 
 def test_gold_is_the_share_that_the_verifier_accepts(run):
@@ -265,7 +282,7 @@ def test_a_run_whose_reward_is_gamed(run, monkeypatch, caplog, action):
     assert [(event["event"], event["step_applied"]) for event in events] == [(kind, 4) for kind in kinds]
     assert {"value": 1.0, "threshold": 0.6, "action": action}.items() <= events[0].items()
     assert trainer.state.global_step == (4 if action == "stop" else 6)
-    assert "gamed" in caplog.text
+    assert "reward hacking" in caplog.text
     assert action != "reset" or events[1]["reason"] == "guard_gap"
 
 

@@ -1,4 +1,4 @@
-"""Guard against a gamed reward: the reward rises while fewer completions are correct."""
+"""Guard against reward hacking: fewer completions are correct, and the reward does not fall."""
 
 import logging
 from collections import deque
@@ -11,25 +11,32 @@ from ..resets.triggers import Reason
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 20  # optimizer steps of a moving average
+WINDOW = 40  # optimizer steps of a moving average; docs/methods.md has the error rates of 20, 40 and 60
+OLD_WINDOW = 20  # of checkpoints that do not name theirs
 
 
 class GuardGap(Part):
     """
     Fires when the moving average of `gold` has fallen by more than `gap`, a share of completions, from its highest
     value so far, while that of `reward` is no lower than it was then. After it fires, the highest value is sought
-    anew. Beside writing an event, `action` `"reset"` makes it `request` a reset of the reference, and `"stop"` ends
-    the run.
+    again. `action` `"reset"` makes it `request` a reset of the reference as well, and `"stop"` ends the run.
+
+    Args:
+        gap (`float`): The fall of `gold`.
+        action (`str`): `"event"`, `"reset"` or `"stop"`.
+        request (`Callable`): Requests a reset.
+        window (`int`, *optional*): Optimizer steps of a moving average; by default `WINDOW`.
     """
 
-    def __init__(self, gap: float, action: str, request: Callable[[Reason], None]):
+    def __init__(self, gap: float, action: str, request: Callable[[Reason], None], window: int | None = None):
         self.gap = gap
         self.action = action
         self.request = request
+        self.window = WINDOW if window is None else window
         self.begin()
 
     def begin(self) -> None:
-        self._values: deque[list[float]] = deque(maxlen=WINDOW)  # gold and reward
+        self._values: deque[list[float]] = deque(maxlen=self.window)  # gold and reward
         self._best: list[float] | None = None  # their averages where gold's was highest
         self._best_step = 0
 
@@ -38,9 +45,9 @@ class GuardGap(Part):
         if gold is None or reward is None:
             return None
         self._values.append([gold, reward])
-        if len(self._values) < WINDOW:
+        if len(self._values) < self.window:
             return None
-        now = [sum(values) / WINDOW for values in zip(*self._values, strict=True)]  # gold and reward
+        now = [sum(values) / self.window for values in zip(*self._values, strict=True)]  # gold and reward
         if self._best is None or now[0] >= self._best[0]:
             self._best = now
             self._best_step = step
@@ -55,19 +62,30 @@ class GuardGap(Part):
         fall = self.observe(row.get("gold"), row.get("reward"), step)
         if fall is None:
             return None
-        logger.warning("The reward is gamed at step %d: it rose while gold fell by %.3g.", step, fall)
+        logger.warning(
+            "Possible reward hacking at step %d: accuracy (gold) fell by %.3g while the reward did not fall.",
+            step,
+            fall,
+        )
         if self.action == "reset":
             self.request(Reason("guard_gap", value=fall, threshold=self.gap, step=step))
         return {
-            **make_event("guard_gap", step, step, "the reward rose while gold fell", fall, self.gap),
+            **make_event("guard_gap", step, step, "gold fell, the reward did not", fall, self.gap),
             "action": self.action,
             "last_good": self._best_step,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"values": list(self._values), "best": self._best, "best_step": self._best_step}
+        return {
+            "values": list(self._values),
+            "best": self._best,
+            "best_step": self._best_step,
+            "window": self.window,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._values = deque(state["values"], maxlen=WINDOW)
-        self._best = state["best"]
+        self._values = deque(state["values"], maxlen=self.window)
         self._best_step = state.get("best_step", 0)  # of a checkpoint of an earlier version
+        # A highest average over another window is more or less noisy, and is sought again.
+        has_same_window = state.get("window", OLD_WINDOW) == self.window
+        self._best = state["best"] if has_same_window else None

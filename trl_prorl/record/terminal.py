@@ -207,6 +207,12 @@ class Terminal(PrinterCallback):
         policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
         if state.is_world_process_zero and hasattr(policy, "peft_config"):
             warn_of_low_rate(kwargs["optimizer"])
+        guard = self.trainer.parts.get("guard_gap")
+        if state.is_world_process_zero and guard is not None and steps <= guard.window:
+            logger.warning(
+                f"guard_gap={guard.gap} cannot fire: it compares averages over {guard.window} optimizer steps, and "
+                f"the run ends at step {steps}. Raise max_steps, or leave guard_gap out."
+            )
         processes = describe_processes(args)
         if processes is not None:
             self.say(processes)

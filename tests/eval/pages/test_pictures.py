@@ -169,7 +169,7 @@ def test_evaluations_during_training_are_drawn_with_the_resets(read_run):
 
 def test_gold_is_drawn_beside_the_reward(read_run):
     """The share of correct completions in the same panel, in dots of the arm's colour; the guard where it fired."""
-    event = {"event": "guard_gap", "step_applied": 15, "reason": "the reward rose while gold fell"}
+    event = {"event": "guard_gap", "step_applied": 15, "reason": "gold fell, the reward did not"}
     gamed = read_run("plain", steps=20, reward=0.9, gold=lambda step: 0.5 - step / 100, events=[event])
     other = read_run("A", steps=20, reward=0.8)
     axes = drawn(curve_panels([gamed, other])[0])
