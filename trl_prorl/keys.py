@@ -211,7 +211,7 @@ class ProlongedKeys:
             Adapt the coefficient of the active anchor (`beta`, else `beta_old`, else `beta_base`) so that its KL
             approaches this many nats per token (arXiv 1909.08593). `None`: a fixed coefficient.
         kl_horizon (`int`, *optional*, defaults to `100`):
-            Optimizer steps in which a persistent error of 20 % or more moves the coefficient by 20 %.
+            Optimizer steps in which a persistent error of 20 % or more moves the coefficient by about 20 %.
 
         > Parameters that control the resets
 

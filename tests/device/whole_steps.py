@@ -2,7 +2,7 @@
 Whole trainings on the pretended device, and a table of what each asks of it.
 
     python tests/device/whole_steps.py                  # every case, as a table
-    python tests/device/whole_steps.py --write          # the same into counts.csv, which a test compares with
+    python tests/device/whole_steps.py --write          # the same into counts.csv, from which `gpu-check --predict` computes
     python tests/device/whole_steps.py --where "A"      # where the host waits in the cases of one arm
 
 A case trains four steps: two generation batches, each used twice, each step two micro-batches of 8 completions of 6
@@ -74,7 +74,6 @@ ARMS = {
     "B": (ProRLTrainer, {"beta_old": 0.1} | FAST),
     "C hard": (ProRLTrainer, RESETS | FAST | {"optimizer_reset": "hard"}),
 }
-QUICK = {"LoRA bf16": ("TRL, control", "plain", "A", "B"), "full bf16": ("A",)}
 EVERY = {
     **{model: tuple(ARMS) for model in ("LoRA bf16", "full bf16", "LoRA fp32", "full fp32")},
     "LoRA bf16, 4 layers": ("TRL, control", "plain", "A"),  # less the one with two: what two layers ask
@@ -446,7 +445,6 @@ def show(rows: list[dict[str, str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"write every case into {TABLE.name}")
-    parser.add_argument("--quick", action="store_true", help="only the cases that `make test` counts")
     parser.add_argument("--out", type=Path, help="write the cases into this file")
     parser.add_argument(
         "--model", help="count another model, such as 'recipe, 3 layers', with TRL's trainer and with A"
@@ -460,10 +458,7 @@ def main() -> None:
         for (kind, place), count in places.most_common():
             print(f"{count:4} {kind:12} {place}")
         return
-    cases = QUICK if options.quick else EVERY
-    if options.model:
-        cases = {options.model: ("TRL, control", "A")}
-    rows = tabulate(cases)
+    rows = tabulate({options.model: ("TRL, control", "A")} if options.model else EVERY)
     show(rows)
     path = TABLE if options.write else options.out
     if path is not None:

@@ -27,7 +27,7 @@ def next_coefficient(coefficient: float, kl: float, target: float, steps: int, h
         coefficient (`float`): β.
         kl, target (`float`): In nats per token.
         steps (`int`): Optimizer steps since the last call.
-        horizon (`float`): The steps in which a persistent error of 20 % or more moves β by 20 %.
+        horizon (`float`): The steps in which a persistent error of 20 % or more moves β by about 20 %.
 
     Returns `float`: The new coefficient, which is positive.
     """
