@@ -95,7 +95,7 @@ def judge(task, answers: list[str], rows: Sequence[Mapping]) -> list[bool]:
     """Return the task's verdict on each answer; of none, nothing."""
     if not answers:
         return []
-    return [as_verdict(verdict, f"verify of the task {task.name}") for verdict in task.verify_many(answers, rows)]
+    return [as_verdict(verdict, f"verify of {type(task).__name__}") for verdict in task.verify_many(answers, rows)]
 
 
 def _other_gold(golds: list[str], rows: Sequence[Mapping], place: int) -> str | None:

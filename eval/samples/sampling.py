@@ -76,7 +76,7 @@ def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[t
     """Yield the verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
     verdicts = task.verify_many(texts, rows)
     for text, row, verdict in zip(texts, rows, verdicts, strict=True):
-        correct = None if verdict is None else as_verdict(verdict, f"verify of the task {task.name}")
+        correct = None if verdict is None else as_verdict(verdict, f"verify of {type(task).__name__}")
         yield correct, task.answer_of(text, row)
 
 

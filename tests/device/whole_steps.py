@@ -2,7 +2,7 @@
 Whole trainings on the pretended device, and a table of what each asks of it.
 
     python tests/device/whole_steps.py                  # every case, as a table
-    python tests/device/whole_steps.py --write          # the same into counts.csv, from which `gpu-check --predict` computes
+    python tests/device/whole_steps.py --write          # the same into counts.csv, for `gpu-check --predict`
     python tests/device/whole_steps.py --where "A"      # where the host waits in the cases of one arm
 
 A case trains four steps: two generation batches, each used twice, each step two micro-batches of 8 completions of 6
