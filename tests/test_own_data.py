@@ -249,6 +249,15 @@ def test_a_verifier_that_raises_later_is_named_with_the_completion(run):
         evaluate(run(max_steps=1), ROWS, picky, n=2, k=[1], max_new_tokens=8)
 
 
+@pytest.mark.parametrize("verdict", ["False", 0.5, None])
+def test_a_verdict_that_is_neither_true_nor_false_later_ends_the_evaluation(run, verdict):
+    def unsure(completion, row):
+        return False if completion in ("", "42") else verdict
+
+    with pytest.raises(RunError, match="neither true nor false"):
+        evaluate(run(max_steps=1), ROWS, unsure, n=2, k=[1], max_new_tokens=8)
+
+
 def test_a_notebook_shows_progress_at_once(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel", None)
     with progress(40, "runs/A: trained") as bar:
