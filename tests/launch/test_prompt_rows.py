@@ -2,7 +2,14 @@
 
 import pytest
 from datasets import Dataset, IterableDataset
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 from trl_prorl.errors import InputError
 
@@ -97,8 +104,12 @@ def test_such_a_column_of_another_set_is_refused_unless_it_is_left_out(make_trai
 
 
 def test_a_reward_model_gets_no_columns(make_trainer, tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    config = AutoConfig.from_pretrained(tiny_model, num_labels=1, pad_token_id=tokenizer.pad_token_id)
+    judge = AutoModelForSequenceClassification.from_config(config)
     rows = Dataset.from_list([{**row, "completions": "x"} for row in CHATS])
-    make_trainer(reward=tiny_model, trainer_kwargs={"train_dataset": rows}, max_steps=1).train()
+    given = {"train_dataset": rows, "reward_processing_classes": tokenizer}
+    make_trainer(reward=judge, trainer_kwargs=given, max_steps=1).train()
 
 
 def gpt2(positions):
@@ -119,8 +130,6 @@ def test_a_prompt_beyond_a_table_of_positions_is_refused(make_trainer, source):
 
 @pytest.mark.parametrize("source", [Dataset.from_list, stream])
 def test_a_prompt_beyond_rotary_positions_is_said_once(make_trainer, tiny_model, source, caplog):
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     model.config.max_position_embeddings = 65
     rows = with_row(LONG, "x" * 61, 7)
