@@ -1,4 +1,4 @@
-"""A new adapter upon a trained one, whose policy is reference and base: TRL on the merged model is the control."""
+"""A new adapter on a trained one, whose policy is reference and base: TRL on the merged model is the control."""
 
 import json
 from contextlib import nullcontext
@@ -248,7 +248,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_new_adapter_that_cannot_lie_upon_it_is_refused_in_a_line(upon, case):
     config, words = REFUSED[case]
-    with pytest.raises(ValueError, match=f"a peft_config upon a trained adapter.*{words}") as refusal:
+    with pytest.raises(ValueError, match=f"a peft_config on a trained adapter.*{words}") as refusal:
         upon(peft_config=config, beta=0.3)
     assert "\n" not in str(refusal.value)
 

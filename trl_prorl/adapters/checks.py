@@ -188,33 +188,33 @@ def check_stacked(model: PeftModel, config: Any) -> None:
     merge = "or merge the trained one, and pass the merged model: docs/from-sft.md."
     if getattr(model.get_base_model(), "hf_quantizer", None) is not None:
         raise ValueError(
-            "a peft_config upon a trained adapter of a quantised model: TRL rounds its adapters to bf16, the trained "
+            "a peft_config on a trained adapter of a quantised model: TRL rounds its adapters to bf16, the trained "
             "one too. Load the model without load_in_4bit and load_in_8bit, or leave the peft_config out "
             "and train that adapter on."
         )
     active = model.active_adapters
     if len(active) != 1:
         raise ValueError(
-            f"a peft_config upon a trained adapter: of the model's adapters {', '.join(map(repr, active)) or 'none'} "
+            f"a peft_config on a trained adapter: of the model's adapters {', '.join(map(repr, active)) or 'none'} "
             "is active. Activate the one to begin from: model.set_adapter(NAME)."
         )
     for adapter, begins_at_0 in ((model.peft_config[active[0]], False), (config, True)):
         which = "the peft_config" if begins_at_0 else "the trained adapter"
-        _check_factors(adapter, f"a peft_config upon a trained adapter ({which})", merge, begins_at_0)
+        _check_factors(adapter, f"a peft_config on a trained adapter ({which})", merge, begins_at_0)
     odd = _odd_layer(model)
     if odd is not None:
         raise ValueError(
-            f"a peft_config upon a trained adapter needs adapters of linear layers, each of its own, and {odd} has "
+            f"a peft_config on a trained adapter needs adapters of linear layers, each of its own, and {odd} has "
             f"another kind of adapter: train it on without a peft_config, {merge}"
         )
     if not _factors_by_kind(model, active[0], zero=False):
         raise ValueError(
-            "a peft_config upon a trained adapter that changes nothing, as one does whose file fits another model or "
+            "a peft_config on a trained adapter that changes nothing, as one does whose file fits another model or "
             f"class. {LOAD_WHOLE}"
         )
     if any(module.merged for module in model.modules() if isinstance(module, LoraLayer)):
         raise ValueError(
-            "a peft_config upon a trained adapter that is merged into the model: model.unmerge_adapter() first, or "
+            "a peft_config on a trained adapter that is merged into the model: model.unmerge_adapter() first, or "
             "model.merge_and_unload() for good."
         )
 

@@ -396,13 +396,13 @@ def _check_growth(args: ProRLConfig, config, optimizers) -> None:
 
 
 def _check_stacking(args: ProRLConfig, model: PeftModel, config, optimizers) -> None:
-    """Refuse a new adapter upon a trained one where that cannot be, or where gradients lie in several processes."""
+    """Refuse a new adapter on a trained one where that cannot be, or where gradients lie in several processes."""
     check_stacked(model, config)
     own = inner_of(optimizers[0]) if _has_own_optimizer(optimizers) else None
     check_optimizer_by_entry(args.optim.value, own)
     if args.deepspeed_plugin is not None or _uses_fsdp(args):
         raise ValueError(
-            "a peft_config upon a trained adapter keeps ranks of the adapter from training, and DeepSpeed and FSDP "
+            "a peft_config on a trained adapter keeps ranks of the adapter from training, and DeepSpeed and FSDP "
             "shard their gradients. Use DDP (accelerate_configs/multi_gpu.yaml), or merge the trained adapter, and "
             "pass the merged model: docs/from-sft.md."
         )

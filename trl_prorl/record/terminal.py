@@ -117,7 +117,7 @@ def banner(trainer, steps: int) -> list[str]:
     frozen = trainer.parts.get("frozen_ranks")
     if frozen is not None:
         trained -= frozen.size
-        kind = f"LoRA upon a trained one of rank {frozen.rank}, "
+        kind = f"LoRA on a trained one of rank {frozen.rank}, "
     facts = {
         "trains": f"{name} ({kind}{trained:,} parameters), {steps} steps",
         "reward": ", ".join(trainer.reward_func_names),

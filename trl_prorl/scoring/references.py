@@ -94,12 +94,12 @@ def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
     lost = [name for name in outside if name not in saved]
     if lost:
         raise ValueError(
-            f"{lost[0]} is trained beside the adapter {adapter!r}, and no file of the adapter holds it. "
+            f"{lost[0]} is trained outside the adapter {adapter!r}, and no adapter file contains it. "
             "Name its module in modules_to_save of the peft_config, or freeze it: requires_grad_(False)."
         )
     if anchors:
         raise ValueError(
-            f"{next(iter(outside))} is trained beside the adapter {adapter!r}, and there is one copy of it: with "
+            f"{next(iter(outside))} is trained outside the adapter {adapter!r}, and there is one copy of it: with "
             f"{' and '.join(anchors)} the KL would be to a model that moves with the policy. Name its module in "
             f"modules_to_save of the peft_config in its place, or set {' and '.join(f'{key}=0' for key in anchors)}."
         )
