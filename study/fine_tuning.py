@@ -21,7 +21,6 @@ from peft import PeftModel
 from transformers import AutoTokenizer, set_seed
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
-from eval.samples.models import load_model
 from eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import RunError
@@ -30,6 +29,7 @@ from trl_prorl.record.provenance import write_config, write_env
 from trl_prorl.record.run_files import ENV_FILE, METRICS_FILE, read_json
 from trl_prorl.tasks.base import Task
 from trl_prorl.train import find_model
+from trl_prorl.weights import load_model
 
 
 TEXTS = 16  # for each question
@@ -124,7 +124,7 @@ def settings(recipe: FineTuningRecipe, folder: Path, round_number: int, rounds: 
 
 def load_policy(base: str, adapter: Path | None):
     """Load the base, with an adapter that can be trained on if there is one."""
-    model = load_model(base, torch.float32)
+    model = load_model(base, dtype=torch.float32)
     return model if adapter is None else PeftModel.from_pretrained(model, adapter, is_trainable=True)
 
 

@@ -23,7 +23,6 @@ from peft import PeftModel
 from transformers import AutoTokenizer, set_seed
 
 from eval.command import command
-from eval.samples.models import load_model
 from eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample
 from eval.samples.store import content_ids
 from study.frozen import check_at_frozen_commit, commit_tables, git, holding
@@ -35,6 +34,7 @@ from trl_prorl.files import replaced
 from trl_prorl.launch.recipe_yaml import read_recipe
 from trl_prorl.tasks import get_task
 from trl_prorl.tasks.base import Task
+from trl_prorl.weights import load_model
 
 
 RECIPE = Path("recipes", "gsm8k", "qwen2.5-coder-1.5b-cpu", "base.yaml")
@@ -142,7 +142,7 @@ def train(name: str, root: Path, folder: Path, model: Path, data: Path) -> None:
 def text_rows(name: str, root: Path, folder: Path, model: Path, data: Path) -> pd.DataFrame:
     """Draw the texts of a model, greedy and sampled (4-shot greedy alone), and return a row for each."""
     dtype = torch.bfloat16 if cpu_computes_bf16() else torch.float32
-    loaded = load_model(str(model), dtype)
+    loaded = load_model(str(model), dtype=dtype)
     if name in TRAINED:
         loaded = PeftModel.from_pretrained(loaded, folder)
     loaded, compact = prepare_for_sampling(loaded)

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from transformers import AutoTokenizer, set_seed
 
-from eval.samples.models import load_model
 from eval.samples.sampling import SamplingSettings, prepare_for_sampling, prompt_ids, sample
 from eval.samples.task_name import TaskName
 from trl_prorl.launch.command_line import check_arguments, parse
 from trl_prorl.train import find_model, run
 from trl_prorl.trainer import ProRLTrainer
+from trl_prorl.weights import load_model
 
 
 TASKS = ("sorting@3", "sums@3")
@@ -50,7 +50,7 @@ def draw_texts(base: str, tokenizer, seed: int, longest: int) -> list[Text]:
     Draw one text of the base for each question at T = 1, of at most `longest` tokens: a text of each task in turn.
     """
     set_seed(seed)
-    model, compact = prepare_for_sampling(load_model(base, torch.float32))
+    model, compact = prepare_for_sampling(load_model(base, dtype=torch.float32))
     sampling = SamplingSettings(temperature=1.0, max_new_tokens=longest)
     of_tasks = []
     for name in TASKS:

@@ -13,7 +13,6 @@ from statistics import mean
 import torch
 from transformers import AutoTokenizer, set_seed
 
-from eval.samples.models import load_model
 from study.bases import model_of
 from study.fine_tuning import FULL, draw, read_recipe
 from study.matrix import MATRIX
@@ -21,6 +20,7 @@ from study.sorting_ends import SortingEnds
 from trl_prorl.tasks import get_task
 from trl_prorl.tasks.base import Task
 from trl_prorl.train import find_model
+from trl_prorl.weights import load_model
 
 
 Ends = tuple[int, int]  # digits that have to be right: the first, the last
@@ -63,7 +63,7 @@ def measure(root: Path, family: str, base_seed: int) -> dict[Ends, float]:
     exact = recipe.task.make_task()
     rows = list(exact.rows("validation", QUESTIONS, seed=recipe.task.task_seed))
     set_seed(base_seed)
-    drawn = draw(load_model(base, torch.float32), tokenizer, exact, rows, recipe.training.max_completion_length)
+    drawn = draw(load_model(base, dtype=torch.float32), tokenizer, exact, rows, recipe.training.max_completion_length)
     shares = {}
     for first, last in CANDIDATES:
         task = get_task(name, level=exact.level, first=first, last=last, **options)

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, set_seed
 
 from eval.run_folder.reading import load_run
 from eval.samples.held_out import HeldOut
-from eval.samples.models import load_model, load_point
+from eval.samples.models import load_point
 from study.bases import model_of
 from study.fine_tuning import (
     demonstrations,
@@ -28,6 +28,7 @@ from study.runner import SETTINGS
 from tasks.registry import get_task
 from trl_prorl.errors import RunError
 from trl_prorl.train import find_model
+from trl_prorl.weights import load_model
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -93,7 +94,7 @@ def test_the_loss_is_that_of_the_completion_and_its_end(recipe, tmp_path):
     args = settings(recipe, tmp_path / "sft", 0, 1)
     trainer = make_trainer(recipe, load_policy(base, None), tokenizer, rows, args)
     trainer.train()
-    model = load_model(base, torch.float32)
+    model = load_model(base, dtype=torch.float32)
     prompt = tokenizer.apply_chat_template(asked["prompt"], add_generation_prompt=True, return_dict=False)
     losses = []
     for text in texts:

@@ -6,8 +6,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tqdm import tqdm
 from transformers import set_seed
 
-from eval.samples.models import load_model, load_tokenizer
+from eval.samples.models import load_tokenizer
 from eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample, stop_token_ids, until_stop
+from trl_prorl.weights import load_model
 
 
 NEW_TOKENS = 6
@@ -27,7 +28,7 @@ def draw(request, task):
 
 @pytest.mark.parametrize("setting", [{"top_k": 1}, {"top_p": 0.01}])
 def test_sampling_ignores_the_model_s_own_generation_config(base, task, setting, draw):
-    model = load_model(base, torch.float32)
+    model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
     model.generation_config.update(do_sample=True, **setting)
     set_seed(0)
@@ -37,7 +38,7 @@ def test_sampling_ignores_the_model_s_own_generation_config(base, task, setting,
 
 def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand, draw):
     """At a temperature this low all samples of a prompt are its greedy completion, penalties of the model's aside."""
-    model = load_model(base, torch.float32)
+    model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
     rows = list(task.rows("test", 5))
     model.generation_config.update(repetition_penalty=50.0)
@@ -50,7 +51,7 @@ def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand, draw):
 
 def test_tokens_and_truncation(base, draw):
     """The sampled tokens are kept, up to the one that ends: decoded they are the text; only the cut ones are full."""
-    model = load_model(base, torch.float32)
+    model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
     set_seed(0)
     (samples,) = draw(model, tokenizer, 1, 200)
@@ -68,7 +69,7 @@ def test_until_stop():
 
 
 def test_every_declared_token_stops(base):
-    model = load_model(base, torch.float32)
+    model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
     model.generation_config.eos_token_id = [5, 1]
     assert stop_token_ids(model, tokenizer) == [1, 5]
@@ -78,7 +79,7 @@ def test_every_declared_token_stops(base):
 
 def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
     """Its own min_p, forbidden tokens, least length and beams: the samples are those of a model that asks nothing."""
-    model = load_model(base, torch.float32)
+    model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
 
     def drawn():
@@ -94,7 +95,7 @@ def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
 
 def test_a_bar_tells_how_far_a_batch_is(base, task, draw):
     """Every token of the batch, which is drawn as without a bar."""
-    model = load_model(base, torch.float32)
+    model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
     told = io.StringIO()
     texts = []
@@ -110,13 +111,13 @@ def test_a_bar_tells_how_far_a_batch_is(base, task, draw):
 
 def test_an_adapter_is_sampled_compactly_and_merged(base, task):
     """Greedy texts are those of the model with its adapter, by `generate`; on a CPU, in float32."""
-    model = load_model(base, torch.float32)
+    model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
     rows = list(task.rows("test", 6))
     torch.manual_seed(0)
     model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
     slow = sample(model, tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS))
-    plain = sample(load_model(base, torch.float32), tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS))
+    plain = sample(load_model(base, dtype=torch.float32), tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS))
     assert [one.ids for (one,) in plain] != [one.ids for (one,) in slow]  # the adapter does something
     merged, compact = prepare_for_sampling(model)
     assert compact
