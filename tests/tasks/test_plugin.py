@@ -226,9 +226,9 @@ def test_the_command(words, shown):
 
 def test_what_evaluates_a_run():
     env = {"command": "trl-prorl train x --plugin own.py --plugin='my task.py' --task roman"}
-    assert plugin_options(env) == " --plugin own.py --plugin='my task.py'"
+    assert plugin_options(env) == " --plugin own.py --plugin 'my task.py'"
     recipe = {"model_name_or_path": "m", "task": "roman"}
-    assert describe_evaluation(recipe, env, "a b").startswith("`trl-prorl passk --plugin own.py --plugin=")
+    assert describe_evaluation(recipe, env, "a b").startswith("`trl-prorl passk --plugin own.py --plugin ")
     assert "--run 'a b'" in describe_evaluation(recipe, env, "a b")
     of_script = describe_evaluation({}, {"command": "python my_script.py"}, "run")
     assert (

@@ -259,7 +259,7 @@ def load(file: Path, header: Header):
     rope = rope_parameters(header)
     if ROPE_FREQS in header.tensors:
         freqs = next(tensor.data for tensor in GGUFReader(file).tensors if tensor.name == ROPE_FREQS)
-        factor = llama3_factor(header, freqs)
+        factor = llama3_factor(header, freqs.ravel().tolist())
         if factor is None:
             raise InputError(f"{str(file)!r}: {ROPE_FREQS} has other factors than Llama 3's. Take another file.")
         rope["factor"] = factor

@@ -6,13 +6,11 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import numpy as np
 
 from ..errors import InputError
 
@@ -234,22 +232,26 @@ def rope_parameters(header: Header) -> dict[str, Any] | None:
     return None
 
 
-def llama3_factor(header: Header, freqs: np.ndarray) -> float | None:
+def llama3_factor(header: Header, freqs: Sequence[float]) -> float | None:
     """
     Return the `factor` of Llama 3's RoPE scaling, by which a file's values divide the frequencies; `None` if these are
     not such factors.
 
     Args:
         header ([`Header`]): The file's.
-        freqs (`np.ndarray`): `rope_freqs.weight`, shape (head_dim / 2,).
+        freqs (`Sequence[float]`): `rope_freqs.weight`, head_dim / 2 numbers.
     """
-    factor = float(freqs.max())
-    dims = np.arange(0, header.head_dim, 2, dtype=np.float64) / header.head_dim
-    if freqs.shape != dims.shape or not 1.0 <= factor < math.inf:
+    factor = max(freqs, default=0.0)
+    dims = range(0, header.head_dim, 2)
+    if len(freqs) != len(dims) or not 1.0 <= factor < math.inf:
         return None
     low = LLAMA3["low_freq_factor"]
     high = LLAMA3["high_freq_factor"]
-    turns = LLAMA3["original_max_position_embeddings"] / (2 * math.pi * header.rope_theta**dims)
-    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    expected = 1.0 / ((1.0 - smooth) / factor + smooth)
-    return factor if np.allclose(freqs, expected, rtol=1e-4) else None
+    for found, dim in zip(freqs, dims, strict=True):
+        wavelength = 2 * math.pi * header.rope_theta ** (dim / header.head_dim)
+        turns = LLAMA3["original_max_position_embeddings"] / wavelength
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        expected = 1.0 / ((1.0 - smooth) / factor + smooth)
+        if not math.isclose(found, expected, rel_tol=1e-4):
+            return None
+    return factor
