@@ -154,12 +154,12 @@ class Tables:
     runs: pd.DataFrame = field(default_factory=make_frame)
     bases: pd.DataFrame = field(default_factory=partial(make_frame, file=BASES))
     curves: pd.DataFrame = field(default_factory=partial(make_frame, file=CURVES))
-    curves4: pd.DataFrame = field(default_factory=partial(make_frame, file=CURVES4))
     prompts: pd.DataFrame = field(default_factory=partial(make_frame, file=PROMPTS))
     points: pd.DataFrame = field(default_factory=partial(make_frame, file=POINTS))
     stops: pd.DataFrame = field(default_factory=partial(make_frame, file=STOPS))
     passk: pd.DataFrame = field(default_factory=partial(make_frame, file=PASSK))
     texts: pd.DataFrame = field(default_factory=partial(make_frame, file=TEXTS))
+    curves4: pd.DataFrame = field(default_factory=partial(make_frame, file=CURVES4))
 
     def add(self, key: RunKey, rows: dict[str, list[dict]], curves: str = CURVES) -> bool:
         """

@@ -205,7 +205,9 @@ def test_a_checkpoint_holds_nothing_else(begun):
     assert set(ours["log"]) == {"metrics", "completions"}
     parts = {
         "anchors": {"coefficients", "kl_since_generation"},
-        "recorder": {"kl_ref", "generation_row"},
+        "recorder": {"kl_ref", "generation_row", "generation_counts"},
+        "means": {"weights"},
+        "signal_watch": {"batches", "silent"},
         "guard": {"skips"},
         "resets": {"requests", "callbacks", "updates_since_reset"},
     }

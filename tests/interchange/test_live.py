@@ -189,6 +189,7 @@ def test_groups_of_two_generations_in_one_update_have_numbers_of_their_own(expor
 def test_a_schedule_that_waits_for_a_plateau_is_exported(exporting):
     """Its state holds infinity, which JSON does not know."""
     keys = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 100, "max_steps": 1}
+    keys |= {"metric_for_best_model": "eval_reward", "lr_scheduler_kwargs": {"mode": "max"}}
     _, callback = exporting(**keys, trainer_kwargs=QUESTIONS)
     inputs = read(UpdateInputs, callback.folder / "1")
     assert "best" not in inputs.schedule

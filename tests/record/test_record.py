@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 import yaml
 from run_record import read_rows, write_run
+from safetensors.torch import save_file
 
 from trl_prorl import ProRLConfig
 from trl_prorl.environment import versions
@@ -140,7 +141,7 @@ def test_a_second_call_of_train_is_another_run(run):
 def test_an_evaluation_of_the_run_that_had_the_folder_before_goes_nowhere(tmp_path):
     write_run(tmp_path, env={"run_id": "2"}, passk={**PASSK, "run_id": "1"}, drift={"points": []})
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").touch()
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     assert set(files_to_push(tmp_path, tmp_path)) == {"config.json", "model.safetensors", "env.json", "drift.json"}
     assert read_record(tmp_path).passk is None
     (tmp_path / "passk.json").write_text(json.dumps({**PASSK, "run_id": "2"}))

@@ -14,7 +14,13 @@ from run_record import read_events as events
 from run_record import read_rows as metrics
 from run_record import without_times
 from tiny_run import AtBoundary
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, get_scheduler
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+    get_scheduler,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
@@ -436,7 +442,9 @@ def test_an_evaluation_with_a_reward_of_nan_is_that_of_the_others(make_trainer):
     assert 0 < ours < 2
 
 
-def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_trainer, monkeypatch, tiny_model, caplog):
+def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(
+    make_trainer, monkeypatch, tiny_model, tmp_path, caplog
+):
     """The revision of the tokenizer, and a reward model's dtype, where A wraps the model itself."""
     asked = []
 
@@ -446,7 +454,10 @@ def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_train
 
     monkeypatch.setattr("trl_prorl.launch.plan.AutoProcessor", SimpleNamespace(from_pretrained=load))
     keys = {"beta": 0.1, "ref_reset_every": 2, "model_init_kwargs": {"revision": "main", "dtype": "bfloat16"}}
-    trainer = make_trainer(reward=tiny_model, trainer_kwargs={"processing_class": None}, **keys)
+    reward_model = str(tmp_path / "reward")
+    AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).save_pretrained(reward_model)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(reward_model)
+    trainer = make_trainer(reward=reward_model, trainer_kwargs={"processing_class": None}, **keys)
     assert asked == [(tiny_model, "main")]
     assert trainer.reward_funcs[0].dtype == torch.bfloat16
     assert trainer.args.model_init_kwargs == keys["model_init_kwargs"]

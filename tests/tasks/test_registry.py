@@ -31,7 +31,9 @@ def test_every_task_is_registered():
         if module.name != "tasks.__main__":
             importlib.import_module(module.name)
     known = {task_class(name) for name in [*task_names(), *(f"{prefix}:any" for prefix in PREFIXES)]}
-    assert set(concrete_tasks(Task)) == known
+    # Tests that ran before may have imported tasks of the study.
+    shipped = {task for task in concrete_tasks(Task) if not task.__module__.startswith("study.")}
+    assert shipped == known
 
 
 SORTS = "reward=.*exact, distance, inclusion_ordering, nearness, inclusion_lcs"
