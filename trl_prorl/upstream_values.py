@@ -52,7 +52,7 @@ LOSS_TYPES = one_of("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo",
 COMPILE_MODES = one_of("default", "lite", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 STORAGE = one_of("float16", "float32", "float64", "bfloat16", "int8", "uint8")
 
-# Read in TRL's and transformers' code; tests/test_upstream_contract.py compares the words with it.
+# Read in TRL's and transformers' code.
 TRAINING_VALUES = {
     # Words
     "loss_type": LOSS_TYPES,
