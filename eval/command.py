@@ -18,11 +18,8 @@ KEPT = "samples that were drawn are kept, and no result is half-written. The sam
 
 
 def program_name(module: str) -> str:
-    """What the usage of `eval.MODULE` begins with: the name that the process was started by."""
-    if sys.argv[0].startswith("trl-prorl "):
-        return sys.argv[0]
-    has_short_name = sys.modules.get("eval") is sys.modules[__package__]
-    return f"python -m {'eval' if has_short_name else 'trl_prorl.eval'}.{module}"
+    """What the usage of `eval.MODULE` begins with."""
+    return sys.argv[0] if sys.argv[0].startswith("trl-prorl ") else f"python -m trl_prorl.eval.{module}"
 
 
 def command(main: Callable, bad_input: type[Exception] = InputError, kept: str = KEPT) -> Callable[..., int]:

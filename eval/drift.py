@@ -191,8 +191,8 @@ def drift(
         name (`str`, *optional*, defaults to `"own"`): What tables call the data.
 
     Returns:
-        [`~eval.pages.measured.Measured`]: The content of `drift.json`, which is written into the run folder: a
-            dictionary that is shown as its tables.
+        [`~trl_prorl.eval.pages.measured.Measured`]: The content of `drift.json`, which is written into the run folder:
+            a dictionary that is shown as its tables.
 
     Raises:
         InputError: If it cannot be measured so.

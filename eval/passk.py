@@ -249,8 +249,8 @@ def evaluate(
         name (`str`, *optional*, defaults to `"own"`): What tables call the data.
 
     Returns:
-        [`~eval.pages.measured.Measured`]: The content of `passk.json`, which is written into the run folder: a
-            dictionary that is shown as its table.
+        [`~trl_prorl.eval.pages.measured.Measured`]: The content of `passk.json`, which is written into the run folder:
+            a dictionary that is shown as its table.
 
     Raises:
         InputError: If it cannot be measured so.

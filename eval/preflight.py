@@ -83,8 +83,8 @@ def preflight(
         trainer ([`ProRLTrainer`]): A trainer of a single process. Completions are right by the attribute `verifier` of
             its first reward function that has one, else by the task, else where the first function gives the full
             reward of 1.
-        task ([`~tasks.Task`], *optional*): Gives the gold answers; without it none is checked, so that a wrong reward
-            cannot be told from a base that solves nothing.
+        task ([`~trl_prorl.tasks.Task`], *optional*): Gives the gold answers; without it none is checked, so
+            that a wrong reward cannot be told from a base that solves nothing.
         prompts (`int`, *optional*, defaults to `32`): Prompts of the training set to sample.
         console (`Console`, *optional*): Gets a line for each stage and step.
 

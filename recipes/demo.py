@@ -1,6 +1,12 @@
 """The demo: `trl-prorl demo` in a checkout. `make demo` runs it."""
 
-from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once
+import sys
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).parents[1].resolve()))  # this checkout, whichever is installed
+
+from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once  # noqa: E402
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """Variant B. `accelerate launch recipes/grpo_variantB.py [--config RECIPE.yaml] [--key value ...]`"""
 
+import sys
 from pathlib import Path
 
-from trl_prorl.launch.command_line import main
+
+sys.path.insert(0, str(Path(__file__).parents[1].resolve()))  # this checkout, whichever is installed
+
+from trl_prorl.launch.command_line import main  # noqa: E402
 
 
 if __name__ == "__main__":

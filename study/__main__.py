@@ -13,13 +13,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from eval.command import command
 from study.matrix import Matrix, read_matrix
 from study.runner import PLACE, Runner, lock_study, progress, status
 from study.tables import CURVES, FOLDER, make_frame, read_folder, read_tables, write_tables
 from study.take_over import merge, new_runs, read_source
 from study.tuned import with_choices
 from trl_prorl.errors import InputError
+from trl_prorl.eval.command import command
 
 
 KEPT = (

@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from eval.analysis.resets import AROUND, MIDDLE, align_at_resets, band_over_resets
-from eval.pages.plotting import OTHER_COLOUR
 from study.matrix import Block, RunKey
 from study.plots import arm_styles
 from study.scores import finished, reset_steps
 from study.tables import Tables
+from trl_prorl.eval.analysis.resets import AROUND, MIDDLE, align_at_resets, band_over_resets
+from trl_prorl.eval.pages.plotting import OTHER_COLOUR
 
 
 SHOWN = ("core", "clamp")  # blocks: healthy training, and a policy that a strong KL holds

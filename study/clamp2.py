@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from eval.analysis.statistics import pass_at_k_per_prompt
-from eval.pages.table import interval_cell
 from study.hierarchical import Contrast
 from study.matrix import BASE_ARM, Block, read_matrix
 from study.passk import moments, upper_bound
 from study.registered import over_bases, registered
 from study.scores import finished
 from study.tables import Tables, read_tables
+from trl_prorl.eval.analysis.statistics import pass_at_k_per_prompt
+from trl_prorl.eval.pages.table import interval_cell
 
 
 BLOCK = "clamp2"

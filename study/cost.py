@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from eval.analysis.statistics import Estimate
 from study.tables import FOLDER
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.statistics import Estimate
 
 
 COST_FILE = "step_cost.json"  # `arms.json` of eval.step_cost

@@ -5,11 +5,11 @@ from itertools import permutations, product
 
 import pandas as pd
 
-from eval.analysis.statistics import Estimate, holm
 from study.hierarchical import RESAMPLES, Contrast, mean_over, resample
 from study.matrix import Block
 from study.scores import BASE, CO_PRIMARY, outcomes
 from study.tables import Tables
+from trl_prorl.eval.analysis.statistics import Estimate, holm
 
 
 SHARES = (0.8, 0.9)  # of another arm's score, for B to have kept most of it

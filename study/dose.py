@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from eval.pages.table import interval_cell
 from study.hierarchical import Contrast
 from study.matrix import Block, RunKey, read_matrix
 from study.registered import over_bases
 from study.rivals import OUTCOMES, control_of, with_holm
 from study.tables import Tables, read_tables
+from trl_prorl.eval.pages.table import interval_cell
 
 
 BLOCK = "dose"

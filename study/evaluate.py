@@ -15,12 +15,6 @@ from statistics import mean
 
 import pandas as pd
 
-from eval import drift, passk
-from eval.analysis import stability
-from eval.pages.drift import drift_series
-from eval.run_folder.reading import load_run, write_json
-from eval.run_folder.run import RecordedRun
-from eval.samples.held_out import HeldOut
 from study import sorting_ends  # noqa: F401  registers its task
 from study.matrix import RunKey
 from study.passk import passk_rows
@@ -29,6 +23,12 @@ from study.stops import stop_rows
 from study.tables import CURVE_VALUES
 from study.texts import text_rows
 from trl_prorl.errors import RunError
+from trl_prorl.eval import drift, passk
+from trl_prorl.eval.analysis import stability
+from trl_prorl.eval.pages.drift import drift_series
+from trl_prorl.eval.run_folder.reading import load_run, write_json
+from trl_prorl.eval.run_folder.run import RecordedRun
+from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.record.run_files import ELASTIC, RESET
 
 

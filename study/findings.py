@@ -9,8 +9,6 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from eval.analysis.statistics import Estimate
-from eval.pages.plotting import DPI
 from study.around_resets import SHOWN, around_resets
 from study.clamp import clamp, slowing_of_plain, summary
 from study.cost import COST_FILE, relatives, rounds
@@ -38,6 +36,8 @@ from study.tables import FOLDER, Tables
 from study.third import figures_of_third, numbers_of_third
 from study.tuned import choices
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.pages.plotting import DPI
 from trl_prorl.files import replaced
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 

@@ -21,9 +21,9 @@ from peft import PeftModel
 from transformers import AutoTokenizer, set_seed
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
-from eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import RunError
+from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample
 from trl_prorl.launch.recipe import RecipeParser, TaskArguments
 from trl_prorl.record.provenance import write_config, write_env
 from trl_prorl.record.run_files import ENV_FILE, METRICS_FILE, read_json

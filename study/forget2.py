@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from eval.pages.table import interval_cell
 from study.hierarchical import Contrast
 from study.matrix import Block, RunKey, read_matrix
 from study.registered import OTHER_GOLD, kept, other_tasks, over_bases
 from study.rivals import with_holm
 from study.tables import Tables, read_tables
+from trl_prorl.eval.pages.table import interval_cell
 
 
 BLOCK = "forget2"

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from eval.pages.table import interval_cell
 from study import clamp2, dose, smollm2b
 from study.hierarchical import Contrast
 from study.matrix import Block, Matrix, RunKey, read_matrix
@@ -19,6 +18,7 @@ from study.qwen_runs import TEXTS
 from study.registered import over_bases
 from study.rivals import OUTCOMES, control_of, score_at, stop_by_gold, with_holm
 from study.tables import CURVES, Tables, make_frame, read_folder
+from trl_prorl.eval.pages.table import interval_cell
 
 
 WINDOW = 40  # steps, of the guard that is replayed

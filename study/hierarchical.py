@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from eval.analysis.statistics import NO_INTERVAL, Estimate, fieller_interval
+from trl_prorl.eval.analysis.statistics import NO_INTERVAL, Estimate, fieller_interval
 
 
 LEVEL = 0.95

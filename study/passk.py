@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eval.samples.held_out import HeldOut
-from eval.samples.models import Point
+from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.models import Point
 
 
 class Moments(NamedTuple):

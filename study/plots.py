@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
-from eval.analysis.stability import SMOOTHING_STEPS
-from eval.pages.plotting import LINE_STYLES, OTHER_COLOUR
 from study.matrix import Block
 from study.scores import finished
 from study.tables import Tables
+from trl_prorl.eval.analysis.stability import SMOOTHING_STEPS
+from trl_prorl.eval.pages.plotting import LINE_STYLES, OTHER_COLOUR
 from trl_prorl.variants import VARIANTS
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from eval.analysis.statistics import (
+from study.tables import FOLDER
+from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.statistics import (
     Estimate,
     bootstrap_interval,
     detectable_difference,
     paired_bootstrap_difference,
     pass_at_k_per_prompt,
 )
-from eval.command import command
-from eval.pages.table import interval_cell
-from study.tables import FOLDER
-from trl_prorl.errors import InputError
+from trl_prorl.eval.command import command
+from trl_prorl.eval.pages.table import interval_cell
 from trl_prorl.interrupt import NOTHING_CHANGED
 from trl_prorl.record.run_files import METRICS_FILE
 

@@ -22,14 +22,14 @@ import yaml
 from peft import PeftModel
 from transformers import AutoTokenizer, set_seed
 
-from eval.command import command
-from eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample
-from eval.samples.store import content_ids
 from study.frozen import check_at_frozen_commit, commit_tables, git, holding
 from study.qwen import read_steps, replace_rows
 from study.runner import NICE, PLACE, run_process, say
 from trl_prorl.environment import cpu_computes_bf16
 from trl_prorl.errors import InputError
+from trl_prorl.eval.command import command
+from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample
+from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.files import replaced
 from trl_prorl.launch.recipe_yaml import read_recipe
 from trl_prorl.tasks import get_task

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from eval.analysis.statistics import holm
 from study.differences import compared
 from study.hierarchical import Contrast
 from study.matrix import Block, RunKey
 from study.scores import finished
 from study.tables import Tables
+from trl_prorl.eval.analysis.statistics import holm
 
 
 SPAN = 20  # steps over which gold and reward of the training batches are averaged

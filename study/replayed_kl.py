@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from transformers import AutoTokenizer, set_seed
 
-from eval.samples.sampling import SamplingSettings, prepare_for_sampling, prompt_ids, sample
-from eval.samples.task_name import TaskName
+from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling, prompt_ids, sample
+from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.launch.command_line import check_arguments, parse
 from trl_prorl.train import find_model, run
 from trl_prorl.trainer import ProRLTrainer

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from eval.analysis.statistics import holm
-from eval.pages.table import interval_cell
 from study.hierarchical import Contrast
 from study.matrix import Block, PlannedRun, RunKey, read_matrix
 from study.registered import over_bases, smoothed_curve
 from study.scores import finished
 from study.tables import Tables, read_tables
+from trl_prorl.eval.analysis.statistics import holm
+from trl_prorl.eval.pages.table import interval_cell
 from trl_prorl.guards.guard_gap import GuardGap
 
 

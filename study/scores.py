@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from eval.analysis.resets import gain_after_clamp, median_reconvergence, reset_responses
-from eval.analysis.stability import ENTROPY_SPIKE, KL_SPIKE, find_spikes, kl_key
-from eval.analysis.statistics import pass_at_k_per_prompt
 from study.hierarchical import resample
 from study.matrix import Block, RunKey
 from study.tables import POINT_VALUES, Tables
+from trl_prorl.eval.analysis.resets import gain_after_clamp, median_reconvergence, reset_responses
+from trl_prorl.eval.analysis.stability import ENTROPY_SPIKE, KL_SPIKE, find_spikes, kl_key
+from trl_prorl.eval.analysis.statistics import pass_at_k_per_prompt
 from trl_prorl.guards.collapse import end_by_best
 
 
@@ -115,9 +115,9 @@ def steps_between_resets(tables: Tables, key: RunKey) -> list[int]:
 
 def reward_kept(tables: Tables, key: RunKey) -> float:
     """
-    Return the number that a collapse is told by, [`~eval.analysis.stability.end_by_best`] of the training reward; 0
-    where it cannot be told, because the best is 0 or numbers that are not finite ended the run. NaN without a training
-    reward: fine-tuning has none.
+    Return the number that a collapse is told by, [`~trl_prorl.eval.analysis.stability.end_by_best`] of the training
+    reward; 0 where it cannot be told, because the best is 0 or numbers that are not finite ended the run. NaN without
+    a training reward: fine-tuning has none.
     """
     rewards = pd.Series(tables.curves.loc[key, "reward"].to_numpy())
     if rewards.isna().all():

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from eval.analysis.statistics import Estimate
-from eval.pages.table import interval_cell
 from study.matrix import BASE_ARM, Block, RunKey, read_matrix
 from study.registered import over_bases
 from study.tables import Tables, read_tables
-from tasks.instructions import tokens
+from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.pages.table import interval_cell
+from trl_prorl.tasks.instructions import tokens
 
 
 BLOCK = "smollm2b"

@@ -6,10 +6,10 @@ have best of 8. Part of a run's evaluation (`study/evaluate.py`) where its block
 from pathlib import Path
 from statistics import mean
 
-from eval.run_folder.reading import load_run
-from eval.samples.held_out import HeldOut
-from eval.samples.models import Point, checkpoint_points
 from study.best_of import best_of
+from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.models import Point, checkpoint_points
 from trl_prorl.record.run_files import GAMED
 
 

@@ -6,8 +6,8 @@ evaluation (`study/evaluate.py`) where its block asks for `texts`.
 import json
 from pathlib import Path
 
-from eval.samples.held_out import HeldOut
-from eval.samples.models import Point, checkpoint_points
+from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.models import Point, checkpoint_points
 
 
 def rows_of_split(held_out: HeldOut, point: Point, split: str, samples: int, greedy: bool) -> list[dict]:

@@ -15,11 +15,10 @@ from rich.text import Text
 
 from trl_prorl.interrupt import NOTHING_CHANGED, ending_in_one_line
 from trl_prorl.pipes import reader_may_leave
+from trl_prorl.tasks.base import check_dataset
+from trl_prorl.tasks.plugin import load_plugin
+from trl_prorl.tasks.registry import PREFIXES, get_task, task_class, task_names
 from trl_prorl.text import visible
-
-from .base import check_dataset
-from .plugin import load_plugin
-from .registry import PREFIXES, get_task, task_class, task_names
 
 
 def list_tasks() -> Table:

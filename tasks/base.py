@@ -81,7 +81,7 @@ def check_task(task: object) -> None:
     for method in METHODS:
         found = getattr(task, method, None)
         if found is None:
-            raise ValueError(f"{owner} has no method {method!r}: derive it from tasks.base.Task")
+            raise ValueError(f"{owner} has no method {method!r}: derive it from trl_prorl.tasks.Task")
         if not callable(found):
             raise ValueError(f"{owner}.{method} is a {type(found).__name__}: write it as a method of the class")
     name = getattr(task, "name", None)

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from .generated import GeneratedTask
+from trl_prorl.tasks.generated import GeneratedTask
 
 
 CLOSER = {"(": ")", "[": "]", "{": "}"}

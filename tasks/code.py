@@ -5,12 +5,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from .base import check_choice, check_integer
-from .code_formats import INSTRUCTION, parse_problem
-from .code_templates import sample_function
-from .generated import GeneratedTask
-from .loaded import LoadedTask
-from .sandbox import Limits, Program, Sandbox
+from trl_prorl.tasks.base import check_choice, check_integer
+from trl_prorl.tasks.code_formats import INSTRUCTION, parse_problem
+from trl_prorl.tasks.code_templates import sample_function
+from trl_prorl.tasks.generated import GeneratedTask
+from trl_prorl.tasks.loaded import LoadedTask
+from trl_prorl.tasks.sandbox import Limits, Program, Sandbox
 
 
 REWARDS = ("exact", "share")
@@ -44,7 +44,7 @@ class Code(LoadedTask, GeneratedTask):
 
     Without a path the functions are generated: level L, 1 to 8, has L steps on a list of numbers or on words, and a
     last step. The code is the last fenced block of a completion that defines the function, or the whole completion; it
-    runs in a [`~tasks.sandbox.Sandbox`].
+    runs in a [`~trl_prorl.tasks.sandbox.Sandbox`].
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty of the generated functions, from 1 to 8.

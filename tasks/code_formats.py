@@ -4,7 +4,7 @@ import ast
 import builtins
 from collections.abc import Mapping
 
-from .loaded import Problem, need
+from trl_prorl.tasks.loaded import Problem, need
 
 
 INSTRUCTION = "Answer with the Python code in one fenced block."

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from random import Random
 
-from .generated import GeneratedTask
+from trl_prorl.tasks.generated import GeneratedTask
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -7,10 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .base import Task
-from .final_answer import MAX_LENGTH, NOT_A_UNIT, TAG
-from .loaded import FILES, Problem, by_question, load_problems, loaded_rows, need, split_training_file
-from .math_equality import equal_number
+from trl_prorl.tasks.base import Task
+from trl_prorl.tasks.final_answer import MAX_LENGTH, NOT_A_UNIT, TAG
+from trl_prorl.tasks.loaded import FILES, Problem, by_question, load_problems, loaded_rows, need, split_training_file
+from trl_prorl.tasks.math_equality import equal_number
 
 
 if TYPE_CHECKING:

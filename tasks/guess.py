@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from .base import check_choice
-from .generated import GeneratedTask
+from trl_prorl.tasks.base import check_choice
+from trl_prorl.tasks.generated import GeneratedTask
 
 
 REWARDS = ("exact", "near")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from random import Random
 
-from .base import check_choice
-from .constraints import CONSTRAINTS, describe, fulfils, words
-from .generated import GeneratedTask
+from trl_prorl.tasks.base import check_choice
+from trl_prorl.tasks.constraints import CONSTRAINTS, describe, fulfils, words
+from trl_prorl.tasks.generated import GeneratedTask
 
 
 REWARDS = ("exact", "share")

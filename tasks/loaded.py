@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trl_prorl.text import parse_json, short
-
-from .base import (
+from trl_prorl.tasks.base import (
     SPLITS,
     VALIDATION_BUCKET,
     Task,
@@ -16,6 +14,7 @@ from .base import (
     content_split,
     stable_hash,
 )
+from trl_prorl.text import parse_json, short
 
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
-from .final_answer import as_number, boxed, number_value
-from .loaded import LoadedTask, Problem, need
-from .math_equality import MAX_LENGTH, equal, equal_number
+from trl_prorl.tasks.final_answer import as_number, boxed, number_value
+from trl_prorl.tasks.loaded import LoadedTask, Problem, need
+from trl_prorl.tasks.math_equality import MAX_LENGTH, equal, equal_number
 
 
 INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."

@@ -3,8 +3,8 @@
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from .final_answer import as_number, number_value
-from .worker import Worker
+from trl_prorl.tasks.final_answer import as_number, number_value
+from trl_prorl.tasks.worker import Worker
 
 
 SECONDS = 5.0

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .base import Task, check_request
-from .registry import get_task
+from trl_prorl.tasks.base import Task, check_request
+from trl_prorl.tasks.registry import get_task
 
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from trl_prorl.errors import InputError
-
-from . import registry
+from trl_prorl.tasks import registry
 
 
 # The functions of a file that stand for a task where a script's run is evaluated; the second may be left out.

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
-from .base import check_choice
-from .generated import GeneratedTask
-from .worker import Worker
+from trl_prorl.tasks.base import check_choice
+from trl_prorl.tasks.generated import GeneratedTask
+from trl_prorl.tasks.worker import Worker
 
 
 REWARDS = ("exact", "score")

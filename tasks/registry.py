@@ -3,32 +3,30 @@
 import inspect
 import re
 from importlib import import_module
-from importlib.util import find_spec
 
+from trl_prorl.tasks.base import Task, check_task
 from trl_prorl.text import nearest
-
-from .base import Task, check_task
 
 
 # name -> "module:class", imported on demand.
 TASKS = {
-    "bracket_matching": "tasks.bracket_matching:BracketMatching",
-    "code": "tasks.code:Code",
-    "constrained": "tasks.constrained:Constrained",
-    "digit_checksum": "tasks.digit_checksum:DigitChecksum",
-    "gsm8k": "tasks.gsm8k:GSM8K",
-    "guess": "tasks.guess:Guess",
-    "instructions": "tasks.instructions:Instructions",
-    "math": "tasks.math:Math",
-    "mixture": "tasks.mixture:Mixture",
-    "parity": "tasks.parity:Parity",
-    "reverse_digits": "tasks.reverse_digits:ReverseDigits",
-    "sorting": "tasks.sorting:Sorting",
-    "stem": "tasks.stem:Stem",
-    "sums": "tasks.sums:Sums",
+    "bracket_matching": "trl_prorl.tasks.bracket_matching:BracketMatching",
+    "code": "trl_prorl.tasks.code:Code",
+    "constrained": "trl_prorl.tasks.constrained:Constrained",
+    "digit_checksum": "trl_prorl.tasks.digit_checksum:DigitChecksum",
+    "gsm8k": "trl_prorl.tasks.gsm8k:GSM8K",
+    "guess": "trl_prorl.tasks.guess:Guess",
+    "instructions": "trl_prorl.tasks.instructions:Instructions",
+    "math": "trl_prorl.tasks.math:Math",
+    "mixture": "trl_prorl.tasks.mixture:Mixture",
+    "parity": "trl_prorl.tasks.parity:Parity",
+    "reverse_digits": "trl_prorl.tasks.reverse_digits:ReverseDigits",
+    "sorting": "trl_prorl.tasks.sorting:Sorting",
+    "stem": "trl_prorl.tasks.stem:Stem",
+    "sums": "trl_prorl.tasks.sums:Sums",
 }
 # Prefix -> the class of all its tasks, which takes the rest of the name as its first argument.
-PREFIXES = {"rg": "tasks.reasoning_gym:ReasoningGym"}
+PREFIXES = {"rg": "trl_prorl.tasks.reasoning_gym:ReasoningGym"}
 PLUGINS = []  # files of `--plugin`, which have added to them
 
 
@@ -56,10 +54,10 @@ def class_at(name: str, place: object) -> type[Task]:
     """
     entry = f"the task {name!r} is registered as {place!r}"
     if not isinstance(place, str) or not re.fullmatch(r"[\w.]+:\w+", place):
-        raise ValueError(f"{entry}, which is not of the form 'module:Class'; write it as 'tasks.sums:Sums'")
+        raise ValueError(f"{entry}, which is not of the form 'module:Class'; write it as 'own:Roman'")
     module, _, attribute = place.partition(":")
     try:
-        found = getattr(import_module(_here(module)), attribute, None)
+        found = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, and imports another that is not
@@ -91,21 +89,14 @@ def check_name(name: str) -> None:
         _place(one)
 
 
-def _here(module: str) -> str:
-    """
-    Return a module of this package by the package's name, which differs if a user's own package is called `tasks`.
-    """
-    here = module.replace("tasks.", f"{__package__}.", 1) if module.startswith("tasks.") else module
-    return here if find_spec(here) else module
-
-
 def get_task(name: str, **options) -> Task:
     """
     Return a task by its name.
 
     Args:
         name (`str`): one of [`task_names`], `rg:` and a family of reasoning-gym, or several names with weights
-            (`"gsm8k:0.5,code:0.3"`), which make a [`~tasks.mixture.Mixture`] of the tasks with their defaults.
+            (`"gsm8k:0.5,code:0.3"`), which make a [`~trl_prorl.tasks.mixture.Mixture`] of the tasks with
+            their defaults.
         options: options of the task, such as `level`; its docstring lists them.
 
     Example:
@@ -144,7 +135,7 @@ def get_task(name: str, **options) -> Task:
 
 def parse_weights(text: str) -> dict[str, dict]:
     """
-    Parse `"gsm8k:0.5,rg:chain_sum:0.2"` into the mapping that [`~tasks.mixture.Mixture`] takes.
+    Parse `"gsm8k:0.5,rg:chain_sum:0.2"` into the mapping that [`~trl_prorl.tasks.mixture.Mixture`] takes.
 
     Raises:
         `ValueError`: If a part is not a name, a colon and a number.

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from random import Random
 
-from .base import check_choice, check_integer
-from .generated import GeneratedTask
+from trl_prorl.tasks.base import check_choice, check_integer
+from trl_prorl.tasks.generated import GeneratedTask
 
 
 REWARDS = ("exact", "ends")

@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .isolated.lockdown import MACHINES
-from .worker import PIPES
+from trl_prorl.tasks.isolated.lockdown import MACHINES
+from trl_prorl.tasks.worker import PIPES
 
 
 ISOLATED = Path(__file__).with_name("isolated")

@@ -7,7 +7,7 @@ from decimal import Decimal
 from itertools import pairwise
 from random import Random
 
-from .generated import GeneratedTask
+from trl_prorl.tasks.generated import GeneratedTask
 
 
 # No leading zeros, so that two numbers are equal exactly if their texts are equal.

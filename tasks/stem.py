@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from random import Random
 
-from .final_answer import boxed
-from .generated import GeneratedTask
-from .loaded import LoadedTask, Problem, need
-from .stem_templates import sample_question
+from trl_prorl.tasks.final_answer import boxed
+from trl_prorl.tasks.generated import GeneratedTask
+from trl_prorl.tasks.loaded import LoadedTask, Problem, need
+from trl_prorl.tasks.stem_templates import sample_question
 
 
 LETTERS = "ABCDEFGHIJ"

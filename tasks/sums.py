@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from random import Random
 
-from .base import check_choice
-from .generated import GeneratedTask
-from .gsm8k import MarkedNumber, marked_answers
+from trl_prorl.tasks.base import check_choice
+from trl_prorl.tasks.generated import GeneratedTask
+from trl_prorl.tasks.gsm8k import MarkedNumber, marked_answers
 
 
 MARK = "####"
@@ -27,8 +27,8 @@ class Sums(MarkedNumber, GeneratedTask):
     Add numbers one after the other, and mark the sum: `add 17 48 5` -> `17+48=65 65+5=70 #### 70`.
 
     Level L, 1 to 8, has 2 to L + 1 numbers, every count equally likely; one number in four has two digits, the others
-    have one. An answer is correct if it holds the sum after `####`, as in [`~tasks.gsm8k.GSM8K`]. The working is a way
-    to it, and is not required.
+    have one. An answer is correct if it holds the sum after `####`, as in
+    [`~trl_prorl.tasks.gsm8k.GSM8K`]. The working is a way to it, and is not required.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.

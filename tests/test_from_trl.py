@@ -7,8 +7,8 @@ import torch
 from tiny_run import load_adapter
 from trl import GRPOTrainer
 
-from eval import drift, passk, report
 from trl_prorl import ProRLTrainer
+from trl_prorl.eval import drift, passk, report
 from trl_prorl.train import find_model
 
 

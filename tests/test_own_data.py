@@ -12,11 +12,11 @@ from datasets import Dataset
 from run_record import error_lines
 from transformers import AutoModelForCausalLM
 
-from eval import boundary, compare, report
-from eval.run_folder.reading import load_run
-from eval.samples.sampling import progress
 from trl_prorl import drift, evaluate
 from trl_prorl.errors import InputError, RunError
+from trl_prorl.eval import boundary, compare, report
+from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.hub.card import model_card
 from trl_prorl.pass_at_k import pass_at_k
 

@@ -12,10 +12,10 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 from run_record import write_run
 
-from eval import report
-from eval.pages.document import Bullets, Code, Report, Section, Text, inline, to_markdown
-from eval.pages.table import Table
-from eval.samples.sampling import progress
+from trl_prorl.eval import report
+from trl_prorl.eval.pages.document import Bullets, Code, Report, Section, Text, inline, to_markdown
+from trl_prorl.eval.pages.table import Table
+from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.hub.card import model_card
 from trl_prorl.text import shell_quote, visible, without_html
 

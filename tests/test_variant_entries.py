@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 from run_record import write_run
 
-from eval.analysis.compare import pair_notes
-from eval.analysis.configurations import configuration_labels
-from eval.analysis.frame import Frame
-from eval.pages.arms import lead
-from eval.pages.plotting import colour_of
-from eval.pages.runs import learning_table
-from eval.run_folder.reading import load_run
 from trl_prorl import ProRLConfig
+from trl_prorl.eval.analysis.compare import pair_notes
+from trl_prorl.eval.analysis.configurations import configuration_labels
+from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.pages.arms import lead
+from trl_prorl.eval.pages.plotting import colour_of
+from trl_prorl.eval.pages.runs import learning_table
+from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.hub.card import model_card
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, describe_missing_reset
 

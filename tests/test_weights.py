@@ -29,10 +29,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from eval.samples.models import load_base_model, load_point, trained_point
 from trl_prorl import load_model
 from trl_prorl.embedded.making import byte_tokenizer
 from trl_prorl.errors import InputError
+from trl_prorl.eval.samples.models import load_base_model, load_point, trained_point
 from trl_prorl.hub.card import model_card
 from trl_prorl.hub.publish import files_to_push
 from trl_prorl.weights import whole_weights

@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .quiet import drop_kernel_hint, hold_old_names
-from .short_names import find_long_names
 
 
 if TYPE_CHECKING:
@@ -39,8 +38,6 @@ __all__ = [
 
 drop_kernel_hint()
 hold_old_names()
-
-find_long_names(__path__)
 
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
 _MODULES = {

@@ -28,7 +28,7 @@ from .announce import announce
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
 from .interrupt import INTERRUPTED, ending_in_one_line
 from .launch.recipe_yaml import read_recipe
-from .launch.shipped_recipes import recipes_folder
+from .launch.shipped_recipes import RECIPES
 from .pipes import reader_may_leave
 from .record.base_model import identify
 from .record.folder_lock import FolderInUseError, check_free
@@ -40,7 +40,7 @@ from .text import visible
 COMMAND = [sys.executable, "-m", "trl_prorl"]
 DEMOS = {  # `drift`: at most so many prompts, because a KL over the whole vocabulary needs fewer samples than a rate
     "embedded": {
-        "recipes": recipes_folder() / "tiny",
+        "recipes": RECIPES / "tiny",
         "out": Path("runs/demo"),
         "arms": ("control", "variantA", "variantB", "variantC", "plain"),
         "prompts": 256,
@@ -48,7 +48,7 @@ DEMOS = {  # `drift`: at most so many prompts, because a KL over the whole vocab
         "samples": 16,
     },
     SMOLLM2: {
-        "recipes": recipes_folder() / SMOLLM2,
+        "recipes": RECIPES / SMOLLM2,
         "out": Path("runs/demo-smollm2"),
         "arms": ("control", "plain"),
         "prompts": 24,

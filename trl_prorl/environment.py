@@ -36,7 +36,7 @@ def main() -> None:
         flags = {"avx2", "avx512_bf16", "amx_bf16"} & set(CPUINFO.read_text().split())
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)]
     print(f"- trl-prorl version: {versions().get('trl-prorl')}, commit {git_commit()}")
-    print(f"- Files for accelerate launch --config_file: {launcher_files()}")
+    print(f"- Files for accelerate launch --config_file: {Path(__file__).with_name('accelerate_configs')}")
     print(f"- CPU: {os.cpu_count()} cores, flags {' '.join(sorted(flags))}\n- Variables: {' '.join(variables)}")
 
 
@@ -83,13 +83,6 @@ def started_processes() -> int:
     """Return how many processes a launcher has started for this run, as Accelerate reads it."""
     counts = [int(os.environ[name]) for name in PROCESS_COUNTS if os.environ.get(name, "").isdigit()]
     return max(counts, default=1)
-
-
-def launcher_files() -> Path:
-    """Return the folder `accelerate_configs`: within the package once installed, beside it in a checkout."""
-    package = Path(__file__).parent
-    within = package / "accelerate_configs"
-    return within if within.is_dir() else package.parent / "accelerate_configs"
 
 
 def installed(package: str) -> str | None:

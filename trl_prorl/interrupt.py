@@ -1,6 +1,5 @@
 """Ctrl-C: it ends a process at once, or with one line in the place of a traceback."""
 
-import itertools
 import os
 import signal
 import sys
@@ -44,20 +43,6 @@ def interrupt_as_usual() -> None:
     """Undo [`end_at_once`]: Ctrl-C raises `KeyboardInterrupt` again."""
     if isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def is_started_as_module(package: str) -> bool:
-    """
-    Return whether this process is `python -m PACKAGE…`, which is being imported for it, under its own name or within
-    `trl_prorl`.
-    """
-    if sys.argv[:1] != ["-m"]:
-        return False
-    for flag, module in itertools.pairwise(sys.orig_argv):
-        is_option = flag.startswith("-") and flag.endswith("m")
-        if is_option and module.removeprefix("trl_prorl.").partition(".")[0] == package:
-            return True
-    return False
 
 
 @contextmanager

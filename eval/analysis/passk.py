@@ -21,7 +21,7 @@ SIDES = ("base", "trained")
 
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
-    """[`~eval.analysis.statistics.summarise_counts`] of verdicts, shape (P, n), for sizes of the draw from 1 to n."""
+    """[`summarise_counts`] of verdicts, shape (P, n), for sizes of the draw from 1 to n."""
     return summarise_counts([sum(samples) for samples in correct], len(correct[0]), ks)
 
 

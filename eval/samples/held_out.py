@@ -112,7 +112,7 @@ class HeldOut:
         """
         Return how many prompts the run was trained on. The splits of our tasks share none; those of a user's may.
         """
-        is_ours = type(self.task).__module__.partition(".")[0] in ("tasks", "trl_prorl")
+        is_ours = type(self.task).__module__.partition(".")[0] == "trl_prorl"
         if is_ours or self.task.turns > 1 or self.split == "train":
             return None
         try:
@@ -135,9 +135,10 @@ class HeldOut:
 
     def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
         """
-        `n` samples of every prompt by one model, P·n rows with the columns of [`~eval.samples.store.COLUMNS`], prompt
-        by prompt in the order of `rows`; what is not on disk is drawn, at another temperature if one is given, and
-        kept. Those of the base may come from another run in the same folder, see [`HeldOut._adopt`].
+        `n` samples of every prompt by one model, P·n rows with the columns of
+        [`~trl_prorl.eval.samples.store.COLUMNS`], prompt by prompt in the order of `rows`; what is not on disk is
+        drawn, at another temperature if one is given, and kept. Those of the base may come from another run in the
+        same folder, see [`HeldOut._adopt`].
         """
         sampling = self.sampling
         if temperature is not None:

@@ -73,7 +73,7 @@ class Sample:
 
 
 def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool | None, str | None]]:
-    """Yield the verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
+    """Yield the verdict of each completion with its row, and its answer; see [`~trl_prorl.tasks.Task.answer_of`]."""
     verdicts = task.verify_many(texts, rows)
     for text, row, verdict in zip(texts, rows, verdicts, strict=True):
         correct = None if verdict is None else as_verdict(verdict, f"verify of {type(task).__name__}")

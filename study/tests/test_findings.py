@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from eval.analysis.statistics import Estimate
 from study.differences import ELSE, H0, H2, compared, differences, is_share_kept, over_families, shares, verdict
 from study.findings import write_pages
 from study.hierarchical import Contrast
@@ -17,6 +16,7 @@ from study.runner import format_duration, seconds_left
 from study.scores import reset_steps, reward_kept, scores
 from study.tables import Tables, make_frame, read_tables
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.statistics import Estimate
 
 
 ROOT = Path(__file__).parent.parent.parent

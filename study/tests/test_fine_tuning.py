@@ -8,9 +8,6 @@ import torch
 import yaml
 from transformers import AutoTokenizer, set_seed
 
-from eval.run_folder.reading import load_run
-from eval.samples.held_out import HeldOut
-from eval.samples.models import load_point
 from study.bases import model_of
 from study.fine_tuning import (
     demonstrations,
@@ -25,8 +22,11 @@ from study.fine_tuning import (
 )
 from study.matrix import MODEL, read_matrix
 from study.runner import SETTINGS
-from tasks.registry import get_task
 from trl_prorl.errors import RunError
+from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.models import load_point
+from trl_prorl.tasks.registry import get_task
 from trl_prorl.train import find_model
 from trl_prorl.weights import load_model
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.analysis.statistics import fieller_interval
 from study.hierarchical import Contrast, coverage, mean_over, resample
+from trl_prorl.eval.analysis.statistics import fieller_interval
 
 
 def same_on_every_prompt(by_pair, prompts=32):

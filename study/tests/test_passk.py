@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from eval.analysis.statistics import pass_at_k_per_prompt
 from study.passk import count_rows, moments, upper_bound
+from trl_prorl.eval.analysis.statistics import pass_at_k_per_prompt
 
 
 def test_a_row_for_each_question():

@@ -9,8 +9,8 @@ import pandas as pd
 from doc_pages import LINK, ROOT, anchors
 from scipy import stats
 
-from eval.analysis.resets import median_reconvergence, reset_responses
 from study.matrix import read_matrix
+from trl_prorl.eval.analysis.resets import median_reconvergence, reset_responses
 
 
 STUDY = ROOT / "study"

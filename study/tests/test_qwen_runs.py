@@ -9,10 +9,10 @@ import yaml
 from trl import ModelConfig
 
 from study import qwen_runs
-from tasks.registry import get_task
 from trl_prorl import ProRLConfig
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.launch.recipe_yaml import read_recipe
+from trl_prorl.tasks.registry import get_task
 from trl_prorl.train import TaskArguments
 
 

@@ -23,8 +23,8 @@ from study.replayed_kl import (
     texts_of_batch,
 )
 from study.runner import SETTINGS
-from tasks.registry import get_task
 from trl_prorl.launch.command_line import check_arguments, parse
+from trl_prorl.tasks.registry import get_task
 from trl_prorl.train import find_model, run
 from trl_prorl.trainer import ProRLTrainer
 

@@ -6,11 +6,11 @@ import math
 import pandas as pd
 import pytest
 
-from eval.run_folder.reading import load_run
 from study.evaluate import curve_rows, is_collapsed, rows_of
 from study.matrix import RunKey
 from study.tables import CURVES, make_frame
 from trl_prorl.errors import RunError
+from trl_prorl.eval.run_folder.reading import load_run
 
 
 KEY = RunKey("sums", "A", 1, 2, 40)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.command import command
 from study.__main__ import KEPT, main
 from study.tables import BASES, CURVES, CURVES4, FOLDER, PROMPTS, RUNS, read_tables
+from trl_prorl.eval.command import command
 from trl_prorl.record.folder_lock import holder
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from study.stops import base_row, checkpoint_row
-from tasks.registry import get_task
+from trl_prorl.tasks.registry import get_task
 
 
 BASE = SimpleNamespace(step=0)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from eval.command import command
 from study.__main__ import KEPT, main
 from study.matrix import RunKey
 from study.tables import FOLDER, STOPS, Tables, read_tables, write_tables
 from study.take_over import EARLIER_FOLDER, merge, read_source
 from trl_prorl.errors import InputError
+from trl_prorl.eval.command import command
 
 
 ROOT = Path(__file__).parent.parent.parent

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from eval.analysis.resets import reset_responses
 from study.matrix import RunKey, read_matrix
 from study.scores import aggregates, training
 from study.tables import Tables
+from trl_prorl.eval.analysis.resets import reset_responses
 
 
 MATRIX = """

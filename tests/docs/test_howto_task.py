@@ -10,7 +10,7 @@ from doc_pages import ROOT, named_file
 
 
 PAGE = (ROOT / "docs" / "howto-task.md").read_text()
-TRIVIA = '    "trivia": "tasks.trivia:Trivia",\n'
+TRIVIA = '    "trivia": "trl_prorl.tasks.trivia:Trivia",\n'
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,9 @@ def followed(tmp_path_factory):
     """A copy of `tasks/` and its tests of the registry, to which the page's files and line were added."""
     folder = tmp_path_factory.mktemp("followed")
     shutil.copytree(ROOT / "tasks", folder / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "trl_prorl").symlink_to(ROOT / "trl_prorl")  # it takes the tasks that lie beside it
+    (folder / "trl_prorl").mkdir()
+    for path in (ROOT / "trl_prorl").iterdir():
+        (folder / "trl_prorl" / path.name).symlink_to("../tasks" if path.name == "tasks" else path)
     (folder / "tests" / "tasks").mkdir(parents=True)
     shutil.copy(ROOT / "tests" / "tasks" / "test_registry.py", folder / "tests" / "tasks")
     for name in ("tasks/roman.py", "tasks/trivia.py", "tests/tasks/test_roman.py"):
@@ -33,8 +35,8 @@ def followed(tmp_path_factory):
 
 LOOKS = """
 import pytest
-from tasks import task_of_recipe
-from tasks.__main__ import main
+from trl_prorl.tasks import task_of_recipe
+from trl_prorl.tasks.__main__ import main
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 import pytest
 from doc_pages import ROOT
 
-from eval.samples.store import SampleStore
+from trl_prorl.eval.samples.store import SampleStore
 
 
 def test_stored_samples_are_a_log_of_inspect(tmp_path, monkeypatch, capsys):

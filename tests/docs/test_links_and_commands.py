@@ -8,9 +8,9 @@ import pytest
 import yaml
 from doc_pages import PAGES, ROOT, anchors, blocks, commands, links, named_file
 
-from eval import command_lines
 from trl_prorl.commands import COMMANDS
 from trl_prorl.demo import DEMOS
+from trl_prorl.eval import command_lines
 from trl_prorl.launch.shipped_recipes import shipped_recipes
 
 

@@ -15,7 +15,7 @@ from run_record import read_rows
 from test_links_and_commands import why_wrong
 
 import trl_prorl
-from eval.command_lines import gpu_check
+from trl_prorl.eval.command_lines import gpu_check
 from trl_prorl.launch.shipped_recipes import shipped_recipes
 from trl_prorl.train import check_arguments, parse
 

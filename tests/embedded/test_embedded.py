@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eval.samples.local_paths import with_local_paths
-from tasks import get_task
 from trl_prorl.embedded import making as embedded
 from trl_prorl.embedded import shipped as module_of_shipped
 from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, make_embedded_model, new_model, settings_of
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
 from trl_prorl.errors import InputError
+from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.base_model import identify
+from trl_prorl.tasks import get_task
 from trl_prorl.train import find_model
 
 

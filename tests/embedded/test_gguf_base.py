@@ -20,10 +20,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from eval.samples.local_paths import with_local_paths
 from trl_prorl import embedded_model
 from trl_prorl.embedded import gguf_base
 from trl_prorl.errors import InputError
+from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.files import file_sha256
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.base_model import identify

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
-from eval.samples.local_paths import with_local_paths
 from trl_prorl.embedded import gguf_base, shipped, smollm2
 from trl_prorl.embedded.shipped import embedded_model, weights_sha256
+from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.files import file_sha256
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.base_model import identify

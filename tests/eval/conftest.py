@@ -15,8 +15,8 @@ from tiny_run import save_tiny_model
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 
-from eval.run_folder.reading import load_run
-from tasks.base import Task
+from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.tasks.base import Task
 
 
 CHARACTERS = "0123456789abcdef"
@@ -136,7 +136,7 @@ class ParityTask(Task):
 @pytest.fixture
 def task(monkeypatch):
     task = ParityTask()
-    monkeypatch.setattr("tasks.registry.get_task", lambda name, **options: task)
+    monkeypatch.setattr("trl_prorl.tasks.registry.get_task", lambda name, **options: task)
     return task
 
 

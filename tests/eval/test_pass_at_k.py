@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-import eval.metrics.pass_at_k
+import trl_prorl.eval.metrics.pass_at_k
 from trl_prorl.pass_at_k import as_verdict, pass_at_k
 
 
-METRIC = str(Path(eval.metrics.pass_at_k.__file__).parent)
+METRIC = str(Path(trl_prorl.eval.metrics.pass_at_k.__file__).parent)
 
 
 @pytest.mark.parametrize("n", range(1, 7))

@@ -11,20 +11,20 @@ from any_content import QUICK, changed, places
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.analysis import boundary, compare, trajectory
-from eval.analysis.frame import Frame
-from eval.report import build_report
-from eval.run_folder import reading
-from eval.run_folder.reading import load_run
-from eval.run_folder.run import sort_runs
-from eval.samples.held_out import check_run
-from eval.samples.models import find_trained_model
-from tasks.__main__ import main as show_tasks
 from trl_prorl.checkpoint.files import MANIFEST_FILE, why_unusable
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis import boundary, compare, trajectory
+from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.report import build_report
+from trl_prorl.eval.run_folder import reading
+from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.run_folder.run import sort_runs
+from trl_prorl.eval.samples.held_out import check_run
+from trl_prorl.eval.samples.models import find_trained_model
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.json_lines import JsonLines
 from trl_prorl.record.run_files import METRICS, check_record, read_jsonl, read_yaml
+from trl_prorl.tasks.__main__ import main as show_tasks
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}

@@ -13,7 +13,6 @@ from run_record import read_events, read_rows
 from tiny_run import constant
 from transformers import TrainerCallback
 
-from tasks import get_task
 from trl_prorl.checkpoint.files import find_newest_checkpoint
 from trl_prorl.errors import NonFiniteError, RewardError
 from trl_prorl.guards.entropy_watch import EntropyWatch
@@ -23,6 +22,7 @@ from trl_prorl.objective.penalties import Anchors
 from trl_prorl.parts import MicroBatch
 from trl_prorl.record.meter import Meter
 from trl_prorl.record.recorder import Recorder
+from trl_prorl.tasks import get_task
 from trl_prorl.train import main, task_reward
 
 

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from tiny_run import load_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eval import push as command
 from trl_prorl.checkpoint.files import why_unusable
 from trl_prorl.errors import PushError
+from trl_prorl.eval import push as command
 from trl_prorl.hub import publish
 from trl_prorl.record.run_id import write_run_id
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
-from eval.command import command
 from trl_prorl.checkpoint.files import find_newest_checkpoint
 from trl_prorl.demo import DemoRun, train
+from trl_prorl.eval.command import command
 from trl_prorl.interrupt import end_at_once, interrupt_as_usual
 from trl_prorl.launch.interrupt import what_a_script_keeps, what_is_kept
 
@@ -120,26 +120,21 @@ def test_a_script_may_catch_it(make_trainer, tmp_path, monkeypatch, capsys):
     assert what_a_script_keeps(tmp_path / "nothing", begun=False).startswith("no step was begun")
 
 
-# A command, and a module that is imported on the way to those that take seconds. All of `eval` begins in one place: a
-# command whose line is read before, one that only reads, and one without anything to look at.
+# A command, and a module that is imported on the way to those that take seconds.
 WHILE_IMPORTING = {
     "recipe": ([str(RECIPE)], "numpy"),
     "trl_prorl.train": (["-m", "trl_prorl.train", "--config", str(ROOT / "recipes/tiny/variantA.yaml")], "numpy"),
     "trl-prorl": (["-m", "trl_prorl.commands", "passk", "--run", "run"], "numpy"),
-    "tasks": (["-m", "tasks", "list"], "rich.console"),
     "demo": ([str(ROOT / "recipes" / "demo.py")], "rich.console"),
-    "eval.passk": (["-m", "eval.passk", "--run", "run"], "numpy"),
-    "eval.compare": (["-m", "eval.compare", "--runs", "run", "other"], "numpy"),
-    "eval.step_cost": (["-m", "eval.step_cost"], "numpy"),
 }
 
 
 @pytest.mark.parametrize("case", WHILE_IMPORTING)
 def test_while_the_imports_last(case, tmp_path):
-    for folder in (tmp_path / "run", tmp_path / "other"):  # what the command line names is looked at before
-        folder.mkdir()
-        (folder / "config.yaml").write_text("model_name_or_path: embedded\ntask: reverse_digits\n")
-        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    folder = tmp_path / "run"  # what the command line names is looked at before
+    folder.mkdir()
+    (folder / "config.yaml").write_text("model_name_or_path: embedded\ntask: reverse_digits\n")
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     command, imported = WHILE_IMPORTING[case]
     command = [sys.executable, "-X", "importtime", *command]  # it writes a line for every module
     with popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:

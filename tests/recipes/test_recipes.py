@@ -13,13 +13,13 @@ import pytest
 import yaml
 from trl import GRPOConfig, ModelConfig, ScriptArguments
 
-from tasks import task_of_recipe
 from trl_prorl import ProRLConfig
 from trl_prorl.launch import command_line
 from trl_prorl.launch.command_line import check_arguments
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.launch.recipe_keys import DECLARE, declared_keys, own_keys, recipe_keys
 from trl_prorl.launch.recipe_yaml import read_recipe
+from trl_prorl.tasks import task_of_recipe
 from trl_prorl.train import TaskArguments
 
 

@@ -63,7 +63,7 @@ FOREIGN = {
     "folder of the name of half a checkpoint": {"_incomplete-checkpoint-7/notes.txt": "_incomplete-checkpoint-7"},
     "folder of the name of an upload": {"_push-3/notes.txt": "_push-3"},
     "lock": {"run.lock": "run.lock"},
-    "git checkout": {".git/HEAD": None, "README.md": "README.md", "setup.py": None},
+    "git checkout": {".git/HEAD": None, "README.md": "README.md", "pyproject.toml": None},
 }
 OF_THEIRS = {"_incomplete-x/notes.txt": "a", "checkpoint-best/notes.txt": "b", "tokenizers/a.py": "c", "data.bin": "d"}
 

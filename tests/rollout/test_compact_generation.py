@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
-from eval.run_folder.reading import read_env
+from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.launch import acceleration
 from trl_prorl.rollout.cache_rows import RoomyLayer, Selection
 from trl_prorl.rollout.compact import compact_sample

@@ -11,7 +11,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from tiny_run import LORA, load_with_new_adapter
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from eval.run_folder.reading import read_env
+from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.rollout import merged_copy
 from trl_prorl.rollout.compact import compact_sample
 from trl_prorl.rollout.generation import CompactGeneration, slice_rows

@@ -9,10 +9,10 @@ from run_record import read_rows as read
 from tiny_run import constant, vowels
 from trl import GRPOTrainer
 
-from tasks import get_task
 from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
 from trl_prorl.rollout.verdicts import draw_sizes, measure_pass_at_k
+from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 
 

@@ -25,8 +25,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl.trainer import utils
 
-from eval.run_folder.reading import read_env
 from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.launch import acceleration
 from trl_prorl.scoring import packing_probe, prefix_attention
 from trl_prorl.scoring.packing import packed_logps, plan_calls, why_not

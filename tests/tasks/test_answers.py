@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks import get_task
-from tasks.generated import GeneratedTask
+from trl_prorl.tasks import get_task
+from trl_prorl.tasks.generated import GeneratedTask
 
 
 CODE = "```python\ndef add(a, b):\n    return a + b\n```"

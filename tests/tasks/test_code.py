@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tasks.code
-from tasks import get_task
-from tasks.code import extract_code
-from tasks.code_templates import FAMILIES, NUMBERS, TEXT, run, sample_function
-from tasks.sandbox import find_problem
+import trl_prorl.tasks.code
+from trl_prorl.tasks import get_task
+from trl_prorl.tasks.code import extract_code
+from trl_prorl.tasks.code_templates import FAMILIES, NUMBERS, TEXT, run, sample_function
+from trl_prorl.tasks.sandbox import find_problem
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -357,5 +357,5 @@ def test_without_bubblewrap_the_task_is_refused(monkeypatch, tmp_path):
 
 
 def test_the_sandbox_is_where_the_code_runs(monkeypatch):
-    monkeypatch.setattr(tasks.code.Sandbox, "run", lambda self, program: 0)
+    monkeypatch.setattr(trl_prorl.tasks.code.Sandbox, "run", lambda self, program: 0)
     assert not make().verify("def double(x):\n    return 2 * x", ROW)

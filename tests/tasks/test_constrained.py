@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tasks import get_task
+from trl_prorl.tasks import get_task
 
 
 def row(**form):

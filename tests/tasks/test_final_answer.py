@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.final_answer import MAX_LENGTH, as_number, boxed, number_value
+from trl_prorl.tasks.final_answer import MAX_LENGTH, as_number, boxed, number_value
 
 
 @pytest.mark.parametrize(
@@ -148,5 +148,5 @@ def test_long_texts_end(piece):
 @pytest.mark.parametrize("text", ["1" + " " * MAX_LENGTH, "1" + " km" * 100, "<" * (MAX_LENGTH + 1)])
 def test_what_is_longer_than_any_number_is_not_read(text, monkeypatch):
     # Reading takes more than linear time.
-    monkeypatch.setattr("tasks.final_answer.TAG", None)
+    monkeypatch.setattr("trl_prorl.tasks.final_answer.TAG", None)
     assert as_number(text) is None

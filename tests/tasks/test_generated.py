@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tasks.code
-from tasks import get_task
-from tasks.base import Task, build_dataset, check_request, content_bucket, content_split, stable_hash
-from tasks.generated import GeneratedTask
+import trl_prorl.tasks.code
+from trl_prorl.tasks import get_task
+from trl_prorl.tasks.base import Task, build_dataset, check_request, content_bucket, content_split, stable_hash
+from trl_prorl.tasks.generated import GeneratedTask
 
 
 # Short enough for a byte-level model of a million parameters.
@@ -69,7 +69,7 @@ def weak_sandbox():
     # The questions of `code` are the same in either; its verdicts are tested with it.
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        patch.setattr(tasks.code, "Sandbox", lambda limits, allow_weak, workers: None)
+        patch.setattr(trl_prorl.tasks.code, "Sandbox", lambda limits, allow_weak, workers: None)
         yield
 
 
@@ -140,7 +140,7 @@ def test_seeds_give_different_rows(name):
 
 FINGERPRINTS = """
 import json
-from tasks import get_task
+from trl_prorl.tasks import get_task
 
 print(json.dumps({name: list(get_task(name, **options).rows("test", 30, seed=5)) for name, options in %r}))
 """

@@ -7,8 +7,8 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tasks.gsm8k
-from tasks import get_task
+import trl_prorl.tasks.gsm8k
+from trl_prorl.tasks import get_task
 
 
 NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eve", "Finn"]
@@ -358,11 +358,11 @@ def test_what_follows_makes_it_another_number(marked, tail):
 @pytest.mark.parametrize("piece", ["$", "\\", "*", " ", "1", "1,111", "<", "\\text{", "dozen "])
 def test_only_short_texts_are_read_as_numbers(piece, monkeypatch):
     # So that no expression, however it backtracks, holds up the training process.
-    monkeypatch.setattr(tasks.gsm8k, "NUMBER", None)
-    monkeypatch.setattr("tasks.final_answer.NUMBER", None)
+    monkeypatch.setattr(trl_prorl.tasks.gsm8k, "NUMBER", None)
+    monkeypatch.setattr("trl_prorl.tasks.final_answer.NUMBER", None)
     for completion in (f"#### {piece * 10**5}x1", f"\\boxed{{{piece * 10**5}1"):
         assert get_task("gsm8k").verify(completion, {"answer": "42"}) is False
-    monkeypatch.setattr("tasks.final_answer.NUMBER", re.compile("(?!)"))
+    monkeypatch.setattr("trl_prorl.tasks.final_answer.NUMBER", re.compile("(?!)"))
     with pytest.raises(AttributeError, match="fullmatch"):
         get_task("gsm8k").verify("#### 42", {"answer": "42"})
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks import get_task
+from trl_prorl.tasks import get_task
 
 
 ROW = {"prompt": [{"role": "user", "content": "guess 12345"}], "answer": "5", "level": 8}

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from tasks import get_task, instructions
-from tasks.constraints import CONSTRAINTS, describe, fulfils, words
-from tasks.instructions import english_words, is_english, makes_sense, names, repeats
+from trl_prorl.tasks import get_task, instructions
+from trl_prorl.tasks.constraints import CONSTRAINTS, describe, fulfils, words
+from trl_prorl.tasks.instructions import english_words, is_english, makes_sense, names, repeats
 
 
 @pytest.mark.parametrize("level", range(1, 9))

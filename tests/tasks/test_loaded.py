@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks import get_task
-from tasks.loaded import load_problems, read_jsonl
-from tasks.math import parse_problem
+from trl_prorl.tasks import get_task
+from trl_prorl.tasks.loaded import load_problems, read_jsonl
+from trl_prorl.tasks.math import parse_problem
 
 
 def rows_of(numbers):

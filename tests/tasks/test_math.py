@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tasks.math_equality
-from tasks import get_task
-from tasks.math_equality import WORKER, equal, equal_number, is_integer
-from tasks.worker import Worker
+import trl_prorl.tasks.math_equality
+from trl_prorl.tasks import get_task
+from trl_prorl.tasks.math_equality import WORKER, equal, equal_number, is_integer
+from trl_prorl.tasks.worker import Worker
 
 
-SCRIPT = Path(tasks.math_equality.__file__).with_name("isolated") / "math_worker.py"
+SCRIPT = Path(trl_prorl.tasks.math_equality.__file__).with_name("isolated") / "math_worker.py"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_forked_process_has_a_worker_of_its_own():
 
 
 def test_the_worker_ends_with_its_owner(tmp_path):
-    script = "from tasks.math_equality import WORKER, equal\nequal('1', '1')\nprint(WORKER._process.pid)"
+    script = "from trl_prorl.tasks.math_equality import WORKER, equal\nequal('1', '1')\nprint(WORKER._process.pid)"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     pid = int(out)
     deadline = time.monotonic() + 30
@@ -411,7 +411,7 @@ def test_the_same_text_needs_no_second_opinion(task, monkeypatch):
 
 def test_a_long_text_is_not_read(task, monkeypatch):
     # Reading takes more than linear time.
-    monkeypatch.setattr("tasks.math.VARIABLE", None)
+    monkeypatch.setattr("trl_prorl.tasks.math.VARIABLE", None)
     assert not task.verify("\\boxed{" + "x " * 10**6 + "}", {"answer": "42"})
 
 

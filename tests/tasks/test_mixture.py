@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks import get_task, task_of_recipe
-from tasks.mixture import shares
+from trl_prorl.tasks import get_task, task_of_recipe
+from trl_prorl.tasks.mixture import shares
 
 
 @pytest.fixture(scope="module")

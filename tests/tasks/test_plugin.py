@@ -12,8 +12,8 @@ from trl_prorl.record.provenance import describe_evaluation, plugin_options, spe
 
 OWN = """
 from roman import roman
-from tasks.generated import GeneratedTask
-from tasks.registry import TASKS
+from trl_prorl.tasks.generated import GeneratedTask
+from trl_prorl.tasks.registry import TASKS
 
 
 class RomanNumerals(GeneratedTask):
@@ -94,8 +94,8 @@ COMMANDS = (TRAIN, "preflight tiny/variantA", "passk --run x", "report --runs x"
 # What a registry's value, or a class, is in the place of what it should be; the complaint.
 CLASS = """
 from datasets import Dataset
-from tasks.base import Task
-from tasks.registry import TASKS
+from trl_prorl.tasks.base import Task
+from trl_prorl.tasks.registry import TASKS
 
 
 class Own(Task):
@@ -134,7 +134,7 @@ WRONG = [
     (plugin(place="'nowhere:Own'"), "and there is no module 'nowhere'"),
     (plugin(place="'own:Onw'"), "and 'Onw' is nothing there; name a class"),
     (plugin(place="'own:TASKS'"), "and 'TASKS' is a dict there; name a class"),
-    (plugin(place="'tasks.base:Task'"), "that class lacks rows, verify; write"),
+    (plugin(place="'trl_prorl.tasks:Task'"), "that class lacks rows, verify; write"),
     (plugin(name="5"), "registers a task as 5; its name must be a text"),
 ]
 BAD += [("own.py", content, said, TRAIN) for content, said in WRONG]
@@ -144,7 +144,7 @@ WRONG_TASKS = [
     (plugin(more="turns = '3'"), "Own.turns='3' must be an integer"),
     (plugin(more="turns = 0"), "Own.turns=0 must be at least 1"),
     (plugin(more="name = None"), "Own.name=None must be a text"),
-    (plugin(more="reply = None"), "Own has no method 'reply': derive it from tasks.base.Task"),
+    (plugin(more="reply = None"), "Own has no method 'reply': derive it from trl_prorl.tasks.Task"),
     (plugin(rows=f"list({ROWS})"), "Own.rows returned a list: return a datasets.Dataset"),
     (plugin(rows=f"{ROWS}.remove_columns('prompt')"), "Own.rows returned a dataset without the column 'prompt'"),
 ]

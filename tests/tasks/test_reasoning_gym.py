@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import get_task
-from tasks.reasoning_gym import WORKER, extract_answer
+from trl_prorl.tasks import get_task
+from trl_prorl.tasks.reasoning_gym import WORKER, extract_answer
 
 
 installed = importlib.util.find_spec("reasoning_gym") is not None

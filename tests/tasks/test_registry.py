@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-import tasks
-import tasks.__main__
-import tasks.reasoning_gym
-from tasks import Task, get_task, task_names
-from tasks.__main__ import main
-from tasks.generated import GeneratedTask
-from tasks.registry import PREFIXES, task_class
+import trl_prorl.tasks
+import trl_prorl.tasks.__main__
+import trl_prorl.tasks.reasoning_gym
+from trl_prorl.tasks import Task, get_task, task_names
+from trl_prorl.tasks.__main__ import main
+from trl_prorl.tasks.generated import GeneratedTask
+from trl_prorl.tasks.registry import PREFIXES, task_class
 
 
 @pytest.mark.parametrize("name", task_names())
@@ -27,8 +27,8 @@ def concrete_tasks(cls):
 
 
 def test_every_task_is_registered():
-    for module in pkgutil.iter_modules(tasks.__path__, "tasks."):
-        if module.name != "tasks.__main__":
+    for module in pkgutil.iter_modules(trl_prorl.tasks.__path__, "trl_prorl.tasks."):
+        if module.name != "trl_prorl.tasks.__main__":
             importlib.import_module(module.name)
     known = {task_class(name) for name in [*task_names(), *(f"{prefix}:any" for prefix in PREFIXES)]}
     # A test that ran before may have registered a task of the study.
@@ -61,7 +61,7 @@ def test_what_is_unknown_is_named_with_the_nearest(name, options, message):
 
 
 def test_the_error_names_the_cure(monkeypatch):
-    monkeypatch.setattr(tasks.reasoning_gym, "find_spec", lambda name: None)
+    monkeypatch.setattr(trl_prorl.tasks.reasoning_gym, "find_spec", lambda name: None)
     message = "rg:chain_sum needs reasoning-gym, .* `pip install 'trl-prorl.rg.'`"
     with pytest.raises(ValueError, match=message) as error:
         get_task("rg:chain_sum")
@@ -112,5 +112,5 @@ def test_show_prints_square_brackets(monkeypatch, capsys):
         def sample(self, rng):
             return f"[bold]{rng.random()}", "[bold]"
 
-    monkeypatch.setattr(tasks.__main__, "get_task", lambda name: Bold())
+    monkeypatch.setattr(trl_prorl.tasks.__main__, "get_task", lambda name: Bold())
     assert run(monkeypatch, capsys, "show", "bold", "-n", "1").count("[bold]") == 2

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-import tasks.sandbox
-from tasks.isolated.lockdown import FIRST_UNKNOWN, MACHINES, OPENING, REFUSED
-from tasks.sandbox import (
+import trl_prorl.tasks.sandbox
+from trl_prorl.tasks.isolated.lockdown import FIRST_UNKNOWN, MACHINES, OPENING, REFUSED
+from trl_prorl.tasks.sandbox import (
     ISOLATED,
     Limits,
     Program,
@@ -51,7 +51,7 @@ def strong():
 @pytest.fixture(scope="module")
 def weak():
     with pytest.MonkeyPatch.context() as patch, pytest.warns(UserWarning, match="can read every file"):
-        patch.setattr(tasks.sandbox, "find_problem", lambda kind: "none" if kind == "bubblewrap" else None)
+        patch.setattr(trl_prorl.tasks.sandbox, "find_problem", lambda kind: "none" if kind == "bubblewrap" else None)
         return Sandbox(ONE_SECOND, allow_weak=True)
 
 
@@ -274,8 +274,10 @@ def test_neither_the_tests_nor_the_nonce_are_in_the_codes_memory(sandbox):
 
 def test_the_nonce_is_another_each_time(monkeypatch, weak):
     nonces = []
-    token_hex = tasks.sandbox.secrets.token_hex
-    monkeypatch.setattr(tasks.sandbox.secrets, "token_hex", lambda n: nonces.append(token_hex(n)) or nonces[-1])
+    token_hex = trl_prorl.tasks.sandbox.secrets.token_hex
+    monkeypatch.setattr(
+        trl_prorl.tasks.sandbox.secrets, "token_hex", lambda n: nonces.append(token_hex(n)) or nonces[-1]
+    )
     for _ in range(2):
         outcome(weak, "def f():\n    return 'done'")
     assert len(set(nonces)) == 2
@@ -431,8 +433,8 @@ def own_harness(tmp_path, monkeypatch):
     name = f"harness-{uuid.uuid4().hex}.py"
     shutil.copytree(ISOLATED, tmp_path / "isolated")
     (tmp_path / "isolated" / "harness.py").rename(tmp_path / "isolated" / name)
-    monkeypatch.setattr(tasks.sandbox, "ISOLATED", tmp_path / "isolated")
-    monkeypatch.setattr(tasks.sandbox, "HARNESS", name)
+    monkeypatch.setattr(trl_prorl.tasks.sandbox, "ISOLATED", tmp_path / "isolated")
+    monkeypatch.setattr(trl_prorl.tasks.sandbox, "HARNESS", name)
     return name.encode()
 
 
@@ -552,7 +554,7 @@ def test_under_an_ordinary_user(monkeypatch):
         Path(folder).chmod(0o755)
         isolated = Path(folder, "isolated")
         shutil.copytree(ISOLATED, isolated, ignore=shutil.ignore_patterns("__pycache__"))
-        monkeypatch.setattr(tasks.sandbox, "ISOLATED", isolated)
+        monkeypatch.setattr(trl_prorl.tasks.sandbox, "ISOLATED", isolated)
         drop = ["setpriv", "--reuid", "65533", "--regid", "65533", "--clear-groups"]
         kinds = {"bubblewrap": bubblewrap_command(python, root=False), "weak": python_command(python, isolated)}
         for kind, command in kinds.items():
@@ -593,6 +595,6 @@ def test_a_bubblewrap_that_does_not_work_is_refused(path):
 
 
 def test_a_sandbox_that_stops_working_is_an_error_and_not_a_verdict(monkeypatch, weak):
-    monkeypatch.setattr(tasks.sandbox, "ISOLATED", ISOLATED / "nowhere")
+    monkeypatch.setattr(trl_prorl.tasks.sandbox, "ISOLATED", ISOLATED / "nowhere")
     with pytest.raises(RuntimeError, match="did not start.*No such file"):
         outcome(weak, "def f():\n    return 'done'")

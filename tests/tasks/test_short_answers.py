@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import get_task
-from tasks.bracket_matching import is_balanced
-from tasks.sums import working
+from trl_prorl.tasks import get_task
+from trl_prorl.tasks.bracket_matching import is_balanced
+from trl_prorl.tasks.sums import working
 
 
 # How a question begins, its digits, the answer to them, and how many there are at level n: from a to b n + c - 1.

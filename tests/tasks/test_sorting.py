@@ -2,8 +2,8 @@ from itertools import combinations_with_replacement, product
 
 import pytest
 
-from tasks import get_task
-from tasks.sorting import REWARDS
+from trl_prorl.tasks import get_task
+from trl_prorl.tasks.sorting import REWARDS
 
 
 ROW = {"answer": "1 3 7 9"}

@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from tasks import get_task
-from tasks.stem import extract_letter
-from tasks.stem_templates import TEMPLATES, sample_question, written
+from trl_prorl.tasks import get_task
+from trl_prorl.tasks.stem import extract_letter
+from trl_prorl.tasks.stem_templates import TEMPLATES, sample_question, written
 
 
 CHOICES = ["12 m/s", "3 m/s", "1/3 m/s", "Both A and B"]

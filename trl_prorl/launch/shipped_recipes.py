@@ -1,6 +1,5 @@
 """
-The recipes that come with the package, by name: `tiny/variantA`. They lie beside the packages in a checkout, and
-within `trl_prorl` once installed (setup.py). Nothing that takes long is imported.
+The recipes that come with the package, by name: `tiny/variantA`. Nothing that takes long is imported.
 """
 
 import itertools
@@ -11,20 +10,13 @@ from ..text import nearest
 from .options import split_config_option
 
 
-PACKAGE = Path(__file__).parent.parent
+RECIPES = Path(__file__).parent.parent / "recipes"
 SUFFIXES = (".yaml", ".yml")
-
-
-def recipes_folder() -> Path:
-    """Return the folder of the recipes."""
-    installed = PACKAGE / "recipes"
-    return installed if installed.is_dir() else PACKAGE.parent / "recipes"
 
 
 def shipped_recipes() -> dict[str, Path]:
     """Return the recipes that can be trained, by name and sorted: all but the bases of others."""
-    folder = recipes_folder()
-    files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in folder.rglob("*.yaml")}
+    files = {file.relative_to(RECIPES).with_suffix("").as_posix(): file for file in RECIPES.rglob("*.yaml")}
     return {name: files[name] for name in sorted(files) if files[name].stem != "base"}
 
 

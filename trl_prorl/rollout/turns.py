@@ -1,5 +1,5 @@
 """
-Completions of several turns, for a task that replies ([`~tasks.base.Task.reply`]).
+Completions of several turns, for a task that replies ([`~trl_prorl.tasks.base.Task.reply`]).
 
 In training the task is the environment of TRL's `environment_factory`, which answers calls of tools and ends with a
 turn that calls none. So every turn, whatever its text, is made a call. [`play`] samples the same tokens elsewhere.
@@ -40,7 +40,7 @@ class ReplyFailed(BaseException):
 
 def ask_reply(task, turns: Sequence[str], row: Mapping) -> str | None:
     """
-    Ask a task for its reply, see [`~tasks.base.Task.reply`].
+    Ask a task for its reply, see [`~trl_prorl.tasks.base.Task.reply`].
 
     Raises:
         [`RewardError`]: The task raised, or its reply is no text.
@@ -173,7 +173,7 @@ def play(
     Play B games at once, as TRL does with [`make_environment`].
 
     Args:
-        task ([`~tasks.base.Task`]): The task that replies.
+        task ([`~trl_prorl.tasks.base.Task`]): The task that replies.
         tokenizer: From [`prepare_tokenizer`].
         rows (`Sequence[Mapping]`): B rows.
         prompts (`Sequence[list[int]]`): The tokens of their prompts.

@@ -6,12 +6,12 @@ from typing import TextIO
 import numpy as np
 import torch
 
-from tasks.sorting import REWARDS
 from trl_prorl.objective.advantages import estimate
 from trl_prorl.objective.aggregation import without_ratio
 from trl_prorl.objective.anchors import OldPolicyAnchor
 from trl_prorl.objective.kl import importance_ratio, kl_penalty
 from trl_prorl.resets.optimizer_state import reset_optimizer
+from trl_prorl.tasks.sorting import REWARDS
 
 from .problem import (
     EVERY_RESPONSE,

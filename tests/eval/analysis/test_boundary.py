@@ -2,8 +2,8 @@ from math import comb
 
 import pytest
 
-from eval.analysis.boundary import boundary, changed_prompts, rate_limit, separable_from
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.boundary import boundary, changed_prompts, rate_limit, separable_from
 
 
 def separation(n):

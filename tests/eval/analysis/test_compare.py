@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval import compare as command
-from eval.analysis.compare import GREEDY, compare, compare_all_pairs, compare_arms, pair_notes
-from eval.analysis.frame import Frame
-from eval.pages.comparison import _share_cell, comparison_statements
 from trl_prorl.errors import InputError
+from trl_prorl.eval import compare as command
+from trl_prorl.eval.analysis.compare import GREEDY, compare, compare_all_pairs, compare_arms, pair_notes
+from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.pages.comparison import _share_cell, comparison_statements
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 

@@ -8,7 +8,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from eval.analysis.language import (
+from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.eval.analysis.language import (
     compression_ratio,
     distinct,
     knows_words_of,
@@ -16,7 +17,6 @@ from eval.analysis.language import (
     real_text,
     token_drift,
 )
-from trl_prorl.embedded.shipped import embedded_model
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from eval.analysis.configurations import (
+from trl_prorl.eval.analysis.configurations import (
     arm_labels,
     common_name,
     configuration_labels,
     matters,
     repetitions,
 )
-from eval.run_folder.reading import shortest_names
-from eval.run_folder.run import base_family
+from trl_prorl.eval.run_folder.reading import shortest_names
+from trl_prorl.eval.run_folder.run import base_family
 
 
 def test_what_changes_no_number_makes_no_other_configuration(read_run):

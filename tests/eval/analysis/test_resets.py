@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from eval.analysis.resets import (
+from trl_prorl.eval.analysis.resets import (
     Response,
     align_at_resets,
     band_over_resets,

@@ -3,8 +3,8 @@ import functools
 import numpy as np
 import pytest
 
-from eval.analysis import stability
-from eval.analysis.stability import ENTROPY_SPIKE, GRADIENT_SPIKE, KL_SPIKE, find_spikes, neighbour_medians
+from trl_prorl.eval.analysis import stability
+from trl_prorl.eval.analysis.stability import ENTROPY_SPIKE, GRADIENT_SPIKE, KL_SPIKE, find_spikes, neighbour_medians
 
 
 @pytest.fixture

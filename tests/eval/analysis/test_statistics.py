@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from scipy.stats import binom, t, ttest_1samp
 
-from eval.analysis.passk import draw_sizes, greedy_side, summarise
-from eval.analysis.statistics import (
+from trl_prorl.eval.analysis.passk import draw_sizes, greedy_side, summarise
+from trl_prorl.eval.analysis.statistics import (
     bootstrap_interval,
     fieller_ratio,
     holm,
@@ -279,7 +279,7 @@ def test_pass_at_k_is_that_of_the_metric_of_evaluate(monkeypatch):
             asked.append((predictions, others))
             return {"pass@1": 0.125}
 
-    monkeypatch.setattr("eval.analysis.statistics.metric", lambda name: Metric())
+    monkeypatch.setattr("trl_prorl.eval.analysis.statistics.metric", lambda name: Metric())
     assert summarise([[True, False], [False, False]], [1])["pass@1"] == 0.125
     assert asked == [([[True, False], [False, False]], {"k": [1]})]
     assert greedy_side(pd.DataFrame({"correct": [True, False, False, False]}))["accuracy"] == 0.25

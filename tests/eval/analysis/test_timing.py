@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.analysis.timing import Timing, step_spans
+from trl_prorl.eval.analysis.timing import Timing, step_spans
 
 
 @pytest.fixture

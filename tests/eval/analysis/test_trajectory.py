@@ -5,8 +5,9 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from eval import trajectory as command
-from eval.analysis.trajectory import (
+from trl_prorl.errors import InputError
+from trl_prorl.eval import trajectory as command
+from trl_prorl.eval.analysis.trajectory import (
     check_run,
     check_saturation,
     default_sizes,
@@ -15,8 +16,7 @@ from eval.analysis.trajectory import (
     standard_errors,
     trajectory,
 )
-from eval.pages.trajectory import plot_trajectory
-from trl_prorl.errors import InputError
+from trl_prorl.eval.pages.trajectory import plot_trajectory
 
 
 STEPS = np.array([0.0, 50, 100, 150, 200, 300, 400, 500])

@@ -6,13 +6,13 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from eval import drift
-from eval.analysis.frame import Frame
-from eval.analysis.language import real_text
-from eval.pages.drift import drift_series, runs_table
-from eval.samples.held_out import HeldOut
-from eval.samples.models import load_tokenizer
-from eval.samples.task_name import TaskName
+from trl_prorl.eval import drift
+from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.analysis.language import real_text
+from trl_prorl.eval.pages.drift import drift_series, runs_table
+from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.models import load_tokenizer
+from trl_prorl.eval.samples.task_name import TaskName
 
 
 def test_drift_of_a_run(run_dir, base, task, add_checkpoints, capsys):
@@ -70,8 +70,8 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints, capsys):
 
 def test_the_perplexity_of_english_is_that_of_the_model(run_dir, base, task, monkeypatch, capsys):
     """Where the vocabulary has English: of the first tokens of the text, by base and by the trained model."""
-    monkeypatch.setattr("eval.analysis.language.knows_words_of", lambda tokenizer, text: True)
-    monkeypatch.setattr("eval.drift.TEXT_TOKENS", 20)
+    monkeypatch.setattr("trl_prorl.eval.analysis.language.knows_words_of", lambda tokenizer, text: True)
+    monkeypatch.setattr("trl_prorl.eval.drift.TEXT_TOKENS", 20)
     assert drift.main(["--run", str(run_dir), "--prompts", "2", "--samples", "2"]) == 0
     points = json.loads((run_dir / "drift.json").read_text())["points"]
     ids = load_tokenizer(run_dir)(real_text(160)).input_ids[:20]
@@ -91,7 +91,7 @@ def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch, capsys
             return super().rows(split, n + 3, seed).select(range(3, n + 3))
 
     by_level = {None: task, 2: Later()}
-    monkeypatch.setattr("tasks.registry.get_task", lambda name, level=None: by_level[level])
+    monkeypatch.setattr("trl_prorl.tasks.registry.get_task", lambda name, level=None: by_level[level])
     assert drift.main(["--run", str(run_dir), "--prompts", "3", "--samples", "2", "--others", "parity@2"]) == 0
     result = json.loads((run_dir / "drift.json").read_text())
     own = result["points"][-1]

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from run_record import hash_files
 
-from eval import passk
-from eval.samples.held_out import HeldOut
+from trl_prorl.eval import passk
+from trl_prorl.eval.samples.held_out import HeldOut
 
 
 COMMANDS = {

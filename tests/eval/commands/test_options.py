@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eval import boundary, command_lines, compare, report, step_cost, trajectory
-from eval.command import command
 from trl_prorl.errors import InputError, PushError
+from trl_prorl.eval import boundary, command_lines, compare, report, step_cost, trajectory
+from trl_prorl.eval.command import command
 
 
 def test_sampling(make_run, make_rows, monkeypatch):
@@ -164,7 +164,7 @@ def test_refusal_of_a_recipe(forks, arguments):
 
 @pytest.mark.parametrize("name", ["nope", "rgx:chain_sum", ("a", "b")])
 def test_what_is_asked_at_once_is_what_the_registry_says(name):
-    from tasks.registry import check_name, get_task
+    from trl_prorl.tasks.registry import check_name, get_task
 
     with pytest.raises(ValueError) as later:
         get_task(name)

@@ -15,9 +15,9 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from eval import passk
-from eval.samples import held_out
-from eval.samples.models import load_tokenizer
+from trl_prorl.eval import passk
+from trl_prorl.eval.samples import held_out
+from trl_prorl.eval.samples.models import load_tokenizer
 from trl_prorl.record import folder_lock
 
 
@@ -214,7 +214,7 @@ def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
         asked.append((name, options))
         return Recorder()
 
-    monkeypatch.setattr("tasks.registry.get_task", get_task)
+    monkeypatch.setattr("trl_prorl.tasks.registry.get_task", get_task)
     change_config(run_dir, task_level=4, task_options={"base": 2}, task_seed=7, dataset_name="some/where")
     arguments = ["--run", str(run_dir), "--prompts", "2", "--n", "1", "--split", "validation"]
     assert passk.main(arguments) == 0
@@ -280,7 +280,7 @@ def test_an_unknown_task_is_one_line(run_dir, monkeypatch, capsys):
     def get_task(name, **options):
         raise ValueError(f"name={name!r} is not a task")
 
-    monkeypatch.setattr("tasks.registry.get_task", get_task)
+    monkeypatch.setattr("trl_prorl.tasks.registry.get_task", get_task)
     assert passk.main(["--run", str(run_dir)]) == 2
     assert "'parity' is not a task" in capsys.readouterr().err
 

@@ -13,13 +13,13 @@ from rich.console import Console
 from tiny_run import SETTINGS
 from transformers import AutoTokenizer
 
-from eval.preflight import main, preflight, table, verdict, wide_console
-from eval.readiness.finding import Finding, exit_code
-from eval.readiness.first_steps import first_steps
-from tasks import get_task
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.eval.preflight import main, preflight, table, verdict, wide_console
+from trl_prorl.eval.readiness.finding import Finding, exit_code
+from trl_prorl.eval.readiness.first_steps import first_steps
 from trl_prorl.rollout.generation import CompactGeneration
+from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 
 
@@ -158,7 +158,7 @@ def test_own_rewards_without_a_verifier_have_their_way(found):
 
 def test_a_generation_batch_that_does_not_fit_is_told_before_it_is_sampled(tmp_path, monkeypatch, capsys):
     """Room for two of four groups; and with the key that is advised nothing is left to change."""
-    monkeypatch.setattr("eval.readiness.memory.process_share", lambda device: (0, room))
+    monkeypatch.setattr("trl_prorl.eval.readiness.memory.process_share", lambda device: (0, room))
     what = "memory of a generation batch"
     room = 10**12
     fits = make(tmp_path, compact_generation="on")
@@ -252,9 +252,9 @@ def test_what_the_run_would_refuse_is_refused(folder, capsys, monkeypatch, argv,
     (folder / "held").mkdir()
     (folder / "held" / "metrics.jsonl").write_text('{"step": 1}\n')
     if argv[2:3] in (["--report_to"], ["--json"]):
-        monkeypatch.setattr("eval.preflight.build", None)
+        monkeypatch.setattr("trl_prorl.eval.preflight.build", None)
     monkeypatch.setattr("trl_prorl.launch.checks.get_available_reporting_integrations", lambda: [])
-    monkeypatch.setattr("eval.preflight.os.access", lambda path, mode: "read-only" not in said)
+    monkeypatch.setattr("trl_prorl.eval.preflight.os.access", lambda path, mode: "read-only" not in said)
     try:
         code = main(argv)
     except SystemExit as ended:  # by the recipe alone
@@ -447,9 +447,9 @@ def test_a_disk_that_is_full_is_one_line(folder, capsys, monkeypatch):
         raise OSError(28, "No space left on device")
 
     script = argparse.Namespace(make_task=lambda: None)
-    monkeypatch.setattr("eval.preflight.write_json", full)
-    monkeypatch.setattr("eval.preflight.build_trainer", lambda argv, path: (None, script))
-    monkeypatch.setattr("eval.preflight.preflight", lambda *_: [Finding("a", "1")])
+    monkeypatch.setattr("trl_prorl.eval.preflight.write_json", full)
+    monkeypatch.setattr("trl_prorl.eval.preflight.build_trainer", lambda argv, path: (None, script))
+    monkeypatch.setattr("trl_prorl.eval.preflight.preflight", lambda *_: [Finding("a", "1")])
     assert main(["--config", RECIPE, "--json", "found.json"]) == 2
     assert capsys.readouterr().err == (
         "error: --json found.json could not be written: [Errno 28] No space left on device; name another\n"

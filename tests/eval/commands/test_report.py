@@ -3,8 +3,8 @@ import json
 import pytest
 from PIL import Image
 
-from eval import compare, report
-from eval.run_folder.reading import find_recorded_runs, load_runs
+from trl_prorl.eval import compare, report
+from trl_prorl.eval.run_folder.reading import find_recorded_runs, load_runs
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 

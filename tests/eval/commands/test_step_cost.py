@@ -8,12 +8,12 @@ import torch
 from matplotlib.figure import Figure
 from transformers import Qwen2Model
 
-from eval import step_cost
-from eval.stepcost import measuring
-from eval.stepcost import settings as of_cost
-from eval.stepcost.settings import ARMS, BASELINE, DEFAULT, MORE_ARMS, Batches, parse, settings
-from eval.stepcost.tables import draw, ratio
-from eval.stepcost.trainers import Stopwatch, generation_seconds, make_trainer
+from trl_prorl.eval import step_cost
+from trl_prorl.eval.stepcost import measuring
+from trl_prorl.eval.stepcost import settings as of_cost
+from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, DEFAULT, MORE_ARMS, Batches, parse, settings
+from trl_prorl.eval.stepcost.tables import draw, ratio
+from trl_prorl.eval.stepcost.trainers import Stopwatch, generation_seconds, make_trainer
 from trl_prorl.record.gpu_usage import measure_gpu
 from trl_prorl.record.json_lines import JsonLines
 

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eval.gpucheck import parts, predicted_page, rollouts, steps
-from eval.gpucheck.cards import CARDS
-from eval.gpucheck.counts import ARMS, Counts, read_counts
-from eval.gpucheck.parts import ROOT
-from eval.gpucheck.predictions import LARGE, QWEN, RECIPE, Prediction
-from eval.gpucheck.verdicts import Range, measured_seconds, predicted_ranges
-from eval.stepcost import settings
-from eval.stepcost.trainers import mixed_precision
 from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.eval.gpucheck import parts, predicted_page, rollouts, steps
+from trl_prorl.eval.gpucheck.cards import CARDS
+from trl_prorl.eval.gpucheck.counts import ARMS, Counts, read_counts
+from trl_prorl.eval.gpucheck.parts import ROOT
+from trl_prorl.eval.gpucheck.predictions import LARGE, QWEN, RECIPE, Prediction
+from trl_prorl.eval.gpucheck.verdicts import Range, measured_seconds, predicted_ranges
+from trl_prorl.eval.stepcost import settings
+from trl_prorl.eval.stepcost.trainers import mixed_precision
 
 
 SIZE = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--device", "cpu"]

@@ -12,11 +12,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eval import gpu_check
-from eval.gpucheck import page, parts
-from eval.gpucheck.parts import COST, LARGE, PARTS, ROLLOUTS, STEPS, TESTS, VLLM, Result, run_command, run_parts
-from eval.stepcost.settings import BASELINE
 from trl_prorl.errors import RunError
+from trl_prorl.eval import gpu_check
+from trl_prorl.eval.gpucheck import page, parts
+from trl_prorl.eval.gpucheck.parts import (
+    COST,
+    LARGE,
+    PARTS,
+    ROLLOUTS,
+    STEPS,
+    TESTS,
+    VLLM,
+    Result,
+    run_command,
+    run_parts,
+)
+from trl_prorl.eval.stepcost.settings import BASELINE
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

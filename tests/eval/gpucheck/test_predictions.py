@@ -9,10 +9,10 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from eval import gpu_check
-from eval.gpucheck import predicted_page
-from eval.gpucheck.cards import CARDS, Card, find_card
-from eval.gpucheck.counts import (
+from trl_prorl.eval import gpu_check
+from trl_prorl.eval.gpucheck import predicted_page
+from trl_prorl.eval.gpucheck.cards import CARDS, Card, find_card
+from trl_prorl.eval.gpucheck.counts import (
     ARMS,
     RECIPE_MODEL,
     SAMPLED_ROWS,
@@ -21,7 +21,7 @@ from eval.gpucheck.counts import (
     Line,
     read_counts,
 )
-from eval.gpucheck.predictions import (
+from trl_prorl.eval.gpucheck.predictions import (
     LARGE,
     QWEN,
     RECIPE,
@@ -35,7 +35,7 @@ from eval.gpucheck.predictions import (
     padded_forward,
     update_flops,
 )
-from eval.readiness.memory import generation_memory
+from trl_prorl.eval.readiness.memory import generation_memory
 from trl_prorl.rollout.compact import CHECK_EVERY
 from trl_prorl.scoring.packing import Plan
 

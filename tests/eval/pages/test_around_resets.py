@@ -3,8 +3,8 @@
 import pytest
 from matplotlib.figure import Figure
 
-from eval.analysis.frame import Frame
-from eval.pages import around_resets
+from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.pages import around_resets
 
 
 def resets(*steps):

@@ -9,15 +9,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats
 
-from eval import boundary as command_of_boundary
-from eval.analysis import compare, passk
-from eval.analysis.boundary import boundary
-from eval.analysis.frame import Frame
-from eval.pages import boundary as page_of_boundary
-from eval.pages import comparison, drift, runs
-from eval.pages import passk as page
-from eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
-from eval.pages.document import Bullets
+from trl_prorl.eval import boundary as command_of_boundary
+from trl_prorl.eval.analysis import compare, passk
+from trl_prorl.eval.analysis.boundary import boundary
+from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.pages import boundary as page_of_boundary
+from trl_prorl.eval.pages import comparison, drift, runs
+from trl_prorl.eval.pages import passk as page
+from trl_prorl.eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
+from trl_prorl.eval.pages.document import Bullets
 
 
 def drawn(panel):

@@ -10,12 +10,12 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from PIL import Image
 
-from eval.analysis.frame import Frame
-from eval.pages import curves, matrix, plotting, reset_effects
-from eval.pages import runs as pages
-from eval.pages.document import Picture
-from eval.report import build_report
-from eval.run_folder.reading import load_run
+from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.pages import curves, matrix, plotting, reset_effects
+from trl_prorl.eval.pages import runs as pages
+from trl_prorl.eval.pages.document import Picture
+from trl_prorl.eval.report import build_report
+from trl_prorl.eval.run_folder.reading import load_run
 
 
 RESET = {"event": "reset", "step_applied": 10}

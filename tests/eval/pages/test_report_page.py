@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from eval import report
-from eval.pages import document
-from eval.samples.store import SAMPLES_FOLDER, SampleStore
+from trl_prorl.eval import report
+from trl_prorl.eval.pages import document
+from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 

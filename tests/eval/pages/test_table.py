@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from eval.analysis.frame import Frame
-from eval.pages.matrix import result_matrix
-from eval.pages.runs import learning_table, overview_table
-from eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.pages.matrix import result_matrix
+from trl_prorl.eval.pages.runs import learning_table, overview_table
+from trl_prorl.eval.pages.table import Column, Table, table_of
 
 
 COLUMNS = [

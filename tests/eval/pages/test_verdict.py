@@ -3,9 +3,9 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from eval.analysis.frame import Frame
-from eval.pages import arms, matrix, reproduce
-from eval.pages import comparison as verdict
+from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.pages import arms, matrix, reproduce
+from trl_prorl.eval.pages import comparison as verdict
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 

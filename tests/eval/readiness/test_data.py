@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from eval.readiness.data import (
+from trl_prorl.errors import RewardError
+from trl_prorl.eval.readiness.data import (
     GoldAnswers,
     check_gold_answers,
     gold_findings,
@@ -12,9 +13,8 @@ from eval.readiness.data import (
     length_findings,
     split_findings,
 )
-from eval.readiness.finding import LOOK, STOP
-from tasks import get_task
-from trl_prorl.errors import RewardError
+from trl_prorl.eval.readiness.finding import LOOK, STOP
+from trl_prorl.tasks import get_task
 
 
 def levels(findings):

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from eval.readiness.cost import (
+from trl_prorl.eval.readiness.cost import (
     BatchShape,
     cost_findings,
     larger_micro_batch,
@@ -17,8 +17,8 @@ from eval.readiness.cost import (
     process_memory_finding,
     seconds_of_run,
 )
-from eval.readiness.finding import LOOK, STOP
-from eval.readiness.first_steps import (
+from trl_prorl.eval.readiness.finding import LOOK, STOP
+from trl_prorl.eval.readiness.first_steps import (
     MOST_MOVED,
     FirstSteps,
     first_steps,

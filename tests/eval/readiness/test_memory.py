@@ -11,8 +11,8 @@ from live_bytes import LiveBytes
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
-from eval.readiness.finding import FINE, LOOK
-from eval.readiness.memory import (
+from trl_prorl.eval.readiness.finding import FINE, LOOK
+from trl_prorl.eval.readiness.memory import (
     GIB,
     GenerationMemory,
     cache_bytes,
@@ -163,7 +163,7 @@ def test_the_memory_of_a_process(monkeypatch):
 
 def test_the_room_of_a_trainer(make_trainer, monkeypatch):
     """Of 1,000,000 bytes nine tenths, less what is held and Adam's two moments of what is trained."""
-    monkeypatch.setattr("eval.readiness.memory.process_share", lambda device: (100_000, 1_000_000))
+    monkeypatch.setattr("trl_prorl.eval.readiness.memory.process_share", lambda device: (100_000, 1_000_000))
     trainer = make_trainer(compact_generation="on", gradient_accumulation_steps=2)
     trained = sum(param.numel() * 4 for param in trainer.model.parameters() if param.requires_grad)
     (finding,) = generation_findings(trainer, 20)

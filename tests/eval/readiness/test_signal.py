@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from eval.readiness.finding import LOOK, STOP, Finding, exit_code
-from eval.readiness.signal import (
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, exit_code
+from trl_prorl.eval.readiness.signal import (
     FULL_REWARD,
     Rollouts,
     expected_silent,

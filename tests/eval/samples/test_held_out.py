@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-import tasks
-from eval.samples import held_out
-from eval.samples.held_out import HeldOut, plan
-from eval.samples.task_name import TaskName
+import trl_prorl.tasks
 from trl_prorl.errors import InputError, RunError
+from trl_prorl.eval.samples import held_out
+from trl_prorl.eval.samples.held_out import HeldOut, plan
+from trl_prorl.eval.samples.task_name import TaskName
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_verdicts_of_other_graders_are_given_anew_and_nothing_is_sampled(run_dir
     monkeypatch.setattr(type(task), "answer_of", lambda self, text, row: None if len(text) % 2 else f"of {text}")
     assert before["answer"].tolist() == [text.strip() or None for text in texts(before)]
     assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].tolist() == before["correct"].tolist()
-    monkeypatch.setattr("eval.samples.held_out.grader_version", lambda: "another")
+    monkeypatch.setattr("trl_prorl.eval.samples.held_out.grader_version", lambda: "another")
     after = HeldOut(run_dir, "test", 4).samples(point, 3)
     assert after["correct"].all()
     assert not before["correct"].all()
@@ -270,8 +270,8 @@ def test_verdicts_of_other_graders_are_given_anew_and_nothing_is_sampled(run_dir
 def test_the_graders_version_is_of_all_their_files(tmp_path, monkeypatch):
     """Those of the locked workers too, which stand in a folder of their own."""
     package = tmp_path / "tasks"
-    shutil.copytree(Path(tasks.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(tasks, "__file__", str(package / "__init__.py"))
+    shutil.copytree(Path(trl_prorl.tasks.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(trl_prorl.tasks, "__file__", str(package / "__init__.py"))
     versions = set()
     for file in ("math.py", "isolated/math_worker.py", "isolated/rg_worker.py"):
         (package / file).write_text((package / file).read_text() + "# another\n")

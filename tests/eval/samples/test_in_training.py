@@ -5,8 +5,8 @@ import json
 import pytest
 from datasets import Dataset, IterableDataset
 
-from eval import report
 from trl_prorl import drift, evaluate
+from trl_prorl.eval import report
 from trl_prorl.hub.card import eval_results, model_card, read_record
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eval import drift, passk
-from eval.samples.local_paths import with_local_paths
-from eval.samples.models import hub_errors
 from trl_prorl.errors import InputError
+from trl_prorl.eval import drift, passk
+from trl_prorl.eval.samples.local_paths import with_local_paths
+from trl_prorl.eval.samples.models import hub_errors
 from trl_prorl.record.base_model import fingerprint
 
 

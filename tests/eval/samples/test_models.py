@@ -7,10 +7,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from eval import drift, passk, push
-from eval.samples import models
-from eval.samples.held_out import HeldOut
-from eval.samples.models import (
+from trl_prorl.errors import InputError
+from trl_prorl.eval import drift, passk, push
+from trl_prorl.eval.samples import models
+from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.models import (
     Point,
     checkpoint_points,
     evaluation_dtype,
@@ -21,7 +22,6 @@ from eval.samples.models import (
     load_tokenizer,
     trained_point,
 )
-from trl_prorl.errors import InputError
 from trl_prorl.record.run_id import write_run_id
 
 

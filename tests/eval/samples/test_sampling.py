@@ -6,8 +6,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tqdm import tqdm
 from transformers import set_seed
 
-from eval.samples.models import load_tokenizer
-from eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample, stop_token_ids, until_stop
+from trl_prorl.eval.samples.models import load_tokenizer
+from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample, stop_token_ids, until_stop
 from trl_prorl.weights import load_model
 
 

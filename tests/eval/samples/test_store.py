@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from eval.run_folder.reading import write_json
-from eval.samples.store import SampleStore, content_ids
 from trl_prorl.errors import RunError
+from trl_prorl.eval.run_folder.reading import write_json
+from trl_prorl.eval.samples.store import SampleStore, content_ids
 
 
 def record(prompt, number, correct=True):
