@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("trl_prorl", "tasks", "eval")  # of a checkout
 MOST_BYTES = 6_000_000  # of the wheel
 SHIPPED = ["embedded:reverse_digits:0", "embedded:sorting:0"]  # which recipes/tiny name
-OF_THE_BUILD = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+OF_THE_BUILD = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 DEPENDENCIES = sorted({str(Path(find_spec(name).origin).parent.parent) for name in ("torch", "trl", "numpy", "yaml")})
 # With fewer than 3 steps a line warns of it.
@@ -45,7 +45,8 @@ def done(command, **kwargs):
 def copied(folder, *left_out):
     """The sources in another folder."""
     for name in (*PACKAGES, "accelerate_configs", "recipes"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", *left_out))
+        ignore = shutil.ignore_patterns("__pycache__", *left_out)
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignore)
     for name in OF_THE_BUILD:
         shutil.copy(ROOT / name, folder)
     return str(folder)
@@ -186,22 +187,30 @@ def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
     assert "variantA" in (tmp_path / "page" / "report.html").read_text()
 
 
-@pytest.mark.slow
-def test_a_checkout_that_is_installed_keeps_its_own_names(tmp_path):
-    """`pip install -e .`: what its finder maps, and one module under both names."""
-    sources = copied(tmp_path / "sources", "models")
-    editable = ["install", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(tmp_path), "-e"]
-    done([*PIP, *editable, sources])
-    start = f"import sys, site; sys.path += {DEPENDENCIES!r}; site.addsitedir({str(tmp_path)!r})\n"
-    code = (
-        "import tasks.sorting, trl_prorl.eval.compare, eval.compare, eval.analysis.passk\n"
-        f"assert trl_prorl.__file__.startswith({sources!r}), trl_prorl.__file__\n"
-        "for name in ('tasks', 'tasks.sorting', 'eval', 'eval.compare', 'eval.analysis.passk'):\n"
-        "    assert sys.modules[name] is sys.modules['trl_prorl.' + name], name\n"
-        "    assert sys.modules[name].__spec__.name == 'trl_prorl.' + name\n"
-    )
-    python = [sys.executable, "-S", "-c"]  # this environment's own link to a checkout is not read
-    done([*python, start + code], cwd=tmp_path)
-    for name in ("eval.report", "trl_prorl.eval.report"):
-        code = f"import runpy; sys.argv = ['x', '--help']; runpy.run_module({name!r}, run_name='__main__')"
-        assert done([*python, start + code], cwd=tmp_path).startswith(f"usage: python -m {name} ")
+WHERE = """
+import sys
+import eval, eval.command, tasks, tasks.registry, trl_prorl.eval.command, trl_prorl.tasks
+from trl_prorl.launch.shipped_recipes import recipe_file
+
+assert tasks.Task is trl_prorl.tasks.Task and tasks.registry is trl_prorl.tasks.registry
+mine = (eval, eval.command, tasks, trl_prorl, trl_prorl.eval.command, trl_prorl.tasks)
+print(*(module.__file__ for module in mine), recipe_file("tiny/variantA"), sep="\\n")
+"""
+
+
+def test_a_checkout_takes_its_own_files_beside_another_that_is_installed(tmp_path):
+    """`pip install -e .` of one, and a clone of which a user stands in the folder, or starts a recipe."""
+    other = copied(tmp_path / "other", "models")
+    clone = copied(tmp_path / "clone", "models")
+    site = tmp_path / "site"
+    done([*PIP, "install", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(site), "-e", other])
+    # This environment's own link to a checkout is not read.
+    start = f"import sys, site; sys.path += {DEPENDENCIES!r}; site.addsitedir({str(site)!r})\n"
+
+    def places(code, folder):
+        return done([sys.executable, "-S", "-c", start + code], cwd=folder).splitlines()
+
+    assert all(place.startswith(other) for place in places(WHERE, tmp_path))
+    assert all(place.startswith(clone) for place in places(WHERE, clone))
+    script = f"import runpy\nrunpy.run_path({clone + '/recipes/grpo_variantA.py'!r})\n"
+    assert all(place.startswith(clone) for place in places(script + WHERE, tmp_path))
