@@ -54,12 +54,6 @@ def test_the_gold_completion_gives_the_row_s_answer(make, name):
         assert task.answer_of(task.gold(row), row) == row["answer"]
 
 
-def test_a_mixture_asks_the_member():
-    task = get_task("mixture", tasks={"sorting": 1, "sums": 1})
-    assert task.answer_of("3  4", {"task": "sorting"}) == "3 4"
-    assert task.answer_of("3  4", {"task": "sums"}) is None
-
-
 def test_a_generated_task_that_says_which_answer_needs_no_verify():
     class Loud(GeneratedTask):
         name = "loud"

@@ -1,4 +1,5 @@
 import warnings
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 import trl_prorl.tasks.code
 from trl_prorl.tasks import get_task
 from trl_prorl.tasks.code import extract_code
-from trl_prorl.tasks.code_templates import FAMILIES, NUMBERS, TEXT, run, sample_function
+from trl_prorl.tasks.code_templates import run, sample_function
 from trl_prorl.tasks.sandbox import find_problem
 
 
@@ -25,125 +26,45 @@ def make(**options):
 
 # What is run
 
+CODE = {
+    "def f(): pass": "def f(): pass",
+    "```python\na = 1\n```": "a = 1\n",
+    "Here:\n```\na = 1\n```\nDone.": "a = 1\n",
+    "```python\na = 1\n```\nor better\n```py\na = 2\n```": "a = 2\n",
+    "1. So:\n   ```python\n   if a:\n       b = 1\n   ```": "if a:\n    b = 1\n",
+    '```python\na = """\n  \n"""\n```': 'a = """\n  \n"""\n',
+    "```python\na = 1\n```\n```python\na = 2": "a = 2",
+    "````\na = 1\n````": "a = 1\n",
+    "```python\na = '```'\n```": "a = '```'\n",
+    "The code `a = 1` does": "The code `a = 1` does",
+    "``` a = 1 ```": "``` a = 1 ```",
+    "": "",
+}
+CODE_THAT_DEFINES_F = {
+    "```python\ndef f(x): pass\n```\nExample:\n```\n>>> f(1)\n```": "def f(x): pass\n",
+    "```\ndef f(x): pass\n```\n```\ndef f(x): return 1\n```\n```\n1\n```": "def f(x): return 1\n",
+    "```\ndef f(x): pass\n```\n```\ndef ff(x): pass\n```": "def f(x): pass\n",
+    "```\ndef f(x): pass\n```\n```\nassert f == 1\nf == 1\n```": "def f(x): pass\n",
+    "```\nf: object = len\n```\n```\nprint(f)\n```": "f: object = len\n",
+    "```\nclass f: pass\n```\n```\nf()\n```": "class f: pass\n",
+    "  ```\n  def f(x):\n    pass\n  ```\n```\nf(1)\n```": "def f(x):\n  pass\n",
+    "```\na = 1\n```\n```\nprint(1)\n```": "print(1)\n",
+    "def f(x): pass": "def f(x): pass",
+}
 
-@pytest.mark.parametrize(
-    "completion, code",
-    [
-        ("def f(): pass", "def f(): pass"),
-        ("```python\na = 1\n```", "a = 1\n"),
-        ("Here:\n```\na = 1\n```\nDone.", "a = 1\n"),
-        ("```python\na = 1\n```\nor better\n```py\na = 2\n```", "a = 2\n"),
-        ("  ```python\n  a = 1\n  ```", "a = 1\n"),
-        ("1. So:\n   ```python\n   if a:\n       b = 1\n   ```", "if a:\n    b = 1\n"),
-        ('```python\na = """\n  \n"""\n```', 'a = """\n  \n"""\n'),
-        ("```python\na = 1", "a = 1"),
-        ("```python\na = 1\n```\n```python\na = 2", "a = 2"),
-        ("````\na = 1\n````", "a = 1\n"),
-        ("```python\na = '```'\n```", "a = '```'\n"),
-        ("The code `a = 1` does", "The code `a = 1` does"),
-        ("``` a = 1 ```", "``` a = 1 ```"),
-        ("", ""),
-    ],
-)
-def test_extract_code(completion, code):
-    assert extract_code(completion) == code
 
-
-@pytest.mark.parametrize(
-    "completion, code",
-    [
-        ("```python\ndef f(x): pass\n```\nExample:\n```\n>>> f(1)\n```", "def f(x): pass\n"),
-        ("```\ndef f(x): pass\n```\n```\ndef f(x): return 1\n```\n```\n1\n```", "def f(x): return 1\n"),
-        ("```\ndef f(x): pass\n```\n```\ndef ff(x): pass\n```", "def f(x): pass\n"),
-        ("```\ndef f(x): pass\n```\n```\nassert f == 1\nf == 1\n```", "def f(x): pass\n"),
-        ("```\nf = len\n```\n```\nprint(f)\n```", "f = len\n"),
-        ("```\nf: object = len\n```\n```\nprint(f)\n```", "f: object = len\n"),
-        ("```\nclass f: pass\n```\n```\nf()\n```", "class f: pass\n"),
-        ("  ```\n  def f(x):\n    pass\n  ```\n```\nf(1)\n```", "def f(x):\n  pass\n"),
-        ("```\na = 1\n```\n```\nprint(1)\n```", "print(1)\n"),
-        ("def f(x): pass", "def f(x): pass"),
-    ],
-)
-def test_the_block_that_defines_the_function(completion, code):
-    assert extract_code(completion, "f") == code
+def test_extract_code():
+    assert {completion: extract_code(completion) for completion in CODE} == CODE
+    assert {completion: extract_code(completion, "f") for completion in CODE_THAT_DEFINES_F} == CODE_THAT_DEFINES_F
 
 
 # Generated functions
 
-BY_HAND = [
-    (NUMBERS, "[x for x in xs if x % 2 == 0]", [3, -4, 0, 7], [-4, 0]),
-    (NUMBERS, "[x for x in xs if x % 2 == 1]", [3, -3, 0], [3, -3]),
-    (NUMBERS, "[x for x in xs if x > 5]", [5, 6], [6]),
-    (NUMBERS, "[x for x in xs if x < 5]", [5, 4], [4]),
-    (NUMBERS, "[x for x in xs if x % 5 != 0]", [10, -5, 3, 0], [3]),
-    (NUMBERS, "[x + 5 for x in xs]", [1, -1], [6, 4]),
-    (NUMBERS, "[x * 5 for x in xs]", [2, -1], [10, -5]),
-    (NUMBERS, "[5 - x for x in xs]", [2, -1], [3, 6]),
-    (NUMBERS, "[abs(x) for x in xs]", [2, -1], [2, 1]),
-    (NUMBERS, "[x % 5 for x in xs]", [7, -1], [2, 4]),
-    (NUMBERS, "[x + i for i, x in enumerate(xs, 5)]", [10, 10], [15, 16]),
-    (NUMBERS, "xs[::-1]", [1, 2], [2, 1]),
-    (NUMBERS, "xs[5:]", [1, 2, 3, 4, 5, 6], [6]),
-    (NUMBERS, "list(dict.fromkeys(xs))", [2, 1, 2, 1], [2, 1]),
-    (NUMBERS, "[sum(xs[: i + 1]) for i in range(len(xs))]", [1, 2, -4], [1, 3, -1]),
-    (NUMBERS, "sorted(xs)", [3, -1, 2], [-1, 2, 3]),
-    (NUMBERS, "[x + sum(xs[i + 1 : i + 2]) for i, x in enumerate(xs)]", [1, 2, 4], [3, 6, 4]),
-    (NUMBERS, "xs", [1], [1]),
-    (NUMBERS, "sum(xs)", [1, 2], 3),
-    (NUMBERS, "len(xs)", [1, 2], 2),
-    (NUMBERS, "max(xs, default=5)", [], 5),
-    (NUMBERS, "min(xs, default=5)", [3, 1], 1),
-    (NUMBERS, "max(xs) - min(xs) if xs else 5", [3, -1], 4),
-    (NUMBERS, "sum(x > 5 for x in xs)", [5, 6, 7], 2),
-    (NUMBERS, "{x: xs.count(x) for x in xs}", [1, 2, 1], {1: 2, 2: 1}),
-    (TEXT, "[x for x in xs if len(x) >= 5]", "four fives", ["fives"]),
-    (TEXT, "[x for x in xs if len(x) <= 5]", "five sixsix", ["five"]),
-    (TEXT, "[x for x in xs if not any(c.isdigit() for c in x)]", "a1 b", ["b"]),
-    (TEXT, "[x[::-1] for x in xs]", "ab c", ["ba", "c"]),
-    (TEXT, "xs[::-1]", "ab c", ["c", "ab"]),
-    (TEXT, "[x.upper() for x in xs]", "aB 1", ["AB", "1"]),
-    (TEXT, "[x.lower() for x in xs]", "aB 1", ["ab", "1"]),
-    (TEXT, "[''.join(c for c in x if c not in 'aeiou') for x in xs]", "aeXi bE", ["X", "bE"]),
-    (TEXT, "[x[:5] for x in xs]", "abcdefg a", ["abcde", "a"]),
-    (TEXT, "[x + str(len(x)) for x in xs]", "ab c", ["ab2", "c1"]),
-    (TEXT, "[x * 5 for x in xs]", "ab", ["ababababab"]),
-    (TEXT, "xs[5:]", "a b c d e f", ["f"]),
-    (TEXT, "[x.replace('t', '5') for x in xs]", "tot T", ["5o5", "T"]),
-    (TEXT, "list(dict.fromkeys(xs))", "a b a", ["a", "b"]),
-    (TEXT, "sorted(xs)", "b B a", ["B", "a", "b"]),
-    (TEXT, "' '.join(xs)", "a b", "a b"),
-    (TEXT, "'-'.join(xs)", "a b", "a-b"),
-    (TEXT, "xs", "a b", ["a", "b"]),
-    (TEXT, "len(xs)", "a b", 2),
-    (TEXT, "sum(len(x) for x in xs)", "ab c", 3),
-    (TEXT, "max((len(x) for x in xs), default=5)", "ab c", 2),
-    (TEXT, "[len(x) for x in xs]", "ab c", [2, 1]),
-    (TEXT, "sum('e' in x for x in xs)", "eel e x", 2),
-]
 
-
-@pytest.mark.parametrize("family, source, argument, result", BY_HAND)
-def test_steps(family, source, argument, result):
-    first = "list(a)" if family is NUMBERS else "a.split()"
-    assert run(f"def f(a):\n    xs = {first}\n    return {source}", "f", [argument]) == [result]
-
-
-def test_every_step_is_here():
-    known = {(id(family), source) for family, source, _, _ in BY_HAND}
-    for family in FAMILIES:
-        for step in family.steps + family.last:
-            assert (id(family), step.source.format(k=5)) in known, step.source
-
-
-@pytest.mark.parametrize("level", [1, 3, 8])
+@pytest.mark.parametrize("level", [1, 8])
 def test_generated_rows(level):
-    from random import Random
-
     for seed in range(100):
         function = sample_function(Random(seed), level)
-        # The steps, and the last one.
-        assert function.source.count("\n") == level + 2
-        assert function.text.count(";") == level
         assert len(function.arguments) == len(function.results) == 8
         assert len({repr(result) for result in function.results}) >= 4
         assert not function.arguments[0]
@@ -181,14 +102,11 @@ ROW = {"answer": "", "tests": TESTS, "entry_point": "double", "setup": ""}
     "completion, share",
     [
         ("def double(x):\n    return 2 * x", 1.0),
-        ("```python\ndef double(x):\n    return x + x\n```\nThat is it.", 1.0),
         ("```python\ndouble = lambda x: x ** 2\n```", 0.5),
         ("```python\ndef double(x):\n    return 5\n```", 0.0),
         ("def twice(x):\n    return 2 * x", 0.0),
         ("```python\ndef double(x):\n    return 2 * x\n```\n```python\nprint(1)\n```", 1.0),
         ("```python\ndef double(x):\n    return 2 * x\n```\n```python\ndef double(x): pass\n```", 0.0),
-        ("1. So:\n   ```python\n   def double(x):\n       return 2 * x\n   ```", 1.0),
-        ("I would double x.", 0.0),
         ("", 0.0),
     ],
 )
@@ -219,12 +137,9 @@ def test_time_and_memory_are_options():
     assert not make(memory_mib=128).verify(large, ROW)
 
 
-@pytest.mark.parametrize(
-    "completion",
-    ["\ud800double", "\x00double", "double" * 10_000, "```\n" * 10_000 + "double", "(" * 50_000 + "double"],
-)
-def test_nasty_texts(completion):
-    assert make().verify(completion, ROW) is False
+def test_nasty_texts():
+    for completion in ("\ud800double", "\x00double", "```\n" * 10_000 + "double", "(" * 50_000 + "double"):
+        assert make().verify(completion, ROW) is False
 
 
 @settings(deadline=None, max_examples=10, derandomize=True)
@@ -304,23 +219,18 @@ def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wron
 @pytest.mark.parametrize(
     "row, message",
     [
-        ({"prompt": "p"}, "there is no 'test_list' .*; there are: prompt"),
         ({**MBPP, "code": None}, "'code' is missing"),
         ({**MBPP, "test_list": []}, "'test_list' is .."),
         ({**MBPP, "test_list": ["assert f(1 =="]}, "'test_list', test 0 is not Python"),
-        ({**MBPP, "test_list": [3]}, "'test_list', test 0 is not Python"),
         ({**MBPP, "test_list": ["assert len([1]) == 1"]}, "'test_list': the first test calls no function of the"),
         ({**HUMANEVAL, "entry_point": "absent"}, "'prompt' does not define the 'entry_point' 'absent'"),
-        ({**HUMANEVAL, "canonical_solution": None}, "'canonical_solution' is missing"),
         ({**PLAIN, "tests": "assert triple(2) == 6"}, "'tests' is 'assert triple.* as a list"),
-        ({**PLAIN, "setup": "def"}, "'setup' is not Python"),
     ],
 )
 def test_a_bad_file(tmp_path, write_jsonl, row, message):
     path = write_jsonl(tmp_path / "bad.jsonl", [row])
-    with pytest.raises(ValueError, match=f"path='{path}', row 0.*{message}") as error:
+    with pytest.raises(ValueError, match=f"path='{path}', row 0.*{message}"):
         make(path=path)
-    assert "\n" not in str(error.value)
 
 
 # Options
@@ -331,10 +241,6 @@ def test_a_bad_file(tmp_path, write_jsonl, row, message):
     [
         ({"reward": "half"}, "reward='half' must be one of exact, share"),
         ({"seconds": 0}, "seconds=0 must be at least 1"),
-        ({"seconds": 1.5}, "seconds=1.5 must be an integer"),
-        ({"memory_mib": "512"}, "memory_mib='512' must be an integer"),
-        ({"workers": -1}, "workers=-1 must be at least 1"),
-        ({"level": 9}, "level=9"),
     ],
 )
 def test_wrong_options(options, message):
@@ -346,10 +252,8 @@ def test_without_bubblewrap_the_task_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     find_problem.cache_clear()
     try:
-        with pytest.raises(ValueError, match="not installed: `apt-get install -y bubblewrap`.*allow_weak_") as error:
+        with pytest.raises(ValueError, match="bubblewrap.*allow_weak_sandbox: true"):
             get_task("code")
-        assert "\n" not in str(error.value)
-        assert "allow_weak_sandbox: true" in str(error.value)
         with pytest.warns(UserWarning, match="can read every file"):
             get_task("code", allow_weak_sandbox=True)
     finally:

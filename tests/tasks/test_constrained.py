@@ -14,63 +14,58 @@ FORMS = {
     "keys": row(kind="keys", keys="ak"),
     "lengths": row(kind="lengths", count=3, length=4, letter="k"),
 }
-RIGHT = [
-    ("initials", "big quick tree"),
-    ("initials", " Big\nQuick  Tree "),
-    ("initials", "ba qa ta"),
-    ("lengths", "kiwi king kept"),
-    ("keys", '{"a": 1, "k": [2, {"z": null}]}'),
-    ("keys", ' {\n"k": "", "a": {}}\n'),
-    ("keys", '{"a": 1, "k": 2} '),
-]
-WRONG = [
-    ("initials", "big quick"),
-    ("initials", "big quick tree tree"),
-    ("initials", "quick big tree"),
-    ("initials", "b q t"),
-    ("initials", "big, quick, tree"),
-    ("initials", "big quick tree."),
-    ("initials", "1. big 2. quick 3. tree"),
-    ("initials", "bíg quick tree"),
-    ("initials", "big-quick-tree"),
-    ("initials", ""),
-    ("lengths", "kiwi king kiwi"),
-    ("lengths", "kiwi king Kiwi"),
-    ("lengths", "kiwi king"),
-    ("lengths", "kiwi king kept keep"),
-    ("lengths", "kiwi king kit"),
-    ("lengths", "kiwi king open"),
-    ("lengths", "kiwi king ke-t"),
-    ("lengths", ""),
-    ("keys", '{"a": 1}'),
-    ("keys", '{"a": 1, "k": 2, "z": 3}'),
-    ("keys", '{"a": 1, "a": 1, "k": 2}'),
-    ("keys", '{"A": 1, "k": 2}'),
-    ("keys", '[{"a": 1, "k": 2}]'),
-    ("keys", '["object", ["a", "k"]]'),
-    ("keys", '{"a": 1, "k": 2}.'),
-    ("keys", '```json\n{"a": 1, "k": 2}\n```'),
-    ("keys", "{'a': 1, 'k': 2}"),
-    ("keys", "ak"),
-    ("keys", '"ak"'),
-    ("keys", ""),
-    pytest.param("keys", "[" * 100_000, id="keys-100,000 brackets"),
-    pytest.param("keys", '{"a": ' + "9" * 10_000 + ', "k": 1}', id="keys-a number of 10,000 digits"),
-]
+RIGHT = {
+    "initials": ["big quick tree", " Big\nQuick  Tree "],
+    "lengths": ["kiwi king kept"],
+    "keys": ['{"a": 1, "k": [2, {"z": null}]}', ' {\n"k": "", "a": {}}\n'],
+}
+WRONG = {
+    "initials": [
+        "big quick",
+        "big quick tree tree",
+        "quick big tree",
+        "b q t",
+        "big, quick, tree",
+        "big quick tree.",
+        "1. big 2. quick 3. tree",
+        "bíg quick tree",
+        "big-quick-tree",
+        "",
+    ],
+    "lengths": [
+        "kiwi king kiwi",
+        "kiwi king Kiwi",
+        "kiwi king",
+        "kiwi king kept keep",
+        "kiwi king kit",
+        "kiwi king open",
+        "kiwi king ke-t",
+        "",
+    ],
+    "keys": [
+        '{"a": 1}',
+        '{"a": 1, "k": 2, "z": 3}',
+        '{"a": 1, "a": 1, "k": 2}',
+        '{"A": 1, "k": 2}',
+        '[{"a": 1, "k": 2}]',
+        '["object", ["a", "k"]]',
+        '{"a": 1, "k": 2}.',
+        '```json\n{"a": 1, "k": 2}\n```',
+        "{'a': 1, 'k': 2}",
+        "ak",
+        '"ak"',
+        "",
+        "[" * 100_000,
+        '{"a": ' + "9" * 10_000 + ', "k": 1}',
+    ],
+}
 
 
-@pytest.mark.parametrize("form, completion", RIGHT)
-def test_verify_accepts(form, completion):
+@pytest.mark.parametrize("form", FORMS)
+def test_verify(form):
     task = get_task("constrained")
-    assert task.verify(completion, FORMS[form]) is True
-    assert task.reward(completion, FORMS[form]) == 1.0
-
-
-@pytest.mark.parametrize("form, completion", WRONG)
-def test_verify_refuses(form, completion):
-    task = get_task("constrained")
-    assert task.verify(completion, FORMS[form]) is False
-    assert task.reward(completion, FORMS[form]) == 0.0
+    assert [text for text in RIGHT[form] if not task.verify(text, FORMS[form])] == []
+    assert [text[:100] for text in WRONG[form] if task.verify(text, FORMS[form])] == []
 
 
 @pytest.mark.parametrize("level", [1, 8])
@@ -81,17 +76,11 @@ def test_the_prompt_says_what_the_form_is(level):
         prompt = row["prompt"][0]["content"]
         form = json.loads(row["form"])
         kinds.add(form["kind"])
-        if form["kind"] == "initials":
-            number, words, of, two, letters, starting, with_, *initials = prompt.split()
-            assert "".join(initials) == form["letters"]
-            assert int(number) == len(initials)
-        elif form["kind"] == "lengths":
-            assert (
-                prompt == f"{form['count']} different words of {form['length']} letters starting with {form['letter']}"
-            )
-        else:
-            assert prompt == f"JSON object with exactly the keys {' '.join(form['keys'])}"
-            assert list(form["keys"]) == sorted(set(form["keys"]))
-        counts.add(form.get("count") or len(form.get("letters") or form["keys"]))
+        letters = form.get("letters") or form.get("keys") or form["letter"]
+        assert prompt.split()[-len(letters) :] == [*letters]
+        count = form.get("count") or len(letters)
+        assert form["kind"] == "keys" or prompt.startswith(f"{count} ")
+        assert form["kind"] != "lengths" or f" of {form['length']} letters" in prompt
+        counts.add(count)
     assert kinds == {"initials", "lengths", "keys"}
     assert counts == set(range(2, level + 3))

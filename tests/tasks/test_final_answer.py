@@ -7,120 +7,110 @@ from hypothesis import strategies as st
 from trl_prorl.tasks.final_answer import MAX_LENGTH, as_number, boxed, number_value
 
 
-@pytest.mark.parametrize(
-    "text, contents",
-    [
-        ("", []),
-        ("\\boxed{42}", ["42"]),
-        ("\\boxed {42} and \\fbox{43}", ["42", "43"]),
-        ("\\boxed{\\frac{\\sqrt{3}}{2}}", ["\\frac{\\sqrt{3}}{2}"]),
-        ("\\boxed{\\{1, 2\\}}", ["\\{1, 2\\}"]),
-        ("\\boxed{\\text{a } b}", ["\\text{a } b"]),
-        ("{\\boxed{1}}}", ["1"]),
-        ("\\boxed{\\boxed{1}}", ["1"]),
-        ("\\boxed{1 \\boxed{2} 3}", ["2"]),
-        ("\\boxed{1} \\boxed{2", ["1"]),
-        ("\\boxed{", []),
-        ("\\boxed 42", []),
-        ("\\boxed{}", [""]),
-        ("\\\\boxed{1}", []),
-    ],
-)
-def test_boxed(text, contents):
-    assert boxed(text) == contents
+BOXES = {
+    "\\boxed {42} and \\fbox{43}": ["42", "43"],
+    "\\boxed{\\frac{\\sqrt{3}}{2}}": ["\\frac{\\sqrt{3}}{2}"],
+    "\\boxed{\\{1, 2\\}}": ["\\{1, 2\\}"],
+    "\\boxed{\\text{a } b}": ["\\text{a } b"],
+    "{\\boxed{1}}}": ["1"],
+    "\\boxed{1 \\boxed{2} 3}": ["2"],
+    "\\boxed{1} \\boxed{2": ["1"],
+    "\\boxed{": [],
+    "\\boxed 42": [],
+    "\\boxed{}": [""],
+    "\\\\boxed{1}": [],
+}
+# What one number becomes; see test_gsm8k.py and test_math.py for whole answers.
+NUMBERS = {
+    "€42": "42",
+    r"42\%": "42",
+    "42 km/h": "42",
+    "42 dollars per hour.": "42",
+    r"42\text{ m}^{2}": "42",
+    r"42\text{ m²}": "42",
+    "42 square feet": "42",
+    r"\text{42}": "42",
+    "**42**": "42",
+    "<answer>42</answer>": "42",
+    r"\$42.50": "42.50",
+    r"90^\circ": "90",
+    r"5\text{ m}^2": "5",
+    # Signs, separators, fractions, powers of ten.
+    " -42. ": "-42",
+    "−5": "-5",
+    "+.5": "+.5",
+    "1,234,567.50": "1234567.50",
+    "1{,}234": "1234",
+    r"1\,234": "1234",
+    "1/2": r"\frac{1}{2}",
+    "1/2.": r"\frac{1}{2}",
+    r"\dfrac12": r"\frac12",
+    r"-\tfrac{3}{4}": r"-\frac{3}{4}",
+    "1 1/2": r"1\frac{1}{2}",
+    r"4 \times 10^{3}": r"4\times10^{3}",
+    "4e-3": r"4\times10^{-3}",
+    # Of the longest digits.
+    "9" * 40: "9" * 40,
+}
+# Neither one number nor a number and its unit.
+NO_NUMBERS = [
+    "1/2.5",
+    "12345,678",
+    "42 a",
+    "42 ab",
+    "42 or so",
+    r"\left(42\right)",
+    "40+2",
+    r"6\times 7",
+    r"\sqrt{9}",
+    "2^3",
+    "3!",
+    "1/2/3",
+    "41 42",
+    "41, 42",
+    "1,23",
+    "1_000",
+    "1.2.3",
+    "0x2A",
+    "x=42",
+    "2 million",
+    "2k",
+    "½",
+    "٤٢",
+    "inf",
+    "nan",
+    "",
+    "-",
+    "1e9999",
+    "42" + " " * 199,
+    "9" * 41,
+]
+VALUES = {
+    "-42": Fraction(-42),
+    "+.5": Fraction(1, 2),
+    r"\frac12": Fraction(1, 2),
+    r"-3\frac{1}{2}": Fraction(-7, 2),
+    r"\frac{-1}{2}": Fraction(-1, 2),
+    r"\frac{1}{-2}": Fraction(-1, 2),
+    r"4\times10^{-3}": Fraction(1, 250),
+    r"4\cdot10^3": Fraction(4000),
+    "1.5*10^2": Fraction(150),
+    r"\frac{1}{0}": None,
+}
 
 
-@pytest.mark.parametrize(
-    "text, number",
-    [
-        ("42", "42"),
-        ("$42$", "42"),
-        ("€42", "42"),
-        (r"42\%", "42"),
-        ("42 km/h", "42"),
-        ("42 dollars per hour.", "42"),
-        ("¥42", "42"),
-        (r"42\text{ m}^{2}", "42"),
-        (r"42\text{ m²}", "42"),
-        ("42 square feet", "42"),
-        (r"\text{42}", "42"),
-        ("**42**", "42"),
-        ("`42`", "42"),
-        ("<answer>42</answer>", "42"),
-        (r"\$42.50", "42.50"),
-        (r"90^\circ", "90"),
-        (r"5\text{ m}^2", "5"),
-        # Signs, separators, fractions, powers of ten.
-        (" -42. ", "-42"),
-        ("−5", "-5"),
-        ("+.5", "+.5"),
-        ("1,234,567.50", "1234567.50"),
-        ("1{,}234", "1234"),
-        (r"1\,234", "1234"),
-        (r"\frac{1}{2}", r"\frac{1}{2}"),
-        ("1/2", r"\frac{1}{2}"),
-        ("1/2.", r"\frac{1}{2}"),
-        (r"\dfrac12", r"\frac12"),
-        (r"-\tfrac{3}{4}", r"-\frac{3}{4}"),
-        ("1 1/2", r"1\frac{1}{2}"),
-        (r"4 \times 10^{3}", r"4\times10^{3}"),
-        ("4e-3", r"4\times10^{-3}"),
-        # Neither one number nor a number and its unit.
-        ("1/2.5", None),
-        ("12345,678", None),
-        ("42 a", None),
-        ("42 ab", None),
-        ("42 or so", None),
-        (r"\left(42\right)", None),
-        ("40+2", None),
-        ("6*7", None),
-        (r"6\times 7", None),
-        (r"\sqrt{9}", None),
-        ("2^3", None),
-        ("3!", None),
-        ("1/2/3", None),
-        ("41 42", None),
-        ("41, 42", None),
-        ("1,23", None),
-        ("1_000", None),
-        ("1.2.3", None),
-        ("0x2A", None),
-        ("x=42", None),
-        ("2 million", None),
-        ("2k", None),
-        ("½", None),
-        ("٤٢", None),
-        ("inf", None),
-        ("nan", None),
-        ("", None),
-        ("-", None),
-        ("1e9999", None),
-        pytest.param("42" + " " * 199, None, id="42 and 199 spaces"),
-        pytest.param("9" * 41, None, id="41 digits"),
-    ],
-)
-def test_as_number(text, number):
-    assert as_number(text) == number
+def test_boxed():
+    assert {text: boxed(text) for text in BOXES} == BOXES
 
 
-@pytest.mark.parametrize(
-    "number, value",
-    [
-        ("-42", Fraction(-42)),
-        ("+.5", Fraction(1, 2)),
-        (r"\frac12", Fraction(1, 2)),
-        (r"-3\frac{1}{2}", Fraction(-7, 2)),
-        (r"\frac{-1}{2}", Fraction(-1, 2)),
-        (r"\frac{1}{-2}", Fraction(-1, 2)),
-        (r"4\times10^{-3}", Fraction(1, 250)),
-        (r"4\cdot10^3", Fraction(4000)),
-        ("1.5*10^2", Fraction(150)),
-        (r"\frac{1}{0}", None),
-    ],
-)
-def test_number_value(number, value):
-    assert number_value(number) == value
-    assert as_number(number) == number
+def test_as_number():
+    assert {text: as_number(text) for text in NUMBERS} == NUMBERS
+    assert [text for text in NO_NUMBERS if as_number(text) is not None] == []
+
+
+def test_number_value():
+    assert {number: number_value(number) for number in VALUES} == VALUES
+    assert [number for number in VALUES if as_number(number) != number] == []
 
 
 PIECES = "\\boxed{|{|}|\\|\\frac|1|2|/|,|.|-|−| |e|%|<b>|$|*|\\text{|~".split("|")

@@ -2,11 +2,7 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +10,27 @@ from hypothesis import strategies as st
 
 import trl_prorl.tasks.code
 from trl_prorl.tasks import get_task
-from trl_prorl.tasks.base import Task, build_dataset, check_request, content_bucket, content_split, stable_hash
+from trl_prorl.tasks.base import Task, content_bucket, content_split, stable_hash
 from trl_prorl.tasks.generated import GeneratedTask
 
 
 # Short enough for a byte-level model of a million parameters.
 TINY = ["bracket_matching", "constrained", "digit_checksum", "guess", "parity", "reverse_digits", "sorting", "sums"]
-NAMES = TINY + ["code", "instructions", "stem"]
+# SHA-256 of rows of every level.
+PUBLISHED = {
+    "bracket_matching": "e9fa139e",
+    "constrained": "d2571e9f",
+    "digit_checksum": "70c46ca2",
+    "guess": "a755340f",
+    "parity": "4ce92ab5",
+    "reverse_digits": "2f607399",
+    "sorting": "f4dcea86",
+    "sums": "3a6ac249",
+    "code": "afe6e78f",
+    "instructions": "30545b58",
+    "stem": "867cedc0",
+}
+NAMES = list(PUBLISHED)
 COLUMNS = {
     "code": {"tests", "entry_point", "setup"},
     "constrained": {"form"},
@@ -36,7 +46,6 @@ TASKS = [(name, {}) for name in NAMES if name != "code"] + [
 ]
 # Gives some wrong answers the full reward, which their docs say.
 GENEROUS = [("sorting", {"reward": "inclusion_ordering"})]
-ROOT = Path(__file__).parents[2]
 
 NASTY = [
     "",
@@ -78,26 +87,15 @@ def prompts(dataset):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("level", [1, 8])
-def test_rows_have_the_columns(name, level):
-    dataset = get_task(name, level=level).rows("validation", 20)
-    assert len(dataset) == 20
-    assert set(dataset.column_names) == {"prompt", "answer", "task", "level"} | COLUMNS.get(name, set())
-    for row in dataset:
-        assert row["task"] == name
-        assert row["level"] == level
-        assert [set(message) for message in row["prompt"]] == [{"role", "content"}]
-        assert row["prompt"][0]["role"] == "user"
-        assert name not in TINY or len(row["prompt"][0]["content"]) < 64
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_default_level_is_3_and_fewer_rows_are_the_first_of_more(name):
+def test_rows_have_the_columns_and_fewer_are_the_first_of_more(name):
     task = get_task(name)
-    rows = task.rows("test", 40, seed=3)[:10]
-    assert task.level == 3
-    assert task.rows("test", 10, seed=3)[:] == rows
-    assert get_task(name, level=3).rows("test", 10, seed=3)[:] == rows
+    rows = task.rows("test", 40, seed=3)
+    assert set(rows.column_names) == {"prompt", "answer", "task", "level"} | COLUMNS.get(name, set())
+    for row in rows:
+        assert (row["task"], row["level"]) == (name, 3)
+        assert [message["role"] for message in row["prompt"]] == ["user"]
+        assert name not in TINY or len(row["prompt"][0]["content"]) < 64
+    assert task.rows("test", 10, seed=3)[:] == rows[:10]
 
 
 @pytest.mark.parametrize("name, options", TASKS)
@@ -117,11 +115,10 @@ def test_splits_are_disjoint_over_seeds_and_levels(name):
     for level in (1, 2, 3):
         for seed in (0, 1, 7):
             for split, n in {"train": 300, "validation": 75, "test": 75}.items():
+                task = get_task(name, level=level)
                 n = n if name in TINY else n // 3
-                seen[split].update(prompts(get_task(name, level=level).rows(split, n, seed)))
-    assert not seen["train"] & seen["validation"]
-    assert not seen["train"] & seen["test"]
-    assert not seen["validation"] & seen["test"]
+                seen[split].update(map(task.content, prompts(task.rows(split, n, seed))))
+    assert len(set.union(*seen.values())) == sum(map(len, seen.values()))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,25 +135,14 @@ def test_seeds_give_different_rows(name):
     assert len(set(first) & set(second)) < 30
 
 
-FINGERPRINTS = """
-import json
-from trl_prorl.tasks import get_task
-
-print(json.dumps({name: list(get_task(name, **options).rows("test", 30, seed=5)) for name, options in %r}))
-"""
-
-
-def test_rows_do_not_depend_on_the_process():
-    environment = os.environ | {"PYTHONHASHSEED": "12345"}
-    options = [(name, {"allow_weak_sandbox": True} if name == "code" else {}) for name in NAMES]
-    command = [sys.executable, "-W", "ignore", "-c", FINGERPRINTS % (options,)]
-    other = json.loads(subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True).stdout)
-    assert other == {name: list(get_task(name).rows("test", 30, seed=5)) for name in NAMES}
-
-
-def test_rows_stay_as_they_were_published():
-    # Recorded results name their rows by task, level, split and seed: a change here makes them incomparable.
-    assert prompts(get_task("reverse_digits").rows("test", 3)) == ["reverse 31287853", "reverse 95775", "reverse 298"]
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_stay_as_they_were_published(name):
+    """
+    Recorded results name their rows by task, level, split and seed: a change here makes them incomparable. The hash of
+    texts differs from process to process, so that this holds in any of them.
+    """
+    rows = [row for level in range(1, 9) for row in get_task(name, level=level).rows("test", 30, seed=5)]
+    assert hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:8] == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name, options", [*TASKS, ("gsm8k", {})])
@@ -180,11 +166,10 @@ def test_scoring_never_raises(name, options):
         assert 0.0 <= task.reward(completion, row) < 1.0
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("level", [0, 9, -1, 2.0, "3", None, True])
-def test_wrong_level(name, level):
+@pytest.mark.parametrize("level", [0, 9, 2.0, "3", None, True])
+def test_wrong_level(level):
     with pytest.raises(ValueError, match="level="):
-        get_task(name, level=level)
+        get_task("parity", level=level)
 
 
 class Bits(GeneratedTask):
@@ -202,8 +187,7 @@ def test_an_exhausted_space_is_an_error():
     train = [b for b in bits if int(hashlib.sha256(f"bits\x1f{b}".encode()).hexdigest()[:16], 16) % 10 > 1]
     dataset = Bits().rows("train", len(train))
     assert sorted(prompts(dataset)) == train
-    said = rf"n=17: only {len(train)} different train questions.*fewer rows.*higher level"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=rf"n=17: only {len(train)} different train questions"):
         Bits().rows("train", 17)
     with pytest.raises(ValueError, match="n=None"):
         Bits().rows("train", None)
@@ -231,22 +215,15 @@ def test_the_split_depends_on_the_task_and_the_question():
 @pytest.mark.parametrize(
     "message, requests",
     [
-        ("split=.*train, validation, test", [(split, 1, 0) for split in ("dev", "", "Train", None, 3, ["train"])]),
-        ("n=", [("train", n, 0) for n in (0, -1, 1.0, "3", True)]),
-        ("seed=", [("train", 1, seed) for seed in (None, 0.5, "0", False)]),
+        ("split=", [(split, 1, 0) for split in ("dev", "Train", None, ["train"])]),
+        ("n=", [("train", n, 0) for n in (0, 1.0, "3", True)]),
+        ("seed=", [("train", 1, seed) for seed in (None, 0.5, False)]),
     ],
 )
 def test_wrong_requests(message, requests):
     for request in requests:
-        for refuse in (check_request, get_task("parity").rows):
-            with pytest.raises(ValueError, match=message):
-                refuse(*request)
-
-
-def test_dataset_columns():
-    dataset = build_dataset("some_task", 2, ["a?", "b?"], ["1", "2"])
-    prompt = [{"role": "user", "content": "b?"}]
-    assert dataset[1] == {"prompt": prompt, "answer": "2", "task": "some_task", "level": 2}
+        with pytest.raises(ValueError, match=message):
+            get_task("parity").rows(*request)
 
 
 def test_reward_defaults_to_the_verdict():

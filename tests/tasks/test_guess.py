@@ -25,11 +25,10 @@ NO_GAME = [
 ]
 
 
-@pytest.mark.parametrize("text, right", [(t, True) for t in WON] + [(t, False) for t in LOST + NO_GAME])
-def test_games_played_by_hand(text, right):
+def test_games_played_by_hand():
     task = get_task("guess", level=8)
-    assert task.verify(text, ROW) is right
-    assert task.reward(text, ROW) == right
+    assert [text for text in WON if not task.verify(text, ROW)] == []
+    assert [text for text in LOST + NO_GAME if task.verify(text, ROW)] == []
 
 
 @pytest.mark.parametrize(

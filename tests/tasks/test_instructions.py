@@ -4,21 +4,19 @@ import pytest
 
 from trl_prorl.tasks import get_task, instructions
 from trl_prorl.tasks.constraints import CONSTRAINTS, describe, fulfils, words
-from trl_prorl.tasks.instructions import english_words, is_english, makes_sense, names, repeats
+from trl_prorl.tasks.instructions import english_words, is_english, names, repeats
 
 
-@pytest.mark.parametrize("level", range(1, 9))
+@pytest.mark.parametrize("level", [1, 2, 8])
 def test_the_constraints_can_be_met_together(level):
     task = get_task("instructions", level=level)
     kinds = set()
     for row in task.rows("train", 300):
         constraints = json.loads(row["constraints"])
         kinds |= {constraint["kind"] for constraint in constraints}
-        assert len(constraints) == 1 + level // 2
-        assert len({CONSTRAINTS[constraint["kind"]].slot for constraint in constraints}) == len(constraints)
+        assert len({CONSTRAINTS[constraint["kind"]].slot for constraint in constraints}) == 1 + level // 2
         assert task.verify(task.gold(row), row), row
-        about, *wishes = row["prompt"][0]["content"].split("\n")
-        assert about.startswith("Write a short text about ")
+        _, *wishes = row["prompt"][0]["content"].split("\n")
         assert wishes == [f"- {describe(one.pop('kind'), one)}" for one in constraints]
     assert level < 8 or kinds == set(CONSTRAINTS)
 
@@ -37,14 +35,11 @@ ROW = {
 }
 
 
-@pytest.mark.parametrize(
-    "completion, share",
-    [("sea and land", 1.0), ("sea, and land", 0.75), ("Land and sea", 0.5), ("A, b", 0.0), ("", 0.0)],
-)
-def test_rewards(completion, share):
-    assert get_task("instructions", reward="share").reward(completion, ROW) == share
-    assert get_task("instructions").reward(completion, ROW) == float(share == 1.0)
-    assert get_task("instructions").verify(completion, ROW) is (share == 1.0)
+def test_share_is_of_the_constraints():
+    shares = {"sea and land": 1.0, "sea, and land": 0.75, "Land and sea": 0.5, "A, b": 0.0, "": 0.0}
+    task = get_task("instructions", reward="share")
+    assert {text: task.reward(text, ROW) for text in shares} == shares
+    assert [text for text in shares if get_task("instructions").reward(text, ROW)] == ["sea and land"]
 
 
 def test_words():
@@ -99,11 +94,6 @@ def test_a_text_without_words_meets_nothing():
             assert not fulfils(text, kind, parameters)
 
 
-def test_once():
-    assert describe("word_times", {"word": "sea", "n": 1}) == 'Use the word "sea" exactly once.'
-    assert describe("bullets", {"n": 11}).startswith("Write exactly 11 bullet")
-
-
 @pytest.mark.parametrize("piece", ["!", ".", '."', ". ", "- ", "[", "<<", "a", "***\n", " ", "a. "])
 def test_long_texts_end(piece):
     for kind, parameters, _, _ in CASES:
@@ -119,39 +109,30 @@ def small_dictionary(monkeypatch):
     monkeypatch.setattr(instructions, "english_words", lambda: KNOWN.__contains__)
 
 
-@pytest.mark.parametrize(
-    ("text", "topic", "named"),
-    [
-        ("The streets are old.", "a quiet street", True),
-        ("STREET!", "a quiet street", True),
-        ("Streetwise and quiet.", "a quiet street", False),
-        ("The bee's wing", "bees", True),
-        ("", "bees", False),
-        ("At night we walk", "the city at night", True),
-        ("The city is old", "the city at night", False),
-        ("It is glass", "glass", True),
-    ],
-)
-def test_the_last_word_of_a_topic_names_it(text, topic, named):
-    assert names(text, topic) is named
+NAMED = [
+    ("The streets are old.", "a quiet street"),
+    ("STREET!", "a quiet street"),
+    ("The bee's wing", "bees"),
+    ("At night we walk", "the city at night"),
+    ("It is glass", "glass"),
+]
+NOT_NAMED = [("Streetwise and quiet.", "a quiet street"), ("", "bees"), ("The city is old", "the city at night")]
+ENGLISH = [
+    "I see the old blue glass and I walked qzx",  # 9 of 10
+    "I don’t see the sea's glass",  # a typographic apostrophe; a possessive that is listed
+    "we see the glass's blue",  # a possessive that is not
+]
+NOT_ENGLISH = ["I see the old blue glass and qzx walked xqz", "I see 12 sea", "走 街", "", "..."]
 
 
-@pytest.mark.parametrize(
-    ("text", "english"),
-    [
-        ("I see the old blue glass and I walked then", True),  # 10 of 10
-        ("I see the old blue glass and I walked qzx", True),  # 9 of 10
-        ("I see the old blue glass and qzx walked xqz", False),  # 8 of 10
-        ("I see 12 sea", False),
-        ("I don’t see the sea's glass", True),  # a typographic apostrophe; a possessive that is listed
-        ("we see the glass's blue", True),  # a possessive that is not
-        ("走 街", False),
-        ("", False),
-        ("...", False),
-    ],
-)
-def test_nine_words_of_ten_are_in_the_dictionary(text, english):
-    assert is_english(text, KNOWN.__contains__) is english
+def test_the_last_word_of_a_topic_names_it():
+    assert [case for case in NAMED if not names(*case)] == []
+    assert [case for case in NOT_NAMED if names(*case)] == []
+
+
+def test_nine_words_of_ten_are_in_the_dictionary():
+    assert [text for text in ENGLISH if not is_english(text, KNOWN.__contains__)] == []
+    assert [text for text in NOT_ENGLISH if is_english(text, KNOWN.__contains__)] == []
 
 
 def test_three_words_twice():
@@ -180,12 +161,7 @@ def test_each_condition_of_gold_fails_alone_and_the_reward_sees_the_form_only(sm
     assert get_task("instructions", level=1).verify(text, ON_A_STREET) is ("," not in text)
 
 
-def test_the_topics_words_are_words():
-    assert makes_sense("The harbour", "a harbour", KNOWN.__contains__)
-    assert "harbour" not in KNOWN
-
-
-@pytest.mark.parametrize("level", [1, 4, 8])
+@pytest.mark.parametrize("level", [1, 8])
 def test_every_question_has_an_answer_that_makes_sense(monkeypatch, level):
     everything = set(instructions.WORDS).__contains__
     monkeypatch.setattr(instructions, "english_words", lambda: everything)
@@ -195,25 +171,15 @@ def test_every_question_has_an_answer_that_makes_sense(monkeypatch, level):
         assert row["prompt"][0]["content"].startswith(f"Write a short text about {row['topic']}.\n")
 
 
-FIRST = "Write a short text about coffee.\n- Use exactly 8 words."
-
-
-def test_questions_without_sense_are_the_ones_they_were():
-    row = get_task("instructions", level=1).rows("train", 1)[0]
-    assert "topic" not in row
-    assert row["prompt"][0]["content"] == FIRST
-
-
 def test_without_a_dictionary_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(instructions, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="sense needs a list of English words: `pip install pyspellchecker`"):
+    with pytest.raises(ValueError, match="pip install pyspellchecker"):
         english_words.__wrapped__()
 
 
-@pytest.mark.parametrize("value", ["yes", 1, None])
-def test_sense_is_true_or_false(value):
-    with pytest.raises(ValueError, match="must be true or false"):
-        get_task("instructions", sense=value)
+def test_sense_is_true_or_false():
+    with pytest.raises(ValueError, match="sense="):
+        get_task("instructions", sense=1)
 
 
 def test_the_dictionary_knows_the_words_of_the_task():

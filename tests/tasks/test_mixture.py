@@ -24,8 +24,7 @@ def mixture():
 
 
 @pytest.mark.parametrize(
-    "weights, n, counts",
-    [([1, 1], 4, [2, 2]), ([0.5, 0.3, 0.2], 10, [5, 3, 2]), ([2, 1], 4, [3, 1]), ([1, 1000], 3, [0, 3])],
+    "weights, n, counts", [([0.5, 0.3, 0.2], 10, [5, 3, 2]), ([2, 1], 4, [3, 1]), ([1, 1000], 3, [0, 3])]
 )
 def test_shares(weights, n, counts):
     places = shares(weights, n)
@@ -44,19 +43,15 @@ def test_every_beginning_is_near_the_weights(weights, n):
     assert shares(weights, n + 7)[:n] == places
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_rows(mixture, split):
-    rows = mixture.rows(split, 40, seed=3)
+def test_rows(mixture):
+    rows = mixture.rows("test", 40, seed=3)
     assert Counter(rows["task"]) == {"sorting": 20, "easy": 10, "stem": 10}
-    # No long stretch of one task.
-    assert all(len(set(rows["task"][i : i + 8])) == 3 for i in range(0, 40, 8))
-    for name, options in {"sorting": {"level": 1}, "stem": {}}.items():
-        own = get_task(name, **options).rows(split, rows["task"].count(name), 3)
-        ours = [row for row in rows if row["task"] == name]
-        assert all(row[column] == value for row, mine in zip(ours, own, strict=True) for column, value in mine.items())
-        assert ours[0]["tests"] is None
+    own = get_task("sorting", level=1).rows("test", 20, 3)
+    ours = [row for row in rows if row["task"] == "sorting"]
+    assert all(row[column] == value for row, mine in zip(ours, own, strict=True) for column, value in mine.items())
+    assert ours[0]["tests"] is None
     assert {row["level"] for row in rows if row["task"] == "easy"} == {1}
-    assert mixture.rows(split, 9, seed=3)["prompt"] == rows["prompt"][:9]  # fewer are the first of more
+    assert mixture.rows("test", 9, seed=3)["prompt"] == rows["prompt"][:9]  # fewer are the first of more
 
 
 def test_every_row_is_its_own_tasks(mixture):
@@ -73,12 +68,10 @@ def test_every_row_is_its_own_tasks(mixture):
     assert rewards == one_by_one
     assert [reward == 1.0 for reward in rewards] == verdicts
     assert not all(verdicts)
-    sorting = get_task("sorting", reward="distance", level=1)
     row = next(row for row in rows if row["task"] == "sorting")
     first, *rest = row["answer"].split()
-    near = " ".join([first, *reversed(rest)])
-    assert mixture.reward(near, row) == sorting.reward(near, row)
-    assert 0 < mixture.reward(near, row) < 1
+    assert 0 < mixture.reward(" ".join([first, *reversed(rest)]), row) < 1
+    assert mixture.answer_of("3  4", row) == "3 4"
 
 
 def test_names_with_weights_are_a_mixture():
@@ -88,44 +81,29 @@ def test_names_with_weights_are_a_mixture():
     assert recipe.rows("train", 8)[:] == task.rows("train", 8)[:]
 
 
-def test_a_recipes_keys_and_the_same_task_twice():
-    tasks = {name: {"task": "parity", "level": level, "weight": 0.5} for name, level in (("easy", 1), ("hard", 8))}
-    task = task_of_recipe("mixture", options={"tasks": tasks})
-    assert task.members["hard"].level == 8
-    assert task.rows("train", 4)["level"] == [1, 8, 1, 8]
-
-
 @pytest.mark.parametrize(
-    "options, message",
+    "tasks, message",
     [
-        ({}, "tasks=None must map the names of tasks to weights"),
-        ({"tasks": {}}, "tasks={} must map"),
-        ({"tasks": ["parity"]}, "tasks=.'parity'. must map"),
-        *(
-            ({"tasks": {"parity": weight}}, f"the weight of 'parity' is {weight!r}; it must be a number above 0")
-            for weight in (0, -1, True, "half", float("inf"), float("nan"))
-        ),
-        ({"tasks": {"parity": {"level": 2}}}, "the weight of 'parity' is None"),
-        ({"tasks": {"parit": 1}}, "tasks, 'parit': name='parit' is not a task .did you mean 'parity'"),
-        ({"tasks": {"parity": {"weight": 1, "level": 9}}}, "tasks, 'parity': level=9"),
-        ({"tasks": {"parity": {"weight": 1, "levle": 2}}}, "tasks, 'parity': levle=2 .* mean 'level'"),
-        ({"tasks": {"mixture": {"weight": 1, "tasks": {"parity": 1}}}}, "'mixture' is a mixture itself"),
-        ({"tasks": {"inner": {"weight": 1, "task": "mixture"}}}, "'inner' is a mixture itself"),
+        ({}, "tasks={} must map"),
+        (["parity"], "tasks=.'parity'. must map"),
+        *(({"parity": weight}, "the weight of 'parity'") for weight in (0, -1, True, "half", float("nan"))),
+        ({"parity": {"level": 2}}, "the weight of 'parity' is None"),
+        ({"parit": 1}, "'parit': name='parit' is not a task"),
+        ({"parity": {"weight": 1, "levle": 2}}, "'parity': levle=2 .* mean 'level'"),
+        ({"inner": {"weight": 1, "task": "mixture"}}, "'inner' is a mixture itself"),
     ],
 )
-def test_wrong_members(options, message):
+def test_wrong_members(tasks, message):
     with pytest.raises(ValueError, match=message):
-        get_task("mixture", **options)
+        get_task("mixture", tasks=tasks)
 
 
 @pytest.mark.parametrize(
     "name, message",
     [
         ("parity:0.5,sorting", "'sorting' is not a task and its weight, as in 'gsm8k:0.5,code:0.3'"),
-        ("parity:0.5,", "'' is not a task and its weight"),
         ("parity:x,sorting:1", "'parity:x' is not a task and its weight"),
         ("parity:1,parity:2", "names 'parity' twice"),
-        ("parity:1,rg:0", "the weight of 'rg' is 0"),
     ],
 )
 def test_wrong_names_with_weights(name, message):

@@ -1,13 +1,16 @@
 """`--plugin FILE`, and the command that a run's record keeps."""
 
-import json
+import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
+from trl_prorl.errors import InputError
 from trl_prorl.record.provenance import describe_evaluation, plugin_options, spell_command
+from trl_prorl.tasks import get_task, registry
+from trl_prorl.tasks.plugin import load_plugin
 
 
 OWN = """
@@ -30,11 +33,6 @@ TASKS["roman"] = "own:RomanNumerals"
 """
 
 
-ONE_SPLIT = """
-RomanNumerals.rows = lambda self, split, n, seed=0: GeneratedTask.rows(self, "train", n, seed)
-"""
-
-
 @pytest.fixture
 def command(forks, tmp_path):
     """A function that runs `trl-prorl` in the folder of the test: exit status, and what it wrote."""
@@ -48,15 +46,7 @@ def own(tmp_path):
     return tmp_path
 
 
-def test_show(own, command):
-    status, written = command("tasks show roman --plugin own.py --level 1 -n 2")
-    assert status == 0, written
-    assert written.count("roman numeral of") == 2
-    status, written = command("tasks show roman --plugin nowhere.py")
-    assert (status, written) == (2, "error: --plugin nowhere.py: there is no such Python file\n")
-
-
-def test_train_evaluate_report(own, command):
+def test_a_run_and_what_is_made_of_it_name_the_plugin(own, command):
     train = "train tiny/variantA --plugin own.py --task roman --task_level 1 --train_rows 64 --max_steps 2 "
     train += "--output_dir run --report_to none --hub_token secret --eval_strategy no --max_completion_length 16 "
     train += "--per_device_train_batch_size 8 --num_generations 4"
@@ -67,30 +57,13 @@ def test_train_evaluate_report(own, command):
     assert "trl-prorl passk --plugin own.py --run run" in page
     status, written = command("passk --run run --prompts 4 --n 2")
     assert status == 2 and "--plugin own.py" in written, written[-2000:]
-    status, written = command("passk --plugin own.py --run r*n --prompts 4 --n 2")
-    assert status == 0 and (own / "run" / "passk.json").is_file(), written[-2000:]
     env = (own / "run" / "env.json").read_text()
     assert "--plugin own.py" in env
     assert "secret" not in env
     assert "--plugin own.py" in (own / "run" / "README.md").read_text()
 
-    # A task whose splits are one.
-    (own / "own.py").write_text(OWN + ONE_SPLIT)
-    status, written = command("passk --plugin own.py --run run --prompts 4 --n 2 --replace --no-greedy")
-    assert status == 0 and "in the training set" in written, written[-2000:]
-    assert json.loads((own / "run" / "passk.json").read_text())["in_training"] == 4
-
 
 TRAIN = "train tiny/variantA"
-BAD = [
-    ("nowhere.py", None, "there is no such Python file", TRAIN),
-    ("words.txt", "TASKS", "there is no such Python file", TRAIN),
-    ("ends.py", "raise SystemExit(0)", "stopped with SystemExit", TRAIN),
-    ("wrong.py", "def", "stopped with SyntaxError", TRAIN),
-    ("nothing.py", "x = 1", "registers no task", TRAIN),
-    ("json.py", "x = 1", "a module called json is loaded already", TRAIN),
-]
-COMMANDS = (TRAIN, "preflight tiny/variantA", "passk --run x", "report --runs x")
 # What a registry's value, or a class, is in the place of what it should be; the complaint.
 CLASS = """
 from datasets import Dataset
@@ -124,81 +97,70 @@ def plugin(rows=ROWS, more="pass", name="'own'", place="'own:Own'"):
     return CLASS.format(rows=rows, more=more, name=name, place=place)
 
 
+# What a file has, and what is said of it when it is loaded, or when its task is made.
 WRONG = [
-    (
-        plugin(place="Own"),
-        "is registered as <class 'own.Own'>, which is not of the form 'module:Class'",
-    ),
-    (plugin(place="'Own'"), "registered as 'Own', which is not of the form"),
-    (plugin(place="5"), "registered as 5, which is not of the form"),
-    (plugin(place="'nowhere:Own'"), "and there is no module 'nowhere'"),
-    (plugin(place="'own:Onw'"), "and 'Onw' is nothing there; name a class"),
-    (plugin(place="'own:TASKS'"), "and 'TASKS' is a dict there; name a class"),
-    (plugin(place="'trl_prorl.tasks:Task'"), "that class lacks rows, verify; write"),
-    (plugin(name="5"), "registers a task as 5; its name must be a text"),
-]
-BAD += [("own.py", content, said, TRAIN) for content, said in WRONG]
-# Told once the task is made: before a model is loaded.
-WRONG_TASKS = [
-    (plugin(more="rows = [1]"), "Own.rows is a list: write it as a method"),
-    (plugin(more="turns = '3'"), "Own.turns='3' must be an integer"),
-    (plugin(more="turns = 0"), "Own.turns=0 must be at least 1"),
-    (plugin(more="name = None"), "Own.name=None must be a text"),
-    (plugin(more="reply = None"), "Own has no method 'reply': derive it from trl_prorl.tasks.Task"),
-    (plugin(rows=f"list({ROWS})"), "Own.rows returned a list: return a datasets.Dataset"),
-    (plugin(rows=f"{ROWS}.remove_columns('prompt')"), "Own.rows returned a dataset without the column 'prompt'"),
+    ("raise SystemExit(0)", "stopped with SystemExit"),
+    ("def", "stopped with SyntaxError"),
+    ("x = 1", "registers no task"),
+    (plugin(place="Own"), "not of the form 'module:Class'"),
+    (plugin(place="'Own'"), "not of the form 'module:Class'"),
+    (plugin(place="'nowhere:Own'"), "no module 'nowhere'"),
+    (plugin(place="'own:Onw'"), "'Onw' is nothing there"),
+    (plugin(place="'own:TASKS'"), "'TASKS' is a dict"),
+    (plugin(place="'trl_prorl.tasks:Task'"), "lacks rows, verify"),
+    (plugin(name="5"), "registers a task as 5"),
+    (plugin(more="rows = [1]"), "Own.rows is a list"),
+    (plugin(more="turns = 0"), "Own.turns=0"),
+    (plugin(more="name = None"), "Own.name=None"),
+    (plugin(more="reply = None"), "Own has no method 'reply'"),
 ]
 
 
-@pytest.mark.parametrize("content, said", WRONG_TASKS)
-@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA"])
-def test_a_class_that_is_no_task_is_refused_in_one_line(tmp_path, command, content, said, begin):
-    (tmp_path / "own.py").write_text(content)
-    status, written = command(f"{begin} --plugin own.py --task own --output_dir run --report_to none")
-    announced, line = written.splitlines()
-    assert status == 2
-    assert announced.startswith(("train: ", "preflight: "))
-    assert line.startswith("error: ")
-    assert said in line
-    assert not (tmp_path / "run").exists()
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """A function that writes a plugin and loads it; nothing of it stays in this process."""
+    monkeypatch.setattr(registry, "TASKS", registry.TASKS | {})
+    monkeypatch.setattr(registry, "PLUGINS", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
-
-def test_a_reply_that_raises_stops_training_and_preflight(tmp_path, command):
-    more = "turns = 2\n\n    def reply(self, turns, row):\n        return row['secret']"
-    rows = "__import__('tasks').get_task('reverse_digits').rows(split, n, seed)"  # which the base ends
-    (tmp_path / "own.py").write_text(plugin(rows, more))
-    keys = "--plugin own.py --task own --output_dir run --report_to none --max_completion_length 32 --train_rows 16 "
-    keys += "--per_device_train_batch_size 8 --num_generations 4 --max_steps 1 --eval_strategy no --pack_groups off"
-    status, written = command(f"{TRAIN} {keys} --disable_tqdm true")
-    (line,) = (line for line in written.splitlines() if line.startswith("error: "))
-    assert status == 1 and "Traceback" not in written, written[-2000:]
-    assert "reply of task 'own' raised KeyError: 'secret' (" in line
-    assert "own.py, line " in line
-    status, written = command(f"preflight tiny/variantA --prompts 2 {keys.replace('run', 'other')}")
-    assert status == 1 and "Traceback" not in written, written[-2000:]
-    assert "cannot learn: first samples and steps: the run stops" in written
-    assert "reply of task 'own'" in written
-
-
-BAD += [("broken.py", "1 / 0", "stopped with ZeroDivisionError", command) for command in COMMANDS]
-
-
-@pytest.mark.parametrize("file, content, said, begin", BAD)
-def test_refused_in_one_line(tmp_path, command, file, content, said, begin):
-    if content is not None:
+    def load(content, file="own.py"):
         (tmp_path / file).write_text(content)
-    status, written = command(f"{begin} --plugin {file}")
+        load_plugin(str(tmp_path / file))
+
+    yield load
+    sys.modules.pop("own", None)
+
+
+@pytest.mark.parametrize("content, said", WRONG)
+def test_what_is_no_task_is_refused(load, content, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        load(content)
+        get_task("own")
+
+
+def test_what_is_no_plugin_is_refused(load):
+    for file, said in (("words.txt", "no such Python file"), ("json.py", "a module called json")):
+        with pytest.raises(InputError, match=said):
+            load("x = 1", file)
+
+
+@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA"])
+def test_rows_that_are_none_are_refused_in_one_line_before_a_run_begins(tmp_path, command, begin):
+    for rows, said in ((f"list({ROWS})", "returned a list"), (f"{ROWS}.remove_columns('prompt')", "'prompt'")):
+        (tmp_path / "own.py").write_text(plugin(rows))
+        status, written = command(f"{begin} --plugin own.py --task own --output_dir run --report_to none")
+        assert status == 2
+        _, line = written.splitlines()
+        assert line.startswith("error: ") and said in line
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA", "passk --run x", "report --runs x"])
+def test_every_command_refuses_in_one_line(tmp_path, command, begin):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    status, written = command(f"{begin} --plugin broken.py")
     assert status == 2 and written.count("\n") == 1, written[-2000:]
-    assert written.startswith("error: --plugin")
-    assert said in written
-
-
-def test_a_recipe_names_none(own, command):
-    (own / "recipe.yaml").write_text(yaml.safe_dump({"plugin": "own.py", "max_steps": 1}))
-    status, written = command("train recipe.yaml")
-    assert status == 2
-    assert "unknown key 'plugin'" in written
-    assert written.count("\n") == 1
+    assert written.startswith("error: --plugin broken.py stopped with ZeroDivisionError")
 
 
 HOME = str(Path.home())
@@ -208,12 +170,7 @@ HOME = str(Path.home())
     ("words", "shown"),
     [
         (["/usr/bin/python3.11", "my_script.py", "--lr", "1e-5"], "python3.11 my_script.py --lr 1e-5"),
-        ([f"{HOME}/venv/bin/python", f"{HOME}/venv/bin/trl-prorl", "train", "x"], "trl-prorl train x"),
-        (["python", f"{HOME}/a/train.py"], "python ~/a/train.py"),
         (["python", "x.py", "--hub_token", "abc", "--seed", "1"], "python x.py --seed 1"),
-        (["python", "x.py", "--hub-token=abc", "--seed", "1"], "python x.py --seed 1"),
-        (["python", "x.py", "--hub_token", "--seed", "1"], "python x.py --seed 1"),
-        (["python", "x.py", "--eos_token", "</s>"], "python x.py --eos_token '</s>'"),
         (["python", "x.py", "--name", "hf_" + "a" * 30], "python x.py --name '[removed]'"),
         (["python", "x.py", '--model_init_kwargs={"token": "abc"}'], "python x.py '--model_init_kwargs={}'"),
         (["python", "x.py", "{token: abc, b: 1}"], """python x.py "{'b': 1}" """),
@@ -228,9 +185,4 @@ def test_what_evaluates_a_run():
     env = {"command": "trl-prorl train x --plugin own.py --plugin='my task.py' --task roman"}
     assert plugin_options(env) == " --plugin own.py --plugin 'my task.py'"
     recipe = {"model_name_or_path": "m", "task": "roman"}
-    assert describe_evaluation(recipe, env, "a b").startswith("`trl-prorl passk --plugin own.py --plugin ")
-    assert "--run 'a b'" in describe_evaluation(recipe, env, "a b")
-    of_script = describe_evaluation({}, {"command": "python my_script.py"}, "run")
-    assert (
-        "at the end of the script (`python my_script.py`) or `trl-prorl passk --plugin FILE.py --run run`" in of_script
-    )
+    assert "passk --plugin own.py --plugin 'my task.py' --run 'a b'" in describe_evaluation(recipe, env, "a b")

@@ -1,5 +1,4 @@
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -27,37 +26,32 @@ def task():
 
 def test_rows(task):
     rows = task.rows("validation", 20)
-    assert set(rows.column_names) == {"prompt", "answer", "task", "level", "seed"}
     for row in rows:
-        assert row["task"] == "rg:chain_sum"
-        assert row["level"] == 0
+        assert (row["task"], row["level"]) == ("rg:chain_sum", 0)
         terms = row["prompt"][0]["content"].split("problem: ")[1].split("=")[0]
         assert str(eval(terms)) == row["answer"]
     assert task.rows("validation", 5)[:] == rows[:5]  # fewer are the first of more
 
 
-@pytest.mark.parametrize("family", "chain_sum countdown spiral_matrix simple_integration word_ladder rearc".split())
+@pytest.mark.parametrize("family", ["chain_sum", "countdown", "simple_integration", "rearc"])
 def test_gold_answers_verify(family):
     task = get_task(f"rg:{family}")
     for row in task.rows("train", 3):
-        assert task.verify(task.gold(row), row) is True
         assert task.reward(f"I think it is\n<answer>\n{row['answer']}\n</answer>", row) == 1.0
         assert task.verify("<answer>no such answer</answer>", row) is False
 
 
-@pytest.mark.parametrize(
-    "completion, answer",
-    [
-        ("<answer>7</answer>", "7"),
-        ("<answer>6</answer> no, <answer> 7\n</answer>.", "7"),
-        ("<answer>a <answer>7</answer>", "7"),
-        (" 7 ", "7"),
-        ("<think><answer>1</think> 7", "<think><answer>1</think> 7"),
-        ("<answer></answer>", ""),
-    ],
-)
-def test_extract_answer(completion, answer):
-    assert extract_answer(completion) == answer
+ANSWERS = {
+    "<answer>6</answer> no, <answer> 7\n</answer>.": "7",
+    "<answer>a <answer>7</answer>": "7",
+    " 7 ": "7",
+    "<think><answer>1</think> 7": "<think><answer>1</think> 7",
+    "<answer></answer>": "",
+}
+
+
+def test_extract_answer():
+    assert {completion: extract_answer(completion) for completion in ANSWERS} == ANSWERS
 
 
 def test_only_a_full_point_is_correct(task):
@@ -72,13 +66,9 @@ def test_only_a_full_point_is_correct(task):
 def test_splits_are_disjoint_although_the_space_is_small():
     # Sums of two digits: 200 questions or so, which all three splits would share.
     task = get_task("rg:chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
-    found = {
-        split: {prompt for seed in (0, 1) for prompt in prompts(task.rows(split, n, seed))}
-        for split, n in {"train": 80, "validation": 8, "test": 8}.items()
-    }
-    assert not found["train"] & found["validation"]
-    assert not found["train"] & found["test"]
-    assert not found["validation"] & found["test"]
+    sizes = {"train": 80, "validation": 8, "test": 8}
+    found = [{text for seed in (0, 1) for text in prompts(task.rows(split, n, seed))} for split, n in sizes.items()]
+    assert len(set.union(*found)) == sum(map(len, found))
 
 
 def test_seeds_do_not_overlap(task):
@@ -88,23 +78,8 @@ def test_seeds_do_not_overlap(task):
     assert len(first & second) < 5
 
 
-def test_rows_do_not_depend_on_the_process():
-    # These come in another order of a set in every process, unless the order is fixed.
-    families = ("isomorphic_strings", "polynomial_multiplication")
-    script = (
-        "from tasks import get_task\n"
-        f"print(*[get_task(f'rg:{{family}}').rows('train', 3)['prompt'] for family in {families!r}], sep='|')"
-    )
-    environment = os.environ | {"PYTHONHASHSEED": "12345"}
-    out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    ours = [str(get_task(f"rg:{family}").rows("train", 3)["prompt"]) for family in families]
-    assert out.stdout.strip().split("|") == ours
-
-
 def test_levels_and_settings():
     easy, hard = (get_task("rg:chain_sum", level=level).rows("train", 20) for level in (1, 8))
-    assert set(easy["level"]) == {1}
-    assert set(hard["level"]) == {8}
     assert max(map(len, prompts(easy))) < max(map(len, prompts(hard)))
     two = get_task("rg:chain_sum", config={"min_terms": 2, "max_terms": 2}).rows("train", 10)
     assert all(prompt.count(" + ") + prompt.count(" - ") == 1 for prompt in prompts(two))
@@ -121,7 +96,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("family", ["spiral_matrix", "countdown", "simple_integration"])
+@pytest.mark.parametrize("family", ["spiral_matrix", "simple_integration"])
 def test_answers_that_are_programs(family, monkeypatch):
     monkeypatch.setattr(WORKER, "seconds", 2.0)
     task = get_task(f"rg:{family}")
@@ -136,12 +111,12 @@ def test_answers_that_are_programs(family, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["complex_arithmetic", "decimal_arithmetic", "simple_equations"])
-@pytest.mark.parametrize("answer", ["nan", "NaN", "inf", "-Infinity", "nan+nanj", "3 + infj", "oo", "1 nan"])
-def test_what_is_no_number_is_no_answer(family, answer):
+def test_what_is_no_number_is_no_answer(family):
     task = get_task(f"rg:{family}", reward="score")
-    for row in task.rows("train", 3):
-        assert task.reward(f"<answer>{answer}</answer>", row) == 0.0
-        assert task.verify(task.gold(row), row)
+    row = task.rows("train", 1)[0]
+    for answer in ("nan", "NaN", "inf", "-Infinity", "nan+nanj", "3 + infj", "oo", "1 nan"):
+        assert task.reward(f"<answer>{answer}</answer>", row) == 0.0, answer
+    assert task.verify(task.gold(row), row)
 
 
 def test_words_that_contain_nan_or_inf_are_scored():
@@ -206,44 +181,16 @@ def test_nasty_texts(task):
 @pytest.mark.parametrize(
     "name, options, message",
     [
-        ("rg:chain_sums", {}, "rg:chain_sums: reasoning-gym has no family 'chain_sums'; the nearest .* chain_sum"),
-        ("rg:", {}, "reasoning-gym has no family ''"),
-        ("rg:chain_sum", {"config": {"min_termz": 2}}, "config={'min_termz': 2} does not suit chain_sum"),
-        ("rg:chain_sum", {"config": {"min_terms": 5, "max_terms": 2}}, "does not suit chain_sum"),
-        ("rg:chain_sum", {"config": {"seed": 1}}, "seed and size are set by"),
-        ("rg:chain_sum", {"config": 3}, "config=3 must be a mapping"),
-        ("rg:chain_sum", {"level": 9}, "level=9: rg:chain_sum has the levels 1 to 8"),
-        ("rg:chain_sum", {"level": "3"}, "level='3' must be an integer"),
-        ("rg:chain_sum", {"reward": "half"}, "reward='half' must be one of exact, score"),
-        ("rg:chain_sum", {"levle": 3}, "levle=3 is not an option.*mean 'level'.*Options: level, config, reward"),
-        ("rg:chain_sum", {"family": "lcm"}, "family='lcm' is not an option"),
-        ("rg:game_of_life_halting", {}, "a full point for nonsense"),
-        ("rg:coin_flip", {}, "a full point for nonsense .'0'."),
+        ("rg:chain_sums", {}, "no family 'chain_sums'.* chain_sum"),
+        ("rg:chain_sum", {"config": {"min_termz": 2}}, "min_termz"),
+        ("rg:chain_sum", {"config": {"seed": 1}}, "config=.*seed"),
+        ("rg:chain_sum", {"config": 3}, "config=3"),
+        ("rg:chain_sum", {"level": 9}, "level=9"),
+        ("rg:chain_sum", {"reward": "half"}, "reward='half'"),
+        ("rg:chain_sum", {"levle": 3}, "levle=3 .*mean 'level'"),
+        ("rg:coin_flip", {}, "coin_flip"),
     ],
 )
 def test_wrong_options(name, options, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=message):
         get_task(name, **options)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-def test_every_family():
-    from reasoning_gym.factory import DATASETS
-
-    without_answer = set()
-    refused = set()
-    for family in sorted(DATASETS):
-        try:
-            task = get_task(f"rg:{family}")
-        except ValueError:
-            refused.add(family)
-            continue
-        rows = list(task.rows("train", 2))
-        if not all(task.verify(task.gold(row), row) for row in rows):
-            without_answer.add(family)
-            assert {row["answer"] for row in rows} == {""}
-        for nonsense in ("", "no such answer", "None", "[]", "{}", "-", "nan", "inf"):
-            assert not any(task.verify(f"<answer>{nonsense}</answer>", row) for row in rows), (family, nonsense)
-    assert without_answer == {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
-    assert refused == {"coin_flip", "composite", "game_of_life_halting"}

@@ -19,7 +19,7 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize("level", [1, 3, 8])
+@pytest.mark.parametrize("level", [1, 8])
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_lengths_and_answers(name, level):
     begin, alphabet, answer, (a, b, c) = QUESTIONS[name]
@@ -29,91 +29,45 @@ def test_lengths_and_answers(name, level):
     digits = [question.removeprefix(begin) for question in questions]
     answers = list(rows["answer"])
     assert answers == [answer(each) for each in digits]
-    assert set("".join(digits)) == set(alphabet)
     assert {len(each) for each in digits} == set(range(a, b * level + c))
-    assert len({each[0] for each in digits}) == len(alphabet)  # leading zeros occur
-    shares = [answers.count(each) / 500 for each in set(answers)]
+    assert {each[0] for each in digits} == set(alphabet)  # leading zeros occur
     # Four standard deviations of 500 fair draws are 0.09.
-    assert name != "parity" or max(shares) < 0.59
-    assert name != "digit_checksum" or len(shares) == 10
+    assert name != "parity" or 0.41 < answers.count("odd") / 500 < 0.59
 
 
 # Every task's right answer, and then what is wrong.
 RIGHT = {"reverse_digits": "54321", "digit_checksum": "5", "parity": "odd", "bracket_matching": "yes"}
-WRONG = [
-    ("reverse_digits", "12345"),
-    ("reverse_digits", "54321 54321"),
-    ("reverse_digits", "054321"),
-    ("reverse_digits", "5 4 3 2 1"),
-    ("reverse_digits", "54321."),
-    ("reverse_digits", ""),
-    ("digit_checksum", "15"),
-    ("digit_checksum", "05"),
-    ("digit_checksum", "5.0"),
-    ("digit_checksum", "٥"),
-    ("digit_checksum", "0123456789"),
-    ("digit_checksum", ""),
-    ("parity", "even"),
-    ("parity", "Odd or even"),
-    ("parity", "odd even"),
-    ("parity", "o"),
-    ("parity", ""),
-    ("bracket_matching", "no"),
-    ("bracket_matching", "yes no"),
-    ("bracket_matching", "yesno"),
-    ("bracket_matching", "y"),
-    ("bracket_matching", ""),
-]
+WRONG = {
+    "reverse_digits": ["12345", "54321 54321", "054321", "5 4 3 2 1", "54321.", ""],
+    "digit_checksum": ["15", "05", "5.0", "٥", "0123456789", ""],
+    "parity": ["even", "Odd or even", "odd even", "o", ""],
+    "bracket_matching": ["no", "yes no", "yesno", "y", ""],
+}
 
 
-@pytest.mark.parametrize(
-    "name, completion", [*RIGHT.items(), *((name, f" {RIGHT[name]}\n") for name in RIGHT), *WRONG]
-)
-def test_verify(name, completion):
+@pytest.mark.parametrize("name", RIGHT)
+def test_verify(name):
     task = get_task(name)
     row = {"answer": RIGHT[name]}
-    correct = completion.strip() == RIGHT[name]
-    assert task.verify(completion, row) is correct
-    assert task.reward(completion, row) == float(correct)
+    assert task.verify(RIGHT[name], row)
+    assert task.verify(f" {RIGHT[name]}\n", row)
+    assert [text for text in WRONG[name] if task.verify(text, row)] == []
 
 
 @pytest.mark.parametrize(
-    "completion, paid",
+    "keys, paid",
     [
-        ("54321", 1),
-        ("50001", 1),
-        (" 59991\n", 1),
-        ("5432", 0),
-        ("543211", 0),
-        ("44321", 0),
-        ("54322", 0),
-        ("5x321", 0),
+        ({}, ["54321", "50001", "54001", "54021"]),  # the first and the last digit
+        ({"first": 0, "last": 0}, ["54321", "50001", "54001", "54021", "00000"]),
+        ({"first": 2, "last": 1}, ["54321", "54001", "54021"]),
+        ({"first": 2, "last": 2}, ["54321", "54021"]),
+        ({"first": 0, "last": 9}, ["54321"]),
     ],
 )
-def test_ends_pays_the_first_and_the_last_digit(completion, paid):
-    task = get_task("reverse_digits", reward="ends")
+def test_ends_pays_as_many_digits_as_it_is_told(keys, paid):
+    task = get_task("reverse_digits", reward="ends", **keys)
     row = {"answer": "54321"}
-    assert task.reward(completion, row) == paid
-    assert task.verify(completion, row) is (completion == "54321")
-
-
-@pytest.mark.parametrize(
-    "first, last, paid",
-    [
-        (0, 0, ["54321", "50001", "54001", "50021", "54021", "00000"]),
-        (1, 0, ["54321", "50001", "54001", "50021", "54021"]),
-        (1, 1, ["54321", "50001", "54001", "50021", "54021"]),
-        (2, 1, ["54321", "54001", "54021"]),
-        (2, 2, ["54321", "54021"]),
-        (3, 2, ["54321"]),
-        (9, 0, ["54321"]),
-        (0, 9, ["54321"]),
-    ],
-)
-def test_ends_pays_as_many_digits_as_it_is_told(first, last, paid):
-    task = get_task("reverse_digits", reward="ends", first=first, last=last)
-    row = {"answer": "54321"}
-    texts = ["54321", "50001", "54001", "50021", "54021", "00000", "5432", "543211", "5x321", ""]
+    texts = ["54321", "50001", "54001", "54021", "00000", "5432", "543211", "5x321", ""]
     assert [text for text in texts if task.reward(text, row)] == paid
     assert [text for text in texts if task.verify(text, row)] == ["54321"]
 
@@ -126,11 +80,7 @@ def test_a_string_no_longer_than_its_ends_is_right_as_a_whole():
 
 @pytest.mark.parametrize(
     "options, message",
-    [
-        ({"reward": "ends", "first": -1}, "first=-1 must be at least 0"),
-        ({"reward": "ends", "last": 1.5}, "last=1.5"),
-        ({"first": 2}, "first=2 needs reward='ends'"),
-    ],
+    [({"reward": "ends", "first": -1}, "first=-1"), ({"first": 2}, "first=2 needs reward='ends'")],
 )
 def test_ends_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
@@ -179,19 +129,14 @@ def test_no_surface_cue_gives_the_answer_away(questions, cue):
 ROW = {"prompt": [{"role": "user", "content": "add 17 48 5"}], "working": "17+48=65 65+5=70", "answer": "70"}
 
 
-@pytest.mark.parametrize("level", [1, 3, 8])
+@pytest.mark.parametrize("level", [1, 8])
 def test_numbers_and_answers(level):
     counts = set()
-    digits = set()
     for row in get_task("sums", level=level).rows("train", 300):
-        verb, *terms = row["prompt"][0]["content"].split(" ")
-        assert verb == "add"
-        assert all(term.isdecimal() and not term.startswith("0") for term in terms)
+        terms = row["prompt"][0]["content"].removeprefix("add ").split(" ")
         assert row["answer"] == str(sum(int(term) for term in terms))
         counts.add(len(terms))
-        digits.update(len(term) for term in terms)
     assert counts == set(range(2, level + 2))
-    assert digits == {1, 2}
 
 
 def test_the_working_by_hand():
@@ -200,39 +145,16 @@ def test_the_working_by_hand():
     assert get_task("sums").gold(ROW) == "17+48=65 65+5=70 #### 70"
 
 
-def test_answers_of_level_3_are_short():
-    task = get_task("sums")
-    lengths = [len(task.gold(row)) for row in task.rows("train", 500)]
-    assert 10 <= min(lengths) < 14
-    assert 32 < max(lengths) <= 41
-
-
 @pytest.mark.parametrize("reward", ["exact", "steps"])
-@pytest.mark.parametrize(
-    "completion, correct",
-    [
-        ("17+48=65 65+5=70 #### 70", True),
-        ("17+48=65\n65+5=70\n#### 70.0", True),
-        ("#### 70", True),
-        ("17+48=55 55+5=60 #### 70", True),
-        ("17+48=65 65+5=70", False),
-        ("17+48=65 65+5=70 70", False),
-        ("17+48=65 65+5=70 #### 65", False),
-        ("17+48=65 65+5=70 #### 7", False),
-        ("17+48=65 65+5=70 #### 70 #### 65", False),
-        ("17+48=65 65+5=70 #### 65+5", False),
-        ("17+48=65 65+5=70 ### 70", False),
-        ("####", False),
-        ("", False),
-    ],
-)
-def test_the_marked_sum_decides(reward, completion, correct):
+def test_the_marked_sum_decides(reward):
     """The working is a way, and not asked for."""
     task = get_task("sums", reward=reward)
-    assert task.verify(completion, ROW) is correct
-    assert (task.reward(completion, ROW) == 1.0) is correct
-    if reward == "exact":
-        assert task.reward(completion, ROW) == float(correct)
+    for right in ("17+48=65\n65+5=70\n#### 70.0", "#### 70", "17+48=55 55+5=60 #### 70"):
+        assert task.verify(right, ROW)
+        assert task.reward(right, ROW) == 1.0
+    for wrong in ("17+48=65 65+5=70 70", "17+48=65 65+5=70 #### 65", "#### 70 #### 65", "#### 65+5", "### 70", ""):
+        assert not task.verify(wrong, ROW)
+        assert task.reward(wrong, ROW) < (1.0 if reward == "steps" else 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -12,60 +12,60 @@ from trl_prorl.tasks.stem_templates import TEMPLATES, sample_question, written
 CHOICES = ["12 m/s", "3 m/s", "1/3 m/s", "Both A and B"]
 
 
-@pytest.mark.parametrize(
-    "completion, letter",
-    [
-        ("Answer: B", "B"),
-        ("12 / 4 = 3, so\nAnswer: B.", "B"),
-        ("**Answer:** B", "B"),
-        ("**Answer: B**", "B"),
-        ("answer : (B)", "B"),
-        ("Answer: B) 3 m/s", "B"),
-        (r"Answer: $\boxed{B}$", "B"),
-        (r"\boxed{B}", "B"),
-        (r"\boxed{\text{B}}", "B"),
-        ("So \\boxed{B}.\nAnswer: B", "B"),
-        ("B", "B"),
-        ("(B)", "B"),
-        ("B) 3 m/s", "B"),
-        ("**Answer**: B", "B"),
-        ("__Answer__ : B", "B"),
-        ("Answer:\nB", "B"),
-        ("**Answer:**\n**B**", "B"),
-        ("Answer: B (3 m/s)", "B"),
-        ("Answer: B, 3 m/s", "B"),
-        ("Answer: B: 3 m/s.", "B"),
-        ("Answer: b", "B"),
-        ("answer: (b) 3 m/s", "B"),
-        ("Answer: B,\nA", "B"),
-        ("Answer: D) Both A and B", "D"),
-        # The text of another choice, or two letters.
-        ("Answer: B (12 m/s)", None),
-        ("Answer: B, 12 m/s", None),
-        ("Answer: B) 12 m/s", None),
-        ("Answer: A or B", None),
-        ("Answer: A, B", None),
-        ("Answer: AB", None),
-        ("Answer: A\nAnswer: B", None),
-        (r"Answer: A \boxed{B}", None),
-        ("Answer: B, A", None),
-        ("Answer:\nB or A", None),
-        ("Answer:\n\nB", None),
-        ("Answer: b\nAnswer: A", None),
-        # No letter that stands alone, or no choice.
-        ("Answer: be", None),
-        ("Answer: a bit", None),
-        ("", None),
-        ("Answer:", None),
-        ("Answer: E", None),
-        ("Answer: 3 m/s", None),
-        ("The answer is B", None),
-        ("A B C D", None),
-        ("Because", None),
+# Completions by the letter that they give.
+LETTERS = {
+    "B": [
+        "12 / 4 = 3, so\nAnswer: B.",
+        "**Answer:** B",
+        "**Answer: B**",
+        "answer : (B)",
+        "Answer: B) 3 m/s",
+        r"Answer: $\boxed{B}$",
+        r"\boxed{\text{B}}",
+        "So \\boxed{B}.\nAnswer: B",
+        "B",
+        "(B)",
+        "B) 3 m/s",
+        "__Answer__ : B",
+        "Answer:\nB",
+        "**Answer:**\n**B**",
+        "Answer: B (3 m/s)",
+        "Answer: B, 3 m/s",
+        "Answer: B: 3 m/s.",
+        "answer: (b) 3 m/s",
+        "Answer: B,\nA",
     ],
-)
-def test_extract_letter(completion, letter):
-    assert extract_letter(completion, CHOICES) == letter
+    "D": ["Answer: D) Both A and B"],
+    None: [
+        # The text of another choice, or two letters.
+        "Answer: B (12 m/s)",
+        "Answer: B, 12 m/s",
+        "Answer: B) 12 m/s",
+        "Answer: A or B",
+        "Answer: A, B",
+        "Answer: AB",
+        "Answer: A\nAnswer: B",
+        r"Answer: A \boxed{B}",
+        "Answer:\nB or A",
+        "Answer:\n\nB",
+        # No letter that stands alone, or no choice.
+        "Answer: be",
+        "Answer: a bit",
+        "",
+        "Answer:",
+        "Answer: E",
+        "Answer: 3 m/s",
+        "The answer is B",
+        "A B C D",
+        "Because",
+    ],
+}
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_extract_letter(letter):
+    found = {completion: extract_letter(completion, CHOICES) for completion in LETTERS[letter]}
+    assert found == dict.fromkeys(LETTERS[letter], letter)
 
 
 # Worked out by hand, for each kind of question: quantities -> the right value, as it is shown.
@@ -102,17 +102,17 @@ def test_every_formula_is_here():
     assert len(BY_HAND) == len(TEMPLATES) == len(found)
 
 
-@pytest.mark.parametrize("level", [1, 8])
-def test_generated_rows(level):
-    rows = list(get_task("stem", level=level).rows("train", 400))
+def test_generated_rows():
+    task = get_task("stem", level=8)
+    rows = list(task.rows("train", 400))
     for row in rows:
-        question, *lines, instruction = row["prompt"][0]["content"].split("\n")
+        prompt = row["prompt"][0]["content"]
+        question, *lines, instruction = prompt.split("\n")
+        assert task.content(prompt) == question  # so that other choices do not make it another question
         assert lines == [f"{letter}) {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True)]
         assert len(set(row["choices"])) == 4
-        assert row["answer"] in "ABCD"
-    shares = [sum(row["answer"] == letter for row in rows) / 400 for letter in "ABCD"]
     # Four standard deviations of a quarter of 400 draws are 0.087.
-    assert all(abs(share - 0.25) < 0.09 for share in shares)
+    assert all(abs(sum(row["answer"] == letter for row in rows) / 400 - 0.25) < 0.09 for letter in "ABCD")
 
 
 def value_of(choice):
@@ -157,7 +157,7 @@ HEURISTICS = {
 }
 
 
-@pytest.mark.parametrize("level", [1, 3, 8])
+@pytest.mark.parametrize("level", [1, 8])
 def test_the_choices_alone_give_nothing_away(level):
     drawn = [sample_question(Random(seed), level, 4)[1:] for seed in range(3000)]
     for name, score in HEURISTICS.items():
@@ -170,44 +170,19 @@ def test_the_choices_alone_give_nothing_away(level):
         assert abs(hits / len(drawn) - 0.25) < 0.033, name
 
 
-def test_the_right_answer_is_right():
-    for seed in range(200):
-        text, choices, place = sample_question(Random(seed), 8, 4)
-        if "resistor of" in text:
-            r, u = (float(word) for word in text.split() if word.isdigit())
-            assert choices[place] == f"{float(f'{u / r:.4g}'):.10g} A"
-
-
-def test_a_question_is_in_one_split_however_its_choices_are_ordered():
-    task = get_task("stem", level=1)
-    found = {
-        split: {
-            task.content(messages[0]["content"])
-            for seed in (0, 1, 2)
-            for messages in task.rows(split, n, seed)["prompt"]
-        }
-        for split, n in {"train": 800, "validation": 150, "test": 150}.items()
-    }
-    assert not found["train"] & found["test"]
-    assert not found["train"] & found["validation"]
-    assert not found["validation"] & found["test"]
-    assert all("\n" not in content for contents in found.values() for content in contents)
-
-
 def test_a_file(tmp_path, write_jsonl):
     rows = [
         {"question": f"Which is {i}?", "choices": [str(i + 1), str(i), "none"], "answer": "B" if i % 2 else 1}
         for i in range(40)
     ]
-    rows.append({"question": "Which is 3?", "choices": ["three", "four"], "answer": 0})
+    # The same choices in another order are the same question; other ones are not.
     rows.append({"question": "Which is 4?", "choices": ["4", "none", "5"], "answer": 0})
+    rows.append({"question": "Which is 3?", "choices": ["three", "four"], "answer": 0})
     task = get_task("stem", path=write_jsonl(tmp_path / "questions.jsonl", rows))
     found = [row for split in ("train", "validation", "test") for row in task.rows(split, None)]
-    # The same choices in another order are the same question.
     assert len(found) == 41
     for row in found:
-        assert row["level"] == 1
-        assert row["task"] == "stem"
+        assert (row["task"], row["level"]) == ("stem", 1)
         assert task.verify(task.gold(row), row) is True
         assert not task.verify("Answer: C", row)
 
@@ -215,15 +190,10 @@ def test_a_file(tmp_path, write_jsonl):
 @pytest.mark.parametrize(
     "row, message",
     [
-        ({"question": ...}, "'question' is missing"),
         ({"choices": ...}, "'choices' is missing"),
         ({"choices": "ab"}, "'choices' is 'ab'; every row needs 'choices' as a list"),
-        ({"choices": ["a"]}, "'choices' must be 2 to 10 texts"),
         ({"choices": ["a", 2]}, "'choices' must be 2 to 10 texts"),
-        ({"answer": ...}, "'answer' is missing"),
         ({"answer": "C"}, "'answer' is 'C'; it must be a letter from A to B"),
-        ({"answer": 2}, "'answer' is 2; it must be a letter from A to B"),
-        ({"answer": "AB"}, "'answer' is 'AB'"),
     ],
 )
 def test_a_bad_file(tmp_path, write_jsonl, row, message):
