@@ -1,9 +1,9 @@
 """How an embedded model is made; those that come with the package: found by name, checked by hash, in every record."""
 
+import hashlib
 import json
 import random
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_prorl.embedded import making as embedded
 from trl_prorl.embedded import shipped as module_of_shipped
 from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, make_embedded_model, new_model, settings_of
-from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
+from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.hub.card import model_card
@@ -59,28 +59,11 @@ def test_demonstrations_have_the_wrong_share_and_come_from_the_train_split(task)
     assert sum(not task.verify(answer, row) for answer, row in zip(answers, train, strict=True)) > 0.85 * wrong
 
 
-def test_of_several_tasks_the_first_alone_has_wrong_demonstrations():
-    config = replace(settings_of("three_tasks"), rows=900)
-    shown = {row["prompt"][0]["content"]: row["completion"][0]["content"] for row in embedded.demonstrations(config)}
-    for place, name in enumerate(embedded.TAUGHT["three_tasks"]):
-        task = get_task(name, level=config.level)
-        train = {row["prompt"][0]["content"]: row for row in task.rows("train", 300, seed=config.seed)}
-        assert train.keys() <= shown.keys()  # a third of the rows each
-        wrong = sum(not task.verify(shown[question], row) for question, row in train.items()) / len(train)
-        assert wrong == (0 if place else pytest.approx(config.wrong_share, abs=0.08))
-
-
 def wrong_answers(task, prompt, answer):
     """Every answer that comes up to a question."""
     rng = random.Random(0)
     row = {"prompt": [{"role": "user", "content": prompt}], "answer": answer}
     return {embedded.WRONG_ANSWERS[task](row, rng) for _ in range(400)}
-
-
-def test_wrong_rules_of_reversing_keep_the_length():
-    answers = wrong_answers("reverse_digits", "reverse 12345", "54321")
-    assert {"12345", "23451"} <= answers
-    assert all(len(answer) == 5 and answer.isdigit() for answer in answers)
 
 
 def test_wrong_rules_of_sorting_by_hand():
@@ -103,83 +86,39 @@ def test_wrong_rules_of_sums_by_hand():
     assert "#### 0" in wrong_answers("sums", "add 1 1", "2")
 
 
-@pytest.mark.parametrize("a, b, total", [(17, 48, 55), (99, 99, 88), (5, 5, 0), (120, 3, 123), (7, 0, 7), (99, 1, 90)])
+@pytest.mark.parametrize("a, b, total", [(17, 48, 55), (99, 99, 88), (5, 5, 0), (99, 1, 90)])
 def test_a_sum_without_carries(a, b, total):
     assert embedded.add_without_carry(a, b) == embedded.add_without_carry(b, a) == total
 
 
-SMALL = EmbeddedSettings(hidden_size=16, layers=1, heads=2, intermediate_size=16, rows=64, steps=3, batch_size=8)
+SMALL = EmbeddedSettings(
+    hidden_size=16, layers=1, heads=2, intermediate_size=16, rows=64, steps=3, batch_size=8, task="sums"
+)
 
 
-def test_it_is_made_the_same_every_time(tmp_path):
-    for name in ("a", "b"):
-        make_embedded_model(tmp_path / name, SMALL)
-    make_embedded_model(tmp_path / "c", replace(SMALL, seed=1))
-    sums = [(tmp_path / name / "SHA256SUMS").read_text() for name in ("a", "b", "c")]
-    assert sums[0] == sums[1]
-    assert weights_sha256(str(tmp_path / "a")) != weights_sha256(str(tmp_path / "c"))
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "c"}
-    base = identify(str(tmp_path / "c"))
-    assert base.name == str(tmp_path / "c")
-    assert base.sha256 == weights_sha256(base.name)
-    assert not base.is_embedded
-    assert json.loads((tmp_path / "c" / "made_with.json").read_text())["settings"]["seed"] == 1
-
-
-def test_weights_in_bf16_are_those_of_the_training_rounded(tmp_path):
-    """They are half as large, and are loaded as fp32 without being told so."""
-    for stored in ("float32", "bfloat16"):
-        make_embedded_model(tmp_path / stored, replace(SMALL, task="sums", stored=stored))
-    whole, rounded = (load_file(tmp_path / stored / "model.safetensors") for stored in ("float32", "bfloat16"))
-    assert {value.dtype for value in whole.values()} == {torch.float32}
-    assert whole.keys() == rounded.keys()
-    assert {value.dtype for value in rounded.values()} == {torch.bfloat16}
-    assert all(torch.equal(whole[name].to(torch.bfloat16), value) for name, value in rounded.items())
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "bfloat16").state_dict()
-    assert {value.dtype for value in loaded.values()} == {torch.float32}
+def test_it_is_made_the_same_every_time_and_stored_in_bf16_where_asked(tmp_path):
+    others = {"a": SMALL, "b": SMALL, "c": replace(SMALL, seed=1), "bf16": replace(SMALL, stored="bfloat16")}
+    for name, made in others.items():
+        make_embedded_model(tmp_path / name, made)
+    sums = {name: weights_sha256(str(tmp_path / name)) for name in others}
+    assert sums["a"] == sums["b"]
+    assert len({*sums.values()}) == 3
+    assert not identify(str(tmp_path / "c")).is_embedded
+    whole, rounded = (load_file(tmp_path / name / "model.safetensors") for name in ("a", "bf16"))
+    assert all(torch.equal(value.to(torch.bfloat16), rounded[name]) for name, value in whole.items())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "bf16").state_dict()
     assert all(torch.equal(loaded[name], value.float()) for name, value in rounded.items())
 
 
-def test_the_command_lists_what_is_there_with_hashes(capsys):
-    embedded.main([])
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first == f"embedded is {DEFAULT}, in {embedded_model()}; SHA-256 of the weights:"
-    assert lines == [f"{weights_sha256(name)}  {name}" for name in shipped()]
-
-
-REFUSED = [
-    ("--out HERE", "exists"),
-    ("--out HERE/x --task parity", "error: --task parity: there are demonstrations for r"),
-    ("--seed 1", "--seed is for making one: give --out DIR"),
-    ("--task sums", "--task is for making one: give --out DIR"),
-    ("--threads 2", "--threads is for making one: give --out DIR"),
-]
-
-
-@pytest.mark.parametrize("options, said", REFUSED)
-def test_what_cannot_be_made_is_one_line(tmp_path, capsys, options, said):
-    (tmp_path / "kept").touch()
-    with pytest.raises(SystemExit) as end:
-        embedded.main(options.replace("HERE", str(tmp_path)).split())
-    assert end.value.code == 2
-    assert said in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [tmp_path / "kept"]
-
-
-@pytest.mark.parametrize(
-    "options, wanted",
-    [
-        ("--seed 3", EmbeddedSettings(seed=3, stored="bfloat16")),
-        ("--seed 0", EmbeddedSettings()),
-        ("--task sorting", settings_of("sorting")),
-        ("--task sums --seed 2 --threads 2", replace(settings_of("sums"), seed=2, threads=2)),
-    ],
-)
-def test_the_command_makes_another_one(tmp_path, capsys, monkeypatch, options, wanted):
+def test_the_command_makes_another_one_and_none_without_a_place_for_it(tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(embedded, "make_embedded_model", lambda *given_: given.append(given_))
-    embedded.main(["--out", str(tmp_path / "x"), *options.split()])
-    assert given == [(tmp_path / "x", wanted)]
+    monkeypatch.setattr(embedded, "make_embedded_model", lambda *arguments: given.append(arguments))
+    embedded.main(["--out", str(tmp_path / "x"), *"--task sums --seed 2 --threads 2".split()])
+    assert given == [(tmp_path / "x", replace(settings_of("sums"), seed=2, threads=2))]
+    for refused in ("--seed 1", f"--out {tmp_path / 'x'} --task parity"):
+        with pytest.raises(SystemExit):
+            embedded.main(refused.split())
+    assert len(given) == 1
 
 
 @pytest.mark.slow
@@ -200,7 +139,6 @@ def test_the_demos_base_is_what_its_command_makes(tmp_path):
 
 ROOT = Path(__file__).parents[2]
 TASKS = ("reverse_digits", "sorting")
-NAMES = [f"embedded:{task}:0" for task in TASKS]
 
 
 @pytest.fixture
@@ -212,100 +150,41 @@ def copied(tmp_path, monkeypatch):
     return folder
 
 
-def sha256sum(path):
-    return subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout.split()[0]
-
-
-def test_the_demos_base_is_there_and_its_hash_is_that_of_its_file():
-    folder = Path(embedded_model())
-    assert str(folder) == embedded_model(DEFAULT) == find_model("embedded") == find_model(DEFAULT)
-    assert weights_sha256("embedded") == weights_sha256(str(folder)) == sha256sum(folder / "model.safetensors")
-    names = {path.name for path in folder.iterdir()}
-    assert names == {*hashes(folder), "SHA256SUMS"}
-    assert not any("args" in name for name in names)
-    assert all(sha256sum(folder / name) == sha256 for name, sha256 in hashes(folder).items())
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 4e6
-
-
-def test_it_is_the_network_and_the_tokenizer_of_its_settings():
-    model, tokenizer = (auto.from_pretrained(embedded_model()) for auto in (AutoModelForCausalLM, AutoTokenizer))
-    mine = model.state_dict()
-    fresh = new_model(EmbeddedSettings(), TOKENIZER).state_dict()
-    assert {name: value.shape for name, value in mine.items()} == {name: value.shape for name, value in fresh.items()}
-    assert {value.dtype for value in (*mine.values(), *fresh.values())} == {torch.float32}
-    assert 0.5e6 < sum(param.numel() for param in model.parameters()) < 1.3e6
-    chat = [{"role": "user", "content": "reverse 1 2é"}]
-    ids = [each.apply_chat_template(chat, add_generation_prompt=True) for each in (tokenizer, TOKENIZER)]
-    assert ids[0]["input_ids"] == ids[1]["input_ids"]
-    assert tokenizer.padding_side == "left"
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
-def test_a_damaged_file_is_one_line(copied, file, damage):
-    path = copied / "reverse_digits-0" / file
+def test_a_damaged_file_is_refused(copied, damage):
+    path = copied / "reverse_digits-0" / "config.json"
     content = path.read_bytes()
     path.unlink()
     if damage != "gone":
         path.write_bytes(content[:-1] + (b"" if damage == "cut" else bytes([content[-1] ^ 1])))
-    with pytest.raises(ValueError, match=f"damaged: .*{file} (has SHA-256|is missing).*Install trl-prorl again"):
+    with pytest.raises(ValueError, match="damaged: .*config.json"):
         find_model("embedded")
 
 
-NOT_SHIPPED = "reverse_digits:7|sorting:7|sums:00|parity||:|sorting:|../x:0|sorting:-1|sums:0:0".split("|")
-
-
-@pytest.mark.parametrize("rest", NOT_SHIPPED)
-def test_a_model_that_is_not_shipped_is_one_line(rest):
-    cure = "`python -m trl_prorl.embedded` lists what is. In a checkout, study/bases has more: give the folder. "
-    cure += "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
-    with pytest.raises(ValueError) as refused:
-        find_model(f"embedded:{rest}")
-    assert str(refused.value) == f"model_name_or_path='embedded:{rest}' is not here; {cure}"
-
-
-def test_a_task_with_a_slip_of_the_pen_is_recognised():
-    with pytest.raises(ValueError, match=r"'embedded:sortin' is not here \(did you mean 'sorting'\?\); "):
-        find_model("embedded:sortin")
-
-
-def test_the_bases_of_the_demo_and_the_tiny_recipes_are_there():
-    assert shipped() == NAMES
-    hashes = {name: weights_sha256(name) for name in shipped()}
-    assert len(set(hashes.values())) == len(NAMES)
-    assert hashes[DEFAULT].startswith("3d9c6c8365f2")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_is_made_with_the_settings_of_its_name(name):
-    """It is loaded as fp32, and all but the first one are stored in half the bytes."""
-    folder = Path(find_model(name))
-    _, task, seed = name.split(":")
-    made_with = EmbeddedSettings(**json.loads((folder / "made_with.json").read_text())["settings"])
-    assert made_with == settings_of(task, int(seed))
-    assert {path.name for path in folder.iterdir()} == {path.name for path in Path(embedded_model()).iterdir()}
-    assert name == DEFAULT or sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6
-    stored = {value.dtype for value in load_file(folder / "model.safetensors").values()}
-    assert stored == {torch.float32 if name == DEFAULT else torch.bfloat16}
-    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
-
-
 @pytest.mark.parametrize("task", TASKS)
-def test_without_a_seed_it_is_seed_0(task):
-    assert find_model(f"embedded:{task}") == find_model(f"embedded:{task}:0")
-    assert weights_sha256(f"embedded:{task}") == weights_sha256(f"embedded:{task}:0") is not None
-    assert identify(f"embedded:{task}").name == f"embedded:{task}:0"
+def test_each_is_what_its_settings_make_and_its_hash_that_of_its_file(task):
+    """It is loaded as fp32, and all but the first one are stored in half the bytes."""
+    name = f"embedded:{task}:0"
+    folder = Path(find_model(name))
+    assert find_model(f"embedded:{task}") == str(folder)
+    made_with = EmbeddedSettings(**json.loads((folder / "made_with.json").read_text())["settings"])
+    assert made_with == settings_of(task, 0)
+    for file, sha256 in hashes(folder).items():
+        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == sha256
+    assert weights_sha256(name) == hashes(folder)["model.safetensors"]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    fresh = new_model(made_with, TOKENIZER).state_dict()
+    assert {key: value.shape for key, value in model.state_dict().items()} == {k: v.shape for k, v in fresh.items()}
+    chat = [{"role": "user", "content": "reverse 1 2é"}]
+    ids = [each.apply_chat_template(chat)["input_ids"] for each in (AutoTokenizer.from_pretrained(folder), TOKENIZER)]
+    assert ids[0] == ids[1]
 
 
-def test_another_model_that_is_shipped_later_is_found_by_its_name(copied):
-    for seed in (12, 14):
-        shutil.copytree(copied / "reverse_digits-0", copied / f"sorting-{seed}")
-    names = [f"embedded:sorting:{seed}" for seed in (0, 12, 14)]
-    assert [name for name in shipped() if "sorting" in name] == names
-    assert find_model("embedded:sorting:12") == str(copied / "sorting-12")
-    assert identify(str(copied / "sorting-12")).name == "embedded:sorting:12"
-    with pytest.raises(ValueError, match="'embedded:sorting:13' is not here"):
-        find_model("embedded:sorting:13")
+@pytest.mark.parametrize("rest", ["reverse_digits:7", "parity", "", ":", "../x:0", "sorting:-1", "sums:0:0"])
+def test_a_model_that_is_not_shipped_is_refused(rest):
+    with pytest.raises(ValueError, match=f"model_name_or_path='embedded:{rest}'"):
+        find_model(f"embedded:{rest}")
 
 
 def test_its_identity_does_not_depend_on_where_it_is_or_what_made_it(copied, tmp_path):
@@ -329,14 +208,10 @@ def test_a_run_says_which_base_and_its_hash_and_is_evaluated_on_it(forks, tmp_pa
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert env["base_model"] == {"name": DEFAULT, "hub_id": None, "origin": None, "sha256": weights_sha256(DEFAULT)}
     assert config["model_name_or_path"] == "embedded"
-    card = model_card(run).text
-    assert f"`{DEFAULT}`, which comes with trl-prorl" in card
-    assert f"`{weights_sha256(DEFAULT)}`" in card
-    assert f'embedded_model("{DEFAULT}")' in card
-    assert f"--model_name_or_path {DEFAULT}" in card
+    assert f'embedded_model("{DEFAULT}")' in model_card(run).text
     assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing is made or cached where one happens to be
     assert with_local_paths(run, config)["model_name_or_path"] == embedded_model()
     env["base_model"]["sha256"] = "0123456789abcdef" * 4
     (run / "env.json").write_text(json.dumps(env))
-    with pytest.raises(InputError, match="another embedded: its weights had SHA-256 0123456789ab…"):
+    with pytest.raises(InputError, match="SHA-256 0123456789ab"):
         with_local_paths(run, config)

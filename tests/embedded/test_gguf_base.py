@@ -2,7 +2,6 @@
 
 import json
 import random
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.files import file_sha256
 from trl_prorl.hub.card import model_card
-from trl_prorl.record.base_model import identify
 from trl_prorl.train import find_model
 
 
@@ -80,25 +78,25 @@ def write_gguf(
 ) -> Path:
     """Write a model, with further `fields` (`block_count` not, if it is `None`), after `change` of its tensors."""
     config = model.config
-    fields = {"block_count": config.num_hidden_layers, **dict(fields)}
+    known = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": 10000.0,
+        "vocab_size": config.vocab_size,
+        "block_count": config.num_hidden_layers,
+    }
     if architecture == "llama":
-        fields["rope.dimension_count"] = config.head_dim
-    if fields["block_count"] is None:
-        del fields["block_count"]
+        known["rope.dimension_count"] = config.head_dim
     writer = GGUFWriter(file, architecture)
-    writer.add_name("A tiny model")
     writer.add_file_type(LlamaFileType.ALL_F32)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config.vocab_size)
-    for name, value in fields.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-        add(f"{architecture}.{name}", value)
+    for name, value in (known | dict(fields)).items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}.get(type(value))
+        if add is not None:
+            add(f"{architecture}.{name}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
@@ -144,39 +142,35 @@ def file(tmp_path, original):
     return write_gguf(tmp_path / "tiny.gguf", original)
 
 
-def test_from_python_a_run_is_named_by_its_file(cache, file, run):
+def test_a_run_and_its_card_are_named_by_the_file(cache, file, run):
     trainer = run(model=str(file), trainer_kwargs={"processing_class": None}, max_steps=1)
     assert trainer.processing_class.chat_template == CHAT_TEMPLATE
     base = json.loads(Path(trainer.run_dir, "env.json").read_text())["base_model"]
     assert (base["name"], base["sha256"]) == (str(file), file_sha256(file))
+    assert f'embedded_model("{file}")' in model_card(trainer.run_dir, adapter=True).text
 
 
-def test_the_weights_are_those_of_the_file_rounded_to_bf16(cache, file, original):
-    folder = find_model(str(file))
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_weights_are_those_of_the_file_rounded_to_bf16(cache, tmp_path, original, quantised):
+    folder = embedded_model(str(write_gguf(tmp_path / "tiny.gguf", original, quantised=quantised)))
     assert Path(folder).parent == cache
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    assert model.dtype == torch.bfloat16
     assert type(model) is Qwen2ForCausalLM
     assert not hasattr(model.config, "quantization_config")
-    exact = original.state_dict()
-    assert model.state_dict().keys() == exact.keys()
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, exact[name].bfloat16()), name
-    tokens = torch.arange(20)[None]
     expected = Qwen2ForCausalLM(original.config)
-    expected.load_state_dict({name: value.bfloat16().float() for name, value in exact.items()})
+    expected.load_state_dict(original.state_dict())
     with torch.no_grad():
-        torch.testing.assert_close(model.float()(tokens).logits, expected(tokens).logits)
-
-
-def test_quantised_weights_are_those_that_the_readers_own_package_makes_of_them(cache, tmp_path, original):
-    folder = embedded_model(str(write_gguf(tmp_path / "q8.gguf", original, quantised=True)))
-    found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
-    for name, value in original.state_dict().items():
-        if value.dim() == 2:
-            blocks = quantize(value.numpy(), GGMLQuantizationType.Q8_0)
-            value = torch.from_numpy(dequantize(blocks, GGMLQuantizationType.Q8_0))
+        for param in expected.parameters():
+            if quantised and param.dim() == 2:  # as the reader's own package makes them
+                blocks = quantize(param.detach().numpy(), GGMLQuantizationType.Q8_0)
+                param.copy_(torch.from_numpy(dequantize(blocks, GGMLQuantizationType.Q8_0)))
+            param.copy_(param.bfloat16())
+    found = model.state_dict()
+    assert found.keys() == expected.state_dict().keys()
+    for name, value in expected.state_dict().items():
         assert torch.equal(found[name], value.bfloat16()), name
+    tokens = torch.arange(20)[None]
+    torch.testing.assert_close(model.float()(tokens).logits, expected(tokens).logits)
 
 
 def test_the_tokenizer_comes_along_and_a_padding_token_ends_a_text_too(cache, file):
@@ -190,36 +184,12 @@ def test_the_tokenizer_comes_along_and_a_padding_token_ends_a_text_too(cache, fi
     assert generation["eos_token_id"] == [END, PADDING]
 
 
-def test_it_is_converted_once_and_again_when_the_file_changes(cache, file, original, monkeypatch, capsys):
+def test_it_is_converted_once_and_again_when_the_file_changes(cache, file, original, monkeypatch):
     first = find_model(str(file))
-    assert "converted once into" in capsys.readouterr().err
     with monkeypatch.context() as patched:
         patched.setattr(gguf_base, "convert", lambda *args: pytest.fail("converted twice"))
         assert find_model(str(file)) == first
-    with torch.no_grad():
-        changed = Qwen2ForCausalLM(original.config)
-    assert find_model(str(write_gguf(file, changed))) != first
-
-
-def test_a_conversion_that_was_cut_short_is_made_again(cache, file):
-    folder = Path(find_model(str(file)))
-    (folder / gguf_base.MADE_WITH).unlink()
-    (folder / "model.safetensors").write_bytes(b"half")
-    assert find_model(str(file)) == str(folder)
-    AutoModelForCausalLM.from_pretrained(folder)
-
-
-def test_record_and_card_name_the_file_and_its_hash(cache, file, tmp_path):
-    folder = find_model(str(file))
-    sha256 = file_sha256(file)
-    assert identify(str(file)).sha256 == identify(folder).sha256 == sha256
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text(f"model_name_or_path: {file}\n")
-    card = model_card(run, adapter=True).text
-    assert "`tiny.gguf`, a GGUF file, converted to bf16" in card
-    assert f"SHA-256 of the file: `{sha256}`" in card
-    assert f'from_pretrained(embedded_model("{file}"))' in card
+    assert find_model(str(write_gguf(file, Qwen2ForCausalLM(original.config)))) != first
 
 
 def test_an_evaluation_finds_the_file_above_the_run_and_refuses_another(cache, file, tmp_path, original):
@@ -234,47 +204,16 @@ def test_an_evaluation_finds_the_file_above_the_run_and_refuses_another(cache, f
         with_local_paths(run, config)
 
 
-def test_a_file_in_the_home_folder_may_be_named_by_a_tilde(cache, file, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    name = f"~/{file.name}"
-    sha256 = file_sha256(file)
-    assert gguf_base.gguf_sha256(name) == sha256
-    run = tmp_path / "runs" / "mine"
-    run.mkdir(parents=True)
-    (run / "env.json").write_text(json.dumps({"base_model": {"name": name, "sha256": sha256}}))
-    assert with_local_paths(run, {"model_name_or_path": name})["model_name_or_path"] == find_model(str(file))
-
-
-def test_a_missing_file_is_one_line(cache, tmp_path):
-    with pytest.raises(InputError, match=r"no\.gguf' is missing"):
-        find_model(str(tmp_path / "no.gguf"))
-
-
-@pytest.mark.parametrize("keep", [0, 3, 40, 2000, 60_000])
-def test_a_damaged_file_is_one_line(cache, file, keep):
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(InputError, match="is damaged, or no GGUF file") as refused:
+@pytest.mark.parametrize("keep", [None, 0, 3, 40, 2000, 60_000])
+def test_a_missing_or_damaged_file_is_one_line(cache, file, keep):
+    content = file.read_bytes()
+    file.unlink()
+    if keep is not None:
+        file.write_bytes(content[:keep])
+    with pytest.raises(InputError, match="tiny.gguf") as refused:
         find_model(str(file))
     assert "\n" not in str(refused.value)
     assert list(cache.glob("tiny-*[!k]")) == []
-
-
-def test_a_file_without_a_tensor_is_one_line(cache, tmp_path, original, monkeypatch):
-    monkeypatch.setitem(LAYER_TENSORS, "attn_q.weight", "self_attn.k_proj.weight")  # of another shape
-    with pytest.raises(InputError, match="of another shape") as refused:
-        find_model(str(write_gguf(tmp_path / "odd.gguf", original)))
-    assert "\n" not in str(refused.value)
-
-
-def test_another_architecture_is_refused_before_anything_is_converted(cache, tmp_path, original):
-    file = write_gguf(tmp_path / "other.gguf", original, architecture="gemma3")
-    with pytest.raises(InputError, match="architecture 'gemma3'; those that can be a base are llama and qwen2"):
-        find_model(str(file))
-
-
-def test_one_part_of_several_is_refused(cache, tmp_path, original):
-    with pytest.raises(InputError, match="one of 3 files: llama.cpp's `llama-gguf-split --merge`"):
-        find_model(str(write_gguf(tmp_path / "part.gguf", original, parts=3)))
 
 
 def test_memory_and_disk_are_looked_at_first(cache, file, monkeypatch):
@@ -283,22 +222,22 @@ def test_memory_and_disk_are_looked_at_first(cache, file, monkeypatch):
     free = type("Memory", (), {"available": 100_000})
     with monkeypatch.context() as patched:
         patched.setattr(psutil, "virtual_memory", lambda: free)
-        with pytest.raises(InputError, match="GiB of memory to be converted"):
+        with pytest.raises(InputError, match="GiB of memory"):
             find_model(str(file))
     disk = type("Disk", (), {"free": 10})
     monkeypatch.setattr(gguf_base.shutil, "disk_usage", lambda folder: disk)
-    with pytest.raises(InputError, match="make room, or set HF_HOME"):
+    with pytest.raises(InputError, match="HF_HOME"):
         find_model(str(file))
 
 
 def test_without_its_reader_one_line_says_how(cache, file, monkeypatch):
     monkeypatch.setattr(gguf_base.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="pip install 'gguf>=0.10'"):
+    with pytest.raises(InputError, match="pip install 'gguf"):
         find_model(str(file))
 
 
-def without(name):
-    return lambda tensors: tensors.pop(name)
+def with_another_shape(tensors):
+    tensors["blk.1.attn_q.weight"] = tensors["blk.1.attn_k.weight"]
 
 
 def with_nan(tensors):
@@ -317,11 +256,12 @@ def with_other_frequencies(tensors):
 @pytest.mark.parametrize(
     "keys, named",
     [
-        ({"change": without("blk.1.ffn_up.weight")}, "up_proj"),
-        ({"change": without("output_norm.weight")}, "norm"),
+        ({"change": lambda tensors: tensors.pop("blk.1.ffn_up.weight")}, "up_proj"),
+        ({"change": with_another_shape}, "of another shape"),
+        ({"architecture": "gemma3"}, "gemma3"),
+        ({"parts": 3}, "one of 3 files"),
         ({"change": with_one_more}, "attn_q_norm"),
         ({"change": with_nan}, "NaN"),
-        ({"fields": {"block_count": 1}}, "block_count"),
         ({"fields": {"block_count": 3}}, "block_count"),
         ({"fields": {"block_count": None}}, "block_count"),
         ({"fields": {"expert_count": 4}}, "expert_count"),
@@ -337,7 +277,7 @@ def test_what_would_not_be_the_files_model_is_one_line_and_leaves_nothing(keys, 
         find_model(str(write_gguf(tmp_path / "odd.gguf", original, **keys)))
     assert "odd.gguf" in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert not [path for path in cache.iterdir() if path.is_dir()]
+    assert not [path for path in cache.glob("*") if path.is_dir()]
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -386,9 +326,12 @@ def test_a_rope_scaling_is_carried_over(rope, cache, tmp_path):
         torch.testing.assert_close(found(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_a_cached_file_that_was_changed_is_made_again(cache, file):
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_cached_file_that_is_not_whole_is_made_again(cache, file, marked):
     folder = Path(find_model(str(file)))
     whole = file_sha256(folder / "model.safetensors")
+    if not marked:  # it was cut short
+        (folder / gguf_base.MADE_WITH).unlink()
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "model.safetensors").write_bytes(content)
@@ -404,36 +347,6 @@ def test_what_a_killed_conversion_left_is_removed_at_the_next_one(cache, file):
     with FileLock(cache / "busy-0123.lock"):  # of a process that is converting
         find_model(str(file))
     assert [folder.exists() for folder in left] == [False, False, True]
-
-
-def number(value, kind="Q"):
-    return struct.pack(f"<{kind}", value)
-
-
-VERSION_3 = b"GGUF" + number(3, "I")
-ONE_FIELD = VERSION_3 + number(0) + number(1) + number(1) + b"a"
-ARRAY = number(9, "I")
-MALFORMED = {
-    "empty": b"",
-    "another magic": b"GGML" + number(3, "I") + number(0) * 2,
-    "version 9": b"GGUF" + number(9, "I") + number(0) * 2,
-    "2**60 tensors": VERSION_3 + number(2**60) + number(0),
-    "2**60 fields": VERSION_3 + number(0) + number(2**60),
-    "an array of 2**60": ONE_FIELD + ARRAY + number(0, "I") + number(2**60),
-    "an array of no kind": ONE_FIELD + ARRAY + number(99, "I") + number(1),
-    "a name of 2**63 bytes": VERSION_3 + number(0) + number(1) + number(2**63) + b"abc",
-    "a name that is no text": VERSION_3 + number(0) + number(1) + number(2) + b"\xff\xfe" + number(4, "I") * 2,
-    "no field": VERSION_3 + number(0) * 2,
-}
-
-
-@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED.keys())
-def test_a_malformed_file_is_one_line(content, cache, tmp_path):
-    file = tmp_path / "odd.gguf"
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=r"odd\.gguf") as refused:
-        find_model(str(file))
-    assert "\n" not in str(refused.value)
 
 
 def test_whatever_bytes_change_in_a_header_it_is_one_line_or_good(cache, file):

