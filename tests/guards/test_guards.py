@@ -210,14 +210,6 @@ def test_its_memory_goes_on_in_another_process():
         assert [place for place, at in enumerate(before + after) if at] == find_events(series)
 
 
-def test_a_checkpoint_of_the_older_window_of_20_steps_is_not_measured_by_its_highest_average():
-    """Its last values go on; the average of 20 steps, 0.9, is no fall from which 40 steps have fallen."""
-    guard = GuardGap(0.2, "event", request=None)
-    guard.load_state_dict({"values": [[0.5, 0.5]] * 20, "best": [0.9, 0.5], "best_step": 20}, {})
-    assert [guard.observe(0.5, 0.5) for _ in range(40)] == [None] * 40
-    assert [guard.observe(0.0, 0.5) is not None for _ in range(17)] == [False] * 16 + [True]
-
-
 @pytest.mark.parametrize("steps, warns", [(2, True), (3, False)])
 def test_a_run_too_short_for_the_guard_says_so(run, monkeypatch, caplog, steps, warns):
     monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 2)

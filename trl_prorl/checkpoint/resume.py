@@ -13,7 +13,6 @@ from ..record.run_files import AT_BOUNDARY, read_json
 from .files import find_checkpoint
 from .identity import IDENTITY_FILE, check_change, check_same_run
 from .rollback import checkpoint_after_rollback
-from .state import STATE_FILE, read_state
 
 
 logger = logging.getLogger(__name__)
@@ -72,12 +71,6 @@ class Resume:
             logger.warning("Checkpoint %s is skipped: %s.", name, reason)
         changed = check_same_run(read_json(checkpoint / IDENTITY_FILE), identity, allowed)
         check_change(changed, identity, checkpoint)
-        if "parts" not in read_state(checkpoint):
-            raise ValueError(
-                f"resume_from_checkpoint={str(resume_from)!r}: {checkpoint.name} was written by an earlier version of "
-                f"trl-prorl, whose {STATE_FILE} this one does not read. Resume with that version, or train on from "
-                "its weights as a new run."
-            )
         state = read_json(checkpoint / "trainer_state.json")
         return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed, began)
 

@@ -12,7 +12,6 @@ from ..resets.triggers import Reason
 logger = logging.getLogger(__name__)
 
 WINDOW = 40  # optimizer steps of a moving average; docs/methods.md has the error rates of 20, 40 and 60
-OLD_WINDOW = 20  # of checkpoints that do not name theirs
 
 
 class GuardGap(Part):
@@ -80,12 +79,9 @@ class GuardGap(Part):
             "values": list(self._values),
             "best": self._best,
             "best_step": self._best_step,
-            "window": self.window,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._values = deque(state["values"], maxlen=self.window)
-        self._best_step = state.get("best_step", 0)  # of a checkpoint of an earlier version
-        # A highest average over another window is more or less noisy, and is sought again.
-        has_same_window = state.get("window", OLD_WINDOW) == self.window
-        self._best = state["best"] if has_same_window else None
+        self._best = state["best"]
+        self._best_step = state["best_step"]

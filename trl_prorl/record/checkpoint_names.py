@@ -39,7 +39,7 @@ def is_of_run(checkpoint: Path, run_id: str | None) -> bool:
     found = saved_run_id(checkpoint)
     if found is not None and run_id is not None:
         return found == run_id
-    # An earlier version wrote no id, and a power loss may have taken it.
+    # TRL's own trainer writes no id, and a power loss may have taken ours.
     return any((checkpoint / name).is_file() for name in (MANIFEST_FILE, "trainer_state.json"))
 
 

@@ -218,7 +218,7 @@ class RunFolders:
         """
         saved = saved_run_id(checkpoint)
         recorded = recorded_run_id(self.run_dir)
-        if saved is None or saved == recorded:  # an earlier version wrote no id
+        if saved is None or saved == recorded:  # TRL's own trainer writes no id
             return
         if recorded is not None:
             raise ValueError(

@@ -86,8 +86,7 @@ class Recorder(Part):
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.kl_ref = state["kl_ref"]
         self._generation_row = state["generation_row"]
-        equal = {name: [1] * len(values) for name, values in self._generation_row.items()}
-        self._generation_counts = state.get("generation_counts", equal)  # a checkpoint of an earlier version has none
+        self._generation_counts = state["generation_counts"]
 
     # Files, on the main process alone.
 

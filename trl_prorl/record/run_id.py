@@ -27,9 +27,7 @@ def saved_run_id(folder: str | os.PathLike) -> str | None:
 
 
 def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
-    """
-    Return the id of the run whose record a folder holds; `None` if there is none, as in records of older versions.
-    """
+    """Return the id of the run whose record a folder holds; `None` if there is none."""
     return run_id_in(Path(run_dir) / "env.json")
 
 

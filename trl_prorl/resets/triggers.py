@@ -291,9 +291,8 @@ class TriggerSet:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give every trigger the memory of the next trigger of its kind; if there was none, it remembers nothing."""
         self.last_reset_step = state["last"]
-        kinds = state.get("kinds", [trigger.kind for trigger in self.triggers])
         memories: dict[str, list] = {}
-        for kind, memory in zip(kinds, state["triggers"], strict=True):
+        for kind, memory in zip(state["kinds"], state["triggers"], strict=True):
             memories.setdefault(kind, []).append(memory)
         for trigger in self.triggers:
             of_kind = memories.get(trigger.kind)

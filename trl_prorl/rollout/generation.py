@@ -250,9 +250,8 @@ class CompactGeneration(Part):
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.measures = state["measures"]
-        # A checkpoint of an earlier version has neither.
-        self._of_copy = state.get("of_copy")
-        self._bound = state.get("bound", MERGED_BOUND)
+        self._of_copy = state["of_copy"]
+        self._bound = state["bound"]
         merged = Choice.parse(state["merged"])
         if self.copy is not None and not merged.on and not switched_on(changed, "compact_merge"):
             self._unmerge(merged.reason)
