@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from trl_prorl import ProRLConfig, train
 from trl_prorl.checkpoint import identity
-from trl_prorl.checkpoint.identity import changing_keys, check_change, check_same_run, differences
+from trl_prorl.checkpoint.identity import changing_keys, check_change, differences
 from trl_prorl.resets.triggers import KLSpike, Stall, TriggerSet
 
 
@@ -67,7 +67,6 @@ SCHEDULE = {
     "warmup_steps": ({"warmup_steps": 0}, [2.5e-3, 1.25e-3]),
     "max_steps": ({"max_steps": 6}, [5e-3, 3.75e-3, 2.5e-3, 1.25e-3]),
     "lr_scheduler_type": ({"lr_scheduler_type": "constant_with_warmup"}, [5e-3, 5e-3]),
-    "two at once": ({"learning_rate": 1e-2, "lr_scheduler_type": "constant"}, [1e-2, 1e-2]),
     # Another key leaves the schedule alone.
     "max_grad_norm": ({"max_grad_norm": 0.5}, [5e-3, 2.5e-3]),
 }
@@ -83,21 +82,13 @@ def test_a_restarted_schedule_starts_from_the_new_rate(resumed):
     assert column(resumed(learning_rate=1e-3, optimizer_reset="hard"), "lr") == [0.0, 5e-4]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "name", "expected"),
-    [
-        ("weight_decay", 0.3, "weight_decay", {0.3, 0.0}),
-        ("adam_beta1", 0.8, "betas", {(0.8, 0.999)}),
-        ("adam_beta2", 0.95, "betas", {(0.9, 0.95)}),
-        ("adam_epsilon", 1e-6, "eps", {1e-6}),
-        ("optim", "adamw_torch_fused", "fused", {True}),
-    ],
-)
-def test_the_optimizer_has_the_new_hyperparameter_and_the_old_moments(resumed, key, value, name, expected):
-    trainer = resumed(step=4, **{key: value})  # its last: no step comes after the load
+def test_the_optimizer_has_the_new_hyperparameters_and_the_old_moments(resumed):
+    changed = {"weight_decay": 0.3, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
+    trainer = resumed(step=4, **changed, optim="adamw_torch_fused")  # its last: no step comes after the load
     groups = trainer.optimizer.param_groups
-    assert {group[name] for group in groups if group["params"]} <= expected
-    assert {group[name] for group in groups} & expected
+    (group,) = [group for group in groups if group["weight_decay"] and group["params"]]
+    assert (group["weight_decay"], group["betas"], group["eps"]) == (0.3, (0.8, 0.95), 1e-6)
+    assert group["fused"]
     (steps,) = {int(state["step"]) for state in trainer.optimizer.state.values()}
     assert steps == 4
     assert any(state["exp_avg"].any() for state in trainer.optimizer.state.values())
@@ -148,10 +139,6 @@ def test_the_best_of_another_metric_is_forgotten():
         new.load_state_dict(state)
         assert stall.best == best
         assert list(new.triggers[1].values) == [0.5]
-    state.pop("kinds")  # as older checkpoints have it
-    new = TriggerSet([KLSpike(2.0, 2), Stall("eval_reward", 2)])
-    new.load_state_dict(state)
-    assert new.triggers[1].best == 0.9
 
 
 # What nothing in a checkpoint brings back: it is read where it acts.
@@ -186,83 +173,40 @@ def test_what_is_read_where_it_acts(begun, resumed, weights, key):
     assert any(not torch.equal(ours[name], begun[1][name]) for name in ours)
 
 
-def test_a_checkpoint_holds_nothing_else(begun):
-    """What is new in one may be what a changed key has to act on."""
-    checkpoint = begun[0] / "checkpoint-3"
-    groups = torch.load(checkpoint / "optimizer.pt", weights_only=True)["param_groups"]
-    adam = "lr betas eps weight_decay amsgrad foreach maximize capturable differentiable fused initial_lr params"
-    assert set(groups[0]) <= {*adam.split(), "decoupled_weight_decay"}
-    scheduler = torch.load(checkpoint / "scheduler.pt", weights_only=True)
-    position = {"last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step"}
-    assert set(scheduler) - position == {"base_lrs", "_last_lr", "lr_lambdas"}
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    known = "logging_steps eval_steps save_steps max_steps num_train_epochs train_batch_size epoch global_step "
-    known += "log_history num_input_tokens_seen total_flos best_metric best_global_step best_model_checkpoint "
-    known += "is_hyper_param_search is_local_process_zero is_world_process_zero trial_name trial_params"
-    assert set(state) <= {*known.split(), "stateful_callbacks"}
-    ours = json.loads((checkpoint / "prorl_state.json").read_text())
-    assert set(ours) == {"generations", "micro_batches", "parts", "log"}
-    assert set(ours["log"]) == {"metrics", "completions"}
-    parts = {
-        "anchors": {"coefficients", "kl_since_generation"},
-        "recorder": {"kl_ref", "generation_row", "generation_counts"},
-        "means": {"weights"},
-        "signal_watch": {"batches", "silent"},
-        "guard": {"skips"},
-        "resets": {"requests", "callbacks", "updates_since_reset"},
-    }
-    assert {name: set(state) for name, state in ours["parts"].items()} == parts
-
-
-# key: then, now, what the line says, in the middle of a generation batch alone
+# Key: then and now.
 REFUSED = {
-    "seed": (7, 8, "random states"),
-    "data_seed": (None, 8, "random states"),
-    "eval_on_start": (False, True, "before the first step"),
-    "optim": ("adamw_torch", "sgd", "state of another optimizer"),
-    "optim_target_modules": (None, ["q_proj"], "state of another optimizer"),
-    "lora_r": (4, 8, "other shapes"),
-    "lora_target_modules": (["q_proj"], "all-linear", "other shapes"),
-    "use_peft": (True, False, "other shapes"),
-    "lr_scheduler_type": ("linear", "reduce_lr_on_plateau", "rates before it"),
-    "learning_rate": (1e-2, 1e-3, "rates before it"),
-    "elastic_reset_every": (0, 3, "average"),
-    "lora_growth_every": (2, 0, "would not be made again"),
-    "ref_reset_every": (2, 0, "this run's has moved"),
+    "seed": (7, 8),
+    "eval_on_start": (False, True),
+    "optim": ("adamw_torch", "sgd"),
+    "lora_r": (4, 8),
+    "use_peft": (True, False),
+    "lr_scheduler_type": ("linear", "reduce_lr_on_plateau"),
+    "learning_rate": (1e-2, 1e-3),
+    "elastic_reset_every": (0, 3),
+    "lora_growth_every": (2, 0),
+    "ref_reset_every": (2, 0),
 }
-INSIDE = {
-    "per_device_train_batch_size": (8, 4),
-    "gradient_accumulation_steps": (1, 2),
-    "num_iterations": (2, 3),
-    "num_generations": (4, 2),
-    "steps_per_generation": (1, 2),
-    "processes": (1, 2),
-    "beta": (0.0, 0.3),
-    "generation_batch_size": (8, 16),
-}
+# In the middle of a generation batch alone.
+INSIDE = {"per_device_train_batch_size": (8, 4), "num_generations": (4, 2), "processes": (1, 2), "beta": (0.0, 0.3)}
 
 
 @pytest.mark.parametrize("key", [*REFUSED, *INSIDE])
-def test_what_cannot_act_is_refused_in_one_line(tmp_path, key):
-    old, new, reason = REFUSED.get(key) or (*INSIDE[key], "inside a generation batch")
+def test_what_cannot_act_is_refused(tmp_path, key):
+    old, new = (REFUSED | INSIDE)[key]
     now = {"beta": 0.3, key: new} | ({"lr_scheduler_type": "reduce_lr_on_plateau"} if key == "learning_rate" else {})
     if key in INSIDE:
         check_change({key: [old, new]}, now, tmp_path / "checkpoint-2")  # at its end it acts
         (tmp_path / "buffer-0.safetensors").touch()
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValueError, match=f"{key}: "):
         check_change({key: [old, new]}, now, tmp_path)
-    line = str(refusal.value)
-    assert line.startswith(f"{key}: {old!r} -> {new!r} cannot be changed")
-    assert reason in line
-    assert "\n" not in line
 
 
 def test_a_refusal_comes_before_a_model_is_loaded_and_in_own_scripts_too(begun, make_trainer):
     keys = {**KEYS, "allow_config_change": True, "seed": 8, "output_dir": str(begun[0])}
     config = ProRLConfig(use_cpu=True, bf16=False, resume_from_checkpoint="True", **keys)
-    with pytest.raises(ValueError, match="seed: 7 -> 8 cannot be changed"):
+    with pytest.raises(ValueError, match="seed: 7 -> 8"):
         train.check_folder(config, ())
-    with pytest.raises(ValueError, match="seed: 7 -> 8 cannot be changed"):
+    with pytest.raises(ValueError, match="seed: 7 -> 8"):
         make_trainer(**keys).train(resume_from_checkpoint=True)
 
 
@@ -275,26 +219,17 @@ def config_of(**keys):
 
 NUMBERS_DEPEND = {
     "beta": 0.1,
-    "num_generations": 4,
     "seed": 1,
-    "learning_rate": 1e-3,
-    "temperature": 0.7,
     "max_steps": 9,
     "kl_estimator": "k2",
     "optim": "sgd",
-    "adam_beta2": 0.9,
-    "nonfinite": "skip",
 }
 NONE_DEPENDS = {
     "save_steps": 3,
     "logging_steps": 3,
-    "report_to": "none",
     "run_dir": "b",
-    "disable_tqdm": True,
-    "resume_from_checkpoint": "c",
     "save_total_limit": 1,
     "reward_timeout": 1.0,
-    "allow_config_change": True,
 }
 
 
@@ -304,12 +239,6 @@ def test_arguments_on_which_numbers_depend_and_others():
         assert key in differences(begun, changing_keys(config_of(**{key: value})))
     for key, value in NONE_DEPENDS.items():
         assert not differences(begun, changing_keys(config_of(**{key: value}))), key
-
-
-def test_a_run_may_be_made_longer_where_its_past_does_not_depend_on_its_length():
-    for schedule, free in (("constant", True), ("constant_with_warmup", True), ("linear", False), ("cosine", False)):
-        pair = [changing_keys(config_of(lr_scheduler_type=schedule, max_steps=steps)) for steps in (5, 9)]
-        assert (differences(*pair) == {}) is free
 
 
 def test_datasets_are_told_apart_by_content():
@@ -329,14 +258,6 @@ def test_models_are_told_apart_by_their_weights():
     tensors["a"][9, 99] += 1
     assert identity.weights_hash(tensors.items()) != first
     assert identity.weights_hash({"a": torch.arange(1000.0), "b": tensors["b"]}.items()) != first
-
-
-def test_what_differs_is_listed():
-    then = {"beta": 0.1, "seed": 1, "gone": 2}
-    now = {"beta": 0.2, "seed": 1, "new": 3}
-    with pytest.raises(ValueError, match="beta: 0.1 -> 0.2. .*allow_config_change: true"):
-        check_same_run(then, now, allowed=False)
-    assert check_same_run(then, now, allowed=True) == {"beta": [0.1, 0.2]}
 
 
 def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trainer, tiny_model, tmp_path):

@@ -21,8 +21,7 @@ ARMS = {
 }
 
 
-@pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("first", [3, 4])
+@pytest.mark.parametrize("arm, first", [("A", 3), ("full, warmed up", 4), ("by epochs", 3)])
 def test_it_is_the_run_that_was_longer_from_the_start(run, make_trainer, arm, first):
     keys = {**KEYS, **ARMS[arm], "trainer_kwargs": QUESTIONS}
     whole = run(**keys, max_steps=7)
@@ -38,26 +37,16 @@ def test_it_is_the_run_that_was_longer_from_the_start(run, make_trainer, arm, fi
     assert longer.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"]
 
 
-DEPENDS = {
-    "linear": ({"lr_scheduler_type": "linear"}, "begun with lr_scheduler_type: constant or constant_with_warmup"),
-    "cosine": ({"lr_scheduler_type": "cosine"}, "begun with lr_scheduler_type: constant or constant_with_warmup"),
-    "a share": (
-        {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.5},
-        "warmup_steps=0.5, a share of all steps,.*constant_with_warmup with a whole number of warmup_steps",
-    ),
-}
+A_SHARE = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.5}
 
 
-@pytest.mark.parametrize("case", DEPENDS)
-def test_where_the_past_depends_on_the_length_one_line_says_so(run, make_trainer, case):
-    keys, cure = DEPENDS[case]
+@pytest.mark.parametrize("keys", [{"lr_scheduler_type": "linear"}, A_SHARE], ids=str)
+def test_where_the_past_depends_on_the_length_it_is_refused(run, make_trainer, keys):
     out = run(**KEYS, **keys, max_steps=2).args.output_dir
     before = Path(out, "metrics.jsonl").read_text()
     script = make_trainer(**KEYS, **keys, max_steps=6, output_dir=out)
     script.args.resume_from_checkpoint = "True"
     for door in (lambda: script.train(resume_from_checkpoint=True), lambda: train.check_folder(script.args, ())):
-        with pytest.raises(ValueError, match=f"max_steps: 2 -> 6: with .*{cure}") as refusal:
+        with pytest.raises(ValueError, match="max_steps: 2 -> 6.*allow_config_change"):
             door()
-        assert "\n" not in str(refusal.value)
-        assert "allow_config_change: true" in str(refusal.value)
     assert Path(out, "metrics.jsonl").read_text() == before

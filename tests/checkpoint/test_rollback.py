@@ -12,7 +12,7 @@ from run_record import read_rows as rows
 from run_record import without_times
 from tiny_run import QUESTIONS, vowels
 
-from trl_prorl.checkpoint.rollback import Rollback, checkpoint_after_rollback
+from trl_prorl.checkpoint.rollback import Rollback
 from trl_prorl.errors import NonFiniteError, RewardError
 from trl_prorl.guards.collapse import end_by_best
 from trl_prorl.parts import Part
@@ -33,11 +33,6 @@ def test_the_rule_by_hand(tmp_path):
     assert part.row(31, {}) is None
     again = Rollback(1, 0.5, tmp_path, tmp_path)
     assert all(again.row(step, {"reward": reward}) is None for step, reward in enumerate([0.0] * 25, start=1))
-
-
-def test_a_checkpoint_of_an_earlier_version_is_left_to_its_own_refusal(tmp_path):
-    """Its state has another form, and is not looked at where the record has no roll-back."""
-    assert checkpoint_after_rollback(tmp_path / "checkpoint-4", tmp_path) == tmp_path / "checkpoint-4"
 
 
 class Fault(Part):
