@@ -25,18 +25,6 @@ def test_the_committed_program_is_the_one_of_a_layer_that_grows(program, grown_a
     assert program.program_for("exchange") == (EXAMPLES / "noma" / "update.noma").read_text()
 
 
-def test_a_program_names_every_file_once_and_saves_every_state(program, hand_made, tmp_path):
-    write(hand_made(), tmp_path)
-    program.spread(tmp_path)
-    lines = [line.strip() for line in program.program_for(str(tmp_path)).splitlines()]
-    loaded = [line.split()[1] for line in lines if line.startswith("load_safetensors")]
-    saved = [line.split()[2].rstrip(":") for line in lines if line.startswith("save_safetensors")]
-    assert len(loaded) == len(set(loaded))
-    assert {"p0001", "g0002", "t0002", "lr_1", "reset_v"} <= set(loaded)
-    assert saved == [f"{letter}000{number}" for number in (1, 2) for letter in "pmvt"]
-    assert all((tmp_path / "inputs" / f"{key}.safetensors").is_file() for key in loaded)
-
-
 def test_noma_gets_one_tensor_a_file_in_f32_or_f64_with_a_shape(program, hand_made, tmp_path):
     inputs = hand_made(reset={"mode": "asym", "alpha": 0.1, "restarts_schedule": False, "rewarmup_steps": 0})
     inputs.parameters[A] = inputs.parameters[A].bfloat16()

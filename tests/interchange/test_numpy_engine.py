@@ -1,6 +1,5 @@
 """An engine that shares no code with the trainer makes its updates: PyTorch is the control."""
 
-import json
 import subprocess
 import sys
 
@@ -11,7 +10,6 @@ from exchange import EXAMPLES, STATE, A, B, live_state, norm_of
 from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.errors import InputError
 from trl_prorl.interchange import UpdateInputs, UpdateOutputs, export_update, import_update, read, write
 
 
@@ -82,38 +80,17 @@ def test_a_parameter_without_a_gradient_stays(engine, hand_made, tmp_path):
     assert outputs.steps[A].item() == 8.0
 
 
-@pytest.mark.parametrize("has_xxhash", [True, False])
-def test_it_needs_numpy_alone_and_says_so_if_it_cannot_compare_hashes(hand_made, tmp_path, has_xxhash):
-    inputs = hand_made()
-    write(inputs, tmp_path)
+def test_it_needs_numpy_alone(hand_made, tmp_path):
+    write(hand_made(), tmp_path)
     script = EXAMPLES / "numpy_engine" / "engine.py"
-    absent = ["safetensors", "torch", "trl_prorl", "transformers"] + ([] if has_xxhash else ["xxhash"])
     code = (
-        f"import runpy, sys; sys.modules |= dict.fromkeys({absent}); "  # an import of them fails
-        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+        f"import runpy, sys; sys.modules |= dict.fromkeys({['safetensors', 'torch', 'trl_prorl', 'transformers']}); "
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"  # an import of them fails
     )
     command = [sys.executable, "-c", code, str(script), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    *first, last = done.stdout.splitlines()
-    assert last.startswith("update 8: grad_norm ")
-    warned = f"the hashes of {len(inputs.tensors())} tensors were not compared, because xxhash is not installed."
-    assert [line.split(": ", 1)[1] for line in first] == ([] if has_xxhash else [warned])
-    outputs = read(UpdateOutputs, tmp_path)
-    entries = json.loads((tmp_path / "outputs.json").read_text())["tensors"]
-    assert outputs.update == 8
-    assert {entry["name"] for entry in entries if "sha256" in entry} == {*outputs.tensors()}
-
-
-def test_a_flipped_bit_in_the_outputs_of_the_engine_is_refused(engine, hand_made, tmp_path):
-    """Its hashes are SHA-256."""
-    write(hand_made(), tmp_path)
-    engine.main(tmp_path)
-    data = bytearray((tmp_path / "outputs.safetensors").read_bytes())
-    data[-1] ^= 1
-    (tmp_path / "outputs.safetensors").write_bytes(data)
-    with pytest.raises(InputError, match=f"tensor steps/{B} does not fit its hash".replace(".", r"\.")):
-        read(UpdateOutputs, tmp_path)
+    assert read(UpdateOutputs, tmp_path).update == 8
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -143,20 +120,17 @@ def test_a_state_in_halves_is_torch_s_to_a_rounding(engine, hand_made, tmp_path,
     assert (ours != theirs).sum() <= 1  # of 42: torch takes float64 to float16 in two roundings
 
 
-@pytest.mark.parametrize("damage", ["version", "hash", "tensor", "cut"])
+@pytest.mark.parametrize("damage", ["hash", "tensor", "cut"])
 def test_it_refuses_what_is_not_whole(engine, hand_made, tmp_path, damage):
     write(hand_made(), tmp_path)
-    path = tmp_path / "inputs.json"
-    if damage == "version":
-        path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    elif damage == "hash":
+    if damage == "hash":
+        path = tmp_path / "inputs.json"
         path.write_text(path.read_text().replace('"lr": 0.01', '"lr": 0.02'))
     else:
         data = bytearray((tmp_path / "inputs.safetensors").read_bytes())
         data[-1] ^= 1
         (tmp_path / "inputs.safetensors").write_bytes(data if damage == "tensor" else data[:-1])
-    told = {"version": "this engine reads", "cut": f"tensor steps/{B} is cut".replace(".", r"\.")}
-    with pytest.raises(SystemExit, match=told.get(damage, "hash")):
+    with pytest.raises(SystemExit, match="cut" if damage == "cut" else "hash"):
         engine.main(tmp_path)
     assert not (tmp_path / "outputs.json").exists()
 
