@@ -7,16 +7,6 @@ from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig
 from trl_prorl.objective.penalties import Anchors
-from trl_prorl.record.keys import METRICS
-from trl_prorl.record.recorder import LOGGED
-
-
-# The names that run folders and batches of TRL have, as anybody may have relied on them.
-NAMES = {
-    "ref": ("beta", "ref_per_token_logps", "kl_ref", "kl"),
-    "old": ("beta_old", "old_per_token_logps", "kl_old", "kl_old"),
-    "base": ("beta_base", "base_per_token_logps", "kl_base", "kl_base"),
-}
 
 
 def configured(tmp_path, **keys):
@@ -26,14 +16,6 @@ def configured(tmp_path, **keys):
     for anchor in anchors:
         anchor.model = SimpleNamespace() if anchor.is_on else None
     return anchors
-
-
-def test_the_names_of_the_record_and_of_trl_s_batches(tmp_path):
-    anchors = configured(tmp_path)
-    assert {one.name: (one.key, one.column, one.kl_key, one.metric) for one in anchors} == NAMES
-    for name, (_, _, kl, _) in NAMES.items():
-        assert kl in LOGGED
-        assert {kl, f"{name}_forward_calls", f"tokens_processed_{name}", f"time_{name}"} <= METRICS.keys()
 
 
 REUSED = {"num_iterations": 2, "beta": 0.1}  # π_old is another policy in the second pass

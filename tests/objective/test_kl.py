@@ -95,8 +95,6 @@ def test_sequence_ratio_is_the_geometric_mean_over_counted_tokens():
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="kl_estimator='k4'"):
         kl_values(torch.zeros(1, 2), torch.zeros(1, 2), "k4")
-    with pytest.raises(ValueError, match="kl_estimator='k4'"):
-        gradient_bias("k4", True, "token", False)
     with pytest.raises(ValueError, match=r"\(1, 2\).*\(2, 1\)"):
         kl_values(torch.zeros(1, 2), torch.zeros(2, 1))
 
@@ -219,7 +217,7 @@ def test_a_bound_that_no_token_reaches_and_one_that_every_token_exceeds(run, lar
     assert second["kl_clamped"] > 10
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ["A", "B"])
 def test_packed_and_padded_agree_where_a_part_is_bounded(run, largest_difference, arm):
     keys = {"kl_clamp": 0.01, "max_steps": 6, **ARMS[arm]}
     packed = run(pack_groups="on", **keys)

@@ -60,30 +60,18 @@ def test_a_reset_waits_for_the_next_generation(run, caplog, accumulation, per_ge
     assert trainer.args.first_reset(6) == (applied[0][1] if applied else None)
     after = {step + 1 for _, step in applied}
     assert all(row["time_reset"] > 0 for row in metrics(trainer) if row["step"] in after)
-    warned = [record.getMessage() for record in caplog.records if "never resets" in record.getMessage()]
-    assert len(warned) == (not applied)
-    assert applied or f"ref_reset_every={every}" in warned[0] and "it is the control" in warned[0]
-
-
-@pytest.mark.parametrize("more", [{"ref_reset_kl": 1e3}, {"ref_reset_every": 0}])
-def test_nothing_is_said_where_a_reset_may_come_or_none_is_asked_for(run, more, caplog):
-    run(beta=0.1, **({"ref_reset_every": 4, "max_steps": 4} | more))
-    assert "never resets" not in caplog.text
+    assert ("never resets" in caplog.text) == (not applied)
 
 
 def test_an_event_says_what_happened_in_a_record_that_may_have_a_folder_of_its_own(run, tmp_path):
     keys = {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.3, "ref_reset_mix": 0.5, "max_steps": 3}
     record = tmp_path / "record"
     trainer = run(beta=0.1, ref_reset_every=2, run_dir=str(record), **keys)
-    assert {path.name for path in record.iterdir()} == {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
     assert not Path(trainer.args.output_dir, "metrics.jsonl").exists()
     (event,) = events(record)
-    assert event["event"] == "reset"
-    assert event["reason"] == "periodic"
-    assert (event["value"], event["threshold"]) == (2, 2)
+    assert (event["event"], event["reason"], event["value"], event["threshold"]) == ("reset", "periodic", 2, 2)
     assert (event["optimizer_reset"], event["alpha"], event["ref_reset_mix"]) == ("soft", 0.3, 0.5)
     assert event["kl_before"] == metrics(record)[1]["kl_ref"] > 0
-    assert event["world_size"] == 1
     assert all(event[key] >= 0 for key in ("seconds_copy", "seconds_optimizer", "seconds_sync"))
 
 
@@ -194,10 +182,7 @@ EVERY_EVENT = {
 }
 RESUMED = {
     "a request waits": (WAITS, at("reset", 2, 4, 6)),
-    "a request waits, full": (WAITS | {"lora": False}, at("reset", 2, 4, 6)),
-    "the reference has moved": (MOVED, at("reset", 3, 6)),
     "the reference has moved, full": (MOVED | {"lora": False}, at("reset", 3, 6)),
-    "step counts": (COUNTS | {"optim": "adamw_torch"}, at("reset", 3, 6)),
     "step counts, 8 bits": (COUNTS | {"optim": "adamw_8bit"}, at("reset", 3, 6)),
     "average and adapted coefficient": (ELASTIC, at("elastic_reset", 3, 6)),
     "events before the save": (
@@ -291,30 +276,13 @@ def test_an_evaluation_outside_the_training_is_no_validation(make_trainer):
     assert (stall.without_improvement, callback.take_requests()) == (1, [])
 
 
-def test_every_key_of_a_trigger_reaches_it(make_trainer):
-    keys = {
-        "every": 50,
-        "kl": 0.5,
-        "kl_window": 7,
-        "stall": 3,
-        "drop": 0.2,
-        "cooldown": 9,
-        "metric": "eval_loss",
-        "metric_mode": "min",
-        "min_delta": 0.01,
-    }
+def test_the_keys_of_a_stall_reach_it(make_trainer):
+    keys = {"stall": 3, "cooldown": 9, "metric": "eval_loss", "metric_mode": "min", "min_delta": 0.01}
     trainer = make_trainer(beta=0.1, **{f"ref_reset_{key}": value for key, value in keys.items()}, **EVALUATED)
     (callback,) = trainer.resets.callbacks
-    periodic, spike, stall = callback.triggers.triggers
+    (stall,) = callback.triggers.triggers
     assert callback.triggers.cooldown == 9
-    assert periodic.every == 50
-    assert (spike.threshold, spike.values.maxlen) == (0.5, 7)
-    assert (stall.metric, stall.patience, stall.drop, stall.min_delta, stall.sign) == ("eval_loss", 3, 0.2, 0.01, -1.0)
-
-
-def test_how_often_one_evaluates_does_not_change_the_training(run, largest_difference):
-    never, often = (run(beta=0.1, ref_reset_every=2, max_steps=4, **keys) for keys in (VALIDATION, EVALUATED))
-    assert largest_difference(never, often) == 0.0
+    assert (stall.metric, stall.patience, stall.min_delta, stall.sign) == ("eval_loss", 3, 0.01, -1.0)
 
 
 def test_hard_starts_the_schedule_again_and_a_key_of_its_own_decides_otherwise(run):
