@@ -40,24 +40,6 @@ def test_the_first_steps_are_those_that_were_kept(tmp_path):
     assert found["variantA"]["grad_norm"] != found["variantC"]["grad_norm"]
 
 
-def test_two_commits_side_by_side(monkeypatch, capsys):
-    """The runs' numbers are given: what is said of them."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import compare_commits
-
-    loss = iter([[1.0, 2.0, 3.0], [1.0, 2.5, 3.25]])
-    monkeypatch.setattr(
-        compare_commits, "run", lambda *args: {"plain": {"loss": next(loss), "reward": [0.5], "cpu_seconds": [0.2]}}
-    )
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("sys.argv", ["compare_commits.py", "HEAD", "HEAD^{}", "--arms", "plain", "--rounds", "1"])
-    compare_commits.main()
-    (line,) = [line for line in capsys.readouterr().out.split("\n") if "plain" in line]
-    assert [cell.strip() for cell in line.split("│")[1:-1]] == (
-        ["plain", "5e-01 from 2", "–", "–", "–", "same", "0.200", "0.200", "1.00"]
-    )
-
-
 def test_files_of_two_instruction_sets_agree():
     """So that the second promise, within 1e-4, is tested on every machine."""
     first, *others = [json.loads(file.read_text()) for file in sorted(KEPT.iterdir())]

@@ -1,7 +1,5 @@
 """The soak passes a sound product, and finds what is broken on purpose. The soak itself: `make soak`."""
 
-import ast
-import importlib
 import re
 import shlex
 import sys
@@ -9,70 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.launch.recipe import parse_recipe
-from trl_prorl.train import build
-
 
 ROOT = Path(__file__).parents[2]
 SOAK = Path(__file__).parents[1] / "soak"
 sys.path.append(str(SOAK))
 
-from cases import CASES, command, make_model  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
-
-
-BASES = {"Part", "Reference", "Trigger"}
-# What a checkpoint holds of these is not in the soak yet; another test loses nothing of it in a resume.
-TRIED_ELSEWHERE = {
-    "ElasticAverage": "tests/checkpoint/test_kill.py",
-    "ElasticResets": "tests/checkpoint/test_kill.py",
-    "EntropyWatch": "tests/resets/test_resets.py",
-    "GuardGap": "tests/guards/test_guards.py",
-    "Rollback": "tests/checkpoint/test_rollback.py",
-}
-
-
-def classes_with_state():
-    """Return every class of the core that writes something into a checkpoint and reads it back."""
-    found = []
-    for file in sorted((ROOT / "trl_prorl").rglob("*.py")):
-        for node in ast.parse(file.read_text()).body:
-            if isinstance(node, ast.ClassDef):
-                methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-                if {"state_dict", "load_state_dict"} <= methods or {"save", "load"} <= methods:
-                    module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-                    found.append(getattr(importlib.import_module(module), node.name))
-    return found
-
-
-def test_what_a_checkpoint_holds_is_in_a_case_of_the_soak(tmp_path, monkeypatch):
-    """A class that is new in a checkpoint needs a case in soak/cases.py, and a mutant in soak/mutants.py."""
-    saved = set()
-
-    def note_calls(method):
-        def noting(self, *args):
-            saved.add(type(self).__name__)
-            return method(self, *args)
-
-        return noting
-
-    classes = classes_with_state()
-    for cls in classes:
-        for name in {"state_dict", "save"} & set(vars(cls)):
-            monkeypatch.setattr(cls, name, note_calls(vars(cls)[name]))
-    model = make_model(tmp_path / "model")
-    for number, case in enumerate(CASES):
-        _, arguments = command(case, model, processes=1)
-        recipe = ROOT / "recipes" / "tiny" / f"variant{CASES[case][0]}.yaml"
-        out = tmp_path / str(number)
-        trainer, _ = build(*parse_recipe(["--config", str(recipe), *arguments, "--output_dir", str(out)]))
-        trainer.parts.state_dict()
-        for part in trainer.parts.values():
-            part.save(tmp_path)
-    missing = {cls.__name__ for cls in classes} - BASES - saved - set(TRIED_ELSEWHERE)
-    assert not missing, f"no case of tests/soak/cases.py has {sorted(missing)}: add one, and a mutant that loses it"
-    assert not saved & set(TRIED_ELSEWHERE), "the soak has them: take them out of TRIED_ELSEWHERE"
-    assert all((ROOT / file).is_file() for file in TRIED_ELSEWHERE.values())
 
 
 def soak(forks, *arguments):
