@@ -21,7 +21,6 @@ from tiny_run import (
 )
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from trl_prorl import evaluate
 from trl_prorl.adapters.growth import list_factors
 from trl_prorl.adapters.restart import Restart
 from trl_prorl.launch.plan import Plan
@@ -29,7 +28,6 @@ from trl_prorl.launch.plan import Plan
 
 RESTARTS = {"ref_reset_every": 2, "adapter_restart": "merge"}
 ARMS = {
-    "A": {"beta": 0.3, **RESTARTS},
     "C, packed and compact": {"beta": 0.3, **RESTARTS, "optimizer_reset": "hard", "fast": True},
     "without KL": {**RESTARTS, "optimizer_reset": "soft"},
 }
@@ -40,11 +38,17 @@ def far(one, other):
     return (one.log_softmax(-1) - other.log_softmax(-1)).abs().mean()
 
 
-KINDS = ({}, {"r": 3, "lora_alpha": 7}, {"use_rslora": True}, {"init_lora_weights": "gaussian"})
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("dtype, close", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    "kind, dtype, close",
+    [
+        ({}, torch.float64, 1e-12),
+        ({}, torch.float32, 1e-5),
+        ({"r": 3, "lora_alpha": 7}, torch.float64, 1e-12),
+        ({"use_rslora": True}, torch.float64, 1e-12),
+        ({"init_lora_weights": "gaussian"}, torch.float32, 1e-5),
+    ],
+    ids=str,
+)
 def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_path, kind, dtype, close):
     model = load_with_new_adapter(tiny_model, 0.0, dtype, **kind).to(dtype)
     begun = logits(model)
@@ -108,25 +112,6 @@ def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
     right = exact.to(torch.bfloat16)
     assert (weight == right).double().mean() > 0.999  # but where fp32 and fp64 round to two sides
     assert (in_place == right).double().mean() < 0.9
-
-
-BF16_WEIGHTS = {"model_init_kwargs": {"dtype": "bfloat16"}}
-PRECISIONS = {"fp32": ({}, None), "weights": (BF16_WEIGHTS, "bfloat16"), "autocast": ({"bf16": True}, "bfloat16")}
-
-
-@pytest.mark.parametrize("keys, rounded", PRECISIONS.values(), ids=PRECISIONS)
-def test_rounding_by_a_restart_is_told_before_the_run(make_trainer, caplog, keys, rounded):
-    """And only where the policy moves."""
-    trainer = make_trainer(beta=0.3, **RESTARTS, **keys)
-    lines = [record.getMessage() for record in caplog.records if "rounds the merged weights" in record.getMessage()]
-    assert len(lines) == (rounded is not None)
-    assert all(f"to {rounded}" in line for line in lines)
-    disturb_adapter(trainer.model)
-    with trainer.accelerator.autocast():
-        before = logits(trainer.model).float()
-        trainer.parts["restart"].apply()
-        moved = far(logits(trainer.model).float(), before)
-    assert moved > 1e-4 if rounded else moved < 1e-5
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -198,38 +183,27 @@ def test_the_best_checkpoint_may_have_fewer_restarts(make_trainer, tiny_model):
     assert far(logits(theirs), logits(load_adapter(tiny_model, trainer.args.output_dir))) < 1e-6
 
 
-def test_an_evaluation_in_memory_finds_the_base_below(run):
-    drawn = []
-    for keys in ({}, RESTARTS):
-        seen = []
-        judge = lambda completion, row, seen=seen: seen.append(completion) or True  # noqa: E731
-        evaluate(run(beta=0.3, **keys, learning_rate=0.05), QUESTIONS["eval_dataset"], judge, n=4)
-        drawn.append(seen[:8])  # the base's come first
-    assert drawn[0] == drawn[1]
-
-
 REFUSED = {
-    "full fine-tuning": ({}, {"peft_config": None}, "has none. Set use_peft"),
-    "IA3": ({}, {"peft_config": IA3Config()}, "the adapter is IA3"),
-    "DoRA": ({}, {"peft_config": LoraConfig(use_dora=True)}, "use_dora=True"),
+    "full fine-tuning": ({}, {"peft_config": None}, "use_peft"),
+    "IA3": ({}, {"peft_config": IA3Config()}, "IA3"),
+    "DoRA": ({}, {"peft_config": LoraConfig(use_dora=True)}, "use_dora"),
     "a trained module": ({}, {"peft_config": LoraConfig(modules_to_save=["lm_head"])}, "modules_to_save"),
-    "a bias": ({}, {"peft_config": LoraConfig(bias="all")}, "bias='all'"),
-    "another beginning": ({}, {"peft_config": LoraConfig(init_lora_weights=False)}, "init_lora_weights=False"),
-    "4 bits": ({}, {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "quantised model"),
-    "torch.compile": ({"torch_compile": True}, {}, "torch_compile hold on"),
+    "a bias": ({}, {"peft_config": LoraConfig(bias="all")}, "bias"),
+    "another beginning": ({}, {"peft_config": LoraConfig(init_lora_weights=False)}, "init_lora_weights"),
+    "trained tokens": ({}, {"peft_config": LoraConfig(trainable_token_indices=[60])}, "trainable_token_indices"),
+    "4 bits": ({}, {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "quantised"),
+    "torch.compile": ({"torch_compile": True}, {}, "torch_compile"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_restart_is_refused_before_a_model_is_loaded(make_trainer, monkeypatch, case):
-    keys, trainer_kwargs, words = REFUSED[case]
+    keys, trainer_kwargs, named = REFUSED[case]
     monkeypatch.setattr(Plan, "wrap", lambda plan: pytest.fail("a model would be loaded"))
-    with pytest.raises(ValueError, match=words) as refusal:
+    with pytest.raises(ValueError, match=f"adapter_restart.*{named}"):
         make_trainer(beta=0.3, **RESTARTS, **keys, trainer_kwargs=trainer_kwargs)
-    assert "adapter_restart" in str(refusal.value)
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_trained_adapter_is_refused(make_trainer, trained_adapter):
-    with pytest.raises(ValueError, match="adapter_restart='merge' begins with a new adapter"):
+    with pytest.raises(ValueError, match="adapter_restart"):
         make_trainer(beta=0.3, **RESTARTS, model=trained_adapter(), lora=False)

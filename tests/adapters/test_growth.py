@@ -145,39 +145,16 @@ def test_growth_ends_at_the_largest_rank(adapted):
     assert part.rank == 4
 
 
-def test_what_is_not_understood_changes_nothing(adapted):
-    model = adapted()
-    trained = [param for param in model.parameters() if param.requires_grad]
-    optimizer = torch.optim.AdamW(trained)
-    for param in trained:
-        param.grad = torch.ones_like(param)
-    optimizer.step()
-    optimizer.state[trained[-1]]["momentum_of_the_future"] = torch.ones(2)
-    copies = [{name: param.detach().clone() for name, param in model.named_parameters() if param.requires_grad}]
-    before = {name: param.detach().clone() for name, param in model.named_parameters()}
-    moments = {id(param): optimizer.state[param]["exp_avg"].clone() for param in trained}
-    with pytest.raises(ValueError, match="momentum_of_the_future"):
-        grown(model, optimizer=optimizer, copies=copies)
-    assert model.peft_config["default"].r == 4
-    assert model.peft_config["default"].lora_alpha == 8
-    assert all(torch.equal(param, before[name]) for name, param in model.named_parameters())
-    assert all(torch.equal(optimizer.state[param]["exp_avg"], moments[id(param)]) for param in trained)
-    assert all(torch.equal(copies[0][name], before[name]) for name in copies[0])
-
-
 # ------------------------------------------------------------------------------------------------------ in training
 
 
 ARMS = {
     "control": {"beta": 0.3, "num_iterations": 2},
     "A, mixed": {"beta": 0.3, "ref_reset_every": 2, "ref_reset_mix": 0.5},
-    "base anchor": {"beta": 0.3, "ref_reset_every": 2, "beta_base": 0.2},
-    "B": {"beta_old": 0.3, "num_iterations": 2},
     "C": {"beta": 0.3, "ref_reset_every": 2, "optimizer_reset": "soft"},  # every treatment: test_growth_state.py
     "rsLoRA": {"beta": 0.3, "ref_reset_every": 2, "lora": {"use_rslora": True}},
     "SGD": {"optim": "sgd", "learning_rate": 0.5},
     "accumulation": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
-    "gradient checkpointing": {"beta": 0.3, "ref_reset_every": 2, "gradient_checkpointing": True},
     "packed, compact": {"beta": 0.3, "ref_reset_every": 2, "pack_groups": "on", "compact_generation": "on"},
 }
 
@@ -249,24 +226,9 @@ def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
     found = events(run(**keys, ref_reset_every=4, elastic_reset_every=2, elastic_ema=0.5))
     order = "growth 2, elastic_reset 2, growth 4, elastic_reset 4, reset 4"
     assert ", ".join(f"{event['event']} {event['step_applied']}" for event in found) == order
-    expected = {
-        "step_requested": 2,
-        "reason": "periodic",
-        "value": 2,
-        "threshold": 2,
-        "rank_before": 4,
-        "rank": 5,
-        "world_size": 1,
-    }
-    assert expected.items() <= found[0].items()
-    assert found[0]["seconds_copy"] > 0
-    assert found[0]["seconds_optimizer"] > 0
+    assert (found[0]["rank_before"], found[0]["rank"]) == (4, 5)
     alone = run(**keys)
     assert [event["event"] for event in events(alone)] == ["growth", "growth"]
-    alone.save_model()
-    card = Path(alone.args.output_dir, "README.md").read_text()
-    assert "The adapter's rank grew from 4 to 5 at step 2, to 6 at step 4." in card
-    assert "No reset was applied." in card
 
 
 def test_elastic_reset_averages_the_grown_policy(make_trainer):
@@ -308,7 +270,6 @@ def test_elastic_reset_averages_the_grown_policy(make_trainer):
 
 RESUMED = {
     "A, hard": {"beta": 0.3, "ref_reset_every": 3, "optimizer_reset": "hard"},
-    "elastic": {"elastic_reset_every": 3, "elastic_ema": 0.5},
     "base anchor": {"beta": 0.3, "ref_reset_every": 3, "beta_base": 0.2, "compact_generation": "on"},
 }
 
@@ -375,16 +336,6 @@ def test_the_best_checkpoint_has_a_smaller_rank_and_comes_with_its_own_reference
     assert trainer.model.active_adapters == ["default"]
 
 
-def test_a_largest_rank_that_was_lowered_below_the_present_one_ends_growth(run, resume):
-    """A growth was requested before the checkpoint, and was to follow it."""
-    keys = {"lora_growth_every": 3, "lora_growth_step": 4, "num_iterations": 2, "max_steps": 8}
-    whole = run(**keys, lora_growth_max_rank=16, save_strategy="steps", save_steps=6)
-    assert [event["rank"] for event in events(whole)] == [8, 12]
-    again = resume(whole, 6, **keys, lora_growth_max_rank=6, allow_config_change=True)
-    assert events(again) == []
-    assert again.model.peft_config["default"].r == 8
-
-
 def test_a_checkpoint_that_could_not_have_grown_here_is_refused(run, resume):
     keys = {**GROWS, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2, "lora": False}
 
@@ -392,8 +343,8 @@ def test_a_checkpoint_that_could_not_have_grown_here_is_refused(run, resume):
         return {"trainer_kwargs": {"peft_config": LoraConfig(**{**LORA, **other})}}
 
     whole = run(**keys, **config())
-    for other in ({"r": 5, "lora_alpha": 10}, {"lora_alpha": 16}, {"use_rslora": True}):
-        with pytest.raises(ValueError, match="an adapter of rank 4 with lora_alpha 8.*does not grow. Restore lora_r"):
+    for other in ({"r": 5, "lora_alpha": 10}, {"use_rslora": True}):
+        with pytest.raises(ValueError, match="lora_r"):
             resume(whole, 2, **keys, **config(**other))
 
 
@@ -404,37 +355,31 @@ def lora(**keys):
     return {"peft_config": LoraConfig(**{**LORA, **keys})}
 
 
-IA3 = {"peft_config": IA3Config(task_type="CAUSAL_LM")}
 OF_A_PARAMETER = lora(target_modules=[], target_parameters=["down_proj.weight"])
-OF_TOKENS = lora(alora_invocation_tokens=[1], task_type="CAUSAL_LM")
 OWN = lora() | {"optimizers": (torch.optim.RMSprop([torch.nn.Parameter(torch.zeros(1))]), None)}
 REFUSED = [
-    ({}, {}, "the model has none. Set use_peft: true"),
-    ({}, IA3, "lora_growth_every=2 grows LoRA, and the adapter is IA3: or leave"),
-    ({}, lora(r=6), "leaves no room to grow: the adapter begins with rank 6"),
-    ({}, lora(init_lora_weights="mica"), "the adapter has init_lora_weights='mica'"),
-    ({}, lora(rank_pattern={"q_proj": 2}), "the adapter has rank_pattern"),
-    ({}, lora(alpha_pattern={"q_proj": 2}), "the adapter has alpha_pattern"),
-    ({}, OF_TOKENS, "the adapter has alora_invocation_tokens"),
-    ({}, OF_A_PARAMETER, "down_proj .Linear. has another kind"),
-    ({}, lora(target_modules=["embed_tokens"]), "embed_tokens .Embedding. has another kind"),
-    ({"optim": "adafactor"}, lora(), "state of .*Adafactor: use torch's Adam"),
-    ({"optim": "adamw_8bit"}, lora(), "state of bitsandbytes.*: use torch's Adam"),
-    ({}, OWN, "does not understand the state of torch.optim.rmsprop.RMSprop: use torch's"),
+    ({}, {}, "use_peft"),
+    ({}, {"peft_config": IA3Config(task_type="CAUSAL_LM")}, "IA3"),
+    ({}, lora(r=6), "rank 6"),
+    ({}, lora(rank_pattern={"q_proj": 2}), "rank_pattern"),
+    ({}, lora(alora_invocation_tokens=[1], task_type="CAUSAL_LM"), "alora_invocation_tokens"),
+    ({}, OF_A_PARAMETER, "down_proj"),
+    ({}, lora(target_modules=["embed_tokens"]), "embed_tokens"),
+    ({"optim": "adamw_8bit"}, lora(), "bitsandbytes"),
+    ({}, OWN, "RMSprop"),
 ]
 
 
-@pytest.mark.parametrize("keys, trainer_kwargs, message", REFUSED, ids=[message for *_, message in REFUSED])
-def test_what_cannot_grow_is_refused_in_one_line(make_trainer, keys, trainer_kwargs, message):
-    with pytest.raises(ValueError, match=message) as error:
+@pytest.mark.parametrize("keys, trainer_kwargs, named", REFUSED, ids=[named for *_, named in REFUSED])
+def test_what_cannot_grow_is_refused(make_trainer, keys, trainer_kwargs, named):
+    with pytest.raises(ValueError, match=named) as error:
         make_trainer(lora=False, **GROWS, **keys, trainer_kwargs=trainer_kwargs)
-    assert "\n" not in str(error.value)
     assert "lora_growth_" in str(error.value)
 
 
 def test_growth_needs_a_generation_that_ends_with_a_step(make_trainer):
     unclean = {"gradient_accumulation_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4}
-    with pytest.raises(ValueError, match="nor growth has a clean place"):
+    with pytest.raises(ValueError, match="growth"):
         make_trainer(**GROWS, **unclean)
 
 
@@ -443,37 +388,25 @@ def test_a_factor_that_two_layers_share_is_refused(adapted):
     check_growing_model(model, "lora_growth_every")
     first, second = [factor for factor in list_factors(model) if "q_proj" in factor.place and factor.side == "A"][::2]
     second.layer.lora_A["default"] = first.linear
-    with pytest.raises(ValueError, match="each of its own, and .*layers.1.self_attn.q_proj"):
+    with pytest.raises(ValueError, match="layers.1.self_attn.q_proj"):
         check_growing_model(model, "lora_growth_every")
 
 
-@pytest.mark.parametrize(
-    "keys, has", [({"r": 16}, "rank 16"), ({"rank_pattern": {"q_proj": 2}}, "rank_pattern")], ids=str
-)
-def test_an_adapter_of_the_user_s_that_would_be_cut_is_refused(make_trainer, tiny_model, keys, has):
+def test_an_adapter_of_the_user_s_that_would_be_cut_is_refused(make_trainer, tiny_model):
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
-    model.add_adapter("style", LoraConfig(**{**LORA, **keys}))
-    with pytest.raises(ValueError, match=f"'style' has {has}, where 'default' has rank 4. Remove it with delete_ad"):
+    model.add_adapter("style", LoraConfig(**{**LORA, "r": 16}))
+    with pytest.raises(ValueError, match="'style'"):
         make_trainer(lora=False, model=model, **GROWS)
     model.delete_adapter("style")
     make_trainer(lora=False, model=model, **GROWS)
 
 
-SHAPES = [("deepspeed_plugin", SimpleNamespace(zero_stage=2)), ("fsdp", True), ("torch_compile", True)]
+SHAPES = [("deepspeed_plugin", SimpleNamespace(zero_stage=2)), ("torch_compile", True), ("world_size", 2)]
 
 
-@pytest.mark.parametrize("key, value", [*SHAPES, ("world_size", 2)])
-def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(make_trainer, monkeypatch, key, value):
+@pytest.mark.parametrize("key, value", SHAPES)
+def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(monkeypatch, key, value):
     args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8, num_generations=4, **GROWS)
     monkeypatch.setattr(ProRLConfig if key == "world_size" else args, key, value)
-    with pytest.raises(ValueError, match="processes, DeepSpeed, FSDP and torch_compile hold on to.*one plain process"):
+    with pytest.raises(ValueError, match="one plain process"):
         Plan.of(None, "/no/model/is/loaded", lambda **kwargs: [], args, (), lora())
-
-
-def test_the_merged_copy_is_the_grown_policy(run):
-    trainer = run(**GROWS, compact_generation="on", num_iterations=2, max_steps=4)
-    copied = trainer.parts["generation"].copy
-    copied.refresh()
-    policy = logits(trainer.model)
-    assert (logits(copied.model) - policy).abs().max() < 1e-4
-    assert trainer.model.peft_config["default"].r == 6

@@ -1,9 +1,5 @@
 """What becomes of an optimizer's state when a factor grows: by hand, and with real optimizers."""
 
-from pathlib import Path
-from runpy import run_path
-from types import SimpleNamespace
-
 import bitsandbytes
 import pytest
 import torch
@@ -139,35 +135,15 @@ def test_a_factor_that_had_the_rank_from_the_start_with_zero_gradients(kind, sid
         assert torch.equal(small, large)
 
 
-@pytest.mark.parametrize(
-    "named, value", [("momentum_of_next_year", FOUR), ("row_var", FOUR[0]), ("exp_avg", FOUR[:1])]
-)
+@pytest.mark.parametrize("named, value", [("momentum_of_next_year", FOUR), ("exp_avg", FOUR[:1])])
 def test_a_state_that_is_not_understood_is_refused(named, value):
-    with pytest.raises(ValueError, match=f"{named}.*growth cannot say"):
+    with pytest.raises(ValueError, match=named):
         migrate_state({"exp_avg_sq": FOUR, named: value}, FOUR.shape, 0, 3)
 
 
 def test_optimizers_that_are_not_understood_are_refused():
     for cls in (torch.optim.Adafactor, Adafactor, torch.optim.RMSprop, bitsandbytes.optim.AdamW8bit):
-        with pytest.raises(ValueError, match=f"{cls.__name__}: use torch's Adam"):
+        with pytest.raises(ValueError, match=f"{cls.__name__}"):
             check_growing_optimizer(cls)
     for cls in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
         check_growing_optimizer(cls)
-
-
-def test_the_other_ways_of_the_measurement():
-    """`docs/examples/rank_growth/measure.py` compares the migration with these."""
-    path = Path(__file__).parents[2] / "docs" / "examples" / "rank_growth" / "measure.py"
-    measure = SimpleNamespace(**run_path(str(path)))
-    state = {"step": torch.tensor(7.0), "exp_avg": FOUR, "exp_avg_sq": FOUR**2}
-    moments = {"exp_avg": (2, 3), "exp_avg_sq": (2, 3)}
-    for way, shapes in ((measure.cleared, moments | {"step": ()}), (measure.without_moments, moments)):
-        found = way(state, FOUR.shape, 1, 3)
-        assert {key: value.shape for key, value in found.items()} == shapes
-        assert not any(value.any() for value in found.values())
-        assert state["step"] == 7
-    moved = measure.prefix(state, FOUR.shape, 1, 3)
-    assert moved["exp_avg"].tolist() == [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]
-    assert "step" not in moved
-    recipes = {measure.RECIPES / f"{recipe}.yaml" for recipe, *_ in measure.ARMS.values()}
-    assert recipes == set(measure.RECIPES.glob("*.yaml"))

@@ -50,7 +50,7 @@ def test_trained_biases_are_not_those_of_the_base(run, tiny_model, begun, bias):
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_weights_of_the_model_that_a_script_trains_are_refused(make_trainer, tiny_model, beta):
     """No file of the adapter holds them, and a reference would move with them."""
-    words = "input_layernorm.weight is trained.*modules_to_save"
+    words = "input_layernorm.weight"
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
     norm = model.get_base_model().model.layers[0].input_layernorm.weight
     norm.requires_grad_(True)
@@ -99,17 +99,8 @@ def test_a_run_that_trains_tokens_of_tied_embeddings_resumes_exactly(run, resume
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_an_adapter_of_the_head_is_refused_before_a_reference_is_made(make_trainer, tiny_model, beta):
     config = LoraConfig(target_modules=["q_proj", "embed_tokens"], ensure_weight_tying=True)
-    resets = {"ref_reset_every": 2} if beta else {}
-    with pytest.raises(ValueError, match="LM head|lm_head") as refusal:
-        make_trainer(trainer_kwargs={"peft_config": config}, beta=beta, **resets)
-    assert "\n" not in str(refusal.value)
-    with pytest.raises(ValueError, match="LM head.*ensure_weight_tying"):
-        make_trainer(
-            model=get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config), lora=False, beta=beta
-        )
-
-
-def test_a_restart_does_not_lose_trained_tokens(make_trainer):
-    config = LoraConfig(target_modules=["q_proj"], **TOKENS)
-    with pytest.raises(ValueError, match="adapter_restart='merge'.*trainable_token_indices"):
-        make_trainer(trainer_kwargs={"peft_config": config}, beta=0.1, ref_reset_every=2, adapter_restart="merge")
+    with pytest.raises(ValueError, match="(?i)lm.head"):
+        make_trainer(trainer_kwargs={"peft_config": config}, beta=beta)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
+    with pytest.raises(ValueError, match="LM head"):
+        make_trainer(model=model, lora=False, beta=beta)
