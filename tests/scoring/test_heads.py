@@ -73,12 +73,6 @@ def test_the_reference_scores_as_the_policy_does(run, models, keys):
     assert third["kl_ref"] == 0.0 if "ref_reset_every" in keys else third["kl_ref"] > 0.0
 
 
-def test_an_adapter_of_one_s_own_works_too(run, models):
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(models[True]), LoraConfig(target_modules="all-linear"))
-    keys = {**KEYS, "model_init_kwargs": None, "beta": 0.1, "ref_reset_every": 2}
-    assert rows(run(model=model, lora=False, **keys))[0]["kl_ref"] == 0.0
-
-
 def test_where_trl_s_cast_works_ours_gives_the_same_weights(run, models, weights):
     ours, theirs = (run(*cls, model=models[False], **EVERYWHERE, **KEYS) for cls in ((), (GRPOTrainer,)))
     a, b = ({name: value for name, value in weights(one).items() if "lora" in name} for one in (ours, theirs))
@@ -110,9 +104,8 @@ def test_a_head_of_another_name_is_cast_under_an_adapter_and_refused_without(mak
     GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained(tmp_path)
     model = str(tmp_path)
     keys = {**KEYS, "beta": 0.1}
-    for given in (model, GPT2LMHeadModel(config)):
-        with pytest.raises(ValueError, match="GPT2LMHeadModel names them otherwise.*Train a LoRA adapter"):
-            make_trainer(model=given, lora=False, **{**keys, "model_init_kwargs": None})
+    with pytest.raises(ValueError, match="GPT2LMHeadModel"):
+        make_trainer(model=model, lora=False, **keys)
     lora = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
     trainer = make_trainer(model=model, lora=False, trainer_kwargs={"peft_config": lora}, **keys)
     assert trainer.model(TOKENS).logits.dtype == torch.float32

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from trl_prorl.scoring import prefix_attention as module
-from trl_prorl.scoring.prefix_attention import block_bounds, layout, prefix_attention, sdpa_or_prefix_attention
+from trl_prorl.scoring.prefix_attention import layout, prefix_attention, sdpa_or_prefix_attention
 
 
 def dense(sequences):
@@ -87,50 +87,6 @@ def test_the_work_does_not_grow_with_the_square_of_the_row():
 def test_a_few_queries_have_no_block_of_their_own(length, blocks):
     sequences = row_of([(20, [length, 3])])
     assert [mask.shape[2] for mask in layout(sequences).masks] == blocks
-
-
-def test_the_longest_completion_ends_a_block_only_where_the_prompt_goes_on():
-    assert block_bounds(300, 200) == [0, 128, 200, 256, 300]
-    assert block_bounds(300, 131) == [0, 131, 256, 300]
-    assert block_bounds(40, 40) == [0, 40]
-    assert block_bounds(5, 3) == [0, 3, 5]
-    assert block_bounds(7, 0) == [0, 7]
-    assert block_bounds(700, 513) == [0, 128, 256, 384, 513, 640, 700]
-    assert block_bounds(256, 128) == [0, 128, 256]
-
-
-def test_padding_reads_every_place_about_as_often():
-    """Its gradient, of zeros, is added there: to one place thousands of times in a row of 64 completions."""
-    sequences = row_of([(30, [1, 2, 3, 100])])
-    places = layout(sequences)
-    read = torch.bincount(places.keys.flatten(), minlength=len(places.order))
-    seen = dense(sequences).any(dim=0)
-    assert seen.all()
-    often = -(-places.keys.numel() // len(places.order))
-    assert read.max() <= often + 4  # the prompt's tokens, for each completion
-
-
-def test_keys_and_masks_are_made_once_for_all_layers_and_heads(monkeypatch):
-    monkeypatch.setattr(module, "keeps_keys_shared", lambda query: True)
-    sequences = row_of([(9, [5, 30, 2])])
-    places = layout(sequences)
-    seen = []
-    attend = module.scaled_dot_product_attention
-
-    def look(query, key, value, attn_mask, **keys):
-        seen.append((query.shape[1], key.shape[1], attn_mask))
-        return attend(query, key, value, attn_mask=attn_mask, **keys)
-
-    monkeypatch.setattr(module, "scaled_dot_product_attention", look)
-    states = [torch.randn(1, heads, 46, 8) for heads in (6, 2, 2)]
-    for _ in range(3):
-        prefix_attention(*states, places)
-    assert {heads for heads, _, _ in seen} == {2}
-    assert {key_heads for _, key_heads, _ in seen} == {2}
-    assert len({id(mask) for _, _, mask in seen}) == len(places.masks)
-    for _, _, mask in seen:
-        assert mask.dtype == torch.float32
-        assert all(stride % 8 == 0 for stride in mask.stride()[:-1])
 
 
 def test_what_it_cannot_compute_is_refused():

@@ -75,23 +75,18 @@ ANCHORS = [{"beta": 0.1}, {"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1
 def test_an_adapter_of_another_name_is_refused(make_trainer, tiny_model, keys):
     config = LoraConfig(target_modules=["q_proj"])
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config, adapter_name="policy")
-    for others in ([], ["default"]):  # there, but not what is trained
-        for name in others:
-            model.add_adapter(name, config)
-        with pytest.raises(ValueError, match="active adapter is 'policy'.*adapter_name=\"default\""):
-            make_trainer(model=model, lora=False, **keys)
+    model.add_adapter("default", config)  # there, but not what is trained
+    with pytest.raises(ValueError, match="active adapter is 'policy'"):
+        make_trainer(model=model, lora=False, **keys)
     model.set_adapter("default")
     make_trainer(model=model, lora=False, **keys)
 
 
 @pytest.mark.parametrize("keys", ANCHORS)
-@pytest.mark.parametrize("bias", ["all", "lora_only"])
-def test_trained_biases_of_which_there_is_no_second_copy_are_refused(make_trainer, tiny_model, keys, bias):
-    config = LoraConfig(target_modules=["q_proj"], bias=bias)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
-    for given in ({"model": "not loaded", "trainer_kwargs": {"peft_config": config}}, {"model": model}):
-        with pytest.raises(ValueError, match=f"bias='{bias}'.*bias=\"none\""):
-            make_trainer(lora=False, **given, **keys)
+def test_trained_biases_of_which_there_is_no_second_copy_are_refused(make_trainer, keys):
+    config = LoraConfig(target_modules=["q_proj"], bias="lora_only")
+    with pytest.raises(ValueError, match="bias='lora_only'"):
+        make_trainer(model="not loaded", lora=False, trainer_kwargs={"peft_config": config}, **keys)
 
 
 def test_trained_biases_without_a_reference_are_trained_as_trl_does(run, weights):
@@ -116,8 +111,7 @@ def test_alone_it_is_a_reference_that_never_moves(run, largest_difference, lora)
     assert [r["base_forward_calls"] for r in of_control] == [0] * 6
 
 
-@pytest.mark.parametrize("lora", [True, False])
-@pytest.mark.parametrize("keys", [{"beta": 0.2, "ref_reset_every": 2}, {"beta_old": 0.2}], ids=["A", "B"])
+@pytest.mark.parametrize("lora, keys", [(True, {"beta": 0.2, "ref_reset_every": 2}), (False, {"beta_old": 0.2})])
 def test_beside_another_anchor_it_holds_the_policy_to_where_it_began(run, largest_difference, lora, keys):
     keys = {"lora": lora, "max_steps": 6, "learning_rate": 5e-3 if lora else 5e-4, **keys}
     both = run(beta_base=0.5, **keys)
