@@ -15,15 +15,18 @@ def out(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", ["README.md", "checkpoint-1/model.safetensors", "samples/base-1", "earlier-1"])
-@pytest.mark.parametrize("target", ["secret", "private", "nowhere"])
-@pytest.mark.parametrize("relative", [True, False])
-def test_a_link_that_leads_out_is_named(out, name, target, relative):
-    link = out / name
-    up = "../" * len(link.relative_to(out.parent).parent.parts)
-    link.symlink_to(up + target if relative else out.parent / target)
-    with pytest.raises(InputError, match=f"output_dir='x' contains the link '{name}'.*{out.parent / target}"):
+@pytest.mark.parametrize("name, target", [("README.md", "../secret"), ("checkpoint-1/model", "../../private")])
+def test_a_link_that_leads_out_is_named(out, name, target):
+    (out / name).symlink_to(target)
+    with pytest.raises(InputError, match=f"output_dir='x' contains the link '{name}'"):
         check_links(out, "output_dir='x'")
+
+
+@pytest.mark.parametrize("target", ["private", "nowhere"])
+def test_an_absolute_link_that_leads_out_is_named(out, target):
+    (out / "earlier-1").symlink_to(out.parent / target)
+    with pytest.raises(InputError, match=f"'earlier-1'.*{out.parent / target}"):
+        check_links(out)
 
 
 def test_a_link_by_way_of_another_one(out):
@@ -43,9 +46,8 @@ def test_links_that_stay_inside_and_folders_that_are_links_themselves(out):
     above.symlink_to(out.parent)
     for folder in (out, linked, above / "run", out.parent / "not-there"):
         check_links(folder)
-    for name in ("pyvenv.cfg", "bin/activate"):
-        (out / "venv" / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / "venv" / name).write_text("")
+    (out / "venv" / "bin").mkdir(parents=True)
+    (out / "venv" / "pyvenv.cfg").write_text("")
     (out / "venv" / "bin" / "python3").symlink_to(out.parent / "secret")
     (out / "wandb" / "run-1").mkdir(parents=True)
     (out / "wandb" / "run-1" / "debug.log").symlink_to(out.parent / "secret")  # made by its client
@@ -56,16 +58,12 @@ def test_the_hub_s_cache_keeps_its_links_to_the_blobs_of_a_repository(tmp_path):
     repo = tmp_path / "models--owner--name"
     other = tmp_path / "models--owner--other"
     snapshot = repo / "snapshots" / "0123"
-    for folder in (snapshot / "chat", repo / "blobs", other / "blobs"):
+    for folder in (snapshot, repo / "blobs", other / "blobs"):
         folder.mkdir(parents=True)
     for blobs in (repo / "blobs", other / "blobs"):
         (blobs / "abc").write_text("weights")
     (snapshot / "config.json").symlink_to("../../blobs/abc")
-    (snapshot / "chat" / "template.jinja").symlink_to("../../../blobs/abc")
-    linked = tmp_path / "model"
-    linked.symlink_to(snapshot)
-    for folder in (snapshot, snapshot / "chat", linked):
-        check_links(folder)
+    check_links(snapshot)
     (repo / "blobs" / "def").symlink_to(tmp_path / "secret")
     for target in ("../../../models--owner--other/blobs/abc", "../../refs/main", "../../blobs/def"):
         (snapshot / "merges.txt").unlink(missing_ok=True)

@@ -188,20 +188,14 @@ def test_a_gpu_that_has_failed_does_not_hide_the_first_error(card):
                 raise first
 
 
-def test_a_card_of_which_nvml_knows_no_utilisation_is_measured_without_it(card):
-    """A part of a card (MIG): NVML answers with an error of its own, which derives from `Exception` alone."""
-    assert measure_gpu(card(utilization=Mock(side_effect=Exception("Not Supported")))) == {"peak_memory_gib": 1.0}
-
-
-def test_a_machine_without_the_package_of_nvml_is_told_of_it_once(card, caplog):
-    """As torch raises it."""
-    missing = ModuleNotFoundError("nvidia-ml-py does not seem to be installed or it can't be imported.")
-    gpu = card(utilization=Mock(side_effect=missing))
+# A part of a card (MIG): NVML answers with an error of its own, which derives from `Exception` alone.
+@pytest.mark.parametrize("error, lines", [(Exception("Not Supported"), 0), (ModuleNotFoundError("nvidia-ml-py"), 1)])
+def test_a_card_of_which_nvml_tells_nothing_is_measured_without_it(card, caplog, error, lines):
+    gpu = card(utilization=Mock(side_effect=error))
     gpu_usage.tell_of_missing_nvml.cache_clear()
     for _ in range(3):
         assert measure_gpu(gpu) == {"peak_memory_gib": 1.0}
-    said = "gpu_utilization is not recorded, because its package is missing: pip install nvidia-ml-py."
-    assert [record.getMessage() for record in caplog.records] == [said]
+    assert len(caplog.records) == lines
 
 
 def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
@@ -272,11 +266,6 @@ def thousands(trainer):
     return [row["time_eval"] // 1000 for row in rows(trainer)]
 
 
-def test_validation_before_the_first_step_is_charged_to_it(run, slow_evaluation):
-    trainer = run(max_steps=3, eval_on_start=True, trainer_kwargs={"eval_dataset": PROMPTS}, **KEYS)
-    assert thousands(trainer) == [1, 1, 1]
-
-
 def test_validation_at_the_end_of_an_epoch_finds_its_row_written(run, slow_evaluation):
     """Two prompts a step of two passes: 8 prompts are 8 steps."""
     keys = KEYS | {"eval_strategy": "epoch", "num_train_epochs": 1, "max_steps": -1}
@@ -291,7 +280,8 @@ class Stop(TrainerCallback):
 
 
 def test_validation_is_charged_to_the_step_before_it_after_a_resume_too(make_trainer, tmp_path, slow_evaluation):
-    keys = KEYS | {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
+    """That before the first step is charged to it."""
+    keys = KEYS | {"max_steps": 5, "save_strategy": "steps", "save_steps": 2, "eval_on_start": True}
     keys["trainer_kwargs"] = {"eval_dataset": PROMPTS}
     whole = make_trainer(**keys, output_dir=str(tmp_path / "whole"))
     whole.train()
@@ -300,20 +290,13 @@ def test_validation_is_charged_to_the_step_before_it_after_a_resume_too(make_tra
     cut.train()
     again = make_trainer(**keys, output_dir=str(tmp_path / "cut"))
     again.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-2"))
-    assert thousands(again) == thousands(whole) == [0, 1, 0, 1, 1]  # and after the last
-    assert [row["time_eval"] for row in rows(whole)][::2][:2] == [0.0, 0.0]
+    assert thousands(again) == thousands(whole) == [1, 1, 0, 1, 1]  # and after the last
     assert all(row["time_step"] < 1000 for row in rows(whole))
-    assert [row["step"] for row in rows(whole, "evaluations.jsonl")] == [2, 4, 5]
+    assert [row["step"] for row in rows(whole, "evaluations.jsonl")] == [0, 2, 4, 5]
+    seconds = ("runtime", "per_second", "preparation_time")
+    assert not [name for row in rows(whole, "evaluations.jsonl") for name in row if name.endswith(seconds)]
     for file in ("metrics.jsonl", "evaluations.jsonl"):
         assert without_times(rows(again, file)) == without_times(rows(whole, file)), file
-
-
-def test_how_fast_an_evaluation_was_is_not_among_its_results(run):
-    sets = {"easy": PROMPTS, "very_hard": PROMPTS}
-    trainer = run(max_steps=2, trainer_kwargs={"eval_dataset": sets}, **KEYS)
-    (row,) = rows(trainer, "evaluations.jsonl")
-    assert {"eval_easy_loss", "eval_very_hard_loss"} < set(row)
-    assert not [name for name in row if name.endswith(("runtime", "per_second", "preparation_time"))]
 
 
 def test_the_norm_of_an_update_is_told_once():

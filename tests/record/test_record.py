@@ -1,7 +1,7 @@
 """`config.yaml` says what a run was, `env.json` where, and a run's id stands there and beside all weights it saves."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import yaml
@@ -9,10 +9,9 @@ from run_record import read_rows, write_run
 from safetensors.torch import save_file
 
 from trl_prorl import ProRLConfig
-from trl_prorl.environment import versions
 from trl_prorl.hub.card import read_record
 from trl_prorl.hub.publish import files_to_push
-from trl_prorl.record.provenance import set_keys, write_config, write_env
+from trl_prorl.record.provenance import write_config, write_env
 from trl_prorl.record.run_id import RUN_ID_FILE, is_of_other_run, recorded_run_id, saved_run_id
 
 
@@ -27,16 +26,8 @@ def env_of(folder, args):
 
 @dataclass
 class Some:
-    given: int = 1
+    given: int = 2
     kept: float = 0.5
-    items: list = field(default_factory=list)
-    nothing: str | None = None
-    thing: object = None
-
-
-def test_keys_that_differ_from_their_defaults_and_can_be_spelt():
-    assert set_keys(Some(given=2, items=[1], thing=object())) == {"given": 2, "items": [1]}
-    assert set_keys(Some(), always=frozenset({"kept", "nothing"})) == {"kept": 0.5}
 
 
 def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
@@ -45,15 +36,9 @@ def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
     assert keys["beta"] == 0.25
     assert keys["beta_old"] == 0.0
     assert keys["optimizer_reset"] == "keep"
-    assert keys["given"] == 1
+    assert keys["given"] == 2
     assert "generation_batch_size" not in keys
     assert "run_dir" not in keys
-
-
-def test_a_build_of_torch_is_named_whatever_its_package_says(monkeypatch):
-    """The wheel of PyPI calls itself 2.13.0, and torch 2.13.0+cu130."""
-    monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
-    assert versions()["torch"] == "2.13.0+cu130"
 
 
 def test_a_gpu_is_named_if_the_run_is_on_it(tmp_path, monkeypatch):
@@ -68,14 +53,6 @@ def test_a_gpu_is_named_if_the_run_is_on_it(tmp_path, monkeypatch):
     assert env_of(tmp_path, args)["hardware"]["gpu"] == "a card"
 
 
-def test_versions_of_what_a_run_may_use_are_named_where_they_are_installed(monkeypatch):
-    there = {"torch": "2.13.0", "vllm": "0.32.0", "deepspeed": "0.18.1", "triton": "3.4.0"}
-    monkeypatch.setattr("trl_prorl.environment.installed", there.get)
-    assert versions() == {**there, "torch": torch.__version__}
-    monkeypatch.setattr("trl_prorl.environment.installed", {}.get)
-    assert versions() == {"torch": torch.__version__}
-
-
 def test_env_names_versions_seed_hardware_and_execution(tmp_path):
     env = env_of(tmp_path, config(tmp_path, beta_old=0.1, num_iterations=2, reuse_old_logps=True, seed=5))
     assert env["variant"] == "B"
@@ -84,8 +61,6 @@ def test_env_names_versions_seed_hardware_and_execution(tmp_path):
     ways = {"old_logps": "first_pass", "ref_compute": "none", "packing": "off"}
     assert env["execution"] == {"loss": "trl + added penalty", **ways}
     assert env["versions"]["torch"] == torch.__version__
-    assert "git_commit" in env
-    assert env["hardware"]["cpus"] > 0
 
 
 SIDE = {"correct": [0, 1], "pass@1": 0.5, "interval@1": [None, None]}
