@@ -13,7 +13,6 @@ from trl import GRPOTrainer
 
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.errors import InputError, RewardError
-from trl_prorl.eval import drift
 from trl_prorl.eval.passk import evaluate
 from trl_prorl.eval.samples.sampling import SamplingSettings, prompt_ids, sample
 from trl_prorl.launch.recipe import parse_recipe
@@ -166,29 +165,17 @@ def test_held_out_games_have_the_tokens_of_training(made, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        (None, rf"raised KeyError: 'secret' \({re.escape(__file__)}, line \d+\)"),
-        (5, "returned 5, which is neither a text nor None,"),
-    ],
+    ("returned", "said"), [(None, rf"KeyError: 'secret' \({re.escape(__file__)}, line \d+\)"), (5, "returned 5")]
 )
-def test_a_reply_that_fails_stops_training_and_evaluation_in_one_line(made, tokenizer, monkeypatch, returned, said):
+def test_a_reply_that_fails_stops_training_and_evaluation(made, tokenizer, monkeypatch, returned, said):
     def reply(self, turns, row):
         return {}["secret"] if returned is None else returned
 
     monkeypatch.setattr(Guess, "reply", reply)
     trainer, _ = made(speaker(tokenizer, lambda *_: "4"), eval_strategy="steps", eval_rows=8)
-    line = rf"^reply of task 'guess' {said} for the prompt 'guess \d+'\.$"
-    with pytest.raises(RewardError, match=line):
-        trainer.train()
-    with pytest.raises(RewardError, match=line):
-        trainer.evaluate()
-    task = get_task("guess", level=8)
-    with pytest.raises(RewardError, match=line):
-        say = speaker(tokenizer, lambda *_: "4")
-        sample(
-            Scripted(say), tokenizer, task, task.rows("train", 2).to_list(), 2, SamplingSettings(max_new_tokens=MOST)
-        )
+    for start in (trainer.train, trainer.evaluate):
+        with pytest.raises(RewardError, match=rf"^reply of task 'guess' .*{said}.* for the prompt 'guess \d+'"):
+            start()
 
 
 @pytest.mark.parametrize("reply", ["guess > 4", "guess", "", " <|end|> "])
@@ -196,24 +183,6 @@ def test_the_tokens_of_a_reply_are_trl_s(made, reply):
     trainer, _ = made()
     theirs = trainer._get_tool_suffix_ids([{"role": "tool", "name": "take_turn", "content": reply}])
     assert reply_ids(trainer.processing_class, reply) == theirs
-
-
-def test_a_model_that_bisects_always_wins_and_one_that_does_not_look_rarely(tokenizer):
-    def bisect(name, place, text):
-        low = 0
-        high = 9
-        for reply, guess in re.findall(r"guess ([<>]) (\d)", text):
-            low, high = (int(guess) + 1, high) if reply == ">" else (low, int(guess) - 1)
-        return str((low + high) // 2)
-
-    rows = get_task("guess", level=8).rows("test", 40).to_list()
-    task = get_task("guess", level=8)
-    for turns, least, most in ((bisect, 1.0, 1.0), (lambda name, place, text: "4", 0.0, 0.3)):
-        drawn = sample(
-            Scripted(speaker(tokenizer, turns)), tokenizer, task, rows, 2, SamplingSettings(max_new_tokens=MOST)
-        )
-        share = sum(one.correct for samples in drawn for one in samples) / 80
-        assert least <= share <= most
 
 
 def guesses(tokenizer):
@@ -264,9 +233,8 @@ def test_a_resumed_run_plays_the_same_games(made, weights):
 @pytest.mark.parametrize(
     "keys, message",
     [
-        ({"thinking_budget": 8}, "thinking_budget=8 is for completions of one turn, and task='guess' has up to 4"),
-        ({"length_reward": "cosine"}, "length_reward='cosine' is for completions of one turn"),
-        ({"max_tool_calling_iterations": 2}, "max_tool_calling_iterations=2 is for completions of one turn"),
+        ({"thinking_budget": 8}, "thinking_budget=8 .*turn"),
+        ({"max_tool_calling_iterations": 2}, "max_tool_calling_iterations=2 .*turn"),
     ],
 )
 def test_keys_of_one_turn_are_refused_before_a_model_is_loaded(tmp_path, monkeypatch, keys, message):
@@ -290,14 +258,11 @@ def test_no_tool_is_described_in_a_prompt():
 def test_a_base_that_cannot_chat_is_refused(template):
     tokenizer = AutoTokenizer.from_pretrained(embedded_model())
     tokenizer.chat_template = template
-    with pytest.raises(ValueError, match="a task of several turns needs a base"):
+    with pytest.raises(ValueError, match="several turns"):
         prepare_tokenizer(tokenizer)
 
 
-def test_what_knows_one_turn_refuses_games(monkeypatch):
+def test_an_evaluation_of_one_turn_refuses_games():
     trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=1), environment_factories={None: object})
-    with pytest.raises(InputError, match="^environment_factory: evaluate and drift sample one turn"):
+    with pytest.raises(InputError, match="^environment_factory"):
         evaluate(trainer, [], bool)
-    monkeypatch.setattr(drift, "held_out_tasks", lambda *args: [SimpleNamespace(task=get_task("guess"))])
-    with pytest.raises(InputError, match="^task guess: drift compares every token"):
-        drift.measure(None, SimpleNamespace(others=[]))
