@@ -157,9 +157,8 @@ def test_the_trained_ranks_stay_to_the_bit_with_weight_decay_and_every_treatment
     assert frozen.rank == RANK
 
 
-@pytest.mark.parametrize("arm", ["A", "B"])
-def test_a_resume_is_exact(upon, arm):
-    keys = {**ARMS[arm], "max_steps": 5, "save_strategy": "steps", "save_steps": 1, "fast": True}
+def test_a_resume_is_exact(upon):
+    keys = {**ARMS["A"], "max_steps": 5, "save_strategy": "steps", "save_steps": 1, "fast": True}
     whole = upon(**keys)
     whole.train()
     end = dict(whole.model.named_parameters())

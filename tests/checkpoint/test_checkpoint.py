@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy
-import pandas
 import pytest
 import torch
 from run_record import read_events, read_rows, without_times
@@ -333,17 +332,14 @@ def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
 
 def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run, resume):
     def reward(completions, log_extra, **kwargs):
-        log_extra("score", [numpy.float32(0.1 * i) for i in range(len(completions))])
-        log_extra("pair", [numpy.arange(2, dtype=numpy.int16) + i for i in range(len(completions))])
-        log_extra("day", [datetime.date(2024, 5, 1 + i) for i in range(len(completions))])
-        return [float(i) for i in range(len(completions))]
+        count = len(completions)
+        log_extra("score", [numpy.float32(0.1 * i) for i in range(count)])
+        log_extra("pair", [numpy.arange(2, dtype=numpy.int16) + i for i in range(count)])
+        log_extra("day", [datetime.date(2024, 5, 1 + i) for i in range(count)])
+        return [float(i) for i in range(count)]
 
     keys = {**KEYS, "max_steps": 2, "save_steps": 1, "reward": reward, "log_completions": True}
     whole = run(**keys)
-    table = Path(whole.args.output_dir, "completions", "completions_00002.parquet")
-    theirs = pandas.read_parquet(table)
-    table.unlink()
     again = resume(whole, 1, output_dir=whole.args.output_dir, **keys)  # which generated for 2 steps
     for name, values in whole._logs["extra"].items():
         assert list(map(str, again._logs["extra"][name])) == list(map(str, values))
-    pandas.testing.assert_frame_equal(pandas.read_parquet(table).drop(columns="day"), theirs.drop(columns="day"))

@@ -13,7 +13,6 @@ SAVED = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "per_device_
 EVALUATED = {**SAVED, "eval_strategy": "steps", "eval_steps": 2, "trainer_kwargs": QUESTIONS}
 OTHERS = {
     "none": {"eval_strategy": "no"},
-    "more often": {"eval_steps": 1},
     "larger": {"eval_steps": 3, "per_device_eval_batch_size": 8, "num_generations_eval": 2, "eval_delay": 4},
     "at the start": {"eval_on_start": True},
 }

@@ -25,15 +25,13 @@ def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):
     assert read_jsonl(tmp_path / "metrics.2.jsonl") == [{"step": 1}]
 
 
-@pytest.mark.parametrize("lines", [["a"], ["a", "bb", "c" * 99]])
-@pytest.mark.parametrize("value", ["", "longer than it was"])
-def test_the_last_line_alone_is_changed(tmp_path, lines, value):
+def test_the_last_line_alone_is_changed(tmp_path):
     log = JsonLines(tmp_path / "log.jsonl")
     assert not log.change_last(lambda row: pytest.fail("there is no row"))
-    for name in lines:
+    for name in ("a", "bb", "c" * 99):
         log.write({"name": name})
-    assert not log.change_last(lambda row: None)
-    assert [row["name"] for row in read_jsonl(log.path)] == lines
-    assert log.change_last(lambda row: {"name": value})
+    for value in ("", "longer than it was" * 9):
+        assert log.change_last(lambda row, value=value: {"name": value})
+        assert [row["name"] for row in read_jsonl(log.path)] == ["a", "bb", value]
     log.write({"name": "next"})
-    assert [json.loads(line)["name"] for line in log.path.read_text().splitlines()] == [*lines[:-1], value, "next"]
+    assert [row["name"] for row in read_jsonl(log.path)] == ["a", "bb", value, "next"]

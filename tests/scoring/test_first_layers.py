@@ -105,11 +105,6 @@ def test_adapters_of_some_layers_count():
     assert kept(get_peft_model(decoder(), ranks)) == 4
 
 
-@pytest.mark.parametrize("kind, number", [("llama", 2), ("qwen3", 2), ("olmo3", 4), ("gpt2", 2)])
-def test_families(kind, number):
-    assert kept(decoder(kind)) == number
-
-
 def test_a_model_whose_layers_are_not_found_keeps_all():
     model = decoder()
     model.another_list = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(LAYERS))

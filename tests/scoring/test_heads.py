@@ -176,15 +176,6 @@ def test_which_calls_it_scores_and_that_values_stay(monkeypatch, case, groups, c
         assert len(made) == (calls if case == "frozen" else 0)
 
 
-@pytest.mark.parametrize("keys", [{}, {"entropy_coef": 0.1}, {"cast_lm_head_to_fp32": True}], ids=str)
-def test_an_entropy_bonus_needs_trls(make_trainer, monkeypatch, keys):
-    calls = []
-    monkeypatch.setattr("trl_prorl.assembly.add_frozen_head", lambda *given: calls.append(given))
-    make_trainer(pack_groups="on", **keys)
-    make_trainer()
-    assert len(calls) == (not keys)
-
-
 def layer_of(bias=False, dtype=torch.float32, **keys):
     """A model of one linear layer, 24 to 40, whose adapter is not zero."""
     torch.manual_seed(0)
