@@ -125,7 +125,7 @@ def test_a_resume_at_any_step_is_exact(run, resume, tiny_model, arm):
         assert [row["kl_ref"] for row in rows(whole)][2::2] == pytest.approx([0, 0], abs=1e-9)
         assert rows(whole)[3]["kl_ref"] > 1e-6
     end = dict(whole.model.named_parameters())  # the frozen ones too
-    for step in (1, 2, 3, 5):
+    for step in (2, 3):
         adapter = Path(whole.args.output_dir, f"checkpoint-{step}", "adapter_config.json")
         # What was applied at the checkpoint's own step comes after it was written.
         assert json.loads(adapter.read_text())["r"] == 4 * (1 + (step - 1) // 2)

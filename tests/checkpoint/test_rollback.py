@@ -74,7 +74,7 @@ def logged(trainer):
     return [{name: value for name, value in line.items() if "loss" not in name} for line in log]
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != "a schedule"])
 def test_the_way_back_is_exact(make_trainer, run, largest_difference, arm):
     """At the old rate a run that went back is the run that never did."""
     whole = run(**ARMS[arm], **SAVES)

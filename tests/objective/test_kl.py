@@ -190,13 +190,11 @@ def test_an_estimate_that_overflows_has_a_gradient_of_0_and_nan_stays_nan():
 
 ARMS = {
     "A": {"beta": 0.5, "ref_reset_every": 4},
-    "control": {"beta": 0.5},
     "B": {"beta_old": 0.5},
-    "base": {"beta_base": 0.5},
 }
 
 
-@pytest.mark.parametrize("arm, packed", [*((arm, "off") for arm in ARMS), ("A", "on")])
+@pytest.mark.parametrize("arm, packed", [("A", "off"), ("A", "on"), ("B", "off")])
 def test_a_bound_that_no_token_reaches_and_one_that_every_token_exceeds(run, largest_difference, arm, packed):
     """With the first a run is that without a bound; with the second its KL has no gradient."""
     with pytest.warns(UserWarning, match="beyond kl_clamp=1000.0 carry no gradient"):
@@ -211,13 +209,12 @@ def test_a_bound_that_no_token_reaches_and_one_that_every_token_exceeds(run, lar
     assert [row["kl_clamped"] for row in rows(wide)] == [0] * 4
     assert all("kl_clamped" not in row for row in rows(free))
     second = rows(narrow)[1]  # the record still sees the KL
-    kl = second["kl_old" if arm == "B" else "kl_base" if arm == "base" else "kl_ref"]
-    assert kl > 1e-4
+    assert second["kl_old" if arm == "B" else "kl_ref"] > 1e-4
     assert 0 < second["kl_penalty"] < 1e-8
     assert second["kl_clamped"] > 10
 
 
-@pytest.mark.parametrize("arm", ["A", "B"])
+@pytest.mark.parametrize("arm", ARMS)
 def test_packed_and_padded_agree_where_a_part_is_bounded(run, largest_difference, arm):
     keys = {"kl_clamp": 0.01, "max_steps": 6, **ARMS[arm]}
     packed = run(pack_groups="on", **keys)

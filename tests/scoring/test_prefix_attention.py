@@ -81,14 +81,6 @@ def test_the_work_does_not_grow_with_the_square_of_the_row():
     assert scores < 1.3 * mask.sum()
 
 
-@pytest.mark.parametrize(
-    "length, blocks", [(128, [128]), (129, [129]), (136, [136]), (137, [128, 9]), (513, [128] * 3 + [129])]
-)
-def test_a_few_queries_have_no_block_of_their_own(length, blocks):
-    sequences = row_of([(20, [length, 3])])
-    assert [mask.shape[2] for mask in layout(sequences).masks] == blocks
-
-
 def test_what_it_cannot_compute_is_refused():
     states = torch.zeros(1, 1, 2, 4)
     for extra in ({"softcap": 30.0}, {"position_bias": torch.zeros(1, 1, 2, 2)}):
