@@ -1,10 +1,13 @@
 """The demo: `trl-prorl demo` in a checkout. `make demo` runs it."""
 
+import os
 import sys
 from pathlib import Path
 
 
-sys.path.insert(0, str(Path(__file__).parents[1].resolve()))  # this checkout, whichever is installed
+CHECKOUT = str(Path(__file__).parents[1].resolve())  # this one, whichever is installed: here and in the runs it starts
+sys.path.insert(0, CHECKOUT)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [CHECKOUT, os.environ.get("PYTHONPATH")]))
 
 from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once  # noqa: E402
 
