@@ -443,13 +443,12 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
         assert len(refreshed) == (1 if leaves else 2)
         assert len(found) == (2 if leaves else 3)
         assert [event["step_applied"] for event in events] == [3] * leaves
-        for step in (2, 3, 4):  # inside a generation batch, and at its end
-            again = resume(trainer, step, **keys)
-            assert (again.parts["generation"].copy is None) == leaves
-            assert largest_difference(trainer, again) == 0.0
     assert events[0]["value"] == below[0]
     assert events[0]["threshold"] == max(below[0] / 2, 0.01 * found[1])
-    assert trainer.parts["generation"].merged.reason.startswith("the copy was")
+    for step in (2, 3, 4):  # inside a generation batch, and at its end
+        again = resume(trainer, step, **keys)
+        assert again.parts["generation"].copy is None
+        assert largest_difference(trainer, again) == 0.0
 
 
 def test_a_policy_that_is_scored_in_bf16_is_measured(run):

@@ -142,7 +142,7 @@ def test_a_resume_draws_the_same_slices(run, resume, largest_difference, make_tr
     whole = run(**SLICED | {"compact_max_rows": None})
     trainer = run(**SLICED)
     assert largest_difference(whole, trainer) > 0.0  # the situation: slices draw other tokens
-    for step in (1, 2, 3):
+    for step in (1, 2):  # inside a generation batch, and at its end
         assert largest_difference(trainer, resume(trainer, step, **SLICED)) == 0.0
     with pytest.raises(ValueError, match="compact_max_rows"):
         resume(trainer, 2, **SLICED | {"compact_max_rows": 4})

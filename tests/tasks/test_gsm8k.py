@@ -1,4 +1,3 @@
-import re
 import shutil
 
 import datasets
@@ -7,7 +6,6 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import trl_prorl.tasks.gsm8k
 from trl_prorl.tasks import get_task
 
 
@@ -317,15 +315,10 @@ def test_wrong_answers(answer):
 
 
 @pytest.mark.parametrize("piece", ["$", "\\", "*", " ", "1", "1,111", "<", "\\text{", "dozen "])
-def test_only_short_texts_are_read_as_numbers(piece, monkeypatch):
-    # So that no expression, however it backtracks, holds up the training process.
-    monkeypatch.setattr(trl_prorl.tasks.gsm8k, "NUMBER", None)
-    monkeypatch.setattr("trl_prorl.tasks.final_answer.NUMBER", None)
-    for completion in (f"#### {piece * 10**5}x1", f"\\boxed{{{piece * 10**5}1"):
+def test_long_texts_end(piece):
+    # No expression, however it backtracks, may hold up the training process.
+    for completion in (f"#### {piece * 10**5}x1", f"\\boxed{{{piece * 10**5}1}}"):
         assert get_task("gsm8k").verify(completion, {"answer": "42"}) is False
-    monkeypatch.setattr("trl_prorl.tasks.final_answer.NUMBER", re.compile("(?!)"))
-    with pytest.raises(AttributeError, match="fullmatch"):
-        get_task("gsm8k").verify("#### 42", {"answer": "42"})
 
 
 @settings(deadline=None)
