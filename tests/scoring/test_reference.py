@@ -135,12 +135,6 @@ def test_base_is_the_adapter_that_training_began_with(run, trained_adapter):
     assert read_rows(trainer)[0]["kl_base"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_it_acts_on_every_nth_generation_batch(run):
-    trainer = run(beta_old=0.1, beta_base=0.5, base_anchor_every=3, max_steps=12)
-    assert [r["base_forward_calls"] for r in read_rows(trainer)] == [1, 0, 0, 0, 0, 0] * 2
-    assert ["kl_base" in r for r in read_rows(trainer)] == [True, True, False, False, False, False] * 2
-
-
 def test_the_next_coefficient_by_hand():
     """On target, above it, and clipped on both sides; it stays positive."""
     found = [next_coefficient(1.0, kl, target=0.1, steps=2, horizon=100) for kl in (0.1, 0.11, 0.5, 0.0)]
