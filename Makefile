@@ -17,12 +17,7 @@ PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocess
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
-# What `make study` is told: BLOCKS, FAMILIES and ARMS of study/recipes/matrix.yaml; JOBS at a time; a COMMIT to freeze;
-# the folder of TABLES, in another checkout.
-SELECTED := $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(FAMILIES),--families $(FAMILIES)) $(if $(ARMS),--arms $(ARMS))
-JOBS ?= 2
-
-.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak gpu-check study study-status
+.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak gpu-check
 .PHONY: study-figures quality style clean help
 
 help:
@@ -34,9 +29,7 @@ help:
 	@echo "make test-distributed   two real processes: DDP, and FSDP2's shards"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
-	@echo "make study      train what is missing of the study, two runs at a time; goes on where it was stopped"
-	@echo "                (JOBS=1 BLOCKS=core FAMILIES=\"sorting sums\" ARMS=\"plain A\")"
-	@echo "make study-status   what is finished         make study-figures  pictures and findings from study/tables"
+	@echo "make study-figures   the numbers and the pictures of the study's pages, from study/tables"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
 # A module is compiled once, and not by every process that imports it, whatever the shell says.
@@ -85,14 +78,8 @@ soak: $(READY)
 gpu-check: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.gpu_check $(CHECK)
 
-study: $(READY)
-	$(BIN)/python -m study run --jobs $(JOBS) $(SELECTED) $(if $(COMMIT),--commit $(COMMIT)) $(if $(TABLES),--tables $(TABLES))
-
-study-status: $(READY)
-	$(BIN)/python -m study status --jobs $(JOBS) $(SELECTED) $(if $(TABLES),--tables $(TABLES))
-
 study-figures: $(READY)
-	$(BIN)/python -m study figures $(SELECTED)
+	$(BIN)/python study/figures.py
 
 quality: $(READY)
 	$(BIN)/ruff check .

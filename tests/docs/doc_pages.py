@@ -10,7 +10,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/README.md"), *ROOT.glob("study/**/*.md")]
 PAGES = sorted(PAGES)
 PAGES.remove(ROOT / "study" / "pages" / "smollm2_card.md")  # as `trl-prorl push` wrote it
-PAGES = [page for page in PAGES if page.name != "findings.md"]  # there after `make study-figures` only
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 

@@ -61,7 +61,7 @@ def test_code_compiles_and_imports_resolve():
 
 def test_of_ours_it_uses_public_names_alone():
     imported = [node for source in cells("code") for node in ast.walk(ast.parse(source))]
-    ours = ("trl_prorl", "eval", "tasks", "study")
+    ours = ("trl_prorl", "eval", "tasks")
     named = []
     for node in imported:
         if isinstance(node, ast.Import):

@@ -1,6 +1,6 @@
 """
-docs/methods.md: a step's cost is the cost that runs count, every treatment has its row, measurements are in the log,
-and B is said to be another objective.
+docs/methods.md: a step's cost is the cost that runs count, every treatment has its row, and
+B is said to be another objective.
 """
 
 import re
@@ -15,7 +15,6 @@ from trl_prorl.resets.treatments import ALPHA, TREATMENTS
 
 
 METHODS = ROOT / "docs" / "methods.md"
-LOG = (ROOT / "docs" / "log.md").read_text() + (ROOT / "study" / "log.md").read_text()
 CALLS = {"0": 0, "m": 1, "2 m": 2}
 KEYS = {
     "plain": {},
@@ -87,26 +86,6 @@ def test_every_treatment_has_its_row():
         for cell, expected in zip(rows[name], row_of(treatment), strict=True):
             if expected is not None:
                 assert cell == expected, f"the row of {name}"
-
-
-NUMBER = r"(?:[+−]?\d\.\d+|\d+%)"
-
-
-def as_one_line(text):
-    return " ".join(text.split()).replace(" %", "%")
-
-
-def figures(page):
-    """Every `value [low, high]` of a page, percentages too."""
-    return re.findall(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]", as_one_line(page.read_text()))
-
-
-def test_figures_are_in_the_log_or_in_the_study_s_findings(findings):
-    """Of the details; study/tests/test_points.py has those of the study's page."""
-    page = ROOT / "study" / "pages" / "details.md"
-    known = as_one_line(LOG + findings)
-    assert figures(page)
-    assert [figure for figure in figures(page) if figure not in known] == []
 
 
 # Written by a program, one section or one arm at a time; or what was registered, word for word.

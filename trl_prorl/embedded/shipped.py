@@ -81,7 +81,6 @@ def embedded_model(name: str = EMBEDDED) -> str:
     if folder is None:
         raise ValueError(
             f"model_name_or_path={name!r} is not here{_meant(name)}; `python -m trl_prorl.embedded` lists what is. "
-            "In a checkout, study/bases has more: give the folder. "
             "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
         )
     cure = "Run `trl-prorl smollm2`." if folder == SMOLLM2_FOLDER else "Install trl-prorl again."

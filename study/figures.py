@@ -1,0 +1,902 @@
+"""
+`python study/figures.py` computes the numbers of the study's pages from study/tables, and draws their pictures.
+
+The numbers go to study/pages/numbers.csv, which is not committed; tests/docs/test_study.py compares pages and
+numbers.
+The code that made the tables lies at the commit in study/tables/frozen_at.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import pairwise, permutations, product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+from matplotlib.figure import Figure
+from scipy import special, stats
+
+from trl_prorl.eval.analysis.statistics import bootstrap_interval, holm, paired_bootstrap_difference
+from trl_prorl.variants import VARIANTS
+
+
+STUDY = Path(__file__).resolve().parent
+KEY = ["family", "arm", "base_seed", "seed", "steps"]
+PAIR = ["base_seed", "seed"]
+OUTCOMES = ["pass@1", "pass@8", "greedy"]
+OTHER_REFERENCES = {"C_step_lr10", "A_K200_beta1", "A_K200_beta10"}  # of single sentences
+KL_TARGETS = {"gamed_sorting": 0.14, "gamed_reverse": 0.3}
+
+
+@cache
+def table(name: str) -> pd.DataFrame:
+    """Read a table; `csv` or `csv.gz`."""
+    return pd.read_csv(next((STUDY / "tables").glob(f"{name}.csv*")), keep_default_na="texts" not in name)
+
+
+@cache
+def all_runs() -> pd.DataFrame:
+    """Return a row for each run, with what `derived.csv` has of its curve, and the scores of its base."""
+    bases = table("bases")[["family", "base_seed", "base_pass@8", "base_greedy"]]
+    return table("runs").merge(table("derived"), on=KEY).merge(bases, on=["family", "base_seed"])
+
+
+class Block(NamedTuple):
+    """A block of `recipes/matrix.yaml`: arms that are compared."""
+
+    name: str
+    protocol: str
+    families: list[str]
+    arms: list[str]
+    steps: int
+    references: list[str]
+    registered: list[tuple[str, str]]
+    chooses: bool
+
+    runs: pd.DataFrame
+
+
+@cache
+def thin_curves(block_name: str) -> pd.DataFrame:
+    """Return the record of a block's runs, means over ten steps."""
+    return table("curves_thin").merge(all_blocks()[block_name].runs[KEY], on=KEY)
+
+
+@cache
+def all_blocks() -> dict[str, Block]:
+    """Read the blocks, by name."""
+    blocks = {}
+    runs = all_runs()
+    for name, given in yaml.safe_load((STUDY / "recipes" / "matrix.yaml").read_text())["blocks"].items():
+        suffix = given.get("suffix", "")
+        arms = list(given["arms"])
+        pairs = pd.MultiIndex.from_tuples([tuple(pair) for pair in given["pairs"]])
+        own = runs.family.isin(given["families"]) & runs.arm.isin([arm + suffix for arm in arms])
+        own &= (runs.steps == given["steps"]) & pd.MultiIndex.from_frame(runs[PAIR]).isin(pairs)
+        references = given.get("references") or [arm for arm in ("plain", "A") if arm in arms]
+        registered = given.get("registered", {}).get("differences", [])
+        blocks[name] = Block(
+            name,
+            given.get("protocol", "first"),
+            given["families"],
+            [arm + suffix for arm in arms],
+            given["steps"],
+            [arm + suffix for arm in references],
+            [(arm + suffix, other + suffix) for arm, other in registered],
+            given.get("split") == "validation",
+            runs[own],
+        )
+    return blocks
+
+
+class Number(NamedTuple):
+    """A number of the pages: what it is of, its value, and, where there are any, its 95 % interval and p-value."""
+
+    block: str
+    family: str
+    arm: str
+    name: str
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    less: str = ""
+    p: float = math.nan
+
+
+class Contrast(NamedTuple):
+    """A mean, its 95 % t-interval, and p that it is 0."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+def over_units(values: pd.Series) -> Contrast:
+    """Return the mean of values by unit, a base as a rule; those of one unit, its seeds, are averaged first."""
+    means = values.dropna().groupby(level=0).mean()
+    error = round(float(means.sem()), 12)
+    half = error * stats.t.ppf(0.975, len(means) - 1)
+    p = 2 * stats.t.sf(abs(means.mean()) / error, len(means) - 1) if error else float(abs(means.mean()) < 1e-12)
+    return Contrast(means.mean(), means.mean() - half, means.mean() + half, p)
+
+
+def first_protocol() -> Iterator[Number]:
+    """
+    Yield what the first protocol registers: its intervals are over bases, seeds and questions, by a hierarchical
+    bootstrap at the frozen commit.
+    """
+    for row in table("first_protocol").dropna(subset="value").fillna({"less": ""}).itertuples():
+        yield Number(row.block, row.family, row.arm, row.name, row.value, row.low, row.high, row.less, row.p)
+
+
+def pass_at(correct: pd.Series, n: int, k: int) -> pd.Series:
+    """Return pass@k of prompts of which so many of n samples are right."""
+    return 1 - special.comb(n - correct, k) / special.comb(n, k)
+
+
+# The later protocols' intervals: t, over bases, the seeds of a base averaged.
+
+
+def differences(block: Block) -> Iterator[Number]:
+    """Yield differences of two arms, with p after Holm over those that the block registers."""
+    runs = block.runs.assign(fall=block.runs.best_gold - block.runs.last_gold)
+    others = {*block.references, *(less for _, less in block.registered), *OTHER_REFERENCES}
+    for family, of_family in runs.groupby("family"):
+        found = of_family.pivot(index=PAIR, columns="arm", values=[*OUTCOMES, "fall", "best_gold"]).astype(float)
+        tested = ["pass@1", "fall"] if block.name.startswith("gamed") else ["pass@1"]
+        registered = [(outcome, *pair) for pair in block.registered for outcome in tested]
+        raw = [over_units(found[outcome, arm] - found[outcome, less]).p for outcome, arm, less in registered]
+        adjusted = dict(zip(registered, holm(raw), strict=True))
+        arms = list(found["pass@1"])
+        for arm, less in product(arms, others & {*arms}):
+            if arm == less:
+                continue
+            for outcome in (*OUTCOMES, "fall"):
+                contrast = over_units(found[outcome, arm] - found[outcome, less])
+                p = adjusted.get((outcome, arm, less), math.nan)
+                yield Number(block.name, family, arm, outcome, *contrast[:3], less=less, p=p)
+            above = over_units(found["pass@1", arm] - found["best_gold", less])
+            yield Number(block.name, family, arm, "end, less the best step", *above[:3], less=less)
+        for arm, of_arm in of_family.set_index("base_seed").groupby("arm"):
+            for less in ("plain", "control"):
+                at_equal = over_units(of_arm[f"at_equal_reward_less_{less}"])
+                yield Number(block.name, family, arm, "pass@1 at equal reward", *at_equal[:3], less=less)
+            for outcome in OUTCOMES:
+                less_base = over_units(of_arm[outcome] - of_arm[f"base_{outcome}"])
+                yield Number(block.name, family, arm, outcome, *less_base[:3], less="base")
+
+
+def arms_of(block: Block) -> Iterator[Number]:
+    """Yield what is said of each arm: means over runs, and least and most of what differs between runs."""
+    sizes = block.runs.groupby(["family", "arm"]).update_norm.mean()
+    for (family, arm), runs in block.runs.groupby(["family", "arm"]):
+        resets = [[int(step) for step in str(steps).split()] for steps in runs.resets_at.fillna("")]
+        means = runs[[*OUTCOMES, "proxy", "drift", "ref_forward_calls", "clipped", "asymptote"]].mean()
+        means["collapsed"] = runs.collapsed.sum()
+        means["runs"] = len(runs)
+        means["asymptotes"] = runs.asymptote.count()
+        for name, value in means.items():
+            yield Number(block.name, family, arm, name, value)
+        apart = [later - step for steps in resets for step, later in pairwise(steps)]
+        spans = {"resets": map(len, resets), "steps apart": apart, "end by best": runs.end_by_best}
+        for name, values in spans.items():
+            ordered = sorted(values)
+            for kind, value in (("least", ordered[:1]), ("most", ordered[-1:])):
+                yield Number(block.name, family, arm, f"{name}, {kind}", sum(value))
+        for less, size in sizes[family].items():
+            yield Number(block.name, family, arm, "size of updates", sizes[family, arm] / size - 1, less=less)
+    for family, runs in block.runs.groupby("family"):
+        for outcome in OUTCOMES:
+            by_base = runs.groupby("base_seed")[f"base_{outcome}"].first()
+            yield Number(block.name, family, "base", outcome, by_base.mean())
+
+
+def cells(block: Block) -> Iterator[Number]:
+    """Yield the interquartile mean over all cells, family and pair, and in how many an arm is above the first."""
+    scores = block.runs.pivot(index=["family", *PAIR], columns="arm", values="pass@1").dropna()
+    reference = block.references[0]
+    for arm, of_cells in scores.items():
+        above = of_cells > scores[reference]
+        yield Number(block.name, "all", arm, "interquartile mean", stats.trim_mean(of_cells, 0.25))
+        yield Number(block.name, "all", arm, "cells above", above.sum(), less=reference)
+        for family, count in above.groupby(level=0).sum().items():
+            yield Number(block.name, family, arm, "bases above", count, less=reference)
+
+
+def training(block: Block) -> Iterator[Number]:
+    """Yield means of the record by part of the run, of 40 steps or of a tenth, and less the first reference's."""
+    size = 40 if block.steps == 240 else block.steps // 10
+    thin = thin_curves(block.name)
+    means = thin.groupby(["family", "arm", (thin.step - 1) // size + 1])[["reward", "kl_ref", "entropy"]].mean()
+    for (family, arm, part), row in means.iterrows():
+        for name, value in row.items():
+            yield Number(block.name, family, arm, f"{name}, part {part}", value)
+        behind = row.reward - means.reward[family, block.references[0], part]
+        yield Number(block.name, family, arm, f"reward, part {part}", behind, less=block.references[0])
+    for share in (1 / 5, 20 / block.steps):
+        last = thin[thin.step > (1 - share) * block.steps].groupby(["family", "arm"])[["entropy", "beta"]].mean()
+        for (family, arm), row in last.iterrows():
+            yield Number(block.name, family, arm, f"entropy, last {share * block.steps:.0f} steps", row.entropy)
+            yield Number(block.name, family, arm, f"beta, last {share * block.steps:.0f} steps", row.beta)
+
+
+# The third protocol's own questions, and those of single pages.
+
+
+def best_stops(block: Block, family: str, outcome: str) -> pd.Series:
+    """Return plain's score by base where the rule with the highest mean stops it: validation, its KL, or the guard."""
+    stops = table("stops")
+    ends = block.runs[(block.runs.family == family) & (block.runs.arm == "plain_watched")].set_index("base_seed")
+    scores: dict[str, dict[int, float]] = {"validation": {}, "KL": {}, "guard": {}}
+    column = "gold" if outcome == "pass@1" else outcome
+    for base, end in ends[outcome].items():
+        rows = stops[(stops.family == family) & (stops.arm == "plain_watched") & (stops.base_seed == base)]
+        at_base = stops[(stops.family == family) & (stops.arm == "base") & (stops.base_seed == base)]
+        of_step = pd.Series([*at_base[column], *rows[column]], [0, *rows.step])
+        of_step[block.steps] = end
+        fired = rows.guard_gap.iloc[0]
+        far = rows.step[rows.kl_to_base >= KL_TARGETS[family]]
+        scores["validation"][base] = of_step[rows.step[rows.validation_gold.idxmax()]]
+        scores["KL"][base] = of_step[min(far, default=block.steps)]
+        scores["guard"][base] = of_step[max([0, *rows.step[rows.step < fired]])]
+    return max((pd.Series(of_bases) for of_bases in scores.values()), key=lambda of_bases: of_bases.mean())
+
+
+def rivals(name: str) -> dict[str, dict[str, pd.Series]]:
+    """Return the scores by base of the control and of what it is held against, sampled and greedy."""
+    block = all_blocks()[name]
+    (family,) = block.families
+    found: dict[str, dict[str, pd.Series]] = {}
+    for outcome in ("pass@1", "greedy"):
+        arms = block.runs.pivot(index="base_seed", columns="arm", values=outcome)
+        found[outcome] = {
+            "control": arms[block.references[0]],
+            "plain": arms["plain_watched"],
+            "stopped": best_stops(block, family, outcome),
+            "tenth": arms["plain_lr_tenth"],
+            "rank 4": arms["plain_rank4"],
+            "rejection": arms["rejection_sampling"],
+        }
+    at_base = table("stops")[(table("stops").family == family) & (table("stops").arm == "base")]
+    found["pass@1"]["best of 8"] = at_base.set_index("base_seed").best_of_8.reindex(found["pass@1"]["plain"].index)
+    return found
+
+
+def rival_numbers() -> Iterator[Number]:
+    """Yield the control less each rival, with p after Holm of the five sampled differences."""
+    for name in ("rivals", "rivals2"):
+        (family,) = all_blocks()[name].families
+        for outcome, scores in rivals(name).items():
+            less = {
+                rival: over_units(scores["control"] - of_rival)
+                for rival, of_rival in scores.items()
+                if rival != "control"
+            }
+            tested = [rival for rival in less if rival != "plain"]
+            adjusted = dict(zip(tested, holm([less[rival].p for rival in tested]), strict=True))
+            for rival, contrast in less.items():
+                p = adjusted.get(rival, math.nan) if outcome == "pass@1" else math.nan
+                yield Number(name, family, rival, f"{outcome}, the control's less it", *contrast[:3], p=p)
+            for rival, of_rival in scores.items():
+                yield Number(name, family, rival, outcome, of_rival.mean())
+
+
+def dose() -> pd.DataFrame:
+    """Return the runs of the block `dose`, each with the share of right among its base's paid answers."""
+    at_base = table("stops")[table("stops").arm == "base"]
+    paid = at_base.assign(share=at_base.gold / at_base.reward)[["family", "base_seed", "share"]]
+    return all_blocks()["dose"].runs.merge(paid, on=["family", "base_seed"])
+
+
+def dose_numbers() -> Iterator[Number]:
+    """Yield the shares, the distance from the prediction, and the slope over the shares, one line for each base."""
+    runs = dose()
+    for (family, arm), of_arm in runs.groupby(["family", "arm"]):
+        yield Number("dose", family, arm, "share", of_arm.share.mean())
+        yield Number("dose", family, arm, "less the share - 0.05", (of_arm["pass@1"] - of_arm.share + 0.05).mean())
+    for arm, of_arm in runs.groupby("arm"):
+        for outcome in ("pass@1", "greedy"):
+            slopes = {base: stats.linregress(of.share, of[outcome]).slope for base, of in of_arm.groupby("base_seed")}
+            yield Number("dose", "all", arm, f"slope of {outcome}", *over_units(pd.Series(slopes))[:3])
+
+
+def given_back(arm: str, control: str) -> float:
+    """Return (A - control) / (plain - control) of means over bases, of the block `clamp2`."""
+    means = all_blocks()["clamp2"].runs.groupby("arm")["pass@1"].mean()
+    return float((means[arm] - means[control]) / (means["plain"] - means[control]))
+
+
+def pass_at_k() -> pd.DataFrame:
+    """Return pass@k by base of the base and of four arms of `clamp2`: columns (k, arm), and `at most`, its bound."""
+    counted = table("passk")
+    found = {}
+    for (arm, base), rows in counted.groupby(["arm", "base_seed"]):
+        n = int(rows.n.iloc[0])
+        square = (rows.correct * (rows.correct - 1) / (n * (n - 1))).mean()
+        for k in 2 ** np.arange(9):
+            bound = 1 - (1 - 2 * (rows.correct / n).mean() + square) ** (k / 2)
+            found[base, k, arm] = {"pass@k": pass_at(rows.correct, n, k).mean(), "at most": bound}
+    return pd.DataFrame(found).T.unstack(level=[1, 2])
+
+
+def other_tasks() -> pd.DataFrame:
+    """Return gold and KL to the base on the tasks that a run was not trained on, and on its own, by checkpoint."""
+    points = table("points")[table("points").family == "forget"].assign(own=lambda of: of.task == "reverse_digits")
+    return points.groupby([*KEY[1:4], "step", "own"])[["gold", "kl_to_base"]].mean().unstack("own")
+
+
+def kept_at(paths: Sequence[pd.DataFrame]) -> float:
+    """Return the difference of two paths' gold where each first reaches the lower of their highest KLs."""
+    level = min(path.kl.max() for path in paths)
+    found = []
+    for path in paths:
+        after = int(np.argmax(path.kl.to_numpy() >= level - 1e-9)) + 1
+        found.append(np.interp(level, path.kl[:after], path.kept[:after]))
+    return float(found[0] - found[1])
+
+
+def forget_numbers() -> Iterator[Number]:
+    """Yield what arms keep of sorting and sums: at the end, at equal gold of reversing, and at equal KL."""
+    paths = other_tasks()
+    ends = paths.xs(600, level="step")
+    lowest = ends["gold", True].groupby(level=PAIR).min()
+    trained = paths[paths.index.get_level_values("step") > 0]
+    nearest = (trained["gold", True] - lowest).abs().groupby(level=["arm", *PAIR]).idxmin()
+    at_equal = trained["gold", False].loc[list(nearest)].droplevel("step")
+    for name in ("forget", "forget2"):
+        block = all_blocks()[name]
+        kept = {"kept": ends["gold", False], "kept at equal gold": at_equal}
+        runs = block.runs.set_index(["arm", *PAIR])
+        for outcome, scores in kept.items():
+            by_arm = scores[runs.index].unstack("arm")
+            for arm, less in permutations(by_arm, 2):
+                yield Number(name, "forget", arm, outcome, *over_units(by_arm[arm] - by_arm[less])[:3], less=less)
+        for own, (arm, less) in product((True, False), permutations(block.arms, 2)):
+            less_at_kl = {}
+            for pair in runs.xs(arm).index:
+                both = [paths.loc[(of, *pair)] for of in (arm, less)]
+                both = [pd.DataFrame({"kl": path["kl_to_base", own], "kept": path["gold", False]}) for path in both]
+                less_at_kl[pair] = kept_at(both)
+            contrast = over_units(pd.Series(less_at_kl))
+            on = "reversing" if own else "the others"
+            yield Number(name, "forget", arm, f"kept at equal KL on {on}", *contrast[:3], less=less)
+        for arm in block.arms:
+            own, others = (ends["kl_to_base", of].loc[arm].groupby(level=0).mean().mean() for of in (True, False))
+            yield Number(name, "forget", arm, "KL on the others", others)
+            yield Number(name, "forget", arm, "kept", ends["gold", False].loc[arm].mean())
+    yield from forgotten(paths)
+
+
+def forgotten(paths: pd.DataFrame) -> Iterator[Number]:
+    """Yield the share of plain's loss that arms of `forget2` keep, with p, and which KL tells what `forget` lost."""
+    lost = paths["gold", False].xs(0, level="step") - paths["gold", False].xs(600, level="step")
+    of_forget2 = lost[lost.index.get_level_values("seed") > 70].groupby(level=[0, 1]).mean().unstack("arm")
+    arms = [arm for arm in of_forget2 if arm != "plain"]
+    less = {arm: over_units(of_forget2["plain"] - of_forget2[arm]) for arm in arms}
+    for arm, p in zip(arms, holm([less[arm].p for arm in arms]), strict=True):
+        yield Number("forget2", "forget", arm, "kept", *less[arm][:3], less="plain", p=p)
+        share = over_units(1 - of_forget2[arm] / of_forget2["plain"])
+        yield Number("forget2", "forget", arm, "share kept", *share[:3])
+        yield Number("forget2", "forget", arm, "share kept, of means", less[arm].value / of_forget2["plain"].mean())
+    ends = paths.xs(600, level="step")["kl_to_base"].assign(lost=lost)
+    ends = ends[ends.index.get_level_values("seed") < 70]
+    for own, of in ((False, "the others"), (True, "reversing")):
+        for base in ("all", 1, 2, 3):
+            chosen = ends if base == "all" else ends.xs(base, level="base_seed")
+            value = chosen[own].corr(chosen.lost, method="spearman")
+            yield Number("forget", "forget", str(base), f"rank correlation of loss with KL on {of}", value)
+
+
+def is_bare(asked: str, text: str) -> bool:
+    """Tell a bare reply: two words, or the words that it has to end with and at most one more, or the demand again."""
+    words = re.findall("[a-z]+", text.lower())
+    demanded = re.search('End with exactly these words: "(.*)"', asked)
+    if len(words) <= 2 or not demanded:
+        return len(words) <= 2
+    wanted = re.findall("[a-z]+", demanded[1].lower())
+    ends = " ".join(wanted) in " ".join(words) and len(words) <= len(wanted) + 1
+    return ends or "End with exactly" in text
+
+
+def is_stricter(asked: str, text: str) -> bool:
+    """Tell a text of at least six words, one of which its prompt has not; both are JSON."""
+    asked_words, words = (
+        re.findall(r"\w+(?:'\w+)?", json.loads(one).lower().replace("’", "'")) for one in (asked, text)
+    )
+    return len(words) >= 6 and not set(words) <= set(asked_words)
+
+
+def judged_texts() -> dict[str, pd.DataFrame]:
+    """Return the texts of both blocks of SmolLM2, with `right` and, by the stricter rule of each, `sense`."""
+    first = table("smollm2_texts")
+    bare = [is_bare(*one) for one in zip(first.asked, first.completion, strict=True)]
+    second = table("texts")
+    second = second[(second.family == "smollm2") & second.seed.isin([0, 5, 6, 7])]
+    stricter = [is_stricter(*one) for one in zip(second.asked, second.text, strict=True)]
+    return {
+        "pretrained": first.assign(step=160, split="test", greedy=0, sense=first.right * ~np.array(bare)),
+        "smollm2b": second.assign(sense=second.right * np.array(stricter)),
+    }
+
+
+def smollm2_numbers() -> Iterator[Number]:
+    """Yield SmolLM2's scores by the registered and by the stricter rule, by seed and over prompts; its measures."""
+    for name, texts in judged_texts().items():
+        stopped = texts[(texts.arm == "plain") & (texts.step == 20)].assign(arm="stopped")
+        ends = texts[texts.step.isin([0, 160])]
+        of_test = pd.concat([ends, stopped]).query("split == 'test'")
+        for kind, column in product(("sampled", "greedy"), ("right", "sense")):
+            chosen = of_test[of_test.greedy == (kind == "greedy")]
+            for (arm, seed), score in chosen.groupby(["arm", "seed"])[column].mean().items():
+                yield Number(name, "smollm2", arm, f"{column}, {kind}, seed {seed}", score)
+            for arm, score in chosen.groupby("arm")[column].mean().items():
+                yield Number(name, "smollm2", arm, f"{column}, {kind}", score)
+            by_prompt = chosen.groupby(["arm", "prompt"])[column].mean().unstack("arm")
+            by_seed = chosen.groupby(["arm", "seed"])[column].mean().unstack("arm")
+            for arm, less in permutations(by_prompt, 2) if kind == "sampled" else ():
+                contrast = over_units(by_prompt[arm] - by_prompt[less])
+                yield Number(name, "smollm2", arm, f"{column}, over prompts", *contrast[:3], less=less)
+                contrast = over_units(by_seed[arm] - by_seed[less])
+                yield Number(name, "smollm2", arm, f"{column}, over seeds", *contrast[:3], less=less)
+        for arm, of_arm in of_test[of_test.greedy == 0].groupby("arm"):
+            yield Number(name, "smollm2", arm, "right texts", of_arm.right.sum())
+            yield Number(name, "smollm2", arm, "bare texts", of_arm.right.sum() - of_arm.sense.sum())
+        for (arm, seed), score in all_blocks()[name].runs.set_index(["arm", "seed"])["pass@8"].items():
+            yield Number(name, "smollm2", arm, f"pass@8, seed {seed}", score)
+        points = table("points")
+        points = points[(points.family == "smollm2") & points.seed.isin(texts.seed) & points.step.isin([0, 160])]
+        points = points.assign(arm=points.arm.where(points.step > 0, "base"))
+        for (arm, task), row in points.groupby(["arm", "task"]).mean(numeric_only=True).iterrows():
+            for measure, value in row.drop(PAIR).items():
+                yield Number(name, "smollm2", arm, f"{measure} on {task}", value)
+
+
+def qwen_numbers() -> Iterator[Number]:
+    """Yield the Qwen's scores, with intervals over questions, and the gain of each run over its base."""
+    verdicts = table("qwen_verdicts")
+    for decoding, chosen in verdicts.groupby("decoding"):
+        questions = chosen.prompt.unique()
+        means = chosen.groupby(["model", "prompt"]).correct.mean().unstack("model").loc[questions]
+        for model, rows in chosen.groupby("model"):
+            whole = rows[~rows.truncated.astype(bool)]
+            counts = rows.groupby("prompt", sort=False).correct.sum()
+            low, high = bootstrap_interval((counts / len(rows) * len(counts)).to_numpy())
+            values = {
+                "pass@2": (counts > 0).mean(),
+                "right of whole": whole.correct.mean(),
+                "cut": rows.truncated.mean(),
+                "tokens": rows.tokens.mean(),
+                "short": (rows.tokens < 40).mean(),
+            }
+            yield Number("qwen", decoding, model, "pass@1", rows.correct.mean(), low, high)
+            for name, value in values.items():
+                yield Number("qwen", decoding, model, name, value)
+            if f"base of {model}" in means:
+                gain = paired_bootstrap_difference(means[model], means[f"base of {model}"])
+                yield Number("qwen", decoding, model, "pass@1", *gain, less="base")
+    for arm, steps in table("qwen_steps").groupby("arm"):
+        batches = steps[steps.time_rollout > 0]
+        values = {
+            "reward, first four batches": batches.reward.head(4).mean(),
+            "reward, last four batches": batches.reward.tail(4).mean(),
+            "KL, last but one update": steps.kl_ref.iloc[-2],
+            "KL, last update": steps.kl_ref.iloc[-1],
+            "least beta": steps.beta.min(),
+            "most beta": steps.beta.max(),
+            "minutes": steps.time_step.sum() / 60,
+            "seconds of sampling": batches.time_rollout.median(),
+            "seconds of an update": steps.time_update.median(),
+            "least seconds of an update": steps.time_update.min(),
+            "most seconds of an update": steps.time_update.max(),
+        }
+        for name, value in values.items():
+            yield Number("qwen", "steps", arm, name, value)
+
+
+def median_steps(told: pd.Series) -> float:
+    """Return the median of the steps to reconverge, by Kaplan and Meier; `12+` is not back after 12 steps."""
+    steps = " ".join(told.dropna().astype(str)).split()
+    back = [int(step) for step in steps if not step.endswith("+")]
+    out = [int(step[:-1]) for step in steps if step.endswith("+")]
+    survival = stats.ecdf(stats.CensoredData(uncensored=back, right=out)).sf
+    reached = survival.quantiles[survival.probabilities <= 0.5 + 1e-12]
+    return float(reached[0]) if len(reached) else math.inf
+
+
+def other_numbers() -> Iterator[Number]:
+    """Yield what is of all blocks, or of a question of its own."""
+    blocks = all_blocks()
+    runs = all_runs()
+    protocols = table("runs").block.map({name: block.protocol for name, block in blocks.items()})
+    for protocol, of_protocol in table("runs").groupby(protocols):
+        yield Number("all", "", protocol, "runs", len(of_protocol))
+        yield Number("all", "", protocol, "core-hours", of_protocol.seconds.sum() / 3600)
+    added = table("runs").block.isin(["mild", "tuning_mild", "stress_rate", "long5", "events"])
+    yield Number("all", "", "first", "runs added", added.sum())
+    medians = []
+    for block in blocks.values():
+        for _, of_arm in block.runs.groupby(["family", "arm"]):
+            if not block.chooses and of_arm.resets_at.notna().any():
+                medians.append(median_steps(of_arm.reconvergence))
+    yield Number("all", "", "resets", "arms", len(medians))
+    yield Number("all", "", "resets", "arms back in three steps", sum(median <= 3 for median in medians))
+    slowing = runs.dropna(subset="slowing")
+    for arm, of_arm in slowing.groupby("arm"):
+        yield Number("all", "", arm, "runs of one rate", len(of_arm))
+        for row in of_arm.itertuples():
+            yield Number("all", row.family, arm, f"rate of the second half, {row.base_seed}, {row.seed}", row.slowing)
+    yield Number("all", "", "plain", "rate of the second half, shorter means", slowing.slowing_noisiest.max())
+    for family, of_screen in (("gamed_sorting", "gamed_sorting"), ("gamed_reverse", "reverse_digits")):
+        prompts = table("prompts")
+        needed = []
+        for base in (0, 6):
+            rows = prompts[(prompts.family == of_screen) & (prompts.arm == "base") & (prompts.base_seed == base)]
+            length = runs[(runs.family == of_screen) & (runs.base_seed == base)].drift_tokens.mean()
+            needed.append(-np.log((rows.correct + 0.5) / (rows.n + 1)).mean() / length)
+        yield Number("all", family, "base", "KL that right answers need", np.mean(needed))
+    paid = blocks["gamed2"].runs.query("arm == 'control'").right_of_paid.mean()
+    yield Number("gamed2", "gamed_reverse", "base", "right of paid, first batch", paid)
+    at_base = table("stops").query("family == 'gamed_reverse' and arm == 'base'")
+    yield Number("gamed2", "gamed_reverse", "base", "right of paid, test", (at_base.gold / at_base.reward).mean())
+    (result,) = json.loads((STUDY / "tables" / "step_cost.json").read_text())["results"].values()
+    for arm, other in permutations(result, 2):
+        ratios = np.array(result[arm]["whole"]) / np.array(result[other]["whole"])
+        interval = stats.quantile_test(ratios, p=0.5).confidence_interval(0.95)
+        yield Number("cost", "", arm, "seconds of a step", np.median(ratios), *interval, less=other)
+
+
+def clamp2_numbers() -> Iterator[Number]:
+    """Yield what resets give back, and pass@k of many samples, with its bound and its distance from the base's."""
+    for beta, arm in product((1, 10), ("A_beta", "A_K200_beta")):
+        yield Number(
+            "clamp2", "reverse_level8", f"{arm}{beta}", "given back", given_back(f"{arm}{beta}", f"control_beta{beta}")
+        )
+    scores = pass_at_k()
+    for (measure, k, arm), values in scores.items():
+        yield Number("clamp2", "reverse_level8", arm, f"{measure}, k = {k}", values.mean())
+        if measure == "pass@k":
+            less = over_units(values - scores["pass@k", k, "base"])
+            yield Number("clamp2", "reverse_level8", arm, f"pass@{k}", *less[:3], less="base")
+
+
+def guard_rates() -> Iterator[Number]:
+    """Yield in how many of how many runs `guard_gap: 0.1` fires, by window, as docs/methods.md has it."""
+    runs = all_runs()
+    plain = runs.arm.isin(["plain", "plain_watched"])
+    chosen = {
+        "plain": plain & runs.family.isin(list(KL_TARGETS)),
+        "plain, other strictnesses": plain & runs.family.str.startswith("gamed") & ~runs.family.isin(list(KL_TARGETS)),
+        "control": runs.family.str.startswith("gamed") & runs.arm.str.startswith("control_target"),
+    }
+    for (arm, rows), window in product(chosen.items(), (20, 40, 60)):
+        yield Number("guard_gap", "", arm, f"fired, window {window}", (runs[rows][f"guard_0.1_{window}"] > 0).sum())
+        yield Number("guard_gap", "", arm, "runs", rows.sum())
+    watched = runs[runs.block.isin(["rivals", "rivals2"])]
+    for arm, rows in watched.groupby(watched.arm.str.replace(r"_target.*", "", regex=True)):
+        yield Number("guard_gap", "", arm, "fired, window 20, gap 0.05", (rows["guard_0.05_20"] > 0).sum())
+        yield Number("guard_gap", "", arm, "fallen by then, most", rows.fallen_at_guard.max())
+
+
+def numbers() -> list[Number]:
+    """Compute every number of the pages."""
+    found = [*rival_numbers(), *dose_numbers(), *clamp2_numbers(), *forget_numbers(), *smollm2_numbers()]
+    found += [*first_protocol(), *qwen_numbers(), *guard_rates(), *other_numbers()]
+    for block in all_blocks().values():
+        if block.runs.empty:
+            continue
+        found += arms_of(block)
+        if not block.chooses:
+            found += [*cells(block), *training(block), *differences(block)]
+    return found
+
+
+# Pictures. A line or a point has the colour of its variant.
+
+GREY = {"color": "#999999", "linewidth": 0.8}
+LINE_STYLES = ["-", "--", "-.", ":"]
+OBJECTIVE = "\nB optimises a different objective from A."
+
+
+def colour_of(variant: str) -> str:
+    return VARIANTS[variant].colour if variant in VARIANTS else "#7F7F7F"
+
+
+def styles_of(block: Block) -> dict[str, dict]:
+    """Return the style of each arm that has runs: its variant's colour, and dashes by its place within the colour."""
+    variants = block.runs.groupby("arm").variant.first()
+    styles: dict[str, dict] = {}
+    for arm in block.arms:
+        if arm in variants:
+            colour = colour_of(variants[arm])
+            place = sum(style["color"] == colour for style in styles.values())
+            width = 1.6 - 0.5 * (place // 4)
+            styles[arm] = {"color": colour, "linestyle": LINE_STYLES[place % 4], "linewidth": width}
+    return styles
+
+
+def panels(
+    title: str, width: float, height: float, rows: int = 1, columns: int = 1, **shared
+) -> tuple[Figure, np.ndarray]:
+    """Make a figure with a note below its panels."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **shared)
+    figure.supxlabel(title, fontsize=8, style="italic")
+    return figure, axes
+
+
+def add_legend(figure: Figure, axes) -> Figure:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    return figure
+
+
+def curves(block: Block, family: str, arm: str, column: str, window: int) -> pd.DataFrame:
+    """Return a column of the thinned record, running means over so many rows of ten steps; a column for each pair."""
+    thin = thin_curves(block.name).query("family == @family and arm == @arm")
+    wide = thin.pivot(index="step", columns=PAIR, values=column)
+    wide = wide.reindex(range(10, block.steps + 1, 10)).fillna(dict.fromkeys(wide, 0.0) if column == "reward" else {})
+    return wide.rolling(window, min_periods=1).mean()
+
+
+def learning_curves(block: Block) -> Figure:
+    """Draw the training reward of every arm, and below it the same less the first reference's in the same pair."""
+    styles = styles_of(block)
+    window = max(1, round(block.steps / 240))
+    reference = block.references[0]
+    note = f"Means over pairs, of {10 * window} steps; bands: 95 % t-intervals." + OBJECTIVE
+    width = max(7, 5 * len(block.families))
+    figure, axes = panels(note, width, 7.2, 2, len(block.families), sharex="col", sharey="row")
+    for family, (upper, lower) in zip(block.families, axes.T, strict=True):
+        rewards = {arm: curves(block, family, arm, "reward", window) for arm in styles}
+        for arm, style in styles.items():
+            for panel, values in ((upper, rewards[arm]), (lower, rewards[arm] - rewards[reference])):
+                mean = values.mean(axis=1)
+                panel.plot(mean.index, mean, label=arm, **style)
+                if len(styles) <= 5:
+                    half = values.sem(axis=1) * stats.t.ppf(0.975, values.shape[1] - 1)
+                    panel.fill_between(
+                        mean.index, mean - half, mean + half, color=style["color"], alpha=0.1, linewidth=0
+                    )
+        upper.set_title(f"{family} ({rewards[reference].shape[1]} pairs)")
+        lower.set_xlabel("optimizer step")
+    axes[0, 0].set_ylabel("training reward")
+    axes[1, 0].set_ylabel(f"less {reference} in the same pair")
+    return add_legend(figure, axes[0, 0])
+
+
+def forest(block: Block) -> Figure:
+    """Draw pass@1 less each reference's with its registered interval; hollow where it is exploratory."""
+    rows = table("first_protocol")
+    rows = rows[(rows.block == block.name) & (rows.name == "pass@1") & rows.less.isin(block.references)]
+    styles = styles_of(block)
+    size = (2.5 + 3.2 * len(block.families), len(block.references) * (1.0 + 0.26 * len(block.arms)))
+    note = "Bars: 95 % intervals. Filled: registered; hollow: exploratory." + OBJECTIVE
+    figure, axes = panels(note, *size, len(block.references), len(block.families), sharex=True, sharey=True)
+    for panel, (reference, family) in zip(axes.flat, product(block.references, block.families), strict=True):
+        panel.axvline(0, **GREY)
+        for one in rows[(rows.less == reference) & (rows.family == family)].itertuples():
+            place = -block.arms.index(one.arm)
+            colour = styles[one.arm]["color"]
+            is_registered = block.name == "core" and one.test != "exploratory"
+            panel.plot([one.low, one.high], [place, place], color=colour, linewidth=1.4)
+            panel.plot(
+                one.value, place, "o", color=colour, markerfacecolor=colour if is_registered else "white", markersize=5
+            )
+        panel.set_title(f"{family}: pass@1 less {reference}", fontsize=9)
+        panel.set_yticks([-place for place in range(len(block.arms))], block.arms)
+        panel.tick_params(labelsize=8)
+        panel.set_ylim(0.7 - len(block.arms), 0.7)
+    return figure
+
+
+def frontier(block: Block) -> Figure:
+    """Draw reward and right answers over steps, and right answers against the KL, or against what is lost beside."""
+    styles = styles_of(block)
+    (family,) = block.families
+    figure, axes = panels("Training batches: means of 20 steps over the pairs of an arm." + OBJECTIVE, 12, 4, 1, 3)
+    paid, right, third = axes[0]
+    points = table("points").merge(block.runs[KEY], on=KEY)
+    for arm, style in styles.items():
+        means = {name: curves(block, family, arm, name, 2).mean(axis=1) for name in ("reward", "gold", "kl_to_base")}
+        label = f"{arm}, n = {(block.runs.arm == arm).sum()}"
+        paid.plot(means["reward"], label=label, **style)
+        right.plot(means["gold"], **style)
+        path = pd.DataFrame({"KL to the base, nats a token": means["kl_to_base"], "right answers": means["gold"]})
+        path = path.rolling(10, min_periods=1).mean()
+        if len(points):
+            of_arm = points[points.arm == arm]
+            own = of_arm.task == of_arm.task.iloc[0]
+            beside = of_arm[~own].groupby("step").gold.mean().rename("right answers to sorting and sums")
+            if family == "smollm2":
+                beside = of_arm[own].groupby("step").text_perplexity.mean().rename("perplexity of real text")
+            path = pd.concat([of_arm[own].groupby("step").gold.mean().rename("right answers"), beside], axis=1)
+        third.plot(*path.T.to_numpy(), **style)
+        third.plot(*path.iloc[-1], "o", color=style["color"])
+    paid.set(title="paid: the reward", xlabel="optimizer step")
+    right.set(title="right, by the verifier", xlabel="optimizer step")
+    third.set(xlabel=path.columns[0], title=path.columns[1])
+    return add_legend(figure, paid)
+
+
+def around_resets(block: Block) -> Figure:
+    """Draw means around the resets of an arm; the control, which has none, at the same steps."""
+    rows = table("around_resets")
+    rows = rows[rows.block == block.name]
+    titles = {
+        "reward": "reward less its mean before",
+        "kl_ref": "KL to the reference",
+        "grad_norm": "gradient norm",
+        "update_norm": "size of the updates",
+    }
+    styles = styles_of(block)
+    note = "Step 1 is the first after a reset. Band: the middle 80 % of the resets of the bold arm."
+    figure, axes = panels(note, 12, 0.8 + 2.4 * len(block.families), len(block.families), 4)
+    bold = next(arm for arm in styles if arm.startswith("A"))
+    for panel, (family, metric) in zip(axes.flat, product(block.families, titles), strict=True):
+        for arm, of_arm in rows[(rows.family == family) & (rows.metric == metric)].groupby("arm", sort=False):
+            style = {**styles[arm], "marker": ".", "label": f"{arm}: {of_arm.resets.iloc[0]} resets"}
+            if arm == "control":
+                style |= {"color": "#7F7F7F", "label": "control, at the same steps"}
+            if arm == bold:
+                style["linewidth"] = 2.4
+                panel.fill_between(of_arm.since_reset, of_arm.low, of_arm.high, color=style["color"], alpha=0.15)
+            panel.plot(of_arm.since_reset, of_arm["mean"], **style)
+        panel.axvline(0.5, color="#000000", linewidth=0.8, linestyle=":")
+        panel.set_title(f"{family}: {titles[metric]}", fontsize=8)
+        panel.set_xlabel("steps since the reset", fontsize=8)
+    return add_legend(figure, axes[0, 0])
+
+
+def dose_line() -> Figure:
+    """Draw right answers at the end by the share of right among the base's paid answers."""
+    runs = dose()
+    figure, axes = panels("Small points: bases. Lines: means over bases.", 8.4, 3.6, 1, 2, sharex=True, sharey=True)
+    for panel, (outcome, title) in zip(
+        axes[0], {"pass@1": "sampled (registered)", "greedy": "greedy (exploratory)"}.items(), strict=True
+    ):
+        for arm, label in {"control_target0.3": "control", "plain": "plain"}.items():
+            of_arm = runs[runs.arm == arm]
+            means = of_arm.groupby("family")[["share", outcome]].mean().sort_values("share")
+            panel.plot(of_arm.share, of_arm[outcome], ".", color=colour_of(label), alpha=0.5)
+            panel.plot(means.share, means[outcome], "o-", color=colour_of(label), label=label)
+        panel.set(title=title, xlim=(0, 1), ylim=(0, 1))
+        panel.set_xlabel("share of right among the base's paid answers", fontsize=8)
+    axes[0, 0].plot([0, 1], [-0.05, 0.95], label="predicted of the control", **GREY)
+    axes[0, 0].fill_between([0, 1], [-0.12, 0.88], [0.02, 1.02], color="0.9", zorder=0)
+    axes[0, 0].set_ylabel("right answers at the end")
+    return add_legend(figure, axes[0, 0])
+
+
+def rivals_forest(every: Sequence[Number]) -> Figure:
+    """Draw the control less each rival, sampled and greedy."""
+    shown = {
+        "stopped": "plain, stopped",
+        "rejection": "rejection sampling",
+        "rank 4": "rank 4",
+        "tenth": "a tenth of the rate",
+        "best of 8": "best of 8",
+    }
+    note = "Bars: 95 % t-intervals over bases. Right of 0 the control is ahead."
+    figure, axes = panels(note, 9.7, 3.6, 1, 2, sharex=True, sharey=True)
+    for panel, block in zip(axes[0], ("rivals", "rivals2"), strict=True):
+        panel.axvline(0, **GREY)
+        for one in every:
+            if one.block == block and one.arm in shown and one.name.endswith("less it"):
+                is_greedy = one.name.startswith("greedy")
+                place = -list(shown).index(one.arm) - 0.22 * is_greedy
+                face = "white" if is_greedy else colour_of("control")
+                panel.plot([one.low, one.high], [place, place], color=colour_of("control"))
+                panel.plot(
+                    one.value, place, "s" if is_greedy else "o", color=colour_of("control"), markerfacecolor=face
+                )
+        panel.set_title(all_blocks()[block].families[0], fontsize=9)
+        panel.set_xlabel("score of the control less the rival's: ● sampled, □ greedy", fontsize=8)
+    axes[0, 0].set_yticks([-place for place in range(len(shown))], list(shown.values()))
+    return figure
+
+
+def reuse_uses() -> Figure:
+    """Draw right answers by the number of updates for which a batch is used; dashed without the clip."""
+    runs = pd.concat([all_blocks()[f"reuse{uses}"].runs.assign(uses=uses) for uses in (2, 8, 32)])
+    runs["stem"] = runs.arm.str.replace(r"_mu\d+", "", regex=True)
+    figure, axes = panels("Lines: means over pairs; marks: pairs. Dashed: without the clip." + OBJECTIVE, 7, 4.2)
+    panel = axes[0, 0]
+    panel.axhline(runs["base_pass@1"].mean(), label="base", **GREY)
+    for place, (stem, of_arm) in enumerate(runs.groupby("stem")):
+        style = {"color": colour_of(of_arm.variant.iloc[0]), "marker": "osD^"[place // 2]}
+        panel.plot(
+            of_arm.groupby("uses")["pass@1"].mean(), linestyle="--" if "noclip" in stem else "-", label=stem, **style
+        )
+        panel.plot(of_arm.uses, of_arm["pass@1"], linestyle="", alpha=0.35, markersize=4, **style)
+    panel.set_xscale("log", base=2)
+    panel.set_xticks([2, 8, 32], ["2", "8", "32"])
+    panel.set(xlabel="updates for which a batch is used", ylabel="right answers, sampled")
+    panel.legend(fontsize=8)
+    return figure
+
+
+def clamp2_given_back() -> Figure:
+    """Draw right answers at the end by coefficient and by the steps between resets."""
+    scores = all_blocks()["clamp2"].runs.pivot(index="base_seed", columns="arm", values="pass@1")
+    note = "Small points: bases. Large points, and the line: means over bases." + OBJECTIVE
+    figure, axes = panels(note, 7.2, 3.4, 1, 2, sharey=True)
+    places = {
+        "control_beta": "control",
+        "A_K200_beta": "A, reset\nevery 200",
+        "A_beta": "A, reset\nevery 40",
+        "B_beta_old": "B",
+    }
+    for panel, beta in zip(axes[0], (1, 10), strict=True):
+        panel.axhline(scores["plain"].mean(), label="plain", **GREY)
+        for place, stem in enumerate(places):
+            values = scores[f"{stem}{beta}"]
+            colour = colour_of(stem.split("_")[0])
+            panel.plot([place] * len(values), values, ".", color=colour, alpha=0.5)
+            panel.plot(place, values.mean(), "o", color=colour, markersize=7)
+        panel.set_xticks(range(len(places)), list(places.values()), fontsize=8)
+        panel.set(title=f"β = {beta}", ylim=(0, None))
+    axes[0, 0].set_ylabel("right answers at the end, sampled", fontsize=8)
+    return add_legend(figure, axes[0, 0])
+
+
+def clamp2_passk() -> Figure:
+    """Draw pass@k of the base and of four arms, and dotted its upper bound."""
+    means = pass_at_k().mean()
+    figure, axes = panels("Means over bases. Dotted: an upper bound (exploratory)." + OBJECTIVE, 6.4, 4)
+    panel = axes[0, 0]
+    for arm in ("base", "plain", "control_beta10", "A_K200_beta10", "B_beta_old10"):
+        scores, bounds = (means[measure].xs(arm, level=1) for measure in ("pass@k", "at most"))
+        colour = colour_of(arm.split("_")[0])
+        panel.plot(scores, label=arm, color=colour, linestyle="--" if arm == "base" else "-")
+        panel.plot(bounds.loc[2:], ":", color=colour, linewidth=0.8)
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(scores.index, [str(k) for k in scores.index])
+    panel.set(ylim=(0, 1), xlabel="k", ylabel="pass@k, sampled")
+    return add_legend(figure, panel)
+
+
+def qwen_curve() -> Figure:
+    """Draw reward and share of cut completions of each batch."""
+    figure, axes = panels("Lines: means of the last four batches.", 8, 3.2, 1, 2)
+    columns = {"reward": "Right completions of a batch", "truncated_fraction": "Completions cut at 200 tokens"}
+    for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
+        for colour, (arm, steps) in zip(
+            ("#0072B2", "#D55E00", "#009E73"), table("qwen_steps").groupby("arm", sort=False), strict=True
+        ):
+            batches = steps[steps.time_rollout > 0].set_index("step")[column]
+            panel.plot(batches, "o", alpha=0.35, color=colour)
+            panel.plot(batches.rolling(4, min_periods=1).mean(), color=colour, label=arm)
+        panel.set(title=title, xlabel="optimizer step", ylabel="share", ylim=(0, 1))
+    return add_legend(figure, axes[0, 0])
+
+
+def pictures(every: Sequence[Number]) -> Iterator[tuple[str, Figure]]:
+    """Draw the pictures that pages show, by name."""
+    of_blocks = {
+        "curves": (learning_curves, ("long", "stress", "modes")),
+        "forest": (forest, ("core", "mild")),
+        "frontier": (frontier, ("gamed", "gamed2", "pretrained", "smollm2b", "forget2")),
+        "resets": (around_resets, ("core", "clamp")),
+    }
+    for kind, (draw, names) in of_blocks.items():
+        for name in names:
+            yield f"{name}_{kind}", draw(all_blocks()[name])
+    yield "rivals_forest", rivals_forest(every)
+    for draw in (dose_line, reuse_uses, clamp2_given_back, clamp2_passk, qwen_curve):
+        yield draw.__name__, draw()
+
+
+def main() -> None:
+    every = numbers()
+    pd.DataFrame(every).to_csv(STUDY / "pages" / "numbers.csv", index=False, float_format="%.6g")
+    for name, figure in pictures(every):
+        figure.savefig(STUDY / "pictures" / f"{name}.png", dpi=100, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()
