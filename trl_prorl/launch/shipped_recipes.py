@@ -10,7 +10,7 @@ from ..text import nearest
 from .options import split_config_option
 
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = (Path(__file__).parents[1] / "recipes").resolve()  # in a checkout it is a link
 SUFFIXES = (".yaml", ".yml")
 
 
