@@ -1,8 +1,10 @@
 from math import comb
 
 import pytest
+from PIL import Image
 
 from trl_prorl.errors import InputError
+from trl_prorl.eval import boundary as command
 from trl_prorl.eval.analysis.boundary import boundary, changed_prompts, rate_limit, separable_from
 
 
@@ -63,3 +65,14 @@ def test_broken_results_are_refused(passk_result):
         boundary({key: value for key, value in complete.items() if key != "trained"})
     with pytest.raises(InputError, match="2 base and 3 trained"):
         boundary(passk_result([0, 1], [1, 2, 3]))
+
+
+def test_the_command(make_run, make_rows, passk_result, capsys):
+    folder = make_run("A", "A", make_rows(2), passk=passk_result([0] * 6 + [4] * 6, [8] * 6 + [4] * 6))
+    assert command.main(["--run", str(folder)]) == 0
+    assert "6 newly solved, 0 lost" in " ".join(capsys.readouterr().out.split())
+    with Image.open(folder / "boundary.png") as picture:
+        picture.load()
+    bare = make_run("bare", "A", make_rows(2))
+    assert command.main(["--run", str(bare)]) == 2
+    assert f"trl-prorl passk --run {bare}" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval import compare as command
 from trl_prorl.eval.analysis.compare import GREEDY, compare, compare_all_pairs, compare_arms, pair_notes
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages.comparison import _share_cell, comparison_statements
+from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -35,17 +35,6 @@ def test_by_hand(evaluated):
     assert result.detectable == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
 
 
-def test_pairing_sees_what_the_intervals_of_each_do_not(evaluated):
-    # One more right at every prompt: certain, though prompts vary far more than the runs.
-    counts = [0, 7, 1, 6, 2, 5, 3, 4] * 4
-    result = compare(evaluated("a", [count + 1 for count in counts]), evaluated("b", counts), k=1)
-    # Of 32 prompts that all agree up to 1 - 0.05^(1/32) = 8.94 % of others are not excluded, from -1 to 1.
-    assert result.difference == pytest.approx((1 / 8, 1 / 8 - 0.0894 * 9 / 8, 1 / 8 + 0.0894 * 7 / 8), abs=1e-4)
-    assert result.difference.excludes_zero
-    back = compare(evaluated("c", counts), evaluated("d", [count + 1 for count in counts]), k=1)
-    assert back.difference.value == pytest.approx(-1 / 8)
-
-
 def test_pass_at_8_is_solved_at_all(evaluated):
     result = compare(evaluated("a", [1, 1, 1, 0]), evaluated("b", [8, 0, 0, 0]), k=8)
     assert result.difference.value == pytest.approx(2 / 4)
@@ -58,31 +47,17 @@ def greedy(correct):
     return {"greedy": {**summaries, "gain": [0.0, 0.0, 0.0]}}
 
 
-def test_every_outcome_has_its_own_test(evaluated):
-    """a solves one sample more at every other prompt; greedily it is right 6 times alone, and b 6 times alone."""
-    a = evaluated("a", [4, 5] * 20, **greedy([1] * 6 + [0] * 34))
-    b = evaluated("b", [4, 4] * 20, **greedy([0] * 34 + [1] * 6))
-    sampled = compare(a, b, k=1)
-    decoded = compare(a, b, k=GREEDY)
-    assert (sampled.outcome, decoded.outcome) == ("pass@1", "greedy")
-    # Of 40 prompts 20 differ by 1/8: mean 1/16, standard error 1/16/sqrt(39).
-    assert sampled.difference.value == 1 / 16
-    assert sampled.p_value == pytest.approx(2 * stats.t.sf(math.sqrt(39), 39))
-    assert (decoded.first_value, decoded.second_value, decoded.difference.value) == (0.15, 0.15, 0.0)
-    assert decoded.p_value == 1.0
-    assert decoded.difference.low < 0 < decoded.difference.high
-    assert sampled.differs
-    assert not decoded.differs
-
-
 def test_greedy_decoding_of_one_pair_by_hand(evaluated):
     a = evaluated("a", [4] * 8, **greedy([1] * 7 + [0]))
     b = evaluated("b", [4] * 8, **greedy([1, 0, 0, 0, 0, 0, 0, 1]))
     # 6 for a, 1 for b: 2 (C(7,6) + C(7,7)) / 2^7, however few prompts there are.
     found = compare(a, b, k=GREEDY)
+    assert found.outcome == "greedy"
     assert found.p_value == pytest.approx(1 / 8)
     assert found.difference.value == 5 / 8
     assert math.isnan(compare(a, b, k=1).p_value)
+    with pytest.raises(InputError, match="greedy"):
+        compare(a, evaluated("c", [4] * 8), k=GREEDY)
 
 
 def test_greedy_decoding_over_seeds_is_a_test_over_seeds(evaluated, read_run):
@@ -108,98 +83,44 @@ def test_of_k_samples_pass_at_k_is_right_or_wrong(evaluated):
     assert compare(a, b, k=8).p_value == pytest.approx(22 / 1024)
 
 
-def test_without_greedy_decoding_on_one_side_it_is_not_compared(evaluated, capsys):
-    a = evaluated("a", [4] * 20, **greedy([1] * 20))
-    b = evaluated("b", [4] * 20)
-    with pytest.raises(InputError, match="'b' has no greedy decoding in passk.json; `trl-prorl passk --run .* adds"):
-        compare(a, b, k=GREEDY)
-    assert command.main(["--runs", str(a.path), str(b.path)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "Greedy decoding is not compared: `b` was evaluated without it." in printed
-    assert "greedy: `a` − `b`" not in printed
-
-
-def test_prompt_ids_decide_where_both_have_them(evaluated):
-    # Another seed of the tasks gave the same prompts, whatever the settings say.
-    a = evaluated("a", [1, 2], **IDS)
-    b = evaluated("b", [2, 2], **IDS, config={"task_seed": 7})
-    assert compare(a, b, k=1).difference.value < 0
-
-
 IDS = {"prompt_ids": ["x", "y"]}
+CUT = {"max_new_tokens": 16}
 
 
 @pytest.mark.parametrize(
-    ("ids", "changes", "message"),
+    ("of_a", "of_b", "named"),
     [
-        ({}, {"n": 16}, "'a' has n = 8 in passk.json, 'b' 16"),
-        ({}, {"temperature": 0.5}, "temperature = 1.0 in passk.json, 'b' 0.5"),
-        ({}, {"max_new_tokens": 32}, "max_new_tokens = None in passk.json, 'b' 32"),
-        ({}, {"config": {"task_seed": 1}}, "task_seed decide"),
-        ({}, {"split": "validation"}, "same prompts in the same way"),
-        (IDS, {**IDS, "n": 4, "k": [4]}, "n = 8"),
-        (IDS, {"prompt_ids": ["x", "z"]}, r"not evaluated on the same prompts \(1 in common\)"),
-        (IDS, {"prompt_ids": ["y", "x"]}, r"in the same order \(2 in common\)"),
-        (IDS, {}, "only 'a' has prompt_ids"),
+        ({}, {"n": 16}, "n = 8"),
+        ({}, {"temperature": 0.5}, "temperature"),
+        (CUT, {"max_new_tokens": 32}, "max_new_tokens"),
+        ({}, {"config": {"task_seed": 1}}, "task_seed"),
+        ({}, {"split": "validation"}, "same prompts"),
+        (IDS, {"prompt_ids": ["x", "z"]}, r"\(1 in common\)"),
+        (IDS, {"prompt_ids": ["y", "x"]}, "order"),
+        (IDS, {}, "prompt_ids"),
+        # An older result, which was cut at the run's own length; ids decide where both have them.
+        (CUT, {"config": {"max_completion_length": 16}}, None),
+        (IDS, {**IDS, "config": {"task_seed": 7}}, None),
     ],
 )
-def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, ids, changes, message):
-    a = evaluated("a", [1, 2], **ids)
-    b = evaluated("b", [1, 2], **changes)
-    with pytest.raises(InputError, match=message) as refusal:
+def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, of_a, of_b, named):
+    a = evaluated("a", [1, 2], **of_a)
+    b = evaluated("b", [2, 2], **of_b)
+    if named is None:
+        assert compare(a, b, k=1).difference.value < 0
+        return
+    with pytest.raises(InputError, match=named) as refusal:
         compare(a, b, k=1)
     assert f"trl-prorl passk --run {a.path} --run {b.path}" in str(refusal.value)
 
 
-def test_completions_cut_at_other_lengths_are_refused(evaluated):
-    a = evaluated("a", [1, 2], max_new_tokens=16, config={"max_completion_length": 16})
-    with pytest.raises(InputError, match=r"'b' 32; evaluate them alike: `trl-prorl passk .* --max-new-tokens 32`"):
-        compare(a, evaluated("b", [1, 2], max_new_tokens=32), k=1)
-    # An older result, which was cut at the run's own length.
-    compare(a, evaluated("c", [1, 2], config={"max_completion_length": 16}), k=1)
-
-
-def test_b_is_told_apart_from_all_others(evaluated):
+def test_b_has_a_note_in_every_pair_with_another_variant(evaluated):
     a, control, b, other = (evaluated(f"{i}", [1, 2], variant) for i, variant in enumerate(("A", "control", "B", "B")))
     noted = [DIFFERENT_OBJECTIVE in pair_notes(*pair) for pair in ((a, b), (b, control), (b, other), (a, control))]
     assert noted == [True, True, False, False]
-
-
-def test_other_models_and_lengths_are_noted(evaluated):
-    a = evaluated("a", [1, 2])
-    notes = " ".join(pair_notes(a, evaluated("b", [1, 2], config={"model_name_or_path": "big"}, steps=40)))
-    assert "different models: tiny and big" in notes
-    assert "20 and 40 steps" in notes
-    assert "different models" not in " ".join(pair_notes(a, evaluated("c", [1, 2])))
-
-
-def test_statements(evaluated):
-    a = evaluated("a", [8, 0] * 10)
-    b = evaluated("b", [0, 8] * 10)
-    even = compare(a, b, k=1)
-    (line,) = comparison_statements([even])
-    assert f"no significant difference; detectable difference (80 % power): {even.detectable:.3f}." in line
-    worse = compare(evaluated("c", [1, 2, 3] * 7), evaluated("d", [3, 4, 5] * 7), k=1)
-    assert comparison_statements([worse])[0].endswith("`d` is higher.")
-    few = compare(evaluated("e", [1, 2, 3]), evaluated("f", [3, 4, 5]), k=1)
-    assert not few.difference.excludes_zero
-    assert "-0.250 (n/a): fewer than 20 prompts give no interval" in comparison_statements([few])[0]
-
-
-def test_command(evaluated, make_run, make_rows, capsys):
-    a = evaluated("a", [1, 2, 3] * 10)
-    b = evaluated("b", [3, 4, 5] * 10, variant="B", k=[1, 8])
-    assert command.main(["--runs", str(a.path), str(b.path)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "pass@1: `a` − `b` -0.250 [-0.321, -0.131]: `b` is higher." in printed
-    assert "pass@8" in printed
-    assert "pass@4" not in printed
-    assert DIFFERENT_OBJECTIVE in printed
-    assert command.main(["--runs", str(a.path), str(b.path), "--k", "9"]) == 2
-    assert "--k 9 must lie between 1 and the 8" in capsys.readouterr().err
-    bare = make_run("bare", "A", make_rows(2))
-    assert command.main(["--runs", str(a.path), str(bare)]) == 2
-    assert f"run `trl-prorl passk --run {bare}`" in capsys.readouterr().err
+    big = evaluated("big", [1, 2], config={"model_name_or_path": "big"}, steps=40)
+    notes = " ".join(pair_notes(a, big))
+    assert "tiny and big" in notes and "20 and 40 steps" in notes
 
 
 @pytest.fixture
@@ -239,39 +160,23 @@ def test_a_step_time_over_steps_by_hand(read_run):
 
 
 def test_no_ratio_to_what_may_be_0(found, read_run):
-    """Base score 0, too few prompts, one step: no ratio; and the cell is a dash."""
+    """Base score 0, too few prompts, one step: no ratio."""
     nothing = found(("A", 0, 0, 2.0), ("B", 0, 7, 1.0))
     few = found(*((variant, seed, 8, 2.0) for variant in "AB" for seed in range(3)), prompts=8)
     # Seeds at 1/8, 1/8 and 6/8: mean 1/3, t(0.975, 2) times the standard error is .9.
     noisy = found(*(("A", seed, 1 + 5 * (seed == 2), 2.0) for seed in range(3)), *(("B", s, 4, 1.0) for s in range(3)))
     for row in (nothing, few, noisy):
         assert row.share is None
-        assert _share_cell(row) == "–"
     short = [read_run(variant, steps=1, trained=[8] * 40, time_step=1.0) for variant in "AB"]
     assert compare(*short).step_time is None
 
 
-def test_runs_beside_each_other_decide_nothing_of_the_cost(read_run):
-    """Steps of 2 s: B began 1 s after A. C trained alone, and is the only one with a step time."""
-    runs = [
-        read_run(variant, steps=4, trained=[8] * 40, time_step=2.0, time_ended=lambda step, at=at: at + 2.0 * step)
-        for variant, at in (("A", 100.0), ("B", 101.0), ("C", 200.0))
-    ]
-    a, b, c = Frame(runs).arms
-    assert compare_arms(b, a).step_time is None
-    assert compare_arms(c, a).step_time is None
-    # Less the one that trained beside it, as a user would compare two runs.
-    assert compare(runs[0], runs[2]).step_time.value == 1.0
-    assert compare(*runs[:2]).step_time is None
-
-
-def test_seeds_are_paired(found):
+def test_step_times_are_a_ratio_of_means_over_pairs_of_seeds(found):
     a = [("A", seed, 8, 2.0 + seed) for seed in range(3)]
     row = found(*a, *(("B", seed, 7, 1.0 + seed / 2 + 0.01 * seed) for seed in range(3)))
-    # Ratio of means, (1 + 1.51 + 2.02) / (2 + 3 + 4); the ratios are 0.5, 0.5033 and 0.505.
+    # (1 + 1.51 + 2.02) / (2 + 3 + 4); the ratios are 0.5, 0.5033 and 0.505.
     assert row.step_time.value == pytest.approx(4.53 / 9)
     assert row.step_time.low < 0.5 < 0.505 < row.step_time.high < 0.52
-    assert row.share.value == 0.875
 
 
 def test_step_times_by_hand(found):
@@ -342,46 +247,101 @@ def test_the_difference_is_that_of_the_seeds_both_have(grid):
         assert row.adjusted == pytest.approx(min(1.0, worst))
 
 
-def test_seeds_that_are_nowhere_shared(of_arm):
-    runs = [of_arm(arm, seed, counts(0.5, seed)) for arm, seed in zip("AABB", (1, 2, 3, 4), strict=True)]
+def test_seeds_that_are_nowhere_shared_and_runs_that_answer_alike(of_arm):
+    runs = [of_arm(arm, seed, counts(0.5, 0)) for arm, seed in zip("AABB", (1, 2, 3, 4), strict=True)]
     with pytest.raises(InputError, match="no seed in common"):
         compare_all_pairs(runs, [1])
-
-
-def test_runs_that_answer_alike(of_arm):
-    (row,), _ = compare_all_pairs([of_arm(arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)], [1])
+    (row,), _ = compare_all_pairs([*runs[:2], *(of_arm("B", seed, counts(0.5, 0)) for seed in (1, 2))], [1])
     assert row.difference.value == 0
     assert row.p_value == row.adjusted == 1.0
 
 
-def test_the_command_over_seeds(grid, of_arm, tmp_path, capsys):
+def test_the_command(grid, of_arm, make_run, make_rows, tmp_path, capsys):
     folder = grid["A", 1].path.parent
     of_arm("C", 1, counts(0.5, 7)[:30])
     out = tmp_path / "found.json"
     assert command.main(["--runs", f"{folder}/*", "--k", "1", "8", "--json", str(out)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    assert DIFFERENT_OBJECTIVE in " ".join(capsys.readouterr().out.split())
     found = json.loads(out.read_text())
-    assert len(found["comparisons"]) == 6
-    assert {row["k"] for row in found["comparisons"]} == {1, 8}
-    assert all({"detectable", "adjusted", "difference"} <= set(row) for row in found["comparisons"])
-    assert "were not evaluated on the same prompts" in found["notes"][0]
-    assert "Holm" in shown
-    assert "B optimises a different objective" in shown
+    assert sorted(row["k"] for row in found["comparisons"]) == [1, 1, 1, 8, 8, 8]
+    assert "same prompts" in found["notes"][0]
 
     pair = [str(grid[arm, 1].path) for arm in "AB"]
     assert command.main(["--runs", *pair, "--json", str(out)]) == 0
     two = json.loads(out.read_text())["comparisons"][0]
     assert (two["first"], two["second"], two["seeds"]) == ("A_1", "B_1", 1)
-    assert "detectable" in two
-    assert "exact McNemar" in " ".join(capsys.readouterr().out.split())
-    assert command.main(["--runs", f"{folder}/*", "--k", "9"]) == 2
-    assert "--k 9 must lie between 1 and the 8 samples" in capsys.readouterr().err
+    expected = compare(grid["A", 1], grid["B", 1], 1)
+    assert (two["difference"][0], two["p_value"]) == pytest.approx((expected.difference.value, expected.p_value))
+    bare = make_run("bare", "A", make_rows(2))
+    refused = {
+        "--k 9": [f"{folder}/*", "--k", "9"],
+        f"trl-prorl passk --run {bare}": [pair[0], str(bare)],
+        "needs two": [f"{folder}/A_1"],
+        "one arm": [f"{folder}/A_*"],
+    }
+    for said, runs in refused.items():
+        assert command.main(["--runs", *runs]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture
+def timed(read_run):
+    """A function: a run of 3 steps of 2 s each, a pause after each; the last one ends at the given second."""
+
+    def make(name, last, pause=0.0):
+        def ended(step):
+            return last - (3 - step) * (2.0 + pause)
+
+        return read_run(name, name=name, steps=3, trained=[8] * 40, time_step=2.0, time_ended=ended)
+
+    return make
+
+
+def names(runs):
+    return [run.name for run in runs]
 
 
 @pytest.mark.parametrize(
-    ("arms", "said"),
-    [(["A_1"], "is the only run with a finished step; a comparison needs two"), (["A_*"], "all 3 runs are one arm")],
+    ("last", "pause", "beside"),
+    [
+        (112.0, 0.0, False),  # begins in the moment in which the other one ends
+        (111.75, 0.0, True),
+        (100.25, 0.0, True),
+        (100.0, 0.0, False),
+        (108.0, 6.0, False),  # 90 to 92, 98 to 100, 106 to 108: the other one ran in its pause, as before a resume
+        (107.0, 6.0, True),  # … 105 to 107
+    ],
 )
-def test_refusals(grid, arms, said, capsys):
-    assert command.main(["--runs", *(f"{grid['A', 1].path.parent}/{arm}" for arm in arms)]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+def test_a_step_beside_a_step_of_another_run(timed, last, pause, beside):
+    pair = [timed("A", 106.0), timed("B", last, pause)]
+    for runs in (pair, pair[::-1]):
+        timing = Timing(runs)
+        assert names(timing.beside) == (names(runs) if beside else [])
+        assert [timing.alone(each) for each in runs] == [not beside] * 2
+        assert not timing.unknown
+
+
+def test_runs_beside_each_other_decide_nothing_of_the_cost(timed):
+    """C trained alone, and is the only one with a step time."""
+    runs = [timed("A", 106.0), timed("B", 105.0), timed("C", 200.0)]
+    timing = Timing(runs)
+    assert [timing.alone(each) for each in runs] == [False, False, True]
+    a, b, c = Frame(runs).arms
+    assert compare_arms(b, a).step_time is None
+    assert compare_arms(c, a).step_time is None
+    # Less the one that trained beside it, as a user would compare two runs.
+    assert compare(runs[0], runs[2]).step_time.value == 1.0
+    assert compare(*runs[:2]).step_time is None
+
+
+def test_a_record_without_the_time_says_nothing_of_its_neighbours(timed, read_run):
+    earlier = read_run("B", name="earlier", steps=3, time_step=2.0, time_ended=None)
+    later = timed("later", 106.0)
+    timing = Timing([earlier, later, read_run("B", name="untimed")])
+    assert names(timing.unknown) == ["earlier"]
+    assert not timing.beside
+    assert not timing.alone(earlier)
+    assert timing.alone(later)
+    assert Timing([earlier]).alone(earlier)  # compared with none
+    resumed = read_run("B", name="resumed", steps=3, time_step=2.0, time_ended=lambda step: 9.0 if step > 1 else None)
+    assert names(Timing([resumed, later]).unknown) == ["resumed"]

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval.analysis.language import (
     compression_ratio,
     distinct,
@@ -24,7 +23,6 @@ from trl_prorl.eval.analysis.language import (
     [
         ([[1, 2, 3], [1, 2]], 1, 3 / 5),
         ([[1, 2, 3], [1, 2]], 2, 2 / 3),  # 12 23 12
-        ([[1, 2, 3], [1, 2]], 3, 1.0),
         ([[7, 7, 7, 7]], 2, 1 / 3),
         ([[1], [2]], 2, None),  # no pair goes from one sample to the next
         ([[]], 1, None),
@@ -37,15 +35,7 @@ def test_distinct_n(sequences, n, share):
 def test_what_repeats_itself_compresses():
     texts = [f"{number:04d} {math.sin(number)}" for number in range(40)]
     assert compression_ratio(texts[:1] * 40) > 3 * compression_ratio(texts) > 3
-    assert compression_ratio([""]) < 1
     assert compression_ratio(["\ud800"]) > 0  # a lone surrogate is no UTF-8
-
-
-def test_real_text_is_english_and_long_enough():
-    text = real_text(40_000)
-    assert len(text) == 40_000
-    assert text.startswith('The "assert" statement')
-    assert " expression " in text
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +71,6 @@ def test_whether_a_vocabulary_has_english_words(of_english, kind, size, english)
     assert knows_words_of(of_english(kind, size), real_text(10_000)) is english
 
 
-def test_a_model_of_digits_has_no_english_words():
-    tokenizer = AutoTokenizer.from_pretrained(embedded_model())
-    assert not knows_words_of(tokenizer, real_text(10_000))
-    assert not knows_words_of(tokenizer, "")
-
-
 class Uniform(torch.nn.Module):
     """In bf16: every token is as likely as any other of 7, but the token after a 3 is surely 4."""
 
@@ -112,16 +96,6 @@ class Uniform(torch.nn.Module):
 )
 def test_perplexity_by_hand(ids, nats):
     assert perplexity(Uniform(), ids, window=4) == pytest.approx(math.exp(sum(nats) / len(nats)))
-
-
-def test_perplexity_of_a_model_in_a_plain_loop():
-    model = AutoModelForCausalLM.from_pretrained(embedded_model()).eval()
-    ids = list(b"reverse 123")
-    total = 0.0
-    for place in range(1, len(ids)):
-        with torch.no_grad():
-            total += torch.log_softmax(model(torch.tensor([ids[:place]])).logits[0, -1], -1)[ids[place]].item()
-    assert perplexity(model, ids) == pytest.approx(math.exp(-total / (len(ids) - 1)), rel=1e-5)
 
 
 def test_token_drift_by_hand():

@@ -78,10 +78,8 @@ def flat(steps=60, value=0.01, **changes):
         (0.001 * 10 ** (np.arange(40) / 10), KL_SPIKE, 0, None),
         (0.01 * (np.arange(100) % 10) ** 2, KL_SPIKE, 0, None),
         (np.concatenate([np.full(30, 0.01), np.full(30, 5.0)]), KL_SPIKE, 0, None),
-        # Nothing measured, or too short.
-        (np.array([]), KL_SPIKE, 0, None),
         (np.full(30, np.nan), KL_SPIKE, 0, None),
-        (np.array([0.01, 5.0, 0.01]), KL_SPIKE, 0, None),
+        (np.array([0.01, 5.0, 0.01]), KL_SPIKE, 0, None),  # too short
         # The report's: tenfold; a multiple of next to nothing is none.
         (flat(_30=0.1), KL_SPIKE, 1, 10),
         (flat(_30=0.0999), KL_SPIKE, 0, None),
@@ -89,11 +87,10 @@ def flat(steps=60, value=0.01, **changes):
         (flat(value=0.4, _30=0.61), ENTROPY_SPIKE, 1, 1.525),
         (flat(value=0.4, _30=0.59), ENTROPY_SPIKE, 0, None),
         (flat(value=0.05, _30=0.14), ENTROPY_SPIKE, 0, None),
-        # The norm of the gradient: five times its neighbours, in whatever unit; norms that grow are no spike.
+        # The norm of the gradient: five times its neighbours, in whatever unit.
         (flat(value=0.2, _30=1.0), GRADIENT_SPIKE, 1, 5),
         (flat(value=0.2, _30=0.999), GRADIENT_SPIKE, 0, None),
         (flat(value=1e-9, _30=6e-9), GRADIENT_SPIKE, 1, 6),
-        (0.001 * 10 ** (np.arange(40) / 10), GRADIENT_SPIKE, 0, None),
     ],
 )
 def test_a_spike_is_a_multiple_of_its_neighbours_and_a_rise(values, rule, count, largest):

@@ -1,11 +1,10 @@
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.stats import binom, t, ttest_1samp
 
-from trl_prorl.eval.analysis.passk import draw_sizes, greedy_side, summarise
+from trl_prorl.eval.analysis.passk import draw_sizes
 from trl_prorl.eval.analysis.statistics import (
     bootstrap_interval,
     fieller_ratio,
@@ -14,16 +13,11 @@ from trl_prorl.eval.analysis.statistics import (
     paired_bootstrap_difference,
     paired_bootstrap_ratio,
     paired_p_value,
-    pass_at_k_per_prompt,
     prediction_interval,
     prompts_and_seeds,
     ratio_interval,
     t_interval,
 )
-
-
-def test_pass_at_k_by_prompt():
-    np.testing.assert_allclose(pass_at_k_per_prompt([0, 1, 4], n=4, k=2), [0, 1 / 2, 1])
 
 
 def test_bootstrap_interval_is_near_the_normal_one_and_follows_level_and_seed():
@@ -34,8 +28,7 @@ def test_bootstrap_interval_is_near_the_normal_one_and_follows_level_and_seed():
     low, high = bootstrap_interval(values)
     narrow_low, narrow_high = bootstrap_interval(values, level=0.5)
     assert low < narrow_low < values.mean() < narrow_high < high
-    assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
-    assert bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
+    assert bootstrap_interval(values) == (low, high) != bootstrap_interval(values, seed=4)
 
 
 def test_the_interval_of_verdicts_is_the_binomial_one():
@@ -241,7 +234,7 @@ def test_agreement_misses_no_more_often_than_it_says(rate):
 
 
 def test_prediction_interval_holds_a_new_value_as_often_as_it_says():
-    values = np.random.default_rng(0).normal(0.6, 0.02, size=(1500, 7))
+    values = np.random.default_rng(0).normal(0.6, 0.02, size=(500, 7))
     for level in (0.5, 0.95):
         held = [low <= row[6] <= high for row in values for _, low, high in [prediction_interval(row[:6], level)]]
         assert np.mean(held) == pytest.approx(level, abs=0.03)
@@ -269,17 +262,3 @@ def test_fieller_covers_as_often_as_it_says(paired):
 def test_sizes_of_a_draw(n, ks):
     assert draw_sizes(n) == ks
     assert n != 12 or draw_sizes(n, evaluated=(1, 3, 32)) == [1, 2, 3, 4, 8, 12]
-
-
-def test_pass_at_k_is_that_of_the_metric_of_evaluate(monkeypatch):
-    asked = []
-
-    class Metric:
-        def compute(self, predictions, **others):
-            asked.append((predictions, others))
-            return {"pass@1": 0.125}
-
-    monkeypatch.setattr("trl_prorl.eval.analysis.statistics.metric", lambda name: Metric())
-    assert summarise([[True, False], [False, False]], [1])["pass@1"] == 0.125
-    assert asked == [([[True, False], [False, False]], {"k": [1]})]
-    assert greedy_side(pd.DataFrame({"correct": [True, False, False, False]}))["accuracy"] == 0.25
