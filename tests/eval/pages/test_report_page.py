@@ -150,16 +150,10 @@ def test_the_source_is_whole_and_needs_nothing_beside_it(page):
         encoded = image["src"].removeprefix("data:image/png;base64,")
         Image.open(io.BytesIO(base64.b64decode(encoded, validate=True))).load()
         assert image["alt"]
-    # The verdict, 4 curves, 3 around resets, 2 checkpoints, 1 of pass@k, 1 of cost.
-    assert len(images) == 1 + 4 + 3 + 2 + 1 + 1
+    assert len(images) >= 10
     assert len(inside) == tags.count("h2") >= 13
-    assert len(source) < 5e6
-
-
-def test_names_are_text(page):
-    """Whatever a run is called, it is shown, not interpreted."""
-    # In its row of two tables, which have no code around it.
-    assert "".join(Page(page.read_text()).text).count(HOSTILE.replace("/", "|")) >= 2
+    # Whatever a run is called, it is shown, not interpreted: in its row of two tables.
+    assert "".join(parsed.text).count(HOSTILE.replace("/", "|")) >= 2
 
 
 def test_page_says_what_the_markdown_says(page):
@@ -180,34 +174,16 @@ def test_page_says_what_the_markdown_says(page):
         Image.open(page.with_name(file)).load()
 
 
-def test_matrix_is_grouped_and_explained(page):
-    said = " ".join(Page(page.read_text()).text)
-    first = said.index("Result matrix", said.index("Contents") if "Contents" in said else 0)
-    for group in ("Performance, held-out", "Stability", "Cost", "What the columns mean"):
-        assert said.index(group) > first
-    assert "largest drop : the furthest" in re.sub(r"\s+", " ", said)
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("a **b** `c`", "a <strong>b</strong> <code>c</code>"),
-        ("<script>", "&lt;script&gt;"),
-        ("![x](http://y/z.png)", "![x](http://y/z.png)"),
-        ("[x](http://y)", "[x](http://y)"),
-        ("&amp;", "&amp;amp;"),
-        ("run_a_b", "run_a_b"),
+        ("a **b** `c_d`", "a <strong>b</strong> <code>c_d</code>"),
+        ("<script>&amp;", "&lt;script&gt;&amp;amp;"),
+        ("![x](http://y/z.png) [x](http://y)", "![x](http://y/z.png) [x](http://y)"),
     ],
 )
 def test_inline_markdown(text, shown):
-    rendered = str(document.inline(text))
-    assert rendered == shown
-
-
-def test_interval_goes_below_its_value():
-    assert document.cell("0.5 [0.4, 0.6]") == '0.5 <span class="interval">[0.4, 0.6]</span>'
-    assert document.short("0.232 → 0.656 [0.615, 0.694]")
-    assert not document.short("KL to pi_old (a different objective)")
+    assert str(document.inline(text)) == shown
 
 
 @pytest.fixture
@@ -240,8 +216,7 @@ def browser():
         started.close()
 
 
-@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport, scheme", [(PHONE, "light"), (DESKTOP, "dark")], ids=["phone", "desktop"])
 def test_in_a_browser(browser, page, viewport, scheme):
     """As a reader would open it, with what is folded: no missing picture, no sideways scrolling, no error."""
     context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)
@@ -276,24 +251,13 @@ def test_contents_lead_there(tab):
         assert bar["y"] + bar["height"] - 1 <= top < PHONE["height"]
 
 
-@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_first_screen_shows_the_verdict(tab, viewport):
-    verdict = tab(viewport=viewport).locator("#verdict + p")
-    said = "C has the highest held-out pass@1, 0.938 (base 0.250), with no significant difference from"
-    assert verdict.inner_text().startswith(said)
-    assert verdict.bounding_box()["y"] + verdict.bounding_box()["height"] < viewport["height"]
-
-
-def test_what_is_open_fits_and_the_rest_is_folded(tab):
-    tab = tab(viewport=DESKTOP)
-    tables = "[...document.querySelectorAll('section > .scroll')].map(e => [e.scrollWidth, e.clientWidth])"
-    widths = tab.evaluate(tables)
-    assert len(widths) == 2
-    assert all(width <= room for width, room in widths)
-    opened = "[...document.querySelectorAll('section')].map(e => e.querySelector('.fold')?.open ?? true)"
-    assert tab.evaluate(opened) == [True] * 5 + [False] * (len(tab.evaluate(opened)) - 5)
-    tab.locator("nav a", has_text="Caveats").click()  # a link opens its section
-    assert tab.evaluate(opened).count(True) == 6
+def test_the_first_screen_has_the_verdict_and_a_link_opens_its_section(tab):
+    tab = tab(viewport=PHONE)
+    verdict = tab.locator("#verdict + p")
+    assert verdict.inner_text().startswith("C has the highest held-out pass@1, 0.938 (base 0.250)")
+    assert verdict.bounding_box()["y"] + verdict.bounding_box()["height"] < PHONE["height"]
+    assert not tab.locator("#caveats").is_visible()
+    tab.locator("nav a", has_text="Caveats").click()
     assert tab.locator("#caveats").is_visible()
 
 
@@ -305,11 +269,3 @@ def test_completions_stand_side_by_side_as_they_are(tab):
     assert [row.split("\t") for row in rows] == [
         [f"ask p{place}", f"✓ base {text}", f"✓ trained {text}"] for place in (0, 3, 6, 9, 12, 15)
     ]
-    assert "Of C_seed0: the first sample each" in tab.locator("section[aria-label^=Completions]").inner_text()
-
-
-def test_pictures_stay_on_white_in_the_dark(tab):
-    tab = tab(color_scheme="dark")
-    style = "element => getComputedStyle(element).backgroundColor"
-    assert tab.locator("body").evaluate(style) == "rgb(20, 24, 29)"
-    assert tab.locator("img").first.evaluate(style) == "rgb(255, 255, 255)"
