@@ -1,8 +1,6 @@
 """Time and memory of a run, by hand."""
 
-import json
 import math
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,7 +19,6 @@ from trl_prorl.eval.readiness.finding import LOOK, STOP
 from trl_prorl.eval.readiness.first_steps import (
     MOST_MOVED,
     FirstSteps,
-    first_steps,
     kl_after_updates,
     kl_finding,
     rate_findings,
@@ -54,9 +51,7 @@ def test_a_larger_micro_batch_leaves_every_update_its_rows():
     assert larger_micro_batch(8, 1000, 16) == 128
     assert larger_micro_batch(8, 70, 6) == 48
     assert larger_micro_batch(8, 70, 5) == 40
-    assert larger_micro_batch(8, 15, 16) == 8
-    assert larger_micro_batch(8, 3, 16) == 8
-    assert larger_micro_batch(8, 1000, 1) == 8
+    assert larger_micro_batch(8, 15, 16) == larger_micro_batch(8, 1000, 1) == 8
 
 
 def test_a_card_with_room_for_more_rows():
@@ -72,13 +67,9 @@ def test_a_card_with_room_for_more_rows():
     finding = of()
     assert finding.number == "136 rows (now 8)"
     assert finding.level == LOOK
-    assert finding.change == (
-        "set per_device_train_batch_size: 32 and gradient_accumulation_steps: 4 (and steps_per_generation: 4, where "
-        "it is set): the same updates up to rounding, in fewer forwards"
-    )
+    assert "per_device_train_batch_size: 32 and gradient_accumulation_steps: 4 " in finding.change
     assert finding.values["advised"] == 32
-    of_two_batches = of(per_generation=32).change
-    assert "gradient_accumulation_steps: 4 (and steps_per_generation: 8," in of_two_batches
+    assert "gradient_accumulation_steps: 4 (and steps_per_generation: 8," in of(per_generation=32).change
     assert of(most=128).values["advised"] == 128  # all of an update at once
     assert of(most=64, exchangeable=32).values["advised"] == 128  # a row takes no less than it did
     assert of(most=None).level == "fine"  # completions of any length
@@ -86,34 +77,25 @@ def test_a_card_with_room_for_more_rows():
     assert of(micro_batch=32, exchangeable=4).values["advised"] == 128
 
 
-@pytest.mark.parametrize("keys", [{}, {"pack_groups": "on"}, {"loss_type": "bnpo"}], ids=str)
-def test_the_advised_micro_batch_trains_the_same(run, make_trainer, largest_difference, keys):
-    """Eight rows and 16 of an update of 16: the weights agree within what Adam makes of rounding."""
-    keys = {"max_steps": 8, "learning_rate": 1e-3, "beta": 0.1, **keys}
+def test_the_advised_micro_batch_trains_the_same(run, make_trainer, largest_difference):
+    """Four rows and eight of an update of 16: the weights agree within what Adam makes of rounding."""
+    keys = {"max_steps": 4, "learning_rate": 1e-3, "beta": 0.1, "pack_groups": "on"}
+    of_bnpo = make_trainer(**keys, per_device_train_batch_size=4, gradient_accumulation_steps=4, loss_type="bnpo")
+    shape = BatchShape.of(of_bnpo.args, of_bnpo.num_generations)
+    assert larger_micro_batch(shape.micro_batch, 8, shape.exchangeable) == 4
     small = run(per_device_train_batch_size=4, gradient_accumulation_steps=4, **keys)
     shape = BatchShape.of(small.args, small.num_generations)
-    advised = larger_micro_batch(shape.micro_batch, 8, shape.exchangeable)
-    if keys.get("loss_type") == "bnpo":
-        assert advised == 4
-        return
-    assert advised == 8
+    assert larger_micro_batch(shape.micro_batch, 8, shape.exchangeable) == 8
     large = run(per_device_train_batch_size=8, gradient_accumulation_steps=2, **keys)
     assert largest_difference(small, large) < 1e-5
     assert largest_difference(small, make_trainer(**keys)) > 1e-4
 
 
 def test_on_a_cpu_memory_is_that_of_the_process():
-    fits = process_memory_finding(11.7, 24.0)
-    assert fits.number == "11.7 of 24.0 GiB"
-    assert fits.level not in (LOOK, STOP)
+    assert process_memory_finding(11.7, 24.0).level not in (LOOK, STOP)
     assert process_memory_finding(21.7, 24.0).level == LOOK  # above nine tenths
-    before, total = process_memory()
-    held = torch.ones(2**28 // 4)  # a quarter of a GiB, written to
-    peak, _ = process_memory()
-    now = psutil.Process().memory_info().rss / 2**30
-    assert len(held)
-    assert now - 0.1 <= peak <= total
-    assert peak >= before
+    peak, total = process_memory()
+    assert psutil.Process().memory_info().rss / 2**30 - 0.1 <= peak <= total
 
 
 def test_memory_is_that_of_a_gpu():
@@ -127,7 +109,6 @@ def test_memory_is_that_of_a_gpu():
     assert of(cpu, "largest") is None
     rows = [FIRST | {"peak_memory_gib": 10.0}, SECOND | {"peak_memory_gib": 12.0}]
     gpu = FirstSteps(rows, 10, 2, 4.0, 20.0)
-    assert of(gpu, "peak memory").what == "peak memory"
     assert of(gpu, "peak memory").number == "12.0 of 20.0 GiB"
     assert of(gpu, "largest").number == "12 rows (now 8)"  # (18 − 4) / 1 = 14, in groups of 4
     samples = FirstSteps([rows[0] | {"peak_memory_gib": 19.0}, rows[1]], 10, 2, 4.0, 20.0)
@@ -137,31 +118,11 @@ def test_memory_is_that_of_a_gpu():
     tight = FirstSteps([FIRST | {"peak_memory_gib": 19.0}], 10, 2, 3.0, 20.0)
     assert of(tight, "largest", 16).level == LOOK
     assert "to 12" in of(tight, "largest", 16).change
-    assert of(tight, "peak memory", 16).level == LOOK
     assert of(cpu, "tokens per second").number == "100"
     assert of(cpu, "wall time").number.startswith("00:55")
     assert of(cpu, "rewards in a step").number == "40 %"
     assert of(cpu, "rewards in a step").level == LOOK
     assert of(cpu, "seconds by stage").number == "rollout 6.00, ref 1.00, update 3.00"
-
-
-def test_memory_that_other_processes_hold_is_not_there(tmp_path, monkeypatch):
-    """A card of 24 GiB: we hold 6 of 9 that we have asked for, another process 10, and 5 are free."""
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(FIRST) + "\n")
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 6 * 2**30)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 9 * 2**30)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * 2**30, 24 * 2**30))
-    trainer = SimpleNamespace(
-        parts={},
-        add_callback=lambda callback: None,
-        train=lambda: None,
-        args=SimpleNamespace(generate_every=2, gradient_accumulation_steps=1),
-        accelerator=SimpleNamespace(device=torch.device("cuda", 0)),
-        run_dir=tmp_path,
-        state=SimpleNamespace(max_steps=10),
-    )
-    first = first_steps(trainer)
-    assert (first.held_gib, first.total_gib) == (6.0, 14.0)
 
 
 def test_the_first_update():
@@ -170,8 +131,6 @@ def test_the_first_update():
     assert {finding.level for finding in calm} == {"fine"}
     wild = update_findings([{"entropy": 0.01, "clip_region_mean": 0.0}, {"clip_region_mean": 0.3, "lr": 0.0}])
     assert [finding.level for finding in wild] == [LOOK, LOOK]
-    assert "temperature" in wild[0].change
-    assert "learning_rate" in wild[1].change
 
 
 def test_the_distance_is_the_kl_of_the_policy_before_from_the_one_after():
@@ -195,7 +154,7 @@ def test_a_batch_in_which_no_token_counts_says_nothing_of_the_rate():
     distance = kl_after_updates(logps, logps, {"completion_mask": torch.zeros(2, 3, dtype=torch.long)})
     found = kl_finding(distance, [1.0])
     assert found.level == "fine"
-    assert found.number == "not measured: every completion of the first batch was cut off"
+    assert "not measured" in found.number
 
 
 @pytest.mark.parametrize(
@@ -212,7 +171,5 @@ def test_a_policy_that_is_gone_is_a_reason_to_stop(kl, level):
 def test_a_rate_by_which_nothing_is_learnt():
     (none,), (low,), (fine,) = (rate_findings(rate, lora=True) for rate in (0.0, 1e-6, 1e-5))
     assert none.level == STOP
-    assert "no update changes the policy" in none.change
     assert low.level == LOOK
-    assert "1e-5 to 5e-4" in low.change
     assert fine.level == "fine"

@@ -53,16 +53,15 @@ def test_qwen_1_5b_by_hand():
     assert generation_memory(config, FP32, 640, 0).row == 640 * 57_344 + 151_936 * 12
 
 
-@pytest.mark.parametrize("dtype, bytes_of_copy", [(BF16, 2_620_506_112), (FP32, 5_241_012_224)])
-def test_the_merged_copy_of_qwen_1_5b_by_hand(dtype, bytes_of_copy):
+def test_the_merged_copy_of_qwen_1_5b_by_hand():
     """
     28 layers of q and o (1536 × 1536), k and v (1536 × 256), three of 1536 × 8960, and biases of q, k and v. On a
     device that holds no values, where as on a GPU nothing is packed.
     """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(Qwen2Config(**QWEN), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(Qwen2Config(**QWEN), dtype=BF16)
         policy = get_peft_model(model, LoraConfig(r=32, target_modules="all-linear"))
-    assert MergedCopy(policy).bytes == bytes_of_copy
+    assert MergedCopy(policy).bytes == 2_620_506_112
 
 
 @pytest.mark.parametrize(
@@ -77,8 +76,8 @@ def test_other_families(kind, keys, per_token):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [BF16, FP32])
-def test_what_is_predicted_is_what_sampling_holds_at_once(dtype):
+@pytest.mark.parametrize("dtype, most", [(BF16, None), (FP32, 8)])
+def test_what_is_predicted_is_what_sampling_holds_at_once(dtype, most):
     """Counted at the operators. A prompt's own cache, and what a layer computes of one token, come on top."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 8192, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
@@ -88,11 +87,10 @@ def test_what_is_predicted_is_what_sampling_holds_at_once(dtype):
     settings = GenerationConfig(**plain, do_sample=True, temperature=0.7, top_k=0)
     prompts = [[5] * 100] * 16 + [[6] * 90] * 16
     predicted = generation_memory(config, dtype, 100 + 24, 0)
-    for most in (None, 8):
-        part = CompactGeneration(model, 0.7, max_rows=most)
-        with LiveBytes(*model.parameters(), *model.buffers()) as live:
-            part.sample(model, prompts, settings, [])
-        assert live.peak == pytest.approx(predicted.needed(most or 32), rel=0.1)
+    part = CompactGeneration(model, 0.7, max_rows=most)
+    with LiveBytes(*model.parameters(), *model.buffers()) as live:
+        part.sample(model, prompts, settings, [])
+    assert live.peak == pytest.approx(predicted.needed(most or 32), rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -124,29 +122,22 @@ MEMORY = GenerationMemory(cache=GIB // 1000, logits=GIB // 10, tokens=900, copy=
 
 
 @pytest.mark.parametrize(
-    "room, most, level, change",
+    "room, most, level, advised",
     [
-        (34.5, None, FINE, ""),
-        (20.5, None, LOOK, "set compact_max_rows: 16"),
-        (20.5, 16, FINE, ""),
-        (10.5, 16, LOOK, "set compact_max_rows: 8"),
-        (9.5, None, LOOK, "set compact_merge: false, and compact_max_rows: 8; beside the merged copy 7 would fit"),
-        (1.5, None, LOOK, "set compact_merge: false, and compact_max_rows: 1; beside the merged copy 0 would fit"),
-        (0.5, None, LOOK, "lower max_completion_length, or take a smaller model"),
+        (34.5, None, FINE, []),
+        (20.5, None, LOOK, ["compact_max_rows: 16"]),
+        (20.5, 16, FINE, []),
+        (10.5, 16, LOOK, ["compact_max_rows: 8"]),
+        (9.5, None, LOOK, ["compact_merge: false", "compact_max_rows: 8", "7 would fit"]),
+        (1.5, None, LOOK, ["compact_merge: false", "compact_max_rows: 1", "0 would fit"]),
+        (0.5, None, LOOK, ["max_completion_length"]),
     ],
 )
-def test_what_is_advised_for_32_completions_in_groups_of_8(room, most, level, change):
+def test_what_is_advised_for_32_completions_in_groups_of_8(room, most, level, advised):
     finding = generation_finding(MEMORY, room * GIB, 32, most, 8)
     assert finding.level == level
-    assert finding.change == change
-
-
-def test_the_line_has_what_it_adds_up():
-    line = generation_finding(MEMORY, 20.5 * GIB, 32, None, 8).number
-    assert line == (
-        "34.0 of 20.5 GiB: 32 completions at once of up to 900 tokens "
-        "(cache 28.8, logits 3.2, merged copy 2.0); 18 fit"
-    )
+    assert all(part in finding.change for part in advised)
+    assert bool(finding.change) == bool(advised)
 
 
 def test_the_memory_of_a_process(monkeypatch):
@@ -173,14 +164,7 @@ def test_the_room_of_a_trainer(make_trainer, monkeypatch):
     # 16 completions of 26 tokens in 2 layers of 2 heads × 16, and 261 tokens of the vocabulary, in fp32.
     of_rows = 16 * (26 * 2 * 2 * 32 * 4 + 261 * 12)
     assert values["needed_gib"] * GIB == pytest.approx(of_rows + trainer.compact.copy.bytes)
-    assert values["rows"] == 16
     assert generation_findings(make_trainer(compact_generation="off"), 20) == []
-
-
-def test_without_the_copy_it_is_not_counted(make_trainer):
-    keys = {"compact_generation": "on", "compact_max_rows": 3}
-    (with_copy,) = generation_findings(make_trainer(**keys), 20)
-    (without,) = generation_findings(make_trainer(**keys, compact_merge=False), 20)
-    assert "merged copy 0.0" in without.number
-    assert with_copy.values["needed_gib"] > without.values["needed_gib"]
-    assert without.values["needed_gib"] * GIB == pytest.approx(3 * (26 * 2 * 2 * 32 * 4 + 261 * 12))
+    keys = {"compact_generation": "on", "compact_max_rows": 3, "compact_merge": False}
+    (without,) = generation_findings(make_trainer(**keys), 20)
+    assert without.values["needed_gib"] * GIB == pytest.approx(of_rows * 3 / 16)

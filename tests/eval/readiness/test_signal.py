@@ -54,6 +54,11 @@ ANY = {"source": FULL_REWARD}  # verdicts without a verifier
 UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
 
 
+HACKED = [1.0, 1.0, 0.0, 1.0, *[1.0, 0.0, 0.0, 1.0] * 4]  # of `MIXED`: one wrong answer is paid in full
+SOLVED_OR_NOT = [1] * 20 + [0] * 20  # near temperature 0
+ALL_CUT = [True] * 8
+
+
 @pytest.mark.parametrize(
     ("found", "what", "level", "said"),
     [
@@ -61,72 +66,62 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
         (rollouts([1, 0] * 9 + [0, 0] * 16, size=2), SILENT, LOOK, "64 % of 25, 70 % at G = 2; num_generations: 8 "),
         # One completion a prompt is compared with those of others; equal rewards there teach nothing.
         (rollouts([1, 0] * 10, size=1), BATCH, "fine", "rewards from 0 to 1 over 20 prompts; "),
-        (rollouts([0] * 20, size=1), BATCH, STOP, "0 of 20; take an easier task_level"),
-        # A base at zero, with a reward that is right, that is wrong, or of which nothing is known.
-        (rollouts(NEVER), RATE, LOOK, "gold answers get their reward, so the base does not solve it"),
-        (rollouts(NEVER), (RATE, {"tells": False}), LOOK, "reward does not tell right from wrong"),
-        (rollouts(NEVER), (RATE, UNKNOWN), LOOK, "; the base does not solve it"),
+        (rollouts([0] * 20, size=1), BATCH, STOP, "0 of 20; "),
+        # A base at zero, with a reward that is right, or wrong.
+        (rollouts(NEVER), RATE, LOOK, "base does not solve"),
+        (rollouts(NEVER), (RATE, {"tells": False}), LOOK, "reward does not tell"),
         (rollouts(NEVER), SILENT, STOP, "no answer is right"),
-        (rollouts(NEVER), (SILENT, {"tells": False}), STOP, "mend the reward function"),
-        # A perfect one teaches nothing.
-        (rollouts(ALWAYS), SILENT, STOP, "; take a harder task_level"),
-        (rollouts(ALWAYS), RATE, LOOK, "nearly perfect"),
-        # One reward for all, without a gold answer.
+        (rollouts(NEVER), (SILENT, {"tells": False}), STOP, "reward function"),
+        # A perfect one teaches nothing; nor does one reward for all, or none.
+        (rollouts(ALWAYS), SILENT, STOP, "harder task_level"),
+        (rollouts(ALWAYS), RATE, LOOK, "perfect"),
         (rollouts(NEVER, rewards=[0.5] * 80, **ANY), (SILENT, UNKNOWN), STOP, "every completion got 0.5"),
-        (rollouts(NEVER, rewards=[0.5] * 80, **ANY), (RATE, UNKNOWN), LOOK, "unless the reward is wrong"),
-        (rollouts(ALWAYS, **ANY), (SILENT, UNKNOWN), STOP, "every completion got 1"),
-        (rollouts(ALWAYS, **ANY), (RATE, UNKNOWN), LOOK, "unless the reward pays anything"),
-        (rollouts(NEVER, rewards=[math.nan] * 80, **ANY), (SILENT, UNKNOWN), STOP, "None for every completion"),
-        # Right and wrong at one reward; completions without a reward decide nothing between them.
-        (rollouts(MIXED, rewards=[0.5] * 20), SILENT, STOP, "right and wrong completions get one reward"),
+        (rollouts(ALWAYS, **ANY), (RATE, UNKNOWN), LOOK, "unless the reward"),
+        (rollouts(NEVER, rewards=[math.nan] * 80, **ANY), (SILENT, UNKNOWN), STOP, "None"),
+        # Right and wrong at one reward; one wrong answer paid in full.
+        (rollouts(MIXED, rewards=[0.5] * 20), SILENT, STOP, "one reward"),
         (rollouts(MIXED, rewards=[0.5] * 20), PAY, LOOK, "5 of 5; "),
         (rollouts(MIXED), PAY, "fine", "0 of 5; "),
-        # One wrong answer is paid in full: the reward can be gamed.
-        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "1 of 5; the reward can be gamed"),
+        (rollouts(MIXED, rewards=HACKED), PAY, LOOK, "1 of 5; "),
+        (rollouts(MIXED, rewards=HACKED), PAY, LOOK, "kl_target: 0.14 with beta: 0.3 "),
+        (rollouts([1, 0] * 10, rewards=[math.nan, 0.0, 1.0, math.nan] * 5), PAY, "fine", "0 of 5; "),
         # Two of four right: p is 2.5 / 5, and ln 2 over five tokens are 0.139 nats. None: ln 10 over five.
         (rollouts(MIXED), NEEDED, "fine", "0.14 nats a token"),
         (rollouts(NEVER), NEEDED, "fine", "0.46 nats a token"),
         # Right answers of two tokens, wrong ones of eight.
         (rollouts(MIXED, lengths=[2, 8, 8, 2] * 5), NEEDED, "fine", "0.35 nats a token"),
-        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAY, LOOK, "kl_target: 0.14 with beta: 0.3 "),
-        (rollouts(MIXED), VERIFIER, "fine", "verify; "),
-        (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; give the reward function an attribute verifier"),
-        (rollouts(MIXED, **ANY), VERIFIER, LOOK, "no guard_gap sees that it is gamed"),
         # Without a verifier the central numbers are said to be missing.
-        (rollouts(MIXED, **ANY), PAY, "fine", "not measured: no verifier; "),
-        (rollouts(MIXED, **ANY), NEEDED, "fine", "not measured: no verifier; "),
+        (rollouts(MIXED), VERIFIER, "fine", "verify; "),
+        (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; "),
+        (rollouts(MIXED, **ANY), PAY, "fine", "not measured"),
+        (rollouts(MIXED, **ANY), NEEDED, "fine", "not measured"),
         # Eleven answers get the highest reward, ten of them right; none was measured where nothing is paid more.
-        (rollouts(MIXED, rewards=[1.0, 1.0, 0.0, 1.0, *MIXED[4:]]), PAID, "fine", "91 % of 11; "),
+        (rollouts(MIXED, rewards=HACKED), PAID, "fine", "91 % of 11; "),
         (rollouts(MIXED, rewards=[0.5, 1.0, math.nan, 0.5] * 5), PAID, "fine", "0 % of 5; "),
-        (rollouts([1, 0] * 10, rewards=[math.nan, 0.0, 1.0, math.nan] * 5), PAY, "fine", "0 of 5; "),
-        # Half the prompts always solved, half never, as near temperature 0: no group varies, and the reward is right.
-        (rollouts([1] * 20 + [0] * 20), SILENT, STOP, "; raise temperature"),
+        # Half the prompts always solved, half never: no group varies, and the reward is right.
+        (rollouts(SOLVED_OR_NOT), SILENT, STOP, "; raise temperature"),
         # One mixed group of 25 pairs: larger groups would not help, which the formula does not see.
         (rollouts([1, 1] * 12 + [0, 0] * 12 + [1, 0], size=2), SILENT, LOOK, "; raise temperature"),
         # Too short for a gold answer; long enough for any; some.
-        (rollouts([0] * 8, [0.0, 1.0] * 4, [True] * 8), (CUT, {"gold": 11}), LOOK, "; raise max_completion_length=12"),
-        (rollouts([0] * 8, [0.0, 1.0] * 4, [True] * 8), (CUT, {"most": 100}), LOOK, "8 tokens of 100"),
-        (rollouts([0] * 8, [0.0, 1.0] * 4, [True] * 8), (CUT, {"most": 100}), LOOK, "end token may never come"),
+        (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_CUT), (CUT, {"gold": 11}), LOOK, "raise max_completion_length=12"),
+        (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_CUT), (CUT, {"most": 100}), LOOK, "8 tokens of 100"),
         # All cut: what was rewarded counts in the loss, unless cut completions are left out of it.
-        (rollouts([0, 1] * 4, cut=[True] * 8), SILENT, "fine", "0 % of 2"),
-        (rollouts([0, 1] * 4, cut=[True] * 8, masks=True), SILENT, STOP, "100 % of 2"),
-        (rollouts([0, 1] * 4, cut=[True] * 8, masks=True), CUT, STOP, "mask_truncated_completions"),
-        (rollouts([0, 1] * 4, cut=[True] * 8, masks=True, size=1), BATCH, STOP, "0 of 8"),
+        (rollouts([0, 1] * 4, cut=ALL_CUT), SILENT, "fine", "0 % of 2"),
+        (rollouts([0, 1] * 4, cut=ALL_CUT, masks=True), SILENT, STOP, "100 % of 2"),
+        (rollouts([0, 1] * 4, cut=ALL_CUT, masks=True), CUT, STOP, "mask_truncated_completions"),
+        (rollouts([0, 1] * 4, cut=ALL_CUT, masks=True, size=1), BATCH, STOP, "0 of 8"),
         # In the first group a completion is left that is better than the mean, in the second none.
         (rollouts([0, 1] * 4, cut=[True, False] * 2 + [True] * 4, masks=True), SILENT, "fine", "50 % of 2"),
         # The one that is left has the group's mean.
         (rollouts([1] * 4, [0.0, 0.5, 1.0, 0.5], [True, False, True, True], masks=True), SILENT, STOP, "100 % of 1"),
         (rollouts([0] * 8, cut=[True] + [False] * 7), CUT, LOOK, "12 % (mean length 5 of 12)"),
         (rollouts([0] * 20, cut=[True] + [False] * 19), CUT, "fine", ""),
-        (rollouts([0, 1] * 4), (CUT, {"most": None}), "fine", "0 % (mean length 5 of any)"),
         # `#### 18` has four tokens; a third of the completions reason too long, and the others end.
         (rollouts([0, 1] * 30, cut=[1] * 20 + [0] * 40), (CUT, {"most": 256, "gold": 4}), LOOK, "length=256"),
         # A cut hides the base.
-        (rollouts(NEVER, cut=[True] * 60 + [False] * 20), RATE, LOOK, "mend that first"),
-        (rollouts(NEVER, cut=[True] * 60 + [False] * 20), SILENT, STOP, "; let completions end"),
-        (rollouts(NEVER, cut=[True] * 60 + [False] * 20), CUT, LOOK, ""),
+        (rollouts(NEVER, cut=[True] * 60 + [False] * 20), RATE, LOOK, ""),
+        (rollouts(NEVER, cut=[True] * 60 + [False] * 20), SILENT, STOP, "completions end"),
         (rollouts([0] * 8, answered=[True, False] * 4), "completions without", LOOK, "50 %; "),
-        (rollouts([0] * 8, answered=[True, False] * 4), "completions without", LOOK, "'text 1' and 'text 3'"),
     ],
 )
 def test_a_finding_by_hand(found, what, level, said):
@@ -135,7 +130,7 @@ def test_a_finding_by_hand(found, what, level, said):
     assert finding.level == level
     assert said in f"{finding.number}; {finding.change}"
     # The cure of another fault is not among them.
-    cures = ("base does not solve", "mend the reward", "raise temperature")
+    cures = ("base does not solve", "reward function", "raise temperature")
     assert sum(cure in finding.change for cure in cures) <= 1
     assert ("end token" in finding.change) == (keys.get("most") == 100)
 
@@ -169,18 +164,13 @@ def test_pass_rate_has_its_interval_by_task_and_level():
     a, b, rare = (of(found, f"base pass rate of {part}") for part in ("a, level 1", "b, level 2", "c, level 3"))
     assert (a.number, a.change, b.values["pass_rate"]) == ("0.75 [n/a], 10 prompts", "", 0.25)
     assert rare.number == "0.00 [n/a], 1 prompt"
-    assert rare.change == "too few prompts to tell: raise --prompts"
+    assert "--prompts" in rare.change
 
 
 def test_a_base_at_zero_whose_rewards_vary_can_learn():
     found = rollouts([0] * 8, rewards=[0.1, 0.2, 0.1, 0.1, 0.3, 0.1, 0.2, 0.1])
     assert exit_code(signal_findings(found, 12, 8, True)) == 0
     assert of(found, RATE).level == LOOK
-
-
-def test_without_answers_to_look_for_nothing_is_said_of_them():
-    assert not [one for one in signal_findings(rollouts([0] * 8), 12, 8, None) if one.what.startswith("completions w")]
-    assert of(rollouts([0] * 8, **ANY), "base pass rate").what == f"base pass rate ({FULL_REWARD})"
 
 
 def test_rewards_vary_beyond_rounding_and_without_nan():
