@@ -14,6 +14,12 @@ from trl_prorl.pass_at_k import as_verdict, pass_at_k
 METRIC = str(Path(trl_prorl.eval.metrics.pass_at_k.__file__).parent)
 
 
+@pytest.fixture
+def load(offline, tmp_path):
+    """A function that loads the metric without a network; `evaluate` runs a copy of the file, from its cache."""
+    return lambda name="first": evaluate.load(METRIC, cache_dir=str(tmp_path / name))
+
+
 @pytest.mark.parametrize("n", range(1, 7))
 def test_against_all_subsets(n):
     for c in range(n + 1):
@@ -30,24 +36,19 @@ def test_impossible_counts_are_refused(n, c, k):
         pass_at_k(n, c, k)
 
 
-def test_the_metric_computes_nothing_of_its_own(offline, tmp_path):
-    """`evaluate` runs a copy of the file, from its cache; the estimate in it is the library's own function."""
-    copy = sys.modules[type(evaluate.load(METRIC, cache_dir=str(tmp_path))).__module__]
-    assert copy.__file__ != str(Path(METRIC, "pass_at_k.py"))
-    assert copy.pass_at_k is pass_at_k
-
-
-def test_loads_offline_and_averages_over_prompts(offline, tmp_path):
-    metric = evaluate.load(METRIC, cache_dir=str(tmp_path))
+def test_the_metric_averages_over_prompts(load):
+    metric = load()
     predictions = [[True, False, False, False], [False, False]]  # n may differ between prompts
     expected = {"pass@1": pytest.approx(1 / 8), "pass@2": pytest.approx(1 / 4)}
     assert metric.compute(predictions=predictions) == {"pass@1": expected["pass@1"]}
-    assert metric.compute(predictions=predictions, k=2) == {"pass@2": expected["pass@2"]}
     assert metric.compute(predictions=predictions, k=[1, 2]) == expected
+    assert sys.modules[type(metric).__module__].pass_at_k is pass_at_k
+    with pytest.raises(ValueError, match="k=3"):
+        metric.compute(predictions=predictions, k=3)
 
 
-def test_batches_and_combined_metrics(offline, tmp_path):
-    metrics = {name: evaluate.load(METRIC, cache_dir=str(tmp_path / name)) for name in ("first", "second")}
+def test_batches_and_combined_metrics(load):
+    metrics = {name: load(name) for name in ("first", "second")}
     metrics["first"].add_batch(predictions=[[True, True], [False, False]])
     metrics["first"].add_batch(predictions=[[False, True]])
     assert metrics["first"].compute(k=[1, 2]) == {"pass@1": pytest.approx(1 / 2), "pass@2": pytest.approx(2 / 3)}
@@ -56,22 +57,11 @@ def test_batches_and_combined_metrics(offline, tmp_path):
     assert combined.compute(k=2) == {"first_pass@2": pytest.approx(2 / 3), "second_pass@2": pytest.approx(2 / 3)}
 
 
-@pytest.mark.parametrize("value", ["False", "", 0.5, 2, -1, None, float("nan"), [True], np.array([True, False])])
-def test_what_is_neither_true_nor_false_is_refused(offline, tmp_path, value):
-    metric = evaluate.load(METRIC, cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match="neither true nor false"):
-        metric.compute(predictions=[[True, value]])
-    with pytest.raises(ValueError, match="neither true nor false"):
-        as_verdict(value, "the verifier")
-
-
-def test_ones_and_zeros_of_any_library_are_verdicts(offline, tmp_path):
-    metric = evaluate.load(METRIC, cache_dir=str(tmp_path))
+def test_ones_and_zeros_of_any_library_are_verdicts_and_nothing_else(load):
     samples = [True, 0, 1.0, np.bool_(False), np.int64(1), torch.tensor(False)]
-    assert metric.compute(predictions=[samples]) == {"pass@1": pytest.approx(1 / 2)}
-
-
-def test_k_above_n_names_both(tmp_path):
-    metric = evaluate.load(METRIC, cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match="k=3 exceeds n=2"):
-        metric.compute(predictions=[[True, False, True], [True, False]], k=3)
+    assert load().compute(predictions=[samples]) == {"pass@1": pytest.approx(1 / 2)}
+    for value in ("False", "", 0.5, 2, -1, None, float("nan"), [True], np.array([True, False])):
+        with pytest.raises(ValueError, match="neither true nor false"):
+            as_verdict(value, "the verifier")
+    with pytest.raises(ValueError, match="neither true nor false"):
+        load().compute(predictions=[[True, None]])
