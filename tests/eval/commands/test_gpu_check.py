@@ -1,0 +1,254 @@
+"""`gpu-check`, where it can be seen without a GPU: its parts, their processes, what they count, the page."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.eval import gpu_check
+from trl_prorl.eval.gpucheck import page, parts, rollouts, steps
+from trl_prorl.eval.gpucheck.parts import COST, LARGE, PARTS, STEPS, TESTS, VLLM, Result, run_command, run_parts
+from trl_prorl.eval.stepcost import settings
+from trl_prorl.eval.stepcost.settings import BASELINE
+from trl_prorl.eval.stepcost.trainers import mixed_precision
+
+
+SIZE = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--device", "cpu"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert gpu_check.main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--cpu" in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_all_of_it_at_toy_size(capsys, tmp_path, monkeypatch):
+    """What CI runs: every part but those that need a GPU."""
+    monkeypatch.chdir(tmp_path)
+    status = gpu_check.main(["--cpu", "--out", "out"])
+    assert status == 0, capsys.readouterr().out
+    written = (tmp_path / "out" / "page.md").read_text()
+    assert "Not measured" not in written
+    assert "Failed" not in written
+    for measured in ("A packed", "plain: a generation batch, s", "A: growth of the memory between steps, MiB"):
+        assert f"| {measured} | " in written
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}  # nothing among the documents
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """A function that runs parts whose commands are lines of Python: what failed, what was left, what was said."""
+
+    def call(minutes=5.0, again=False, made_with="x", **codes):
+        said = []
+        monkeypatch.setattr(parts, "reason_to_skip", lambda name, cpu: None)
+        monkeypatch.setattr(parts, "command", lambda name, cpu, report: python(codes[name]))
+        found = run_parts(codes, True, tmp_path, {"code": made_with}, minutes, again, said.append)
+        return *found, said
+
+    return call
+
+
+MEASURES = "import pathlib; f = pathlib.Path('{}/cost/arms.json'); f.parent.mkdir(exist_ok=True)\n"
+MEASURES += "f.write_text('{{\"results\": {{\"a\": {{}}}}}}'); open('{}/ran', 'a').write('x')"
+
+
+def test_what_passed_is_kept_and_what_failed_runs_again(call, tmp_path):
+    codes = {COST: MEASURES.format(tmp_path, tmp_path), TESTS: "raise RuntimeError('a kernel is missing')"}
+    (failed,), left, _ = call(**codes)
+    assert "exit code 1: RuntimeError: a kernel is missing" in failed
+    assert left == []
+    assert Result.read(tmp_path, COST).seconds == {"a": {}}
+    (_,), _, said = call(**codes)
+    assert "passed already" in said[0]
+    assert (tmp_path / "ran").read_text() == "x"
+    for more in ({"again": True}, {"made_with": "other code"}):
+        call(**codes, **more)
+    assert (tmp_path / "ran").read_text() == "xxx"
+    assert call(minutes=0.1, tests="")[:2] == ([], ["tests"])
+
+
+def ends(pid: int) -> bool:
+    for _ in range(1000):  # whoever adopts it has to take leave of it
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
+def test_a_part_that_hangs_is_stopped_with_all_that_it_began(tmp_path):
+    hangs = f"import os, time; child = os.fork(); open('{tmp_path}/child', 'w').write(str(child or os.getpid()))\n"
+    assert run_command(python(hangs + "time.sleep(600)"), tmp_path / "log", 3) == "was stopped after 3 s"
+    assert ends(int((tmp_path / "child").read_text()))
+
+
+@pytest.mark.parametrize("visible, number, first", [("2,0", 2, "2"), (None, 8, "0"), ("MIG-1", 1, "MIG-1")])
+def test_of_several_gpus_one_is_seen(monkeypatch, visible, number, first):
+    """With two in a process, transformers would split every batch, and TRL refuses to begin."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert (gpu_check.see_one_gpu() is None) == (number == 1)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == first
+
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.test_a" name="test_right[1]" time="0.1" />
+<testcase classname="tests.test_a" name="test_wrong"><failure message="assert 1&#10; == 2">trace</failure></testcase>
+<testcase classname="tests.test_b" name="test_broken"><error message="no fixture">trace</error></testcase>
+<testcase classname="tests.test_b" name="test_other"><skipped message="deepspeed is not installed" /></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.mark.parametrize("report", [REPORT, "<testsuites />", None])
+def test_every_test_on_the_card_is_a_check(monkeypatch, tmp_path, report):
+    def run_command(command, log, limit):
+        assert command[3:6] == ["-q", "-m", "gpu"]
+        assert any(path.endswith("tests/test_on_gpu.py") for path in command)
+        if report is not None:
+            (tmp_path / "tests.xml").write_text(report)
+        return "ended"
+
+    monkeypatch.setattr(parts, "run_command", run_command)
+    found = parts.run_part(TESTS, False, tmp_path, 9, {})
+    if report is REPORT:
+        assert found.passed == 1
+        assert found.skipped == {"test_b: test_other": "deepspeed is not installed"}
+        assert found.failed == {"test_a: test_wrong": "assert 1 == 2", "test_b: test_broken": "no fixture"}
+    else:  # they did not run to their end
+        assert found.passed == 0
+        assert list(found.failed) == [PARTS[TESTS][0]]
+
+
+@pytest.mark.parametrize("failed", [{"memory does not grow": "it does"}, {}])
+def test_what_a_part_has_found(monkeypatch, tmp_path, failed):
+    def run_command(command, log, limit):
+        (tmp_path / "steps").mkdir()
+        (tmp_path / "steps" / "measured.json").write_text(json.dumps({"numbers": {"a": 2.0}, "failed": failed}))
+
+    monkeypatch.setattr(parts, "run_command", run_command)
+    found = parts.run_part(STEPS, True, tmp_path, 9, {})
+    assert (found.numbers, found.failed, found.passed) == ({"a": 2.0}, failed, not failed)
+
+
+def test_why_a_part_does_not_run(monkeypatch):
+    assert parts.reason_to_skip(TESTS, True) and parts.reason_to_skip(VLLM, True)
+    assert parts.reason_to_skip(TESTS, False) is parts.reason_to_skip(COST, True) is None
+    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
+    assert "vllm" in parts.reason_to_skip(VLLM, False)
+    for gib in (15, 24):
+        card = SimpleNamespace(total_memory=gib * 2**30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, card=card: card)
+        assert (parts.reason_to_skip(LARGE, False) is None) == (gib == 24)
+
+
+TRL = {"generation": 1.0, "scoring": 1.0, "update": 2.0, "phase": [3.0] * 3, "whole": [4.0] * 3}
+MINE = {"generation": 0.5, "scoring": 0.1, "update": 1.4, "phase": [2.0, 1.0, 1.5], "whole": [2.5, 1.6, 3.2]}
+MACHINE = {"device": "NVIDIA H100 80GB HBM3", "memory": "80", "versions": {"torch": "2.9"}}
+
+
+def test_the_page(tmp_path):
+    results = tmp_path / "results"
+    results.mkdir()
+    Result({}, passed=1, failed={"test_a: test_wrong": "assert 1 == 2"}).write(results, "tests")
+    arms = {BASELINE: TRL, "A packed": MINE | {"peak": 7.0}}
+    Result({}, skipped={"C": "out of memory"}, seconds={"μ=2": arms}).write(results, "cost")
+    where = page.publish(results, tmp_path, MACHINE)
+    written = where.read_text()
+    assert "test_a: test_wrong**: assert 1 == 2" in written
+    # The ratios of the phases are 1.5, 3, 2, of the whole steps 1.6, 2.5, 1.25.
+    assert "| A packed | 0.5 | 0.1 | 1.4 | 2.5 | 2.00 | 1.60 | 7.00 |" in written
+    assert f"| {BASELINE} | 1 | 1 | 2 | 4 | 1.00 | 1.00 | – |" in written
+    assert "C (out of memory)" in written
+    assert set(json.loads(where.with_suffix(".json").read_text())) == {"tests", "cost"}
+    page.publish(results, tmp_path, MACHINE)  # once more: listed once
+    assert (where.parent / "README.md").read_text().count(f"]({where.name})") == 1
+
+
+def test_rollouts_by_hand():
+    found = rollouts.found_numbers(rollouts.PLAIN, seconds=3.0, tokens=6, peak=2.5)
+    assert found["plain: a token of all rows, ms"] == 500.0
+
+
+ROWS = [{"peak_memory_gib": 10.0 + step % 2} for step in range(6)]
+
+
+@pytest.mark.parametrize(
+    "held, growth, counts",
+    [
+        ([50.0, 60.0, 55.0, 60.0, 55.0, 60.5], 0.5, {}),
+        ([50.0, 60.0, 56.0, 62.0, 58.0, 64.0], 4.0, {}),
+        ([50.0, 60.0, 56.0, 62.0, 58.0, 64.0], 4.0, None),  # a process's, on a CPU
+    ],
+)
+def test_memory_that_grows_is_a_failure(held, growth, counts):
+    found = steps.summarise(ROWS, held, counts)
+    assert found["numbers"]["A: growth of the memory between steps, MiB"] == growth
+    assert bool(found["failed"]) == (growth > 1 and counts is not None)
+    assert found["numbers"].get("A: peak memory of a step, GiB", 11.0) == 11.0
+
+
+def test_launches_and_waits_are_counted():
+    events = {"cudaLaunchKernel": 7, "cuLaunchKernelEx": 2, "cudaMemcpyAsync": 3, "aten::mm": 60}
+    events |= {"cudaStreamSynchronize": 4, "cudaDeviceSynchronize": 1, "cudaMalloc": 50}
+    assert steps.count_calls(events.items()) == {"launches": 12, "waits": 5}
+    micro_batches = [{"launches": 100, "waits": 20}, {"launches": 110, "waits": 22}]
+    of_rollouts = [{"launches": 1000, "waits": 3}, {"launches": 2600, "waits": 4}]  # of 8 and 24 tokens
+    assert steps.name_counts(micro_batches, of_rollouts) == {
+        "A: launches of a micro-batch": 105,
+        "A: waits of a micro-batch": 21,
+        "A: launches of a token": 100,
+        "A: waits of a token": 1 / 16,
+    }
+
+
+def test_vllm_samples_the_same_prompts(monkeypatch, tmp_path):
+    """vLLM is not among the test's packages: what it is asked for."""
+    calls = []
+
+    class Engine:
+        def __init__(self, model, **settings):
+            calls.append(settings)
+
+        def generate(self, prompts, params, use_tqdm):
+            calls.append((prompts, params))
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=Engine, SamplingParams=dict))
+    rollouts.main([*SIZE, "--dtype", "bfloat16", "--longest", "6", "--samplers", "vLLM", "--out", str(tmp_path)])
+    made, _, (prompts, params) = calls
+    expected, _ = settings.Batches(settings.parse(SIZE), 1.0, fixed=6).draw(0)
+    assert [prompt["prompt_token_ids"] for prompt in prompts] == expected
+    assert params == {"temperature": 1.0, "max_tokens": 6, "ignore_eos": True, "detokenize": False}
+    assert (made["dtype"], made["max_model_len"]) == ("bfloat16", 6 + max(map(len, expected)))
+    assert len(json.loads((tmp_path / "measured.json").read_text())["numbers"]) == 2
+
+
+def test_a_card_without_bf16_multiplies_in_fp16_with_weights_in_fp32(monkeypatch):
+    assert settings.default_dtype("cpu") == "float32"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert settings.default_dtype("cuda") == "float16"
+    for dtype, of_weights in {"float16": torch.float32, "bfloat16": torch.bfloat16}.items():
+        model = settings.new_model(settings.parse([*SIZE, "--dtype", dtype]), byte_tokenizer())
+        assert model.dtype == of_weights
+    assert mixed_precision(torch.float16) == {"bf16": False, "fp16": True}
+    assert mixed_precision(torch.bfloat16) == {"bf16": True, "fp16": False}
+    assert mixed_precision(torch.float32) == {"bf16": False, "fp16": False}
