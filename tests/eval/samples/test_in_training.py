@@ -25,6 +25,7 @@ SYSTEM = Dataset.from_dict(
     {"prompt": [[{"role": "system", "content": "be brief"}, {"role": "user", "content": text}] for text in TEXTS[:4]]}
 )
 SOME = chats(["sing a", "say 1", "sing c", "sing d"])
+OTHER_FORMS = {"spaced": SPACED, "text": AS_TEXT, "system": SYSTEM, "some": SOME, "new": NEW}
 STREAM = IterableDataset.from_generator(lambda: iter([{"prompt": prompt} for prompt in TRAIN["prompt"]]))
 
 
@@ -57,46 +58,32 @@ def everywhere(capsys):
     return measure
 
 
-def test_training_rows_are_no_test_split(run, everywhere):
-    passk, shown = everywhere(trained(run), SAME)
-    assert (passk["split"], passk["in_training"]) == ("train", 4)
-    for text in shown.values():
-        assert "all prompts occur in the training set" in text
-        assert "test" not in text.split("all prompts")[0][-20:]
-    assert "Held-out" not in shown["card"]
-
-
 @pytest.mark.parametrize(
-    "train, rows, count, said",
+    "train, rows, split, count, said",
     [
-        (TRAIN, SOME, 1, "1 of 4 prompts occur in the training set"),
-        (STREAM, SAME, None, "not compared with the training set"),
-        (TRAIN, NEW, 0, None),
+        (TRAIN, SAME, "train", 4, "all prompts occur in the training set"),
+        (TRAIN, SOME, "test", 1, "1 of 4 prompts occur in the training set"),
+        (STREAM, SAME, "test", None, "not compared with the training set"),
+        (TRAIN, NEW, "test", 0, None),
     ],
 )
-def test_the_split_is_qualified_where_it_has_to_be(run, everywhere, train, rows, count, said):
-    passk, shown = everywhere(trained(run, train), rows)
-    assert (passk["split"], passk["in_training"]) == ("test", count)
+def test_the_split_is_qualified_where_it_has_to_be(run, everywhere, train, rows, split, count, said):
+    trainer = trained(run, train)
+    passk, shown = everywhere(trainer, rows)
+    assert (passk["split"], passk["in_training"]) == (split, count)
     for text in shown.values():
-        assert (said or "training set") in text if said else "in the training set" not in text
-
-
-def test_drift_says_it_too(run, capsys):
-    result = drift(trained(run), SAME, samples=1)
-    assert (result["split"], result["in_training"]) == ("train", 4)
-    assert "training set" in " ".join(capsys.readouterr().out.split())
+        assert said in text if said else "in the training set" not in text
+    if split == "train":
+        assert "Held-out" not in shown["card"]
+        drifted = drift(trainer, rows, samples=1)
+        assert (drifted["split"], drifted["in_training"]) == (split, count)
 
 
 @pytest.mark.parametrize(
     "train, rows, shares",
     [
-        (TRAIN, SAME, {"": 1.0}),
-        (TRAIN, SPACED, {"": 1.0}),
-        (TRAIN, AS_TEXT, {"": 1.0}),
-        (TRAIN, SYSTEM, {"": 1.0}),
-        (TRAIN, SOME, {"": 0.25}),
+        (TRAIN, OTHER_FORMS, {"_spaced": 1.0, "_text": 1.0, "_system": 1.0, "_some": 0.25, "_new": None}),
         (TRAIN, NEW, {"": None}),
-        (TRAIN, {"a": SAME, "b": NEW}, {"_a": 1.0, "_b": None}),
         (STREAM, SAME, {"": None}),
     ],
 )
@@ -106,7 +93,4 @@ def test_an_evaluation_during_training_says_how_much_of_it_was_trained_on(run, c
     metrics = trainer.evaluate()
     for name, share in shares.items():
         assert metrics.get(f"eval{name}_in_training") == share
-    said = [line for line in out.splitlines() if line.startswith("eval_dataset")]
-    assert len(said) == (1 if rows is not NEW else 0)
-    if train is STREAM:
-        assert "was not compared" in said[0]
+    assert any(line.startswith("eval_dataset") for line in out.splitlines()) == (rows is not NEW)

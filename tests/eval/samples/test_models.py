@@ -42,7 +42,7 @@ def test_the_models_of_a_run(run_dir, config, add_checkpoints):
     assert found == [Point(f"step-{step}", step, run_dir / f"checkpoint-{step}") for step in (8, 20)]
     assert [point.step for point in checkpoint_points(run_dir, config, ["20", "8", "8"])] == [8, 20]
     for asked in ("12", "x"):
-        with pytest.raises(InputError, match=f"--checkpoints {asked}: .* it has 8, 20, 100"):
+        with pytest.raises(InputError, match=f"--checkpoints {asked}: .*8, 20, 100"):
             checkpoint_points(run_dir, config, [asked])
 
 
@@ -65,8 +65,6 @@ def test_every_point_loads_its_own_weights(run_dir, base, config, add_checkpoint
     [
         (True, True, torch.bfloat16),
         (True, False, torch.float32),  # emulated, it is several times slower
-        (True, None, torch.float32),
-        (False, True, torch.float32),
         (None, True, torch.float32),
     ],
 )

@@ -1,12 +1,20 @@
+"""
+Where a run's files lie: relative paths are found from anywhere, and what a stranger's folder links to outside is
+neither read, written nor deleted.
+"""
+
+import importlib
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from run_record import hash_files
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval import drift, passk
+from trl_prorl.eval import passk
+from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import hub_errors
 from trl_prorl.record.base_model import fingerprint
@@ -44,7 +52,7 @@ def test_relative_paths_are_found_from_anywhere(project, monkeypatch):
     assert with_local_paths(project / "runs/study/A", written) == written
 
 
-@pytest.mark.parametrize("name", ["Qwen/A", "A", "study/A"])
+@pytest.mark.parametrize("name", ["Qwen/A", "A"])
 def test_a_name_on_the_hub_is_no_run_of_that_name(project, name):
     """A full model trained from `Qwen/A`, in a folder of that name."""
     run = project / "runs" / name
@@ -95,37 +103,100 @@ def test_the_hubs_commit_that_the_run_began_from(project):
 
 
 @pytest.mark.parametrize("path", ["runs/embedded/gone", "/nowhere/at/all", "./gone"])
-def test_a_base_model_that_is_gone_is_one_line(project, path):
-    with pytest.raises(InputError, match="write there where its base model is now") as refusal:
+def test_a_base_model_that_is_gone_is_refused(project, path):
+    with pytest.raises(InputError, match=f"model_name_or_path: {path}"):
         with_local_paths(project / "runs/study/A", {"model_name_or_path": path})
-    assert f"model_name_or_path: {path}" in str(refusal.value)
-    assert "config.yaml" in str(refusal.value)
 
 
-@pytest.mark.parametrize(("command", "options"), [(passk, ["--n", "2"]), (drift, ["--samples", "2"])])
-def test_evaluating_from_another_directory(run_dir, base, task, tmp_path, monkeypatch, capsys, command, options):
+def test_evaluating_from_another_directory(run_dir, base, task, tmp_path, monkeypatch, capsys):
     shutil.copytree(base, tmp_path / "models" / "tiny" / "base")
     (run_dir.parent / "runs").mkdir()
     run = run_dir.rename(run_dir.parent / "runs" / "A")
     config = yaml.safe_load((run / "config.yaml").read_text())
-
-    def written(path):
-        (run / "config.yaml").write_text(yaml.safe_dump({**config, "model_name_or_path": path}))
-
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    written("models/tiny/base")
-    assert command.main(["--run", "../runs/A", "--prompts", "3", *options]) == 0
-    shutil.rmtree(run / "samples")
-    for gone in ("models/tiny/gone", "models/gone"):
-        written(gone)
-        assert command.main(["--run", "../runs/A", "--prompts", "3", *options]) == 2
-        message = capsys.readouterr().err
-        assert gone in message
-        assert "where its base model is now" in message
-        assert "Traceback" not in message
+    for path, code in (("models/tiny/base", 0), ("models/tiny/gone", 2)):
+        (run / "config.yaml").write_text(yaml.safe_dump({**config, "model_name_or_path": path}))
+        assert passk.main(["--run", "../runs/A", "--prompts", "3", "--n", "2"]) == code
+    assert "models/tiny/gone" in capsys.readouterr().err
 
 
 def test_a_local_model_that_cannot_be_read_is_not_the_hubs_fault(project):
     with pytest.raises(OSError, match="disk"), hub_errors(str(project)):
         raise OSError("disk")
+
+
+COMMANDS = {
+    "passk": ["--prompts", "2", "--n", "1"],
+    "drift": ["--prompts", "2", "--samples", "1"],
+    "report": [],
+    "boundary": [],
+    "trajectory": [],
+    "push": ["--dry-run"],
+}
+
+
+@pytest.fixture
+def recorded(run_dir):
+    """The run with one step on record."""
+    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
+    (run_dir / "env.json").write_text("{}")
+    return run_dir
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A folder of the user's, with tables in it."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("samples.parquet", "part-1.parquet", "id_rsa"):
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_link_out_of_a_run_s_folder(recorded, task, mine, capsys, name):
+    before = hash_files(mine)
+    evaluation = HeldOut(recorded, "test", 2)
+    (recorded / "samples").mkdir()
+    samples = evaluation.store(evaluation.base, evaluation.sampling).folder
+    samples.symlink_to(mine)
+    main = importlib.import_module(f"trl_prorl.eval.{name}").main
+    for link in (samples, recorded / "merges.txt", recorded / "passk.json"):
+        if link != samples:
+            link.symlink_to(mine / "id_rsa")
+        capsys.readouterr()
+        assert main(["--run", str(recorded), *COMMANDS[name]]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"contains the link '{link.relative_to(recorded)}', which leads out" in line
+        link.unlink()
+    assert hash_files(mine) == before
+    assert not task.seen
+
+
+def test_a_comparison_leaves_out_a_run_with_such_a_link(recorded, mine, tmp_path, capsys):
+    other = shutil.copytree(recorded, tmp_path / "B")
+    (recorded / "passk.json").symlink_to(mine / "id_rsa")
+    assert importlib.import_module("trl_prorl.eval.compare").main(["--run", str(recorded), str(other)]) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "contains the link 'passk.json'" in shown
+
+
+def test_a_link_out_of_the_model_s_folders(run_dir, base, task, mine, tmp_path, capsys):
+    """That of the base, and `output_dir` where the record lies elsewhere."""
+    own = tmp_path / "base"
+    shutil.copytree(base, own)
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config | {"model_name_or_path": str(own)}))
+    (own / "merges.txt").symlink_to(mine / "id_rsa")
+    assert passk.main(["--run", str(run_dir)]) == 2
+    assert f"'{own}' contains the link 'merges.txt'" in capsys.readouterr().err
+    (own / "merges.txt").unlink()
+
+    record = tmp_path / "record"
+    record.mkdir()
+    config |= {"run_dir": str(record), "output_dir": str(run_dir)}
+    (record / "config.yaml").write_text(yaml.safe_dump(config))
+    (run_dir / "merges.txt").symlink_to(mine / "id_rsa")
+    assert passk.main(["--run", str(record)]) == 2
+    assert f"'{run_dir}' contains the link 'merges.txt'" in capsys.readouterr().err
