@@ -1,6 +1,5 @@
 """Preflight of set-ups that are broken in a known way, and of the demo's recipe, with the embedded model."""
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -9,16 +8,14 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from rich.console import Console
 from tiny_run import SETTINGS
 from transformers import AutoTokenizer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.eval.preflight import main, preflight, table, verdict, wide_console
-from trl_prorl.eval.readiness.finding import Finding, exit_code
+from trl_prorl.eval.preflight import main, preflight
+from trl_prorl.eval.readiness.finding import exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps
-from trl_prorl.rollout.generation import CompactGeneration
 from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 
@@ -59,17 +56,6 @@ def found(tmp_path):
     return of
 
 
-@pytest.fixture(scope="module")
-def sorted_rows(tmp_path_factory):
-    """Rows that the base always answers rightly, and rows that it never does, at a temperature near 0."""
-    trainer = make(tmp_path_factory.mktemp("sorting"), temperature=0.01)
-    rows = list(TASK.rows("train", 64))
-    right = (trainer.sample_rows(rows).rewards[:, 0].view(64, 4) == 1.0).float().mean(1)
-    found = [[row for row, share in zip(rows, right, strict=True) if share == whole] for whole in (1.0, 0.0)]
-    assert min(map(len, found)) >= 12
-    return {"right": found[0], "wrong": found[1]}
-
-
 PAID = "reward of gold answers, of other rows'"
 SILENT = "groups without signal, expected"
 PASS_RATE = "base pass rate (verify)"
@@ -89,48 +75,25 @@ def test_no_end_token(tmp_path, found):
     cut = findings["completions cut off"]
     assert cut.values["cut"] > 0.9
     assert cut.level != "fine"
-    assert "end token may never come" in cut.change
+    assert "end token" in cut.change
     assert code == 1
-    assert not any("base does not solve" in finding.change for finding in findings.values())
 
 
 @pytest.mark.parametrize("paid", ["nothing", "wrong answers"])
-def test_a_wrong_reward_is_told_from_a_weak_base(found, paid):
+def test_a_wrong_reward_is_no_weak_base(found, paid):
     def reward(completions, answer, **columns):
         texts = [completion[-1]["content"].strip() for completion in completions]
         return [float(paid != "nothing" and text != right) for text, right in zip(texts, answer, strict=True)]
 
     findings, code = found(reward=own_reward(reward))
     assert findings[PAID].level == "look"
-    assert findings[PAID].change.startswith("mend the reward function")
     assert not any("base does not solve" in finding.change for finding in findings.values())
     if paid == "nothing":
-        assert findings[SILENT].change.startswith("mend the reward function")
+        assert findings[SILENT].level == "stop"
         assert code == 1
     else:
         assert findings["groups that pay a wrong answer like a right one"].level == "look"
         assert code == 0
-
-
-WEAK = "gold answers get their reward, so the base does not solve it"
-
-
-@pytest.mark.parametrize(
-    "right, wrong, silent, base",
-    [(12, 0, "take a harder task_level", ""), (0, 12, "", WEAK), (6, 6, "raise temperature", "")],
-)
-def test_a_base_whose_groups_are_all_alike(found, sorted_rows, right, wrong, silent, base):
-    """It is perfect already, or never right, or each prompt's completions are one."""
-    rows = sorted_rows["right"][:right] + sorted_rows["wrong"][:wrong]
-    findings, code = found(rows=rows, temperature=0.01)
-    assert findings[SILENT].level == "stop"
-    assert findings[SILENT].change.startswith(silent)
-    assert code == 1
-    assert findings[PASS_RATE].change.startswith(base)
-    assert findings[PAID].level == "fine"
-    assert ("nearly perfect" in findings[PASS_RATE].change) == (wrong == 0)
-    stops = verdict([finding for finding in findings.values() if finding.level == "stop"])
-    assert ("no answer is right" in stops + findings[SILENT].change) == (right == 0)
 
 
 def test_a_verifier_that_refuses_its_own_answers(tmp_path, monkeypatch):
@@ -141,7 +104,6 @@ def test_a_verifier_that_refuses_its_own_answers(tmp_path, monkeypatch):
     broken.verify = lambda completion, row: False
     findings = preflight(trainer, broken, prompts=4)
     assert exit_code(findings) == 1
-    assert findings[0].what == "gold answers verify"
     assert findings[0].level == "stop"
 
 
@@ -151,32 +113,27 @@ def test_own_rewards_without_a_verifier_have_their_way(found):
 
     findings, _ = found(task=None, reward=digits, temperature=1.5)
     assert "base pass rate (full reward of 1: no verifier)" in findings
-    assert "pass task=" in findings["gold answers verify"].change
     assert findings["verifier beside the reward"].number == "none"
-    assert not any("completions without an answer" in what for what in findings)
 
 
-def test_a_generation_batch_that_does_not_fit_is_told_before_it_is_sampled(tmp_path, monkeypatch, capsys):
+def test_a_generation_batch_that_does_not_fit(tmp_path, monkeypatch):
     """Room for two of four groups; and with the key that is advised nothing is left to change."""
     monkeypatch.setattr("trl_prorl.eval.readiness.memory.process_share", lambda device: (0, room))
-    what = "memory of a generation batch"
+
+    def look(**keys):
+        trainer = make(tmp_path, compact_generation="on", **keys)
+        found = preflight(trainer, TASK, 12)
+        (finding,) = [finding for finding in found if finding.what == "memory of a generation batch"]
+        return trainer, finding, exit_code(found)
+
     room = 10**12
-    fits = make(tmp_path, compact_generation="on")
-    finding = {finding.what: finding for finding in preflight(fits, TASK, 12)}[what]
-    assert finding.level == "fine"
-    room = int((finding.values["needed_gib"] / 2 * 1.1) * 2**30 / 0.9)
-    room += 2 * sum(param.numel() * 4 for param in fits.model.parameters()) * 10 // 9  # Adam's, of all weights
-    capsys.readouterr()
-    found = preflight(make(tmp_path, compact_generation="on"), TASK, 12, Console(stderr=True, width=400))
-    finding = {finding.what: finding for finding in found}[what]
-    assert finding.change == "set compact_max_rows: 8"
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("preflight: ")]
-    assert told[1].startswith(f"preflight: {what}: ")
-    assert told[1].endswith(": set compact_max_rows: 8")
-    assert "samples" in told[2]
-    found = preflight(make(tmp_path, compact_generation="on", compact_max_rows=8), TASK, 12)
-    assert {finding.what: finding for finding in found}[what].level == "fine"
-    assert exit_code(found) == 0
+    trainer, fits, _ = look()
+    assert fits.level == "fine"
+    room = int((fits.values["needed_gib"] / 2 * 1.1) * 2**30 / 0.9)
+    room += 2 * sum(param.numel() * 4 for param in trainer.model.parameters()) * 10 // 9  # Adam's, of all weights
+    assert look()[1].change == "set compact_max_rows: 8"
+    _, finding, code = look(compact_max_rows=8)
+    assert (finding.level, code) == ("fine", 0)
 
 
 def test_a_model_that_does_not_fit_is_a_finding(tmp_path, monkeypatch):
@@ -186,7 +143,6 @@ def test_a_model_that_does_not_fit_is_a_finding(tmp_path, monkeypatch):
     trainer = make(tmp_path)
     monkeypatch.setattr(trainer, "sample_rows", full)
     findings = preflight(trainer, TASK, prompts=4)
-    assert findings[-1].number == "none left with micro-batches of 16"
     assert exit_code(findings) == 1
 
 
@@ -219,10 +175,8 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
     assert main(["--config", RECIPE, "--prompts", "20", "--json", "found.json", *SMALL]) == 0
     assert [path.name for path in folder.iterdir()] == ["found.json"]
     written = json.loads((folder / "found.json").read_text())
-    shown = capsys.readouterr().out
     assert written["exit_code"] == 0
-    assert "can learn" in shown
-    assert "Preflight" in shown
+    assert "can learn" in capsys.readouterr().out
     values = {finding["what"]: finding["values"] for finding in written["findings"]}
     assert 0.1 < values["base pass rate (verify)"]["pass_rate"] < 0.45  # 0.25 by 60 runs, in recipes/tiny
     assert values["wall time of 240 steps"]["max_steps"] == 240
@@ -234,18 +188,14 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
 @pytest.mark.parametrize(
     "argv, said",
     [
-        (["--config", RECIPE, "--beta", "0"], "ref_reset_every=40 moves a reference, but beta=0"),
-        (["--config", RECIPE, "--kl_clamp", "-1"], "kl_clamp=-1.0 must be a positive number"),
-        (["--config", RECIPE, "--train_rows", "4"], "the training set has 4 prompts"),
-        (["--config", RECIPE, "--max_completion_length", "4000"], "exceeds the model's context of 2048"),
-        (["--config", RECIPE, "--prompts", "1"], "--prompts 1 must be at least 2"),
-        (["--config", RECIPE, "--json", "none/found.json"], "its folder does not exist"),
+        (["--config", RECIPE, "--beta", "0"], "beta=0"),
+        (["--config", RECIPE, "--train_rows", "4"], "4 prompts"),
+        (["--config", RECIPE, "--prompts", "1"], "--prompts 1"),
         (["--config", RECIPE, "--output_dir", "held"], "already holds a run"),
-        ([], "give --config RECIPE.yaml"),
+        ([], "--config RECIPE.yaml"),
         # Before a model is loaded.
-        (["--config", RECIPE, "--report_to", "wandb"], "report_to='wandb' needs a package"),
-        (["--config", RECIPE, "--json", "held"], "--json held is a folder"),
-        (["--config", RECIPE, "--json", "held/found.json"], "found.json lies in a folder that is read-only"),
+        (["--config", RECIPE, "--report_to", "wandb"], "report_to='wandb'"),
+        (["--config", RECIPE, "--json", "held"], "--json held"),
     ],
 )
 def test_what_the_run_would_refuse_is_refused(folder, capsys, monkeypatch, argv, said):
@@ -254,30 +204,15 @@ def test_what_the_run_would_refuse_is_refused(folder, capsys, monkeypatch, argv,
     if argv[2:3] in (["--report_to"], ["--json"]):
         monkeypatch.setattr("trl_prorl.eval.preflight.build", None)
     monkeypatch.setattr("trl_prorl.launch.checks.get_available_reporting_integrations", lambda: [])
-    monkeypatch.setattr("trl_prorl.eval.preflight.os.access", lambda path, mode: "read-only" not in said)
     try:
         code = main(argv)
     except SystemExit as ended:  # by the recipe alone
         code = ended.code
     assert code == 2
-    error = capsys.readouterr().err
-    assert said in error
+    (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith("error: ")
-    assert error.count("\n") == 1
+    assert said in error
     assert list(folder.iterdir()) == [folder / "held"]
-
-
-@pytest.mark.parametrize("masks, code, level", [("true", 1, "stop"), ("false", 0, "look")])
-def test_truncation_is_exit_code_1_where_it_leaves_everything_out(folder, capsys, masks, code, level):
-    """At three tokens all are cut; groups have rewards that differ."""
-    short = ["--max_completion_length", "3", "--mask_truncated_completions", masks, "--json", "found.json"]
-    assert main(["--config", RECIPE, "--prompts", "12", *short, *SMALL]) == code
-    assert ("cannot learn: " in capsys.readouterr().out) == (code == 1)
-    findings = {found["what"]: found for found in json.loads((folder / "found.json").read_text())["findings"]}
-    cut = findings["completions cut off"]
-    assert cut["level"] == level
-    assert cut["change"].startswith("raise max_completion_length=3")
-    assert "set max_completion_length to 9" in findings["gold answers that fit max_completion_length"]["change"]
 
 
 def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
@@ -289,53 +224,14 @@ def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
     assert first.total_gib is first.held_gib is None  # no GPU
 
 
-LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
-
-
-@pytest.mark.parametrize("rate, iterations, peft_config", [(50, 1, LORA), (50, 2, None), (1e30, 1, LORA)])
-def test_first_updates_that_destroy_the_policy(found, rate, iterations, peft_config):
+@pytest.mark.parametrize("rate, fault", [(50, "destroy"), (1e30, "NaN")])
+def test_first_updates_that_destroy_the_policy(found, rate, fault):
     """With one update a batch no row of the record compares the policy with the one that sampled."""
-    keys = {"learning_rate": rate, "num_iterations": iterations, "peft_config": peft_config}
-    findings, code = found(**keys, temperature=1.5)
+    peft_config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+    findings, code = found(learning_rate=rate, num_iterations=1, peft_config=peft_config, temperature=1.5)
     last = [finding for finding in findings.values() if finding.level == "stop"][-1]
     assert code == 1
-    assert "destroy the policy" in last.change or "NaN or infinity at step 2" in last.change
-
-
-def test_a_warm_up_says_by_which_rates_the_policy_moved(found):
-    kl = found(warmup_steps=5, temperature=1.5)[0]["KL to the policy before the first 2 updates"]
-    assert kl.values["lr"] == pytest.approx([0.0, 0.2e-4])
-    assert kl.number.endswith("learning rates of 0, 2e-05")
-    assert 0.0 < kl.values["kl"] < 0.01
-    assert kl.level == "fine"
-
-
-@pytest.mark.parametrize("peft_config, level", [(LORA, "look"), (None, "fine")])
-def test_a_rate_that_is_low_for_lora(found, peft_config, level):
-    findings, code = found(8, learning_rate=1e-6, peft_config=peft_config, temperature=1.5)
-    assert (findings["learning rate"].level, code) == (level, 0)
-
-
-def test_each_stage_and_step_is_told_on_stderr(tmp_path, capsys):
-    preflight(make(tmp_path), TASK, 12)
-    assert "preflight: " not in capsys.readouterr().err
-    preflight(make(tmp_path), TASK, 12, Console(stderr=True))
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("preflight: ")]
-    stages = ["gold answers, ", "samples: 4 completions of 12 prompts", "first steps", "step 1 of 2", "step 2 of 2"]
-    assert len(told) == len(stages)
-    assert all(line.startswith(f"preflight: {stage}") for line, stage in zip(told, stages, strict=True))
-
-
-@pytest.mark.parametrize("compact", ["on", "off"])
-def test_samples_are_drawn_by_the_run_s_own_sampler(tmp_path, monkeypatch, compact):
-    drawn = []
-    sample = CompactGeneration.sample
-    monkeypatch.setattr(
-        CompactGeneration, "sample", lambda self, *args, **kwargs: (drawn.append(1), sample(self, *args, **kwargs))[1]
-    )
-    trainer = make(tmp_path, compact_generation=compact)
-    trainer.sample_rows([trainer.train_dataset[0]])
-    assert len(drawn) == (compact == "on")
+    assert fault in last.change
 
 
 MEMBERS = {name: {"task": "reverse_digits", "level": level, "weight": 1} for name, level in (("easy", 1), ("hard", 4))}
@@ -375,8 +271,7 @@ def test_rewards_are_judged_by_their_sum(found):
         return [float(completion[-1]["content"].strip() == one) for completion, one in pairs]
 
     paid = found(8, reward=[form, right])[0][PAID]
-    assert paid.number == "2.00, 1.00"
-    assert paid.level == "fine"
+    assert (paid.number, paid.level) == ("2.00, 1.00", "fine")
 
 
 def test_a_verdict_is_the_task_s_where_the_rewards_have_no_verifier(found):
@@ -384,7 +279,6 @@ def test_a_verdict_is_the_task_s_where_the_rewards_have_no_verifier(found):
     findings, code = found(reward=lambda completions, **columns: [1.0] * len(completions))
     assert findings[PASS_RATE].values["pass_rate"] < 0.6
     assert code == 1
-    assert "mend the reward function" in findings[SILENT].change
     assert not any("perfect" in finding.change for finding in findings.values())
 
 
@@ -394,11 +288,9 @@ def test_a_reward_that_fails_is_a_finding_among_the_others(tmp_path, fault):
         return [float("nan") if fault == "is nan" else 1 / 0 for _ in completions]
 
     findings = preflight(make(tmp_path, reward=own_reward(reward)), TASK, prompts=4)
-    assert findings[0].what == "gold answers verify"
     assert findings[0].number == "4 of 4"
     assert findings[-1].level == "stop"
     assert "'reward'" in findings[-1].change
-    assert "the run stops" in verdict(findings)
     assert exit_code(findings) == 1
 
 
@@ -413,8 +305,7 @@ def test_rows_that_hold_a_completion_and_a_reward_that_abstains(found):
 
     rows = [{**row, "completion": "gold"} for row in TASK.rows("train", 24)]
     paid = found(rows=rows, reward=own_reward(reward))[0][PAID]
-    assert paid.number == "1.00, 0.00"
-    assert paid.level == "fine"
+    assert (paid.number, paid.level) == ("1.00, 0.00", "fine")
 
 
 def test_an_evaluation_on_the_training_set_is_found(tmp_path):
@@ -422,7 +313,6 @@ def test_an_evaluation_on_the_training_set_is_found(tmp_path):
     trainer.eval_dataset = trainer.train_dataset
     (found,) = [one for one in preflight(trainer, prompts=4) if one.what == "prompts of validation in train"]
     assert found.level == "look"
-    assert "learnt by heart" in found.change
 
 
 def test_what_is_not_there_to_look_at_is_refused(tmp_path):
@@ -433,24 +323,3 @@ def test_what_is_not_there_to_look_at_is_refused(tmp_path):
     trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
     with pytest.raises(ValueError, match="is a stream"):
         preflight(trainer)
-
-
-def test_a_finding_is_one_line_where_no_terminal_sets_the_width(monkeypatch, capsys):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    wordy = Finding("completions cut off", "100 % (mean length 12 of 12)", "look at the tokenizer " * 8, "look")
-    wide_console().print(table([wordy], "Preflight").to_rich())
-    assert len([line for line in capsys.readouterr().out.splitlines() if "│" in line]) == 1
-
-
-def test_a_disk_that_is_full_is_one_line(folder, capsys, monkeypatch):
-    def full(path, prompt_text):
-        raise OSError(28, "No space left on device")
-
-    script = argparse.Namespace(make_task=lambda: None)
-    monkeypatch.setattr("trl_prorl.eval.preflight.write_json", full)
-    monkeypatch.setattr("trl_prorl.eval.preflight.build_trainer", lambda argv, path: (None, script))
-    monkeypatch.setattr("trl_prorl.eval.preflight.preflight", lambda *_: [Finding("a", "1")])
-    assert main(["--config", RECIPE, "--json", "found.json"]) == 2
-    assert capsys.readouterr().err == (
-        "error: --json found.json could not be written: [Errno 28] No space left on device; name another\n"
-    )

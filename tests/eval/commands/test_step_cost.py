@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from transformers import Qwen2Model
 
 from trl_prorl.eval import step_cost
 from trl_prorl.eval.stepcost import measuring
 from trl_prorl.eval.stepcost import settings as of_cost
-from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, DEFAULT, MORE_ARMS, Batches, parse, settings
-from trl_prorl.eval.stepcost.tables import draw, ratio
+from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, MORE_ARMS, Batches, parse, settings
+from trl_prorl.eval.stepcost.tables import ratio
 from trl_prorl.eval.stepcost.trainers import Stopwatch, generation_seconds, make_trainer
 from trl_prorl.record.gpu_usage import measure_gpu
 from trl_prorl.record.json_lines import JsonLines
@@ -50,28 +49,10 @@ def test_ratios_are_of_pairs():
     assert ratio(result, "A") == (2.0, 1.0, 3.0)
 
 
-def test_the_chart_compares_with_the_baseline_that_is_asked_for(tmp_path, monkeypatch):
-    """8 and 6 seconds of TRL, 3 of ours: half the time of TRL without a KL, in words that need no legend."""
-    whole = {BASELINE: 8.0, DEFAULT: 6.0, "plain packed": 3.0}
-    result = {}
-    for name, seconds in whole.items():
-        result[name] = {"generation": 1.0, "scoring": 0.0, "update": seconds - 1.0, "whole": [seconds]}
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    draw({"one": result}, tmp_path / "chart.png", DEFAULT)
-    (panel,) = drawn[0].axes
-    times = [text.get_text().strip() for text in panel.texts]
-    words = [label.get_text() for label in panel.get_yticklabels()]
-    expected = {"TRL, KL to a reference": "1.33", "TRL, no KL": "1.00", "trl-prorl, no KL": "0.50"}
-    assert dict(zip(words, times, strict=True)) == expected
-    assert "“TRL, no KL”" in panel.get_xlabel()
-
-
 def test_settings():
     args = parse(arguments("--iterations", "1", "2", "--checkpointing", "both"))
-    titles = [f"μ={mu}, 1× gold answers{more}" for mu in (1, 2) for more in ("", ", gradient checkpointing")]
-    found = [(title, "B" in arms) for title, arms, *_ in settings(args)]
-    assert found == list(zip(titles, (False, False, True, True), strict=True))
+    # With one pass B's penalty could do nothing, and is refused.
+    assert ["B" in arms for _, arms, *_ in settings(args)] == [False, False, True, True]
     args = parse(arguments("--arms", "B packed", "TRL β=0"))
     ((_, arms, *_),) = settings(args)
     assert list(arms) == [BASELINE, "TRL β=0", "B packed"]
@@ -85,23 +66,19 @@ def test_settings():
     assert [mean for _, mean in lengths] == [pytest.approx(64, rel=0.1), pytest.approx(256, rel=0.1)]
 
 
-@pytest.mark.parametrize("mode", ["arms", "growth"])
-def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, caplog, mode):
-    sizes = ["--lengths", "4", "--groups", "4", "--prompts", "1"] if mode == "growth" else []
-    sizes += ["--micro_batch", "2", "--mode", mode, "--out", str(tmp_path)]
-    step_cost.main(arguments(*sizes))
-    written = json.loads((tmp_path / f"{mode}.json").read_text())
+def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, caplog):
+    step_cost.main(arguments("--micro_batch", "2", "--arms", "B packed", "--out", str(tmp_path)))
+    written = json.loads((tmp_path / "arms.json").read_text())
     assert written["settings"]["rounds"] == 1
-    arms = {*ARMS, "floor"} if mode == "arms" else {"TRL β>0", "A packed", "B packed"}
     for result in written["results"].values():
-        assert set(result) == arms
+        assert {BASELINE, "B packed"} <= set(result)
         for values in result.values():
             assert len(values["phase"]) == 1
             assert values["update"] > 0
             assert values["phase"][0] == pytest.approx(values["scoring"] + values["update"])
             assert values["generation"] > 0
             assert values["whole"][0] == pytest.approx(values["phase"][0] + values["generated"][0])
-    assert (tmp_path / f"{mode}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "arms.png").read_bytes().startswith(b"\x89PNG")
     assert "B packed" in capsys.readouterr().out
     assert not [record for record in caplog.records if record.name.startswith("trl_prorl")]
 
@@ -187,13 +164,6 @@ def test_the_peak_of_a_training_is_that_of_its_largest_step(device):
     assert watch.peak() == 1.0
 
 
-def test_without_a_gpu_no_peak_is_measured():
-    watch = Stopwatch(torch.device("cpu"), "cpu")
-    watch.begin()
-    watch.time_end_of_step(lambda: None)()
-    assert watch.peak() is None
-
-
 @pytest.fixture
 def arm(device, monkeypatch):
     """A trainer on that device: generation takes 7 GiB beyond what is held, and steps 3 and 5."""
@@ -218,14 +188,3 @@ def arm(device, monkeypatch):
 def test_on_a_gpu_an_arm_s_memory_is_the_gpu_s(arm, generate, peak):
     setting = (None, None, 2, False, generate)
     assert measuring.peak_memory("A", SimpleNamespace(), setting) == pytest.approx(peak)
-
-
-def test_an_arm_s_peak_leaves_out_the_models_of_the_others(arm):
-    found = measuring.measure({"A": ()}, SimpleNamespace(rounds=1), None, 2, False, True)
-    assert found["A"]["peak"] == pytest.approx(5.0)
-
-
-def test_a_device_whose_clock_would_not_wait_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        parse(["--device", "cuda:1"])
-    assert "invalid choice: 'cuda:1'" in capsys.readouterr().err
