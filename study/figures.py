@@ -366,10 +366,11 @@ def forget_numbers() -> Iterator[Number]:
             contrast = over_units(pd.Series(less_at_kl))
             on = "reversing" if own else "the others"
             yield Number(name, "forget", arm, f"kept at equal KL on {on}", *contrast[:3], less=less)
-        for arm in block.arms:
-            own, others = (ends["kl_to_base", of].loc[arm].groupby(level=0).mean().mean() for of in (True, False))
-            yield Number(name, "forget", arm, "KL on the others", others)
-            yield Number(name, "forget", arm, "kept", ends["gold", False].loc[arm].mean())
+        at_base = paths["gold", False].xs(0, level="step").loc[list(runs.index)]
+        yield Number(name, "forget", "base", "kept", at_base.groupby("base_seed").mean().mean())
+        for arm, of_arm in ends.loc[list(runs.index)].groupby("arm"):
+            yield Number(name, "forget", arm, "KL on the others", of_arm["kl_to_base", False].mean())
+            yield Number(name, "forget", arm, "kept", of_arm["gold", False].mean())
     yield from forgotten(paths)
 
 
