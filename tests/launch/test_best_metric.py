@@ -59,10 +59,9 @@ def logging(completions, log_metric=None, **columns):
 
 SETS = {"eval_dataset": {"easy": QUESTIONS["eval_dataset"], "hard": QUESTIONS["eval_dataset"]}}
 REFUSED = {
-    "a slip": ({"metric_for_best_model": "eval_rewrad"}, {}, "'eval_rewrad' is not measured.*eval_reward, eval_rew"),
-    "another's": ({"metric_for_best_model": "accuracy"}, {}, "'accuracy' is not measured"),
+    "a slip": ({"metric_for_best_model": "eval_rewrad"}, {}, "eval_rewrad"),
+    "another's": ({"metric_for_best_model": "accuracy"}, {}, "'accuracy'"),
     "no such reward": ({"metric_for_best_model": "eval_rewards/vowel/mean"}, {}, "eval_rewards/vowels/mean"),
-    "the worst": ({"metric_for_best_model": "eval_reward", "greater_is_better": False}, {}, "greater_is_better=False"),
     "the worst, unset": ({"greater_is_better": False}, {}, "greater_is_better=False"),
     "several sets": ({}, SETS, "several sets"),
     "a rate by the loss": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "mode: max"),

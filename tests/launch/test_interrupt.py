@@ -5,17 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from transformers import TrainerCallback
 
 from trl_prorl.checkpoint.files import find_newest_checkpoint
-from trl_prorl.demo import DemoRun, train
-from trl_prorl.eval.command import command
 from trl_prorl.interrupt import end_at_once, interrupt_as_usual
-from trl_prorl.launch.interrupt import what_a_script_keeps, what_is_kept
 
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +57,7 @@ def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_pat
     assert forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
     checkpoint, _ = find_newest_checkpoint(out)
-    cure = "Go on with the same command and --resume_from_checkpoint True."
-    assert line == f"interrupted: {checkpoint} and the record up to it are kept. {cure}"
+    assert str(checkpoint) in line and "--resume_from_checkpoint True" in line
     assert not (out / "run.lock").exists()
 
 
@@ -75,10 +70,7 @@ def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, 
     os.kill(process, signal.SIGINT)
     assert forks.status() == 130
     (line,) = lines_of(log.read_text())
-    assert f"the record in {out} is kept, and there is no checkpoint yet" in line
-    assert "begins again" in line
-    assert what_is_kept(tmp_path / "nothing", begun=False).startswith("no step was begun")
-    assert "come to its end" in what_is_kept(out, begun=True, model=out / "adapter_model.safetensors")
+    assert str(out) in line and "begins again" in line
 
 
 SCRIPT = """
@@ -98,8 +90,7 @@ def test_a_script_ends_with_one_line(tiny_model, tmp_path):
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'forks'}"}
     with popen([sys.executable, "script.py", tiny_model, str(out)], cwd=tmp_path, env=env) as process:
         (line,) = lines_of(process.communicate()[1])
-    kept = f"{out / 'checkpoint-1'} and the record up to it are kept"
-    assert line == f"interrupted: {kept}. Go on with train(resume_from_checkpoint=True)."
+    assert str(out / "checkpoint-1") in line and "train(resume_from_checkpoint=True)" in line
     assert process.returncode == 130
 
 
@@ -116,40 +107,20 @@ def test_a_script_may_catch_it(make_trainer, tmp_path, monkeypatch, capsys):
         trainer.train()
     assert not any("transformers" in str(frame.path) for frame in error.traceback)
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted: "))
-    assert f"the record in {tmp_path / 'run'} is kept, and there is no checkpoint yet. train() begins again" in line
-    assert what_a_script_keeps(tmp_path / "nothing", begun=False).startswith("no step was begun")
+    assert str(tmp_path / "run") in line and "train() begins again" in line
 
 
-# A command, and a module that is imported on the way to those that take seconds.
-WHILE_IMPORTING = {
-    "recipe": ([str(RECIPE)], "numpy"),
-    "trl_prorl.train": (["-m", "trl_prorl.train", "--config", str(ROOT / "recipes/tiny/variantA.yaml")], "numpy"),
-    "trl-prorl": (["-m", "trl_prorl.commands", "passk", "--run", "run"], "numpy"),
-    "demo": ([str(ROOT / "recipes" / "demo.py")], "rich.console"),
-}
-
-
-@pytest.mark.parametrize("case", WHILE_IMPORTING)
-def test_while_the_imports_last(case, tmp_path):
-    folder = tmp_path / "run"  # what the command line names is looked at before
-    folder.mkdir()
-    (folder / "config.yaml").write_text("model_name_or_path: embedded\ntask: reverse_digits\n")
-    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-    command, imported = WHILE_IMPORTING[case]
+@pytest.mark.parametrize("command", [[str(RECIPE)], ["-m", "trl_prorl", "passk", "--run", "run"]])
+def test_while_the_imports_last(command, tmp_path):
+    (tmp_path / "run").mkdir()  # what the command line names is looked at before
+    (tmp_path / "run" / "config.yaml").write_text("model_name_or_path: embedded\ntask: reverse_digits\n")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     command = [sys.executable, "-X", "importtime", *command]  # it writes a line for every module
     with popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
-        assert any(line.rpartition("|")[2].strip() == imported for line in process.stderr)
+        assert any(line.rpartition("|")[2].strip() == "numpy" for line in process.stderr)
         process.send_signal(signal.SIGINT)
-        (line,) = lines_of(process.stderr.read())
+        assert len(lines_of(process.stderr.read())) == 1
     assert process.returncode == 130
-    assert "nothing has changed" in line
-
-
-AT_WORK = {
-    "step_cost": ["eval.step_cost", "--device", "cpu", "--shape", "small", "--rounds", "100000"],
-    "reset_cost": ["eval.reset_cost", "--device", "cpu", "--layers", "1", "--repeats", "1000000"],
-    "tasks": ["tasks", "show", "reverse_digits", "-n", "100000000"],
-}
 
 
 def ticks(process):
@@ -157,14 +128,14 @@ def ticks(process):
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11])
 
 
-@pytest.mark.parametrize("case", AT_WORK)
-def test_a_command_at_work(forks, tmp_path, case):
+def test_a_command_at_work(forks, tmp_path):
     log = tmp_path / "log"
-    process = forks.start(run="-m", argv=AT_WORK[case], log=str(log), cwd=str(tmp_path))
+    command = ["tasks", "show", "reverse_digits", "-n", "100000000"]
+    process = forks.start(run="-m", argv=command, log=str(log), cwd=str(tmp_path))
     wait_for(lambda: ticks(process) > 30, process)  # its imports are over
     os.kill(process, signal.SIGINT)
     assert forks.status() == 130, log.read_text()[-3000:]
-    assert lines_of(log.read_text()) == ["interrupted: nothing has changed. The same command begins anew."]
+    assert len(lines_of(log.read_text())) == 1
     assert list(tmp_path.iterdir()) == [log]
 
 
@@ -179,30 +150,8 @@ def test_a_push(hub, hub_forks, run, tmp_path):
     wait_for(lambda: any("/commit/" in request for request in hub.requests), process)
     os.kill(process, signal.SIGINT)
     assert hub_forks.status() == 130, log.read_text()[-3000:]
-    (line,) = lines_of(log.read_text())
-    assert "the Hub has all of the push or nothing of it" in line
+    assert len(lines_of(log.read_text())) == 1
     assert hub.files("someone/stopped") == {}
-
-
-def test_the_demo(tmp_path):
-    """A terminal sends the signal to the demo and to the arms that it trains."""
-    demo = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", str(tmp_path), "--side-by-side", "1"]
-    with popen(demo, start_new_session=True) as process:
-        wait_for(lambda: (tmp_path / "control.log").exists() or process.poll() is not None, process.pid)
-        os.killpg(process.pid, signal.SIGINT)
-        said = process.stderr.read()
-    line = "".join(lines_of(said))
-    assert process.returncode == 130, (process.returncode, said[-3000:])
-    assert "arms that came to their end" in line
-    assert "goes on from there" in line
-
-
-@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGINT)", "os._exit(130)"])
-def test_an_arm_of_the_demo_that_the_signal_reaches_first(tmp_path, ends):
-    arm = DemoRun(ROOT / "recipes" / "tiny" / "plain.yaml", tmp_path / "plain", 1, [])
-    arm.command = [sys.executable, "-c", f"import os, signal; signal.signal(2, signal.SIG_DFL); {ends}"]
-    with pytest.raises(KeyboardInterrupt):
-        train([arm], side_by_side=1)
 
 
 @pytest.fixture
@@ -214,38 +163,8 @@ def handler():
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_evaluation(capsys, handler):
-    @command
-    def main(argv=None):
-        raise KeyboardInterrupt
-
-    assert main([]) == 130
-    (line,) = lines_of(capsys.readouterr().err)
-    assert "kept" in line
-    assert "The same command goes on" in line
-    assert handler().line == b""  # the key once more ends the process, and says nothing
-
-
 def test_where_the_signal_is_ignored_it_stays_ignored(handler):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup does
     end_at_once("x")
     interrupt_as_usual()
     assert handler() is signal.SIG_IGN
-
-
-@pytest.mark.slow
-def test_under_the_launcher_our_line_is_there_too(tmp_path, tiny_model):
-    out = tmp_path / "run"
-    log = tmp_path / "log"
-    launcher = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_processes", "1", "--cpu"]
-    with open(log, "w") as file:
-        command = [*launcher, str(RECIPE), *arguments(tiny_model, out, save_steps=2)]
-        process = popen(command, stdout=file, stderr=file, start_new_session=True)
-        try:
-            wait_for(lambda: process.poll() is not None or find_newest_checkpoint(out, content=False)[0], process.pid)
-            os.killpg(process.pid, signal.SIGINT)
-            assert process.wait(timeout=120) != 0
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    assert sum(line.startswith("interrupted: ") for line in log.read_text().splitlines()) == 1, log.read_text()[-3000:]

@@ -46,33 +46,29 @@ def cached(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-OFFLINE = "and HF_HUB_OFFLINE=1 keeps the Hub out. Correct the name, unset HF_HUB_OFFLINE, or give a folder."
 NOT_THERE = {
-    "Qwen/Qwen2.5-0.5B-Instrct": "is no folder here and not in the Hub's cache (did you mean "
-    f"'Qwen/Qwen2.5-0.5B-Instruct'?), {OFFLINE}",
-    "missing/folder": f"is no folder here and not in the Hub's cache, {OFFLINE}",
-    "./missing": "is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct.",
-    "smolm2": "is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct (did you mean 'smollm2'?).",
-    "no.gguf": "is missing: give the path of a GGUF file, or another model.",
+    "Qwen/Qwen2.5-0.5B-Instrct": r"did you mean 'Qwen/Qwen2.5-0.5B-Instruct'\?",
+    "missing/folder": "HF_HUB_OFFLINE",
+    "./missing": "folder",
+    "smolm2": r"did you mean 'smollm2'\?",
+    "no.gguf": "GGUF",
 }
 
 
-@pytest.mark.parametrize("name", NOT_THERE)
-def test_a_model_that_is_not_there_is_one_line_at_both_doors(make_trainer, cached, monkeypatch, name):
-    with pytest.raises(ValueError) as refusal:
+@pytest.mark.parametrize("name, told", NOT_THERE.items(), ids=NOT_THERE)
+def test_a_model_that_is_not_there_is_one_line_at_both_doors(make_trainer, cached, monkeypatch, name, told):
+    with pytest.raises(ValueError, match=f"^model_name_or_path='{name}'.*{told}"):
         find_model(name)
-    assert str(refusal.value) == f"model_name_or_path={name!r} {NOT_THERE[name]}"
     monkeypatch.setattr(torch.nn.Module, "to", lambda *args: pytest.fail("a model was loaded"))
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValueError, match=f"^model='{name}'.*{told}"):
         make_trainer(model=name)
-    assert str(refusal.value) == f"model={name!r} {NOT_THERE[name]}"
 
 
 def test_a_folder_without_a_whole_model_is_one_line(make_trainer, tmp_path):
-    with pytest.raises(ValueError, match="^model='.*' is a folder without config.json"):
+    with pytest.raises(ValueError, match="^model='.*config.json"):
         make_trainer(model=str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="^model='.*' holds an adapter.*PeftModel.from_pretrained.*docs/from-sft.md"):
+    with pytest.raises(ValueError, match="^model='.*' holds an adapter"):
         make_trainer(model=str(tmp_path))
 
 
@@ -85,7 +81,7 @@ def test_a_name_that_the_hub_does_not_know_is_one_line(online, cached):
 def test_a_hub_that_does_not_answer_is_one_line(cached, monkeypatch):
     for name, value in constants_for("http://127.0.0.1:9").items():
         monkeypatch.setattr(constants, name, value)
-    with pytest.raises(ValueError, match="http://127.0.0.1:9 cannot be reached. Correct the name, look at the net"):
+    with pytest.raises(ValueError, match="http://127.0.0.1:9 cannot be reached"):
         find_model("who/what")
 
 
