@@ -33,9 +33,8 @@ def two_processes(forks, tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(two_processes, kind, tmp_path):
+def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(two_processes, kind):
     out, ranks = two_processes(kind, 0)
-    assert (tmp_path / "log").read_text().count("2 processes: a step trains on 8 completions, 2 times") == 1
     (event,) = read_rows(out, "events.jsonl")
     metrics = read_rows(out)
     assert ranks[0] == ranks[1]  # bitwise: the same hashes at the same steps
@@ -96,7 +95,6 @@ SOFT = {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.5, "ref_reset_mix"
     [
         ("fsdp2", "full", SOFT | {"save_strategy": "no"}),
         pytest.param("fsdp2", "lora", SOFT, marks=pytest.mark.slow),
-        pytest.param("fsdp2", "lora", {"optimizer_reset": "hard"}, marks=pytest.mark.slow),
         pytest.param("fsdp2", "lora", {}, marks=pytest.mark.slow),
         pytest.param("zero2", "lora", {}, marks=[NO_DEEPSPEED, pytest.mark.slow]),
         pytest.param("zero2", "full", {}, marks=[NO_DEEPSPEED, pytest.mark.slow]),

@@ -35,7 +35,6 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.models import load_base_model, load_point, trained_point
 from trl_prorl.hub.card import model_card
 from trl_prorl.hub.publish import files_to_push
-from trl_prorl.weights import whole_weights
 
 
 TEXT = {
@@ -117,7 +116,7 @@ def in_memory(trainer):
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize(
     "make, tied",
-    [(qwen2, True), (qwen2, False), (qwen3_5, True), (qwen3_5, False), (gemma3, True), (experts, False)],
+    [(qwen2, True), (qwen2, False), (qwen3_5, True), (gemma3, True), (experts, False)],
 )
 def test_a_trained_model_is_the_same_from_its_files_and_after_a_resume(make, tied, lora, save_model, run, resume):
     model = save_model(make, tied)
@@ -191,13 +190,7 @@ def change_file(file, change):
     save_file(change(load_file(file)), file, metadata={"format": "pt"})
 
 
-FAULTS = [
-    (drop, "down_proj"),
-    (add, r"layers\.7"),
-    (rename, "language_model"),
-    (narrow, "q_proj"),
-    (nothing, "missing"),
-]
+FAULTS = [(drop, "down_proj"), (add, r"layers\.7"), (narrow, "q_proj"), (nothing, "missing")]
 
 
 @pytest.mark.parametrize("change, named", FAULTS)
@@ -258,7 +251,7 @@ def test_weights_that_an_adapter_shares_or_does_not_save_are_not_missed(config, 
     assert load_model(tiny_model, tmp_path).active_adapters == ["default"]
 
 
-@pytest.mark.parametrize("keys", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}])
+@pytest.mark.parametrize("keys", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}])
 def test_more_than_factors_is_missed_too(keys, tiny_model, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     policy = get_peft_model(model, LoraConfig(**LORA, **keys))
@@ -277,13 +270,6 @@ def test_a_reward_model_without_its_head_is_refused(tiny_model, make_trainer):
     """A language model has no score, and transformers would begin one at random."""
     with pytest.raises(InputError, match=r"score\.weight"):
         make_trainer(reward=tiny_model)
-
-
-def test_a_fault_of_another_file_is_not_called_the_models(tiny_model):
-    """A reward model that is nowhere, a full disk: whatever fails while a model in a folder is loaded."""
-    for source in (tiny_model, ""):
-        with pytest.raises(FileNotFoundError), whole_weights(source):
-            open("/no such folder/completions")
 
 
 def test_a_trained_adaptive_adapter_begins_again(tiny_model, make_trainer):

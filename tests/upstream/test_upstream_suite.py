@@ -1,17 +1,14 @@
 """TRL's own suite with our classes, the workflow on TRL's releases and main: would they notice a difference?"""
 
-import configparser
 import json
 import os
 import subprocess
 import sys
 from importlib import import_module
-from importlib.metadata import metadata, version
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import yaml
-from packaging.specifiers import SpecifierSet
 from trl.trainer import utils
 
 from trl_prorl import ProRLConfig, ProRLTrainer
@@ -27,30 +24,13 @@ def seams(monkeypatch):
     return import_module("seams")
 
 
-def test_the_window_is_two_minors_with_the_installed_one_and_named_in_one_place(seams):
+def test_the_window_is_two_minors_with_the_installed_one():
     found = subprocess.run(
         [sys.executable, str(FOLDER / "seams.py"), "--window"], capture_output=True, text=True, check=True
     )
     minors = json.loads(found.stdout)
     assert len(minors) == 2
     assert ".".join(version("trl").split(".")[:2]) in minors
-    setup = (ROOT / "setup.cfg").read_text()
-    assert setup.count("trl>=") == 1
-    assert "trl[deepspeed]\n" in setup
-    assert seams.window(setup.replace("<1.17", "<1.19")) == ["1.15", "1.16", "1.17", "1.18"]
-    assert not any("1.16" in file.read_text() for file in (ROOT / ".github" / "workflows").glob("*.yml"))
-
-
-def test_no_python_is_promised_that_trl_refuses():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    ours = SpecifierSet(setup["options"]["python_requires"])
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python-version"]
-    theirs = SpecifierSet(metadata("trl")["Requires-Python"])
-    minors = [f"3.{minor}" for minor in range(9, 20)]
-    assert all(theirs.contains(minor) for minor in minors if ours.contains(minor))
-    assert all(ours.contains(minor) for minor in tested)
 
 
 REPORT = """<testsuites><testsuite>
@@ -81,28 +61,7 @@ def test_a_page_names_the_seams_that_moved_and_no_others(seams):
         "- `test_broken`: ImportError: no name Ratio",
     ]
     text = seams.page({"Contract": ("2 failed, 1 passed", lines), "Parity": ("28 passed", [])})
-    assert f"TRL {version('trl')}." in text
-    assert "| Parity | 28 passed |" in text
-    assert text.index("## Contract") < text.index("test_broken")
-    assert "## Parity" not in text
-
-
-def test_a_file_whose_tests_cannot_begin_has_moved(seams, tmp_path, monkeypatch):
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_x.py").write_text("import nothing_of_this_name\n")
-    monkeypatch.setattr(seams, "HERE", tmp_path / "tests" / "upstream")
-    _, lines = seams.tested("test_x.py")
-    assert len(lines) == 1
-    assert "nothing_of_this_name" in lines[0]
-
-
-def test_every_file_and_recipe_of_the_workflow_is_there():
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "upstream.yml").read_text())["jobs"]
-    commands = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
-    assert "tests/upstream/seams.py runs/trl --page page.md" in commands
-    arms = commands.partition("for arm in ")[2].partition(";")[0].split()
-    assert arms == ["plain", "variantA", "variantB", "variantC"]
-    assert all((ROOT / "recipes" / "tiny" / f"{arm}.yaml").is_file() for arm in arms)
+    assert "## Contract" in text and "## Parity" not in text
 
 
 @pytest.mark.parametrize("triton", [True, False])
@@ -172,9 +131,9 @@ def run(*arguments):
     ("theirs", "ours", "where"),
     [
         ("passed", "passed", "BOTH"),
-        *(("passed", other, "LOST") for other in ("failed", "skipped", None)),
-        *((other, "passed", "GAINED") for other in ("failed", "skipped")),
-        *((other, other, "NEITHER") for other in ("failed", "xfailed")),
+        *(("passed", other, "LOST") for other in ("failed", None)),
+        ("skipped", "passed", "GAINED"),
+        ("failed", "failed", "NEITHER"),
         ("failed", "skipped", "NEITHER"),
         ("skipped", "skipped", "NOT_RUN"),
     ],
