@@ -11,11 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from datasets import Dataset
 from run_record import error_lines, modification_times, read_events, read_rows, without_times
-from trl import ModelConfig
 
-from trl_prorl import ProRLConfig, train
+from trl_prorl import ProRLConfig
 from trl_prorl.checkpoint.files import why_unusable
 from trl_prorl.train import check_folder, task_reward
 
@@ -65,59 +63,44 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, 
     before = modification_times(first)
     status, written = recipe()
     assert status == 2
-    assert "already holds a run" in written
     assert modification_times(first) == before
 
 
 CPU = "--bf16 false --use_cpu true"
 OF_GSM8K = f"--config {GSM8K} {CPU} --dataset_name"
-# An example of every place that refuses. All that a key or a combination of keys refuses is in test_refusals.py, all
-# that the parser refuses in test_command_line.py, code in recipes in test_recipe_check.py.
-BAD = [
-    ("--kl_estimator k1 --use_bias_correction_kl false", ["kl_estimator='k1'"]),
-    ("--task reverse_digit", ["reverse_digit", "reverse_digits"]),
-    ("--model_name_or_path embedded --task sorting", ["task='sorting'", ": embedded:sorting, or embedded:reverse_d"]),
-    ("--task gsm8k", ["level=3", "gsm8k", "path"]),
-    (f"{OF_GSM8K} /nowhere", ["/nowhere"]),
-    ("--optimizer_reset hard --optim sgd", ["optimizer_reset", "SGD", "keep"]),
-    ("--optimizer_reset step --optim adafactor", ["optimizer_reset='step'", "Adafactor", "hard"]),
-    ("--max_steps many", ["max_steps", "many"]),
-    ("--model_name_or_path ./no/such/folder", ["model_name_or_path='./no/such/folder'"]),
-    ("--model_name_or_path Qwen/Qwen2.5-0.5B-Instrct", ["Instrct'", "did you mean 'Qwen/Qwen2.5-0.5B-Instruct'"]),
-    ("--train_rows 1", ["1 prompts", "train_rows"]),
-    ("--max_completion_length 4000", ["max_completion_length=4000", "context of 2048"]),
-    ("--pack_groups on --pack_max_tokens 20", ["pack_max_tokens=20 is less than the", "training prompt"]),
-    ("--dataset_config socratic", ["dataset_config='socratic'", "task_options"]),
-    ("--temperature 0", ["temperature=0", "positive"]),
-    ("--report_to mlflow", ["report_to='mlflow'", "not installed", "report_to: none"]),
-    ("--use_vllm true --compact_generation off", ["use_vllm=True", "pip install"]),
-    ("--config no.yaml", ['save_strategy: "no"']),
-    ("--output_dir no.yaml", ["output_dir=", "is a file"]),
-    ("--config remote.yaml", ["trust_remote_code=True", "command line"]),
-    (f"{OF_GSM8K} empty", ["empty"]),
-    (f"{OF_GSM8K} columns", ["question", "columns"]),
-    ("--length_reward cosin", ["length_reward='cosin'", "cosine"]),
-    ("--thinking_budget 5000", ["thinking_budget=5000", "max_completion_length"]),
-    ("--resume_from_checkpoint nowhere", ["resume_from_checkpoint='nowhere'", "no such folder"]),
-    ("--model_name_or_path columns", ["model_name_or_path", "without config.json"]),
-    ("--num_generations 3", ["num_generations=3 does not divide the 8 completions", "per_device_train_batch_size=8"]),
-    ("--task_options {reward", ["task_options='{reward'", "JSON"]),
-]
+# An example of each place that refuses beside the configuration and the recipe's file, whose own tests are
+# test_refusals.py and launch/test_recipe_check.py: options, and what the line names.
+BAD = {
+    "--task reverse_digit": "reverse_digits",
+    "--model_name_or_path embedded --task sorting": "task='sorting'",
+    f"{OF_GSM8K} /nowhere": "/nowhere",
+    "--optimizer_reset hard --optim sgd": "optimizer_reset",
+    "--optimizer_reset step --optim adafactor": "optimizer_reset='step'",
+    "--train_rows 1": "train_rows",
+    "--max_completion_length 4000": "max_completion_length=4000",
+    "--pack_groups on --pack_max_tokens 20": "pack_max_tokens=20",
+    "--use_vllm true --compact_generation off": "use_vllm=True",
+    "--config no.yaml": "save_strategy",
+    "--output_dir no.yaml": "output_dir=",
+    f"{OF_GSM8K} columns": "question",
+    "--length_reward cosin": "length_reward='cosin'",
+    "--thinking_budget 5000": "thinking_budget=5000",
+    "--resume_from_checkpoint nowhere": "resume_from_checkpoint='nowhere'",
+    "--task_options {reward": "task_options='{reward'",
+}
 
 
-@pytest.mark.parametrize("options, parts", BAD)
-def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, parts):
+@pytest.mark.parametrize("options, named", BAD.items(), ids=BAD)
+def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, named):
     (tmp_path / "no.yaml").write_text("save_strategy: no\n")
-    (tmp_path / "remote.yaml").write_text("model_init_kwargs: {trust_remote_code: true}\n")
-    for folder, line in (("empty", ""), ("columns", '{"ask": "1+1", "answer": "#### 2"}\n')):
-        (tmp_path / folder).mkdir()
-        for split in ("train", "test"):
-            (tmp_path / folder / f"{split}.jsonl").write_text(line)
+    (tmp_path / "columns").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "columns" / f"{split}.jsonl").write_text('{"ask": "1+1", "answer": "#### 2"}\n')
     words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in options.split()]
     status, written = recipe("", *words)
     assert status == 2 and "Traceback" not in written, written
     (line,) = error_lines(written)
-    assert all(part in line for part in parts)
+    assert named in line
     assert not (tmp_path / "run").exists()
 
 
@@ -142,31 +125,21 @@ def test_an_error_of_the_launcher_s_process_is_our_line_too(launched):
     assert "(did you mean 'tiny/variantA'?)" in line
 
 
-MULTI_GPU = "error: accelerate launch was told of several GPUs"
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
 @pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ("--config_file cpu", ""),
-        ("--config_file single_gpu", "The launcher says bf16, and this run is on a CPU: it computes in bf16 there."),
-        ("--config_file multi_gpu", MULTI_GPU),
-        ("--config_file fsdp2", MULTI_GPU),
-        ("--mixed_precision fp16", "error: accelerate launch says mixed_precision=fp16, which needs a GPU"),
-        ("--cpu --num_processes 2", "accelerate launch was asked for several processes, and has started one"),
-        ("", ""),
-    ],
+    ("arguments", "bf16"),
+    [("--config_file cpu", False), ("--config_file single_gpu", True), ("--config_file fsdp2", None), ("", False)],
 )
-def test_a_bare_launch_runs_or_says_why_not(launched, arguments, told):
+def test_a_bare_launch_runs_or_is_refused(launched, arguments, bf16):
     files = {file.stem: str(file) for file in (ROOT / "accelerate_configs").glob("*.yaml")}
     status, lines, run = launched([files.get(word, word) for word in arguments.split()])
-    assert any(line.startswith(told) for line in lines or [""])
-    assert (status == 0) == run.is_dir() == (not told.startswith("error"))
-    if status == 0:
+    assert (status == 0) == run.is_dir() == (bf16 is not None)
+    if bf16 is None:
+        assert any(line.startswith("error: ") for line in lines)
+    else:
         config = yaml.safe_load((run / "config.yaml").read_text())
-        assert (config.get("bf16"), config["beta"]) == ("bf16" in told, 1.0)
+        assert (bool(config.get("bf16")), config["beta"]) == (bf16, 1.0)
 
 
 def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp_path):
@@ -175,13 +148,11 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     (out / "metrics.jsonl").write_text('{"step": 1}\n')  # ended before its first checkpoint
     status, written = recipe(f"{SAVES} {RESUME}")
     assert status == 0
-    assert "the run begins again at step 0" in written
     assert len(read_rows(out)) == 3
     assert len(read_rows(out / "earlier-1")) == 1
     (out / "checkpoint-3" / "manifest.json").unlink()
     status, written = recipe(f"{SAVES} {RESUME}")
     assert status == 0
-    assert "checkpoint-3 is skipped: it has no manifest.json" in written
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
     assert why_unusable(out / "checkpoint-3") is None
     event = read_events(out, "resume")[-1]
@@ -194,11 +165,10 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(recipe, tmp
     status, written = recipe(f"{SAVES} {RESUME} --beta 0.7")
     assert status == 2
     assert "beta: 1.0 -> 0.7" in written
-    assert "allow_config_change" in written
     assert modification_times(out) == before
 
 
-@pytest.mark.parametrize("left", ["a killed process", "run.lock", "metrics.jsonl", "", "checkpoint-3"])
+@pytest.mark.parametrize("left", ["a killed process", "metrics.jsonl", "", "checkpoint-3"])
 def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, recipe, tmp_path, tiny_model, left):
     out = tmp_path / "run"
     if left:  # else it was killed before it had its lock
@@ -217,13 +187,9 @@ def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, recipe, 
     status, written = recipe(RESUME)
     if left == "checkpoint-3":
         assert status == 2
-        assert "holds no checkpoint that is complete. checkpoint-3: it has no manifest" in written
+        assert "checkpoint-3: it has no manifest" in written
     else:
-        begins = (
-            "the run begins again at step 0" if left else f"there is no run in {out} yet: the run begins at step 0"
-        )
         assert status == 0
-        assert begins in written
         assert len(read_rows(out)) == 3
         assert not list(out.glob("earlier-*"))
 
@@ -234,9 +200,7 @@ def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
     before = modification_times(out)
     status, written = recipe(f"--save_strategy no {RESUME}")
     (line,) = error_lines(written)
-    assert status == 2
-    assert "holds a finished run" in line
-    assert "adapter_model.safetensors" in line
+    assert status == 2 and "adapter_model.safetensors" in line
     assert modification_times(out) == before
 
     # Killed inside the save at its end: the run's id is written after the weights.
@@ -244,19 +208,11 @@ def test_a_finished_run_is_not_trained_a_second_time(recipe, tmp_path):
     again = f"--save_strategy steps --save_steps 3 {RESUME}"
     status, written = recipe(again)
     assert status == 0
-    assert "the run begins again at step 0" in written
     weights = (out / "adapter_model.safetensors").read_bytes()
     status, written = recipe(again)
     assert status == 0
-    assert f"finished, nothing to do: checkpoint-3 is the last step of {out}" in written
     assert (out / "adapter_model.safetensors").read_bytes() == weights
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
-
-    # A larger `max_steps` goes on from there; what it trains is in checkpoint/test_longer.py.
-    status, written = recipe(f"{again} --max_steps 5")
-    assert (status, error_lines(written)) == (0, [])
-    assert "resumed from checkpoint-3" in written
-    assert [row["step"] for row in read_rows(out)] == [1, 2, 3, 4, 5]
 
 
 def test_a_resume_from_another_working_directory_is_the_same_run(recipe, tmp_path):
@@ -278,29 +234,11 @@ def test_a_resume_from_another_working_directory_is_the_same_run(recipe, tmp_pat
 def test_a_folder_that_cannot_be_made_is_told_before_a_model_is_loaded(tmp_path, key):
     """Permissions do not tell: root has them in /proc."""
     folders = {"output_dir": str(tmp_path / "out"), key: "/proc/deep/run"}
-    with pytest.raises(ValueError, match=f"{key}='/proc/deep/run' cannot be written: no folder can be made in /proc"):
+    with pytest.raises(ValueError, match=f"{key}='/proc/deep/run'"):
         check_folder(ProRLConfig(use_cpu=True, bf16=False, **folders), ())
     assert not list(tmp_path.iterdir())  # what was made to find out is gone
     check_folder(ProRLConfig(use_cpu=True, bf16=False, output_dir=str(tmp_path / "out")), ())
     assert not list(tmp_path.iterdir())
-
-
-def test_the_tools_of_prolonged_training_in_one_recipe(recipe, tmp_path, tiny_model):
-    """What the prorl_v2 recipe asks, and interrupted thinking, at the size of a test."""
-    out = tmp_path / "run"
-    keys = yaml.safe_load((ROOT / "recipes" / "prorl_v2" / "gsm8k_qwen2.5-0.5b.yaml").read_text())
-    keys |= {"task": "reverse_digits", "dtype": "float32", "gradient_checkpointing": False}
-    del keys["dataset_name"]
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(keys))
-    options = f"--config {tmp_path / 'recipe.yaml'} {CPU} --gradient_accumulation_steps 1 --max_completion_length 24 "
-    options += "--save_steps 2 --thinking_budget 8 --thinking_answer_tokens 4 --length_on 2"
-    status, written = recipe(options, "--thinking_text", "so ")
-    assert status == 0, written[-3000:]
-    rows = read_rows(out)
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    for row in rows:
-        assert {"groups_undecided", "rows_skipped", "interrupted_fraction", "reward/reverse_digits"} <= set(row)
-    assert json.loads((out / "env.json").read_text())["execution"]["packing"] == "on"
 
 
 def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(recipe):
@@ -343,19 +281,3 @@ def test_a_reward_sees_plain_text_and_its_own_row():
     completions = [[{"role": "assistant", "content": text}] for text in ("1", "2", "3")]
     assert reward(completions=completions, answer=["1", "0", "3"], trainer_state=object()) == [1.0, 0.0, 1.0]
     assert reward.__name__ == "echo"
-
-
-@pytest.mark.parametrize("split, said", [("train", "training"), ("validation", "validation")])
-def test_a_limit_of_packing_that_a_prompt_exceeds_is_told_before_a_model_is_loaded(
-    tmp_path, tiny_model, monkeypatch, split, said
-):
-    def rows(task, of, *others):
-        texts = ["1", "2" * (100 if of == split else 1), *"3456"]
-        return Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in texts]})
-
-    monkeypatch.setattr(train, "ProRLTrainer", lambda **kwargs: pytest.fail("a model was loaded"))
-    monkeypatch.setattr(train, "rows_of", rows)
-    keys = {"use_cpu": True, "bf16": False, "pack_groups": "on", "pack_max_tokens": 100, "max_completion_length": 6}
-    args = ProRLConfig(str(tmp_path), eval_strategy="steps", eval_steps=5, per_device_train_batch_size=8, **keys)
-    with pytest.raises(ValueError, match=f"pack_max_tokens=100 is less than .* tokens of {said} prompt 1 "):
-        train.build(train.TaskArguments(), args, ModelConfig(model_name_or_path=tiny_model))
