@@ -1,7 +1,6 @@
 """The demo, in full, as `make demo` runs it, but with a training seed that the expected figures do not have."""
 
 import csv
-import hashlib
 import json
 import os
 import subprocess
@@ -12,9 +11,9 @@ import pandas as pd
 import pytest
 from run_record import write_run
 
-from trl_prorl import demo as demo_module
-from trl_prorl.embedded.shipped import DEFAULT, embedded_model, weights_sha256
 from trl_prorl.eval.analysis.statistics import prediction_interval
+from trl_prorl import demo as demo_module
+from trl_prorl.embedded.shipped import embedded_model
 
 
 ROOT = Path(__file__).parent.parent
@@ -30,31 +29,6 @@ def demo(tmp_path_factory):
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return out, done.stdout
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """A function that runs the demo's main, which trains nothing and evaluates nothing."""
-    monkeypatch.setattr(demo_module, "train", lambda arms, side_by_side: None)
-    monkeypatch.setattr(demo_module.subprocess, "run", lambda *args, **kwargs: None)
-    monkeypatch.setattr(demo_module, "show_arms", lambda runs, out: None)
-
-    def main(*arguments):
-        monkeypatch.setattr(sys, "argv", ["demo.py", *arguments])
-        demo_module.main()
-
-    return main
-
-
-def test_it_says_which_base_it_starts_from(script, tmp_path, capsys):
-    script("--out", str(tmp_path / "out"))
-    assert f"{weights_sha256(DEFAULT):.12}" in capsys.readouterr().out
-    for name, content in (("made_with.json", b"{}"), ("config.json", b"{}"), ("model.safetensors", b"weights")):
-        (tmp_path / name).write_bytes(content)
-    script("--out", str(tmp_path / "out"), "--model_name_or_path", str(tmp_path))
-    assert f"{hashlib.sha256(b'weights').hexdigest():.12}" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="error: .*embedded:reverse_digits:7' is not here"):
-        script("--out", str(tmp_path / "out"), "--model_name_or_path", "embedded:reverse_digits:7")
 
 
 def test_with_a_pretrained_model_it_is_two_arms(monkeypatch, tmp_path, capsys):
