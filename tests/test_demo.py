@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from run_record import write_run
 
-from trl_prorl.eval.analysis.statistics import prediction_interval
 from trl_prorl import demo as demo_module
 from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.eval.analysis.statistics import prediction_interval
 
 
 ROOT = Path(__file__).parent.parent

@@ -11,9 +11,9 @@ from datasets import Dataset
 from run_record import error_lines
 from transformers import AutoModelForCausalLM
 
-from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl import drift, evaluate
 from trl_prorl.errors import InputError, RunError
+from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.pass_at_k import pass_at_k
 
 
