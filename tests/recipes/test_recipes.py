@@ -73,7 +73,7 @@ def test_the_mix_has_prorl_s_kinds_by_its_numbers_of_problems_and_questions_of_i
     kinds = {"math": 40, "logic": 37, "stem": 25, "code": 24, "instructions": 10}  # thousands of 136
     test = task.rows("test", 136)
     assert Counter(test["task"]) == kinds
-    train = task.rows("train", recipe["train_rows"])
+    train = task.rows("train", 544)
     rows = {"train": train, "validation": task.rows("validation", 136), "test": test}
     questions = {split: {row["prompt"][-1]["content"] for row in rows[split]} for split in rows}
     assert {split: len(asked) for split, asked in questions.items()} == {split: len(rows[split]) for split in rows}
