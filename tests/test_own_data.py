@@ -99,7 +99,7 @@ def test_refused(make_trainer, rows, settings, said):
 
 def test_a_result_is_a_dictionary_of_json(run, capsys):
     trained = run(max_steps=1)
-    result = evaluate(trained, ROWS, holds_letter, n=2, k=[1], max_new_tokens=4)
+    result = evaluate(trained, rows_of([f"say {i}" for i in range(20)]), holds_letter, n=2, max_new_tokens=4)
     moved = drift(trained, ROWS, samples=2, max_new_tokens=4)
     printed = capsys.readouterr().out
     for one, file in ((result, "passk.json"), (moved, "drift.json")):
