@@ -250,6 +250,7 @@ def test_a_row_without_tokens_weighs_nothing_and_breaks_nothing():
         weights = token_weights(mask, loss_type)
         assert weights[0].eq(0).all()
         assert weights.isfinite().all()
+    assert token_weights(torch.tensor([[0, 1]]), "bnpo").tolist() == [[0, 1]]  # one token has the whole weight
 
 
 def test_unknown_loss_is_refused():

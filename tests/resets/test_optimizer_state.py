@@ -161,6 +161,14 @@ def test_factored_moments_and_the_maxima_of_8_bit_codes_are_scaled_and_never_the
     assert float(found["step"]) == steps
 
 
+def test_a_factor_of_0_clears_what_overflowed():
+    param, optimizer = adam()
+    state = optimizer.state[param]
+    state["exp_avg"][0] = state["exp_avg_sq"][0] = torch.inf
+    reset_optimizer(optimizer, "hard")
+    assert state["exp_avg"].tolist() == state["exp_avg_sq"].tolist() == [0.0] * 3
+
+
 def test_a_state_that_is_not_understood_changes_nothing():
     first = torch.nn.Parameter(torch.zeros(2))
     second = torch.nn.Parameter(torch.zeros(2))

@@ -34,6 +34,7 @@ SERIES = [
     (Stall("another", 2), [0.5, 0.4, 0.4], []),
     (Stall("m", drop=0.2), [0.5, 0.8, 0.61, 0.59, 0.79], [("drop", 0.59, 0.6, 4)]),
     (Stall("m", drop=0.2, mode="min"), [1.0, 1.1, 1.3], [("drop", 1.3, 1.2, 3)]),
+    (Stall("m", drop=0.25), [1.0, 0.75, 0.5], [("drop", 0.5, 0.75, 3)]),  # more than 0.25, and not as much
 ]
 
 
