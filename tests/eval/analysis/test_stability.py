@@ -1,6 +1,7 @@
 import functools
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from trl_prorl.eval.analysis import stability
@@ -44,6 +45,10 @@ def test_nonfinite_counts_as_collapse(run):
     assert stability.has_collapsed(arm) is True
 
 
+def test_a_running_median_leaves_out_a_kl_that_is_0_by_construction():
+    assert stability.running_median_of_positive(pd.Series([0.0, 1.0, 3.0])).tolist() == [1.0, 2.0]
+
+
 def test_short_runs_have_no_window(run):
     arm = run(steps=9, reward=0.5)
     assert stability.smoothed_reward(arm) is None
@@ -82,6 +87,7 @@ def flat(steps=60, value=0.01, **changes):
         (np.array([0.01, 5.0, 0.01]), KL_SPIKE, 0, None),  # too short
         # The report's: tenfold; a multiple of next to nothing is none.
         (flat(_30=0.1), KL_SPIKE, 1, 10),
+        (flat(_0=0.1), KL_SPIKE, 1, 10),
         (flat(_30=0.0999), KL_SPIKE, 0, None),
         (flat(value=1e-6, _30=0.0099), KL_SPIKE, 0, None),
         (flat(value=0.4, _30=0.61), ENTROPY_SPIKE, 1, 1.525),
