@@ -1,0 +1,375 @@
+"""
+What this project does, one command each: `make features`, or `python scripts/features.py`. features.yaml is the list.
+
+Every command runs as a user would type it, in a folder that is removed afterwards, and has to leave what the list says
+about it; else the exit status is 1. The libraries are imported once: `trl-prorl …`, `python …` and `accelerate …` run
+in forks of this process, everything else in a process of its own.
+"""
+
+import argparse
+import gc
+import json
+import math
+import os
+import runpy
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+os.environ.update(QUIET)  # before NumPy and PyTorch begin
+
+import yaml  # noqa: E402
+
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = Path(__file__).with_suffix(".yaml")
+LINKED = ("recipes", "docs", "accelerate_configs")  # folders of the checkout that commands name
+KILLED_AT = "killed-at"  # before a command: FILE, at which it is killed
+SECONDS = 900  # after which a command counts as failed
+PAUSE = 0.05  # between two looks
+
+
+@dataclass
+class Feature:
+    """A row of the list; features.yaml says what each field means."""
+
+    name: str
+    see: str
+    do: str | list[str] = ()
+    script: str = ""
+    after: list[str] = ()
+    only_if: str = "True"
+    ranks: int = 0
+    folder: str = "."
+
+    @property
+    def commands(self) -> list[str]:
+        if self.script:
+            return [f"python {self.name}.py"]
+        return [self.do] if isinstance(self.do, str) else list(self.do)
+
+    @property
+    def is_here(self) -> bool:
+        return bool(eval(self.only_if, {"find_spec": find_spec, "which": shutil.which, "Path": Path, "ROOT": ROOT}))
+
+
+@dataclass
+class Running:
+    """A feature whose process has begun."""
+
+    feature: Feature
+    log: Path
+    begun: float
+
+
+@dataclass
+class Result:
+    """What became of a feature."""
+
+    feature: Feature
+    wall: float
+    cpu: float
+    failed: bool
+    said: str  # why it failed
+
+
+def read_list() -> tuple[dict[str, Feature], dict[str, Any]]:
+    """Return the features by name, and what they share."""
+    content = yaml.safe_load(LIST.read_text())
+    features = {name: Feature(name, **row) for name, row in content["features"].items()}
+    return features, content["shared"]
+
+
+def select(features: dict[str, Feature], names: Iterable[str]) -> list[Feature]:
+    """Return the features of these names and those after which they run, in the order of the list."""
+    chosen = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in features:
+            raise SystemExit(f"error: no feature is called {name!r}; --list shows all")
+        chosen.add(name)
+        waiting += features[name].after
+    return [feature for name, feature in features.items() if name in chosen]
+
+
+def make_folder(features: list[Feature], shared: dict[str, Any]) -> Path:
+    """Return a new folder with the files that commands name."""
+    folder = Path(tempfile.mkdtemp(prefix="features-"))
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+    for name, text in shared["files"].items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    for feature in features:
+        if feature.script:
+            (folder / f"{feature.name}.py").write_text(feature.script)
+    for name in ("logs", "runs"):
+        (folder / name).mkdir()
+    return folder
+
+
+def split_command(command: str, feature: Feature, small: dict[str, Any], folder: Path) -> list[str]:
+    """Return the words of a command. SMALL becomes options that make a training small, but for those it has."""
+    words = []
+    for word in shlex.split(command.replace("WORK", str(folder)).replace("ROOT", str(ROOT))):
+        if word != "SMALL":
+            words.append(word)
+            continue
+        for key, value in (small | {"output_dir": f"runs/{feature.name}"}).items():
+            if f"--{key} " not in command:
+                words += [f"--{key}", str(value)]
+    return words
+
+
+def run_python(words: list[str]) -> None:
+    """Run `python FILE …` or `python -m MODULE …` in this process."""
+    is_module = words[0] == "-m"
+    sys.argv = words[1:] if is_module else words
+    sys.orig_argv = [sys.executable, *words]
+    if is_module:
+        sys.path.insert(0, "")
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def run_here(words: list[str]) -> None:
+    """Run a command in this process, which it may replace."""
+    program, *arguments = words
+    if program == "python":
+        run_python(arguments)
+    elif program == "trl-prorl":
+        run_python(["-m", "trl_prorl", *arguments])
+    elif program == "accelerate":
+        (script,) = entry_points(group="console_scripts", name=program)
+        sys.argv = words
+        sys.exit(script.load()())
+    else:
+        os.execvp(program, words)
+
+
+def end_as(action, *arguments) -> None:
+    """Do something in a fork, and end it with the exit status that a process of its own would have."""
+    status = 1
+    try:
+        action(*arguments)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def forked(action, *arguments, env: dict[str, str] | None = None) -> int:
+    """Return the process id of a fork that does something."""
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        os.environ.update(env or {})
+        end_as(action, *arguments)
+    return process
+
+
+def run_command(words: list[str], feature: Feature) -> int:
+    """Run a command in a fork, or in a fork for each rank, and return its exit status."""
+    if feature.ranks:
+        env = {
+            "WORLD_SIZE": str(feature.ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(20000 + os.getpid() % 9999),
+        }
+        ranks = [
+            forked(run_here, words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(feature.ranks)
+        ]
+        return max(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) != 0 for rank in ranks)
+    return os.waitstatus_to_exitcode(os.waitpid(forked(run_here, words), 0)[1])
+
+
+def kill_when_there(words: list[str], file: Path) -> None:
+    """Run a command in a fork, and kill it once a file is there."""
+    process = forked(run_here, words)
+    while not file.exists():
+        if os.waitpid(process, os.WNOHANG) != (0, 0):
+            raise SystemExit(f"it ended before {file.name} was there")
+        time.sleep(PAUSE)
+    os.kill(process, signal.SIGKILL)
+    if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) != -signal.SIGKILL:
+        raise SystemExit("it ended before it was killed")
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON Lines file; none where there is no file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def record_of(name: str) -> dict[str, Any]:
+    """Return what `see` may name: the record of `runs/NAME` in the current folder, and what reads other files."""
+    run = Path("runs", name)
+    rows = read_lines(run / "metrics.jsonl")
+    env = run / "env.json"
+    config = run / "config.yaml"
+
+    def has(*keys: str) -> bool:
+        return bool(rows) and all(math.isfinite(row[key]) for row in rows for key in keys)
+
+    return {
+        "run": run,
+        "rows": rows,
+        "events": read_lines(run / "events.jsonl"),
+        "evaluations": read_lines(run / "evaluations.jsonl"),
+        "env": json.loads(env.read_text()) if env.exists() else {},
+        "config": yaml.safe_load(config.read_text()) if config.exists() else {},
+        "printed": Path("logs", name).read_text(),
+        "has": has,
+        "lines": read_lines,
+        "load": lambda file: json.loads(Path(file).read_text()),
+        "isfinite": math.isfinite,
+        "Path": Path,
+    }
+
+
+def do(feature: Feature, folder: Path, small: dict[str, Any]) -> None:
+    """Run the commands of a feature, and look at what they left."""
+    os.setpgid(0, 0)
+    log = os.open(folder / "logs" / feature.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(folder / feature.folder.replace("ROOT", str(ROOT)))
+    commands = [split_command(command, feature, small, folder) for command in feature.commands]
+    for words in commands:
+        if words[0] == KILLED_AT:
+            kill_when_there(words[2:], Path(words[1]))
+            continue
+        status = run_command(words, feature)
+        if status:
+            raise SystemExit(f"exit code {status}: {shlex.join(words)}")
+    os.chdir(folder)
+    sys.stdout.flush()
+    if not eval(feature.see, record_of(feature.name)):
+        raise SystemExit(f"not so: {feature.see}")
+
+
+def import_libraries() -> None:
+    """Import once what a training, an evaluation and a report import."""
+    import bitsandbytes  # noqa: F401
+    import matplotlib.figure  # noqa: F401
+    import pandas  # noqa: F401
+    import scipy.stats  # noqa: F401
+    import torch
+    from trl import GRPOTrainer  # noqa: F401
+
+    from trl_prorl import ProRLTrainer  # noqa: F401
+
+    torch.set_num_threads(1)
+    gc.freeze()  # a fork that collects garbage need not walk, and thereby copy, all that was imported
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that a feature printed."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def run_all(features: list[Feature], folder: Path, small: dict[str, Any], jobs: int) -> Iterable[Result]:
+    """Run features, so many at a time, each after those it needs, and yield the result of each."""
+    names = {feature.name for feature in features}
+    waiting = list(features)
+    done = {}  # name -> whether it failed
+    running: dict[int, Running] = {}
+    while waiting or running:
+        for feature in [one for one in waiting if all(name in done for name in one.after if name in names)]:
+            if any(done.get(name) for name in feature.after):
+                waiting.remove(feature)
+                done[feature.name] = True
+                yield Result(feature, 0.0, 0.0, True, f"after {', '.join(feature.after)}, which failed")
+            elif len(running) < jobs:
+                waiting.remove(feature)
+                process = forked(do, feature, folder, small)
+                running[process] = Running(feature, folder / "logs" / feature.name, time.monotonic())
+        for process, one in list(running.items()):
+            ended, status, usage = os.wait4(process, os.WNOHANG)
+            wall = time.monotonic() - one.begun
+            if not ended:
+                if wall > SECONDS:
+                    os.killpg(process, signal.SIGKILL)
+                continue
+            del running[process]
+            done[one.feature.name] = status != 0
+            said = last_line(one.log) if status else ""
+            yield Result(one.feature, wall, usage.ru_utime + usage.ru_stime, status != 0, said)
+        time.sleep(PAUSE)
+
+
+def print_row(name: str, command: str, seconds: str, verdict: str) -> None:
+    print(f"{name:<24} {seconds:>7}  {verdict:<8}  {command}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these, and those after which they run")
+    parser.add_argument("--list", action="store_true", help="print the list")
+    parser.add_argument("--jobs", type=int, default=2, help="how many run at a time")
+    parser.add_argument("--keep", action="store_true", help="keep the folder")
+    args = parser.parse_args()
+    known, shared = read_list()
+    features = select(known, args.only or known)
+    if args.list:
+        for feature in features:
+            print(f"{feature.name:<24} {' && '.join(feature.commands)}")
+        return 0
+    here = [feature for feature in features if feature.is_here]
+    for feature in features:
+        if feature not in here:
+            print_row(feature.name, " && ".join(feature.commands), "", "not here")
+    begun = time.monotonic()
+    folder = make_folder(here, shared)
+    os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    import_libraries()
+    cpu = time.process_time()
+    failed = 0
+    for result in run_all(here, folder, shared["small"], args.jobs):
+        failed += result.failed
+        cpu += result.cpu
+        commands = " && ".join(result.feature.commands)
+        print_row(result.feature.name, commands, f"{result.cpu:.1f}", "FAIL" if result.failed else "ok")
+        if result.failed:
+            print(f"    {result.said}", flush=True)
+    wall = time.monotonic() - begun
+    print(f"{len(here)} features, {failed} failed: {wall:.0f} s, of which processors worked {cpu:.0f} s")
+    if args.keep or failed:
+        print(f"Their files: {folder}")
+    else:
+        shutil.rmtree(folder)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
