@@ -17,7 +17,7 @@ PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocess
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
-.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak gpu-check
+.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak features gpu-check
 .PHONY: study-figures quality style clean help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test-vllm  rollouts of a real vLLM on a CPU, in an environment of its own (.venv-vllm, 4 GB)"
 	@echo "make test-distributed   two real processes: DDP, and FSDP2's shards"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
+	@echo "make features   what the project does, one command each: does all of it work? (10 minutes; ONLY=\"A passk\")"
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
 	@echo "make study-figures   the numbers and the pictures of the study's pages, from study/tables"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
@@ -74,6 +75,9 @@ test-distributed: $(READY)
 
 soak: $(READY)
 	$(BIN)/python tests/soak/soak.py $(SOAK)
+
+features: $(READY)
+	$(BIN)/python scripts/features.py $(if $(ONLY),--only $(ONLY))
 
 gpu-check: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.gpu_check $(CHECK)

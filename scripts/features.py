@@ -199,11 +199,8 @@ def forked(action, *arguments, env: dict[str, str] | None = None) -> int:
 def run_command(words: list[str], feature: Feature) -> int:
     """Run a command in a fork, or in a fork for each rank, and return its exit status."""
     if feature.ranks:
-        env = {
-            "WORLD_SIZE": str(feature.ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(20000 + os.getpid() % 9999),
-        }
+        env = {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(feature.ranks)}
+        env["MASTER_PORT"] = str(20000 + os.getpid() % 10000)
         ranks = [
             forked(run_here, words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(feature.ranks)
