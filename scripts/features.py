@@ -61,9 +61,13 @@ class Feature:
     folder: str = "."
 
     @property
+    def script_file(self) -> str:
+        return f"{self.name}-feature.py"  # no module has such a name
+
+    @property
     def commands(self) -> list[str]:
         if self.script:
-            return [f"python {self.name}.py"]
+            return [f"python {self.script_file}"]
         return [self.do] if isinstance(self.do, str) else list(self.do)
 
     @property
@@ -72,23 +76,13 @@ class Feature:
 
 
 @dataclass
-class Running:
-    """A feature whose process has begun."""
-
-    feature: Feature
-    log: Path
-    begun: float
-
-
-@dataclass
 class Result:
     """What became of a feature."""
 
     feature: Feature
-    wall: float
-    cpu: float
+    seconds: float  # of processors
     failed: bool
-    said: str  # why it failed
+    said: str = ""  # why it failed
 
 
 def read_list() -> tuple[dict[str, Feature], dict[str, Any]]:
@@ -121,7 +115,7 @@ def make_folder(features: list[Feature], shared: dict[str, Any]) -> Path:
         (folder / name).write_text(text)
     for feature in features:
         if feature.script:
-            (folder / f"{feature.name}.py").write_text(feature.script)
+            (folder / feature.script_file).write_text(feature.script)
     for name in ("logs", "runs"):
         (folder / name).mkdir()
     return folder
@@ -252,12 +246,19 @@ def record_of(name: str) -> dict[str, Any]:
     }
 
 
+def last_line(log: Path) -> str:
+    """Return the last line that a feature printed."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
 def do(feature: Feature, folder: Path, small: dict[str, Any]) -> None:
     """Run the commands of a feature, and look at what they left."""
-    os.setpgid(0, 0)
-    log = os.open(folder / "logs" / feature.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    os.setpgid(0, 0)  # so that all its processes can be killed
+    log = folder / "logs" / feature.name
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
     os.chdir(folder / feature.folder.replace("ROOT", str(ROOT)))
     commands = [split_command(command, feature, small, folder) for command in feature.commands]
     for words in commands:
@@ -266,7 +267,7 @@ def do(feature: Feature, folder: Path, small: dict[str, Any]) -> None:
             continue
         status = run_command(words, feature)
         if status:
-            raise SystemExit(f"exit code {status}: {shlex.join(words)}")
+            raise SystemExit(f"exit code {status}: {last_line(log)}")
     os.chdir(folder)
     sys.stdout.flush()
     if not eval(feature.see, record_of(feature.name)):
@@ -288,40 +289,36 @@ def import_libraries() -> None:
     gc.freeze()  # a fork that collects garbage need not walk, and thereby copy, all that was imported
 
 
-def last_line(log: Path) -> str:
-    """Return the last line that a feature printed."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
 def run_all(features: list[Feature], folder: Path, small: dict[str, Any], jobs: int) -> Iterable[Result]:
     """Run features, so many at a time, each after those it needs, and yield the result of each."""
-    names = {feature.name for feature in features}
     waiting = list(features)
-    done = {}  # name -> whether it failed
-    running: dict[int, Running] = {}
-    while waiting or running:
-        for feature in [one for one in waiting if all(name in done for name in one.after if name in names)]:
-            if any(done.get(name) for name in feature.after):
-                waiting.remove(feature)
-                done[feature.name] = True
-                yield Result(feature, 0.0, 0.0, True, f"after {', '.join(feature.after)}, which failed")
-            elif len(running) < jobs:
-                waiting.remove(feature)
-                process = forked(do, feature, folder, small)
-                running[process] = Running(feature, folder / "logs" / feature.name, time.monotonic())
-        for process, one in list(running.items()):
-            ended, status, usage = os.wait4(process, os.WNOHANG)
-            wall = time.monotonic() - one.begun
-            if not ended:
-                if wall > SECONDS:
+    names = {feature.name for feature in features}
+    done = {name: False for feature in features for name in feature.after if name not in names}  # name -> it failed
+    running = {}  # process id -> feature, and when it began
+    try:
+        while waiting or running:
+            for feature in [one for one in waiting if all(name in done for name in one.after)]:
+                failed = [name for name in feature.after if done[name]]
+                if failed:
+                    waiting.remove(feature)
+                    done[feature.name] = True
+                    yield Result(feature, 0.0, True, f"it runs after {', '.join(failed)}, which failed")
+                elif len(running) < jobs:
+                    waiting.remove(feature)
+                    running[forked(do, feature, folder, small)] = (feature, time.monotonic())
+            for process, (feature, begun) in list(running.items()):
+                ended, status, usage = os.wait4(process, os.WNOHANG)
+                if ended:
+                    del running[process]
+                    done[feature.name] = status != 0
+                    said = last_line(folder / "logs" / feature.name) if status else ""
+                    yield Result(feature, usage.ru_utime + usage.ru_stime, status != 0, said)
+                elif time.monotonic() - begun > SECONDS:
                     os.killpg(process, signal.SIGKILL)
-                continue
-            del running[process]
-            done[one.feature.name] = status != 0
-            said = last_line(one.log) if status else ""
-            yield Result(one.feature, wall, usage.ru_utime + usage.ru_stime, status != 0, said)
-        time.sleep(PAUSE)
+            time.sleep(PAUSE)
+    finally:  # of a run that was interrupted
+        for process in running:
+            os.killpg(process, signal.SIGKILL)
 
 
 def print_row(name: str, command: str, seconds: str, verdict: str) -> None:
@@ -341,6 +338,7 @@ def main() -> int:
         for feature in features:
             print(f"{feature.name:<24} {' && '.join(feature.commands)}")
         return 0
+    print_row("feature", "command", "CPU s", "")
     here = [feature for feature in features if feature.is_here]
     for feature in features:
         if feature not in here:
@@ -354,9 +352,9 @@ def main() -> int:
     failed = 0
     for result in run_all(here, folder, shared["small"], args.jobs):
         failed += result.failed
-        cpu += result.cpu
+        cpu += result.seconds
         commands = " && ".join(result.feature.commands)
-        print_row(result.feature.name, commands, f"{result.cpu:.1f}", "FAIL" if result.failed else "ok")
+        print_row(result.feature.name, commands, f"{result.seconds:.1f}", "FAIL" if result.failed else "ok")
         if result.failed:
             print(f"    {result.said}", flush=True)
     wall = time.monotonic() - begun
