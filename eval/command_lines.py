@@ -249,7 +249,6 @@ def gpu_check(argv=None) -> argparse.Namespace:
     parser.add_argument(
         "--cpu", action="store_true", help="at toy size, without the tests, in about a minute of one core"
     )
-    parser.add_argument("--predict", action="store_true", help="only write docs/gpu/predictions.md, from the counts")
     parser.add_argument(
         "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=", ".join(PARTS)
     )

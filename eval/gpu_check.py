@@ -4,8 +4,7 @@ One command for a GPU: `trl-prorl gpu-check`, or `make gpu-check`.
 It checks that the numbers are right there (the tests that run on a GPU, from a checkout: TRL is their control), and
 measures what a step costs, generation included: on one card in at most 20 minutes, with the shapes of Qwen2.5 and
 random weights, without the Hub. Every part runs in a process of its own with a limit, and its result is kept, so the
-same command goes on where it was stopped. `--cpu` runs the parts at toy size, without the tests; `--predict` measures
-nothing, and writes what is predicted of cards.
+same command goes on where it was stopped. `--cpu` runs the parts at toy size, without the tests.
 """
 
 import functools
@@ -18,11 +17,9 @@ from pathlib import Path
 import torch
 
 from trl_prorl.environment import installed
-from trl_prorl.errors import InputError, RunError
+from trl_prorl.errors import RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
-from trl_prorl.eval.gpucheck import predicted_page
-from trl_prorl.eval.gpucheck.counts import read_counts
 from trl_prorl.eval.gpucheck.page import page, publish
 from trl_prorl.eval.gpucheck.parts import ROOT, run_parts
 
@@ -69,21 +66,10 @@ def hash_code() -> str:
     return digest.hexdigest()[:16]
 
 
-def write_predictions() -> Path:
-    """Write the tables of the predictions into their page; an `InputError` without a checkout, where both lie."""
-    counted = ROOT / predicted_page.COUNTED
-    if not counted.is_file():
-        raise InputError(f"--predict: {counted} is missing; call it from a checkout of the project")
-    return predicted_page.write(ROOT, read_counts(counted))
-
-
 @functools.partial(command, kept=KEPT)
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0 if all holds, 1 if something failed or was left, 2 without a GPU."""
     args = command_lines.gpu_check(argv)
-    if args.predict:
-        print(write_predictions())
-        return 0
     if not args.cpu and not torch.cuda.is_available():
         print(f"error: {NO_GPU}", file=sys.stderr)
         return 2

@@ -82,7 +82,7 @@ class Result:
         passed (`int`): Checks that hold.
         failed, skipped (`dict[str, str]`): Names of checks, and of what was left out, with the reason.
         seconds (`dict`): What `step-cost` measured, by setting and arm.
-        numbers (`dict[str, float]`): What else was measured, by the names that predictions have.
+        numbers (`dict[str, float]`): What else was measured, by name.
     """
 
     made_with: dict[str, str]

@@ -53,7 +53,7 @@ def measure_trainer(name: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 def found_numbers(name: str, seconds: float, tokens: int, peak: float | None) -> dict[str, float]:
-    """Name what was measured of a sampler, as the predictions do."""
+    """Name what was measured of a sampler."""
     numbers = {f"{name}: a token of all rows, ms": 1000 * seconds / tokens}
     numbers[f"{name}: a generation batch, s"] = seconds
     if peak is not None:

@@ -128,7 +128,7 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def name_counts(profiled: list[dict[str, int]], rollouts: list[dict[str, int]]) -> dict[str, float]:
-    """Name the launches and waits of a micro-batch, and of a token, as the predictions do."""
+    """Name the launches and waits of a micro-batch, and of a token."""
     numbers = {}
     shorter, longer = rollouts
     for name in ("launches", "waits"):
@@ -139,8 +139,7 @@ def name_counts(profiled: list[dict[str, int]], rollouts: list[dict[str, int]]) 
 
 def summarise(rows: list[Mapping[str, float]], after_steps: list[float], counts: dict[str, float] | None) -> dict:
     """
-    Name what was measured as the predictions do. On a GPU, where there are counts and a peak of every step, check that
-    memory does not grow.
+    Name what was measured. On a GPU, where there are counts and a peak of every step, check that memory does not grow.
     """
     growth = after_steps[-1] - after_steps[1]  # in the first two all was allocated once
     numbers = {f"{NAME}: growth of the memory between steps, MiB": growth}

@@ -4,18 +4,20 @@ What must hold on the pretended device, each a function; `python checks.py FILE`
 
 import argparse
 import json
+import os
 import tempfile
 import traceback
 from pathlib import Path
 
 import pretend
 import torch
-import whole_steps
+import trainings
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from pretend import DEVICE, NAME, generator, work
 from torch import nn
+from trainings import ARMS, RESETS, make_trainer, save_model
 from trl import GRPOTrainer
-from whole_steps import ARMS, RESETS, Dataset, make_trainer, save_model
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.scoring.lean_lora import LeanLinear, lean_layers
@@ -174,24 +176,24 @@ def trains_as_on_a_cpu():
                 keys = {"optim": "sgd", **keys}
                 here = train(cls, folder, "here", **keys)
                 assert here.accelerator.device == DEVICE  # all accelerators of a process share their device
-                whole_steps.os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+                os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
                 there = train(cls, folder, "there", use_cpu=True, **keys)
-                whole_steps.os.environ["ACCELERATE_TORCH_DEVICE"] = str(DEVICE)
+                os.environ["ACCELERATE_TORCH_DEVICE"] = str(DEVICE)
                 assert there.accelerator.device.type == "cpu"
                 assert largest_difference(here, there) < 1e-6
     finally:
-        whole_steps.os.environ["ACCELERATE_TORCH_DEVICE"] = str(DEVICE)
+        os.environ["ACCELERATE_TORCH_DEVICE"] = str(DEVICE)
         pretend.generator = own
 
 
 def check_resume(arm: str, **keys) -> None:
     """A run that saves and evaluates at every step is the one that does not, and goes on from step 1 as it went."""
-    cls, own = ARMS[arm]
+    keys = ARMS[arm] | keys
     question = [{"role": "user", "content": "say 5"}]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(folder / "model", 2.0)
-        plain = train(cls, folder, "plain", **own, **keys)
+        plain = train(ProRLTrainer, folder, "plain", **keys)
         keys |= {
             "save_strategy": "steps",
             "save_steps": 1,
@@ -200,12 +202,12 @@ def check_resume(arm: str, **keys) -> None:
             "per_device_eval_batch_size": 4,
             "questions": Dataset.from_dict({"prompt": [question] * 2}),
         }
-        whole = train(cls, folder, "whole", **own, **keys)
+        whole = train(ProRLTrainer, folder, "whole", **keys)
         assert largest_difference(plain, whole) == 0.0
         checkpoint = folder / "whole" / "checkpoint-1"  # in the middle of a batch, before the next is sampled
         (folder / "resumed").mkdir()
         moved = checkpoint.rename(folder / "resumed" / "checkpoint-1")
-        resumed = train(cls, folder, "resumed", str(moved), **own, **keys)
+        resumed = train(ProRLTrainer, folder, "resumed", str(moved), **keys)
         assert resumed.state.global_step == 4
         assert largest_difference(whole, resumed) == 0.0
 
@@ -230,7 +232,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--slow", action="store_true", help="those that take longer")
     options = parser.parse_args()
-    whole_steps.stand_in_for_gpu()
+    trainings.stand_in_for_gpu()
     found = {}
     for name, check in (SLOW_CHECKS if options.slow else CHECKS).items():
         try:

@@ -10,7 +10,6 @@ torch knows one such device in a process, for good: only a process of its own ma
 import contextlib
 import ctypes
 import re
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -65,70 +64,26 @@ def _is_here(value) -> bool:
 
 # ---------------------------------------------------------------------------------------------------- its work
 
-OURS = "trl_prorl"
-PACKAGES = (OURS, "trl", "transformers", "accelerate", "peft")
-
-
-def find_place() -> tuple[str, str]:
-    """Find the innermost frame of a package that trains: the package, and `file:line`. A backward pass has none."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        package = _package_of(frame.f_code.co_filename)
-        if package:
-            return package, f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "", "backward, or a test"
-
-
-@cache
-def _package_of(filename: str) -> str:
-    folders = Path(filename).parts[:-1]
-    return next((folder for folder in reversed(folders) if folder in PACKAGES), "")
-
 
 class Work:
     """
     Counts what a device was asked to do.
 
     Attributes:
-        waits (`Counter`): How often the host had to wait until the device had done all that was asked, by kind. A copy
-            between host and device is one, in each direction: nothing here is pinned.
         launches (`Counter`): Kernels, by operator: at least one for each operator that is no view.
-        ours (`Counter`): Those of both, `waits` and `launches`, that our own code asked for by itself.
         bytes (`int`): Bytes of the operators' tensors, read and written.
-        places (`Counter`): Waits by kind, and by file and line.
     """
 
     def __init__(self):
         self.clear()
 
     def clear(self) -> None:
-        self.waits = Counter()
         self.launches = Counter()
-        self.ours = Counter()
         self.bytes = 0
-        self.places = Counter()
-
-    def wait(self, kind: str) -> None:
-        package, place = find_place()
-        self.waits[kind] += 1
-        self.places[kind, place] += 1
-        self.ours["waits"] += package == OURS
 
     def launch(self, name: str, *tensors) -> None:
         self.launches[name] += 1
-        self.ours["launches"] += find_place()[0] == OURS
         self.bytes += _bytes_of(tensors)
-
-    def read(self) -> Counter:
-        """Return the sums so far."""
-        sums = Counter(self.waits)
-        sums["waits"] = self.waits.total()
-        sums["launches"] = self.launches.total()
-        sums["our waits"] = self.ours["waits"]
-        sums["our launches"] = self.ours["launches"]
-        sums["bytes"] = self.bytes
-        return sums
 
 
 def _bytes_of(value) -> int:
@@ -141,17 +96,6 @@ def _bytes_of(value) -> int:
 
 work = Work()
 
-# On CUDA the host waits for the result of these: for its value, or for its size, which the device has to find.
-READS_VALUE = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"}
-FINDS_SIZE = {
-    "aten::_unique2",
-    "aten::bincount",
-    "aten::masked_select",
-    "aten::nonzero",
-    "aten::repeat_interleave",
-    "aten::unique_consecutive",
-    "aten::unique_dim",
-}
 # They allocate, or change what a tensor says of its memory.
 NO_KERNEL = {
     "aten::_local_scalar_dense",
@@ -233,12 +177,6 @@ def compute(op, *args, **kwargs):
 
     result = op(*host_args, **host_kwargs)
 
-    if name in READS_VALUE:
-        work.wait("value")
-    elif name in FINDS_SIZE and kwargs.get("output_size") is None:
-        work.wait("size")
-    elif name == "aten::_index_put_impl_":
-        _count_indices(host_args[1], from_host)
     if signature.launches:
         new = () if signature.returns and all(signature.returns) else result
         read = [result, *host_args[1:]] if name in GATHERS else host_args
@@ -278,15 +216,6 @@ def _to_device(value):
     return value
 
 
-def _count_indices(indices, from_host: list[torch.Tensor]) -> None:
-    """Count what a kernel does with masks and with indices of the host; `index` does so by operators of their own."""
-    for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            work.wait("size")
-    for _ in from_host:
-        work.wait("to device")
-
-
 def _copy(source, target, non_blocking=False):
     """Copy within the device, or between it and the host."""
     host_source = to_host_label(source) if _is_here(source) else source
@@ -295,7 +224,6 @@ def _copy(source, target, non_blocking=False):
     if source.device == target.device:
         work.launch("aten::copy_", source, target)
     else:
-        work.wait("to device" if _is_here(target) else "to host")
         work.bytes += target.nbytes
     return target
 
@@ -361,7 +289,7 @@ class Module:
         pass
 
     def synchronize(self, device=None):
-        work.wait("synchronize")
+        pass
 
     def manual_seed(self, seed):
         generator.manual_seed(seed)

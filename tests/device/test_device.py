@@ -1,5 +1,5 @@
 """
-What holds of whole steps on a device that is not the CPU: see pretend.py, checks.py and whole_steps.py.
+What holds on a device that is not the CPU: see pretend.py, checks.py and trainings.py.
 
 torch has that device for good once it is registered, so a fork registers it.
 """
