@@ -25,7 +25,7 @@ def is_on(step: int, on: int, off: int) -> bool:
     return step % (on + off) < on
 
 
-def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int = 1, off: int = 0) -> Callable:
+def cosine_length_reward(longest: int, least: float, on: int = 1, off: int = 0) -> Callable:
     """
     Return a reward function that charges for long completions by [`cosine`] during `on` optimizer steps, and then not
     during `off` steps: ProRL v2 has 100 and 500. T is usually `max_completion_length`.
@@ -34,7 +34,7 @@ def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int 
     def cosine_length(completion_ids, trainer_state, **columns):
         if not is_on(trainer_state.global_step, on, off):
             return [0.0] * len(completion_ids)
-        return [cosine(len(ids), longest, least, most) for ids in completion_ids]
+        return [cosine(len(ids), longest, least, 0.0) for ids in completion_ids]
 
     return cosine_length
 

@@ -90,13 +90,13 @@ def short(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def quoted(prompt: Any, length: int = 80) -> str:
+def quoted(prompt: Any) -> str:
     """Return the last message of a prompt, on one line, quoted and cut."""
     if isinstance(prompt, list) and prompt:
         prompt = prompt[-1].get("content", prompt[-1])
     text = " ".join(str(prompt).split())
-    if len(text) > length:
-        text = text[: length - 1] + "…"
+    if len(text) > 80:
+        text = text[:79] + "…"
     return repr(text)
 
 

@@ -1,4 +1,4 @@
-"""Metrics aligned at resets; dip and reconvergence of the reward; and its gain once the control has stalled."""
+"""Metrics aligned at resets; dip and reconvergence of the reward."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,12 @@ import numpy as np
 import pandas as pd
 from scipy.stats import CensoredData, ecdf
 
-from trl_prorl.eval.analysis.stability import LAST_SHARE
-
 
 BEFORE = 10  # steps of the level before a reset
 AFTER = 5  # steps of the running mean after it
-WINDOW = 20  # steps of a mean
 AROUND = (10, 20)  # steps before and after a reset that are aligned with those of other resets
 LEAST_SHARE = 0.5  # of the resets, that have a value where a mean over them is given
 MIDDLE = (10, 90)  # percentiles of the resets: where a band begins and ends
-LEAST_GAIN = 0.02  # reward: the smallest improvement that counts as one
 
 
 @dataclass(frozen=True)
@@ -158,66 +154,3 @@ def _measured(steps: np.ndarray, reward: np.ndarray) -> tuple[np.ndarray, np.nda
     reward = np.asarray(reward, float)
     measured = ~np.isnan(reward)
     return np.asarray(steps)[measured], reward[measured]
-
-
-def _means(steps: np.ndarray, reward: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means over whole windows of measured steps, and the step at which each ends."""
-    steps, reward = _measured(steps, reward)
-    if len(reward) < window:
-        return np.array([], int), np.array([])
-    return steps[window - 1 :], np.lib.stride_tricks.sliding_window_view(reward, window).mean(axis=1)
-
-
-def _last(steps: np.ndarray, reward: np.ndarray, window: int) -> np.ndarray:
-    """Return the measured steps of the last 10 % of a run, at least `window`."""
-    measured, _ = _measured(steps, reward)
-    return measured[-max(window, round(LAST_SHARE * len(measured))) :]
-
-
-def stalled_at(steps: np.ndarray, reward: np.ndarray, window: int = WINDOW, least: float = LEAST_GAIN) -> int | None:
-    """
-    Return the step at which a run has stalled: the first at which the mean reward of the last `window` steps is so
-    high that no later mean over as many steps exceeds it by more than `least`. `None` if the run went on improving
-    until its last 10 % (at least `window` steps), after which nothing could be told.
-
-    Args:
-        steps, reward (`np.ndarray`): As for [`reset_responses`].
-    """
-    ends, means = _means(steps, reward, window)
-    if not len(means):
-        return None
-    best_later = np.maximum.accumulate(means[::-1])[::-1]
-    step = int(ends[np.argmax(means >= best_later - least - 1e-12)])
-    return step if step < _last(steps, reward, window)[0] else None
-
-
-def gain_since(steps: np.ndarray, reward: np.ndarray, since: int, window: int = WINDOW) -> float | None:
-    """
-    What a run gained since a step: its mean reward over its last 10 % of steps (at least `window`) less that over the
-    `window` steps up to that step. `None` if the run has no whole window up to that step, or ends too soon after it.
-    """
-    ends, means = _means(steps, reward, window)
-    if since not in ends:
-        return None
-    last = _last(steps, reward, window)
-    if last[0] <= since:
-        return None
-    reward = np.asarray(reward, float)
-    return float(reward[np.isin(steps, last)].mean() - means[ends == since][0])
-
-
-def gain_after_clamp(
-    steps: np.ndarray,
-    reward: np.ndarray,
-    control_steps: np.ndarray,
-    control_reward: np.ndarray,
-    window: int = WINDOW,
-    least: float = LEAST_GAIN,
-) -> float | None:
-    """
-    Return the gain of an arm since its control stalled: [`gain_since`] the step [`stalled_at`] of the control of the
-    same base and training seed, `None` if that did not stall. By the definition of the stall it is hardly more than
-    `least` for the control itself.
-    """
-    since = stalled_at(control_steps, control_reward, window, least)
-    return None if since is None else gain_since(steps, reward, since, window)

@@ -61,7 +61,7 @@ def _draws(prompts: int, resamples: int, seed: int) -> np.ndarray:
     return counts.reshape(resamples, prompts).astype(float)
 
 
-def _percentile_bootstrap(samples, statistic, level, resamples, seed) -> tuple[float, float]:
+def _percentile_bootstrap(samples, statistic, level=0.95, resamples=2000, seed=0) -> tuple[float, float]:
     """
     Percentile bootstrap (Efron 1979) of a function of means; samples of shape (P,) each are resampled together, prompt
     by prompt. NaN below `MIN_PROMPTS`, where it covers far less often than it says.
@@ -131,7 +131,7 @@ def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
     return {**summary, "correct": counts}
 
 
-def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
+def paired_bootstrap_difference(a, b) -> Estimate:
     """
     Return the mean of `a - b` over prompts, shape (P,) each in the same order, with its percentile-bootstrap interval.
 
@@ -140,10 +140,10 @@ def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000
     """
     a, b = _paired(a, b)
     difference = a - b
-    return Estimate(float(difference.mean()), *bootstrap_interval(difference, level, resamples, seed, (-1.0, 1.0)))
+    return Estimate(float(difference.mean()), *bootstrap_interval(difference, bounds=(-1.0, 1.0)))
 
 
-def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
+def paired_bootstrap_ratio(a, b) -> Estimate:
     """
     Ratio of means `mean(a) / mean(b)` over prompts, shape (P,) each in the same order, with its percentile-bootstrap
     interval; an end is `inf` where resamples have a zero denominator.
@@ -156,15 +156,15 @@ def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, see
         raise ValueError("The mean of b is 0: there is no ratio to it.")
     value = float(a.mean() / b.mean())
     if len(a) >= MIN_PROMPTS and np.allclose(a, value * b, rtol=0, atol=1e-12):
-        unseen = _share_unseen(len(a), level)
+        unseen = _share_unseen(len(a), 0.95)
         seen_a = (1 - unseen) * a.mean()
         seen_b = (1 - unseen) * b.mean()
         return Estimate(value, float(seen_a / (seen_b + unseen)), float((seen_a + unseen) / seen_b))
 
-    return Estimate(value, *ratio_interval(a, b, level, resamples, seed))
+    return Estimate(value, *ratio_interval(a, b))
 
 
-def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+def ratio_interval(a, b) -> tuple[float, float]:
     """
     Percentile-bootstrap interval of `mean(a) / mean(b)` over prompts, shape (P,) each: whole prompts are drawn, each
     with both its values. With sums and numbers of tokens that is a mean over tokens, in which long prompts count more.
@@ -178,7 +178,7 @@ def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int =
         return np.divide(numerator, denominator, out=np.full_like(numerator, np.inf), where=denominator != 0)
 
     with np.errstate(invalid="ignore"):
-        return _percentile_bootstrap(_paired(a, b), ratio, level, resamples, seed)
+        return _percentile_bootstrap(_paired(a, b), ratio)
 
 
 def detectable_difference(estimate: Estimate) -> float:
@@ -209,24 +209,21 @@ def t_interval(values, level: float = 0.95) -> Estimate:
     return Estimate(mean, mean - float(half_width), mean + float(half_width))
 
 
-def prompts_and_seeds(
-    values: list[np.ndarray], same: bool, least: float = 0.0, level: float = 0.95
-) -> Estimate | None:
+def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) -> Estimate | None:
     """
-    Return the mean over runs with the hull of two intervals: over prompts, where these are the `same` in all runs,
+    Return the mean over runs with the hull of two 95 % intervals: over prompts, where these are the `same` in all,
     and, where there are several runs, Student's t over these; `None` without runs.
 
     Args:
         values (`list[np.ndarray]`): One value per prompt for each run, shape (P,) each, at least `least` and at most
             1.
-        level (`float`): Nominal coverage of each of the two.
     """
     if not values:
         return None
     means = [float(run_values.mean()) for run_values in values]
-    intervals = [t_interval(means, level)[1:]] if len(means) > 1 else []
+    intervals = [t_interval(means)[1:]] if len(means) > 1 else []
     if same:
-        intervals.append(bootstrap_interval(np.mean(values, axis=0), level, bounds=(least, 1.0)))
+        intervals.append(bootstrap_interval(np.mean(values, axis=0), bounds=(least, 1.0)))
     lows, highs = zip(*intervals, strict=True)
     return Estimate(float(np.mean(means)), float(np.min(lows)), float(np.max(highs)))
 

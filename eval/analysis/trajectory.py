@@ -179,7 +179,7 @@ def fit_saturation(steps, values, errors) -> SaturationFit:
     return SaturationFit(p0, alpha, steps, residuals, errors, chi2 / (len(steps) - 1))
 
 
-def check_saturation(steps, per_prompt, k: int = 1, *, resamples: int = RESAMPLES, seed: int = 0) -> SaturationCheck:
+def check_saturation(steps, per_prompt, k: int = 1, *, resamples: int = RESAMPLES) -> SaturationCheck:
     """
     Fit the curve to pass@k, shape (T, P), at steps from 0, and test whether it holds, with whole prompts as the unit
     of resampling.
@@ -197,7 +197,7 @@ def check_saturation(steps, per_prompt, k: int = 1, *, resamples: int = RESAMPLE
     errors = standard_errors(per_prompt)
     fit = fit_saturation(steps, values, errors)
     on_curve = fit.curve(steps)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     prompts = per_prompt.shape[1]
     draws = (rng.integers(prompts, size=prompts) for _ in range(resamples))
     resampled = np.array([per_prompt[:, places].mean(axis=1) for places in draws])

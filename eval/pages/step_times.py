@@ -9,20 +9,14 @@ NAMED = 6  # runs that a sentence names
 
 def step_time_notes(timing: Timing) -> list[str]:
     """
-    Return why runs have no step time in a comparison, and how to measure one: a sentence or two; none where all have.
+    Return why runs have no step time in a comparison, and how to measure one; none where all have.
     """
-    notes = []
-    if timing.beside:
-        notes.append(
-            f"No step time is shown for {_named(timing.beside)}: these runs trained at the same time, and each slows "
-            "the others. `trl-prorl step-cost` measures arms in turns."
-        )
-    if timing.unknown:
-        notes.append(
-            f"No step time is shown for {_named(timing.unknown)}: an earlier version did not record when their steps "
-            "ended, so they may have trained at the same time as others."
-        )
-    return notes
+    if not timing.beside:
+        return []
+    return [
+        f"No step time is shown for {_named(timing.beside)}: these runs trained at the same time, and each slows "
+        "the others. `trl-prorl step-cost` measures arms in turns."
+    ]
 
 
 def _named(runs: list[RecordedRun]) -> str:

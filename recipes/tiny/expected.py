@@ -40,7 +40,6 @@ RECIPES = {
 RECIPE_KEYS = ("beta", "beta_old", *TRIGGER_KEYS, "optimizer_reset", "max_steps", "learning_rate")
 OFF = {"beta": 0.0, "beta_old": 0.0, "ref_reset_every": 0, "ref_reset_stall": 0, "optimizer_reset": "keep"}
 SCORES = ("base_pass@1", "pass@1", "pass@8", "greedy")
-COLUMNS = ("recipe", "seed", "base_hash", "prompts", "samples", *SCORES, "ref_forward_calls", "commit")
 
 
 def keys_of(config: dict) -> dict:
@@ -102,16 +101,16 @@ def read_rows() -> pd.DataFrame:
     return pd.read_csv(TABLE)
 
 
-def outside(runs: list[Path], level: float = 0.999) -> list[str]:
+def outside(runs: list[Path]) -> list[str]:
     """
-    Return a line for each run whose pass@1 a new run of its recipe has less often than one time in 1 / (1 − level).
+    Return a line for each run whose pass@1 a new run of its recipe has less often than one time in 1000.
     """
     rows = read_rows()
     lines = []
     for run, row in [(run, row_of(run)) for run in runs]:
         if any(row[name] != rows[name][0] for name in ("prompts", "samples")):
             raise ValueError(f"{run} was evaluated with other prompts or samples than expected.csv.")
-        _, low, high = prediction_interval(list(rows.loc[rows["recipe"] == row["recipe"], "pass@1"]), level)
+        _, low, high = prediction_interval(list(rows.loc[rows["recipe"] == row["recipe"], "pass@1"]), level=0.999)
         print(f"{run}: pass@1 {row['pass@1']:.3f}, expected [{low:.3f}, {high:.3f}]")
         if not low <= row["pass@1"] <= high:
             lines.append(f"{run}: pass@1 {row['pass@1']:.3f} lies outside [{low:.3f}, {high:.3f}] of {row['recipe']}")

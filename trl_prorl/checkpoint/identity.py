@@ -40,6 +40,7 @@ CHOSEN_LATER = ("metric_for_best_model", "greater_is_better")
 ENDLESS_SCHEDULES = ("constant", "constant_with_warmup")
 LENGTHS = frozenset(["max_steps", "num_train_epochs"])
 ROWS_HASHED = 20_000
+VALUES_HASHED = 64  # at each end of a tensor
 
 
 def changing_keys(*configs: Any) -> dict[str, Any]:
@@ -82,19 +83,18 @@ def dataset_hash(dataset: Any) -> str | None:
 
 
 @torch.no_grad()
-def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int = 64) -> str:
+def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """
     Hash names, shapes and a few values of every tensor: enough to tell one model from another, at no cost.
 
     Args:
         named_tensors (`Iterable[tuple[str, torch.Tensor]]`): Parameters by name.
-        sample (`int`): Values that are read at each end of a tensor.
     """
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
         flat = tensor.detach().flatten()
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        for part in (flat[:sample], flat[-sample:]):
+        for part in (flat[:VALUES_HASHED], flat[-VALUES_HASHED:]):
             digest.update(part.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
 

@@ -24,14 +24,13 @@ class GuardGap(Part):
         gap (`float`): The fall of `gold`.
         action (`str`): `"event"`, `"reset"` or `"stop"`.
         request (`Callable`): Requests a reset.
-        window (`int`, *optional*): Optimizer steps of a moving average; by default `WINDOW`.
     """
 
-    def __init__(self, gap: float, action: str, request: Callable[[Reason], None], window: int | None = None):
+    def __init__(self, gap: float, action: str, request: Callable[[Reason], None]):
         self.gap = gap
         self.action = action
         self.request = request
-        self.window = WINDOW if window is None else window
+        self.window = WINDOW
         self.begin()
 
     def begin(self) -> None:

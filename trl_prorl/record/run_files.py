@@ -297,7 +297,7 @@ def parse_yaml(content: str, said: str) -> Any:
     raise InputError(f"{said} is not YAML: {why}.")
 
 
-def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
+def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
     """
     Read a YAML file, by default a recipe.
 
@@ -307,7 +307,7 @@ def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
     content = parse_yaml(read_text(path, MAX_YAML_BYTES), f"'{path}'")
     if not isinstance(content, dict):
         raise InputError(f"'{path}' holds a {type(content).__name__}; it must be a flat mapping of recipe keys")
-    return _checked(content, shape, f"'{path}'", "write it again")
+    return _checked(content, CONFIG, f"'{path}'", "write it again")
 
 
 def _checked(content: Any, shape: Shape, where: str, cure: str) -> Any:

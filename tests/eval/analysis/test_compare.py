@@ -318,7 +318,6 @@ def test_a_step_beside_a_step_of_another_run(timed, last, pause, beside):
         timing = Timing(runs)
         assert names(timing.beside) == (names(runs) if beside else [])
         assert [timing.alone(each) for each in runs] == [not beside] * 2
-        assert not timing.unknown
 
 
 def test_runs_beside_each_other_decide_nothing_of_the_cost(timed):
@@ -332,16 +331,3 @@ def test_runs_beside_each_other_decide_nothing_of_the_cost(timed):
     # Less the one that trained beside it, as a user would compare two runs.
     assert compare(runs[0], runs[2]).step_time.value == 1.0
     assert compare(*runs[:2]).step_time is None
-
-
-def test_a_record_without_the_time_says_nothing_of_its_neighbours(timed, read_run):
-    earlier = read_run("B", name="earlier", steps=3, time_step=2.0, time_ended=None)
-    later = timed("later", 106.0)
-    timing = Timing([earlier, later, read_run("B", name="untimed")])
-    assert names(timing.unknown) == ["earlier"]
-    assert not timing.beside
-    assert not timing.alone(earlier)
-    assert timing.alone(later)
-    assert Timing([earlier]).alone(earlier)  # compared with none
-    resumed = read_run("B", name="resumed", steps=3, time_step=2.0, time_ended=lambda step: 9.0 if step > 1 else None)
-    assert names(Timing([resumed, later]).unknown) == ["resumed"]

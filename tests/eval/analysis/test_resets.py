@@ -7,12 +7,9 @@ from trl_prorl.eval.analysis.resets import (
     Response,
     align_at_resets,
     band_over_resets,
-    gain_after_clamp,
-    gain_since,
     mean_dip,
     median_reconvergence,
     reset_responses,
-    stalled_at,
 )
 
 
@@ -85,64 +82,6 @@ def test_median_by_kaplan_and_meier(back, median):
 
 def test_mean_dip():
     assert mean_dip([Response(0, 0.5, dip, 0, False) for dip in (0.1, 0.3)]) == pytest.approx(0.2)
-
-
-STEPS = np.arange(1, 101)
-
-
-def rising_until(step, rate=0.005):
-    return np.minimum(STEPS, step) * rate
-
-
-@pytest.mark.parametrize(
-    ("reward", "window", "least", "step"),
-    [
-        # 0.005 a step up to step 50, then flat at 0.25. Means over 4 steps: 0.2425 at 50, 0.25 from 53 on. With 0.02
-        # to spare 0.23 is enough: at step t the mean is 0.005 (t - 1.5), so t = 47.5; the first whole step is 48.
-        (rising_until(50), 4, 0.02, 48),
-        (rising_until(50), 4, 0.0, 53),  # the first mean of flat steps alone
-        # One that falls has stalled at its best.
-        (rising_until(50) - np.maximum(0, STEPS - 60) * 0.005, 4, 0.0, 53),
-        # A late improvement undoes a plateau: the first window after the rise.
-        (np.where(STEPS <= 70, 0.3, 0.5), 4, 0.02, 74),
-        (np.where(STEPS <= 70, 0.3, 0.5), 4, 0.2, 4),
-        (STEPS * 0.005, 4, None, None),  # it goes on improving
-        # The last 10 steps are its last 10 %: it may stall before the first of them, step 91, and no later.
-        (rising_until(90), 1, 0.0, 90),
-        (rising_until(91), 1, 0.0, None),
-        # Unmeasured steps are passed over. Means over 2 odd ones: at 49 (47 and 49) 0.24; later 0.2475 and 0.25.
-        (np.where(STEPS % 2, rising_until(50), math.nan), 2, 0.005, 51),
-        (rising_until(50)[:3], 4, None, None),
-    ],
-)
-def test_a_run_has_stalled_where_nothing_later_is_better_by_more_than_the_least(reward, window, least, step):
-    more = {} if least is None else {"least": least}
-    assert stalled_at(STEPS[: len(reward)], reward, window=window, **more) == step
-
-
-def test_gain_by_hand():
-    # Up to step 40 at 0.4, the last 10 steps at 0.7.
-    reward = np.where(STEPS <= 40, 0.4, np.where(STEPS <= 90, 0.5, 0.7))
-    assert gain_since(STEPS, reward, 40, window=4) == pytest.approx(0.3)
-    assert gain_since(STEPS, reward, 42, window=4) == pytest.approx(0.25)  # two steps of 0.4, two of 0.5
-    assert gain_since(STEPS, reward, 3, window=4) is None  # no whole window yet
-    assert gain_since(STEPS, reward, 91, window=4) is None  # into the last 10 %
-    assert gain_since(STEPS, np.full(100, math.nan), 50, window=4) is None
-
-
-def test_the_last_mean_is_no_shorter_than_the_window():
-    reward = np.where(STEPS <= 80, 0.4, 0.6)
-    # 30 steps at least, of which 10 lie before the rise; 10 % would be 10 steps at 0.6.
-    assert gain_since(STEPS, reward, 60, window=30) == pytest.approx((10 * 0.4 + 20 * 0.6) / 30 - 0.4)
-
-
-def test_the_arm_is_measured_from_where_the_control_stalled():
-    control = rising_until(50)
-    arm = STEPS * 0.005
-    # The control has stalled at 48: the arm's mean there is 0.2325; over steps 91 to 100 it is 0.4775.
-    assert gain_after_clamp(STEPS, arm, STEPS, control, window=4) == pytest.approx(0.245)
-    assert gain_after_clamp(STEPS, control, STEPS, control, window=4) == pytest.approx(0.25 - 0.2325)
-    assert gain_after_clamp(STEPS, control, STEPS, arm, window=4) is None
 
 
 NAN = math.nan
