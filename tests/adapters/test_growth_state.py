@@ -12,7 +12,6 @@ from trl_prorl.resets.optimizer_state import reset_optimizer
 LR = 0.1
 B1 = 0.9
 B2 = 0.99
-EPS = 1e-8
 AXES = {"A": 0, "B": 1}
 
 

@@ -41,9 +41,9 @@ def popen(command, **kwargs):
     return subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **given)
 
 
-def lines_of(text, beginning="interrupted: "):
+def lines_of(text):
     assert "Traceback" not in text and "KeyboardInterrupt" not in text, text[-3000:]
-    return [line for line in text.splitlines() if line.startswith(beginning)]
+    return [line for line in text.splitlines() if line.startswith("interrupted: ")]
 
 
 @pytest.mark.parametrize("ranks", [None, 2])

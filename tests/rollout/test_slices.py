@@ -49,11 +49,11 @@ def settings(**keys):
     return GenerationConfig(**plain | {"disable_compile": True, "top_k": 0} | keys)
 
 
-def sampled(policy, max_rows, prompts=PROMPTS, seed=3, **keys):
+def sampled(policy, max_rows, **keys):
     """A part's completions and log-probabilities."""
     part = CompactGeneration(policy, 0.7, max_rows=max_rows)
-    torch.manual_seed(seed)
-    return part.sample(policy, prompts, settings(**keys), ENDS)
+    torch.manual_seed(3)
+    return part.sample(policy, PROMPTS, settings(**keys), ENDS)
 
 
 def policy_of(tiny_model, dtype="float32"):

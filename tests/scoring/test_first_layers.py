@@ -22,10 +22,10 @@ SIZES = {
 }
 
 
-def decoder(kind="qwen2", **keys):
+def decoder(**keys):
     """A model with six layers and random weights, larger than at initialisation, so that attention matters."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **keys}))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **{**SIZES, **keys}))
     with torch.no_grad():
         for param in model.parameters():
             if param.dim() > 1:

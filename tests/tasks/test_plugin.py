@@ -3,7 +3,6 @@
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -161,9 +160,6 @@ def test_every_command_refuses_in_one_line(tmp_path, command, begin):
     status, written = command(f"{begin} --plugin broken.py")
     assert status == 2 and written.count("\n") == 1, written[-2000:]
     assert written.startswith("error: --plugin broken.py stopped with ZeroDivisionError")
-
-
-HOME = str(Path.home())
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def test_largest_drop_by_hand(run, reward, drop):
     assert stability.largest_drop(run(reward=reward)) == pytest.approx(drop)
 
 
-def flat(steps=60, value=0.01, **changes):
-    values = np.full(steps, value)
+def flat(value=0.01, **changes):
+    values = np.full(60, value)
     for place, other in changes.items():
         values[int(place[1:])] = other
     return values

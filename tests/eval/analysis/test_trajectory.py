@@ -149,8 +149,9 @@ def test_where_all_prompts_agree_the_error_is_half_a_prompt():
     assert standard_errors(np.array([[0, 1, 0, 1]])) == pytest.approx([math.sqrt(1 / 3) / 2])
 
 
-def along_the_curve(steps=(5, 10, 15, 20), prompts=30):
-    counts = np.rint(8 * rates(lambda step: 1 - 0.6 * math.exp(-step / 12), prompts, (0, *steps), n=8)).astype(int)
+def along_the_curve():
+    steps = (5, 10, 15, 20)
+    counts = np.rint(8 * rates(lambda step: 1 - 0.6 * math.exp(-step / 12), 30, (0, *steps), n=8)).astype(int)
     return counts[0].tolist(), [(step, row.tolist()) for step, row in zip(steps, counts[1:], strict=True)]
 
 
