@@ -174,7 +174,7 @@ HUMANEVAL = {
 PLAIN = {"prompt": "Write `triple`.", "tests": ["assert triple(2) == 6"], "solution": "triple = lambda x: 3 * x"}
 
 
-SUM = {"text": "Add.", "code": "def sum(a, b):\n    return a + b", "test_list": ["assert sum(1, 2) == 3"]}
+SUM = {"text": "Add.", "code": "def sum(a, b):\n    return a + b\nadd = sum", "test_list": ["assert sum(1, 2) == 3"]}
 SQUARES = {
     "prompt": "Add the areas of squares.",
     "code": "def areas(squares):\n    return sum(s.side ** 2 for s in squares)",

@@ -39,6 +39,11 @@ def curve_panels(runs):
     return curves.sections(Frame(runs))[0].blocks[0].panels
 
 
+def test_the_seconds_of_a_stage_are_a_mean_over_steps(runs):
+    bars = drawn(curves.stages_panel(Frame(runs))).patches
+    assert max(bar.get_width() for bar in bars) == pytest.approx(0.4)
+
+
 def test_a_picture_as_svg_is_whole_and_has_text_as_text(read_run, tmp_path):
     """A hostile name, too: whole XML, every id once, and every reference to one that is there."""
     evil = read_run("A", name="a\x1b<b>&$x_{$\u202e", reward=0.5)
