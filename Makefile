@@ -38,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # A new environment whenever the packaging changes; the stamp is written last, so that a broken install is repeated.
 # Python compiles a module when it is first imported; pip would compile 16,000, of which few are.
-$(READY): setup.cfg pyproject.toml
+$(READY): setup.py setup.cfg pyproject.toml
 	rm -f $(READY)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python scripts/cpu_torch.py

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("trl_prorl", "tasks", "eval")  # of a checkout
 MOST_BYTES = 6_000_000  # of the wheel
 SHIPPED = ["embedded:reverse_digits:0", "embedded:sorting:0"]  # which recipes/tiny name
-OF_THE_BUILD = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+OF_THE_BUILD = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 DEPENDENCIES = sorted({str(Path(find_spec(name).origin).parent.parent) for name in ("torch", "trl", "numpy", "yaml")})
 # With fewer than 3 steps a line warns of it.
@@ -57,10 +57,14 @@ FIRST_LINE = re.compile(r"(train|passk|report): .* Importing .*\.\.\.")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel, built from a copy of the sources."""
+    """A wheel, built from a copy of the sources in which a link is a file, as pip unpacks it from a zip."""
     target = tmp_path_factory.mktemp("dist")
+    sources = tmp_path_factory.mktemp("sources")
+    copied(sources)
+    (sources / "trl_prorl" / "eval").unlink()
+    (sources / "trl_prorl" / "eval").write_text("../eval")
     build = ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target)]
-    done([*PIP, *build, copied(tmp_path_factory.mktemp("sources"))])
+    done([*PIP, *build, str(sources)])
     (built,) = target.glob("*.whl")
     return built
 
