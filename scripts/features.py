@@ -239,8 +239,10 @@ def record_of(name: str) -> dict[str, Any]:
         "config": yaml.safe_load(config.read_text()) if config.exists() else {},
         "printed": Path("logs", name).read_text(),
         "has": has,
+        "of": lambda other: read_lines(Path("runs", other, "metrics.jsonl")),
         "lines": read_lines,
         "load": lambda file: json.loads(Path(file).read_text()),
+        "isclose": math.isclose,
         "isfinite": math.isfinite,
         "Path": Path,
     }
