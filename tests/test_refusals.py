@@ -14,7 +14,7 @@ from trl_prorl.config import CHECKED
 from trl_prorl.keys import A_RESET, KEYS, TASK_KEYS, TRIGGER_KEYS
 from trl_prorl.launch.command_line import launcher_keys
 from trl_prorl.launch.recipe import parse_recipe
-from trl_prorl.refusals import REFUSALS
+from trl_prorl.refusals import REFUSALS, check_combinations
 from trl_prorl.train import TaskArguments
 
 
@@ -46,6 +46,7 @@ def test_each_example_is_refused_for_its_own_reason_in_a_line_that_names_a_key(r
 
 
 RESTARTS = {"beta": 0.1, "ref_reset_every": 100, "adapter_restart": "merge"}
+IN_VLLM = {"vllm_enable_lora": True, "use_vllm": True, "vllm_mode": "colocate"}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,11 @@ RESTARTS = {"beta": 0.1, "ref_reset_every": 100, "adapter_restart": "merge"}
         (RESTARTS | {"elastic_reset_every": 100}, "elastic_reset_every=100"),
         ({"beta": 0.1, "ref_reset_drop": 0.1}, "ref_reset_drop=0.1"),
         ({"beta_old": 0.1, "gradient_accumulation_steps": 4, "steps_per_generation": 2}, "beta_old=0.1"),
+        (IN_VLLM | {"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode=True"),
+        (IN_VLLM | RESTARTS, "adapter_restart='merge'"),
+        ({"loss_mode": "no_ratio", "delta": 2.0}, "delta=2.0"),
+        ({"rollback": 2, "save_strategy": "steps", "save_only_model": True}, "save_only_model=True"),
+        ({"rollback": 2, "lr_scheduler_type": "greedy", "eval_strategy": "steps"}, "lr_scheduler_type='greedy'"),
     ],
 )
 def test_a_refusal_for_several_keys_applies_to_each(keys, named):
@@ -300,3 +306,10 @@ def test_deepspeed_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr("transformers.integrations.is_deepspeed_available", lambda: False)
     with pytest.raises(ValueError, match=r"^deepspeed='zero.json' needs .*trl-prorl\[deepspeed\]"):
         config(deepspeed="zero.json")
+
+
+def test_deepspeed_that_skips_steps_by_itself_is_refused():
+    args = config(nonfinite="skip")
+    args.deepspeed = "zero.json"  # which a configuration takes only where DeepSpeed is installed
+    with pytest.raises(ValueError, match="^nonfinite='skip'"):
+        check_combinations(args)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import CartridgeConfig, LoraConfig, PrefixTuningConfig, get_peft_model
 from peft.tuners.lora.config import KasaConfig
 from run_record import read_rows
 from tiny_run import LORA, logits
@@ -103,6 +103,8 @@ def test_a_prefix_that_sampling_would_lose_is_refused(make_trainer, tiny_model, 
     prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     checks.check_prefix(LoraConfig())
     wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), prefix)
+    with pytest.raises(ValueError, match="peft_type=CARTRIDGE"):
+        checks.check_prefix(CartridgeConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
     with pytest.raises(ValueError, match="peft_type=PREFIX_TUNING"):
         make_trainer(model=wrapped, lora=False)
     monkeypatch.setattr(checks, "version", {"transformers": "5.23.0", "peft": "0.21.2"}.__getitem__)

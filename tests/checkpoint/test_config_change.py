@@ -187,7 +187,16 @@ REFUSED = {
     "ref_reset_every": (2, 0),
 }
 # In the middle of a generation batch alone.
-INSIDE = {"per_device_train_batch_size": (8, 4), "num_generations": (4, 2), "processes": (1, 2), "beta": (0.0, 0.3)}
+INSIDE = {
+    "per_device_train_batch_size": (8, 4),
+    "gradient_accumulation_steps": (1, 2),
+    "steps_per_generation": (1, 2),
+    "generation_batch_size": (8, 16),
+    "num_generations": (4, 2),
+    "num_iterations": (2, 1),
+    "processes": (1, 2),
+    "beta": (0.0, 0.3),
+}
 
 
 @pytest.mark.parametrize("key", [*REFUSED, *INSIDE])

@@ -172,6 +172,18 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, o
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
+def test_an_assertion_on_a_gpu_while_sampling(make_trainer):
+    """On a GPU `torch.multinomial` of NaN says no more than this."""
+    trainer = make_trainer(**KEYS)
+
+    def fail(*args):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    trainer._generate_single_turn = fail
+    with pytest.raises(NonFiniteError, match="at step 1: probabilities of the next token"):
+        trainer.train()
+
+
 RECIPES = Path(__file__).parents[2] / "recipes" / "tiny" / "gamed"
 
 

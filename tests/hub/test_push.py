@@ -110,6 +110,12 @@ def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(recipe, hu
     assert hub.repos == {}
 
 
+def test_a_wrong_token_is_refused_for_a_repository_that_exists(online):
+    publish.open_repo("someone/there", api=publish.make_api(TOKEN))
+    with pytest.raises(ValueError, match="hub_model_id='someone/there'.*401"):
+        publish.open_repo("someone/there", api=publish.make_api("hf_wrong"))
+
+
 # ------------------------------------------------------------------------------------------------------- trainers
 
 
@@ -145,6 +151,11 @@ def test_every_save_pushes_the_model_and_leaves_the_reference_out(online, run):
     weights = Path(trainer.args.output_dir, "checkpoint-2", "adapter_model.safetensors").read_bytes()
     assert online.files("someone/saved")["adapter_model.safetensors"] == weights
     assert not list(Path(trainer.args.output_dir).glob("_*"))
+
+
+def test_nothing_is_pushed_before_the_end_if_so_asked(online, run):
+    run(**A, hub_model_id="someone/end", save_strategy="steps", save_steps=1, hub_strategy="end")
+    assert online.repos["someone/end"]["commits"] == []
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,11 @@ def test_row_of_a_step(clock, processes):
     """Counts are sums over processes, as if further ones had done the same; means and times are not."""
     meter = Meter(CPU)
     meter.begin_step()
+    meter.timer.overhead = 0.25
     with meter.timer.stage("ref"):
-        clock.now += 3
+        clock.now += 2
+    with meter.timer.stage("meter"):
+        clock.now += 1
     for kind, shape in (("ref", (2, 5)), ("policy", (4, 5))):
         forward = meter.counted(lambda **inputs: "scored", kind)
         assert forward(input_ids=torch.zeros(*shape)) == "scored"
@@ -91,8 +94,8 @@ def test_row_of_a_step(clock, processes):
         "positions_per_second",
     ]
     assert [row[name] for name in names] == [processes * one for one in (1, 1, 0, 2, 10, 20, 2.0, 5.0)]
-    assert (row["time_ref"], row["time_update"], row["time_step"]) == (3.0, 1.0, 4.0)
-    assert row["ref_time_fraction"] == 0.75
+    assert [row[f"time_{name}"] for name in ("ref", "meter", "update", "step")] == [2.0, 1.25, 1.0, 4.0]
+    assert row["ref_time_fraction"] == 0.5
     assert row["time_ended"] == 1_000_000.0 + clock.now
     assert "kl_old" not in row
     assert "peak_memory_gib" not in row  # not measured

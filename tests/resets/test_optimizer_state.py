@@ -184,6 +184,7 @@ def test_a_state_that_is_not_understood_changes_nothing():
 
 PARAM = torch.nn.Parameter(torch.ones(2, 3))
 SGD = torch.optim.SGD([PARAM], lr=LR, momentum=0.9)
+OF_ONE_GROUP = torch.optim.SGD([{"params": [PARAM], "momentum": 0.9}, {"params": [torch.nn.Parameter(torch.ones(1))]}])
 ADAM = torch.optim.Adam([PARAM])
 ADAMW = torch.optim.AdamW([PARAM])
 WITHOUT_FIRST = (torch.optim.Adafactor([PARAM]), Adafactor([PARAM], lr=LR, relative_step=False))
@@ -197,7 +198,7 @@ REFUSED = [
 ]
 UNDERSTOOD = [(each, mode) for each in WITHOUT_FIRST for mode in ("soft", "hard")]
 UNDERSTOOD += [(each, mode) for each in (ADAMW, IN_BITS[1]([PARAM])) for mode in ("hard", "step")]
-UNDERSTOOD += [(ADAM, "step"), (SGD, "hard"), (SGD, "asym"), (WITH_FIRST([PARAM]), "asym")]
+UNDERSTOOD += [(ADAM, "step"), (SGD, "hard"), (SGD, "asym"), (OF_ONE_GROUP, "hard"), (WITH_FIRST([PARAM]), "asym")]
 
 
 @pytest.mark.parametrize("optimizer, mode, message", [*REFUSED, *((*each, None) for each in UNDERSTOOD)])

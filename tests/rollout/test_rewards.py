@@ -40,6 +40,7 @@ def test_what_trl_takes_is_passed_on(returned):
     "returned, message",
     [
         ([1.0], "'mine' returned 1 rewards where 2"),
+        ([1.0, 0.5, 0.0], "returned 3 rewards"),
         (1.0, "returned float"),
         (None, "returned NoneType"),
         ("10", "returned str"),

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +32,8 @@ def test_by_hand(evaluated):
     # In eighths 4, 0, 0, 2, -1, 4, four times: mean 3/2, variance (148 - 24 · 9/4) / 23 = 94/23.
     t = 1.5 / math.sqrt(94 / 23 / 24)
     assert result.p_value == result.adjusted == pytest.approx(2 * stats.t.sf(t, 23))
+    assert result.differs
+    assert not replace(result, adjusted=0.06).differs
     # (1.95996 + 0.84162) / 1.95996
     assert result.detectable == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
 
@@ -191,6 +194,7 @@ def test_a_seed_that_scored_nothing_counts(found):
     a = [("A", seed, 8, 2.0) for seed in range(3)]
     row = found(*a, *(("B", seed, 8 * (seed < 2), 1.0) for seed in range(3)))
     assert row.share == pytest.approx((2 / 3, 0.0, 2 / 3 + 4.3027 / 3), rel=1e-4)
+    assert row.difference == pytest.approx((-1 / 3, -1.0, 1.0))  # two shares are no further from each other
 
 
 @pytest.fixture
