@@ -180,6 +180,7 @@ def arms_of(block: Block) -> Iterator[Number]:
         means = runs[[*OUTCOMES, "proxy", "drift", "ref_forward_calls", "clipped", "asymptote"]].mean()
         means["collapsed"] = runs.collapsed.sum()
         means["runs"] = len(runs)
+        means["bases"] = runs.base_seed.nunique()
         means["asymptotes"] = runs.asymptote.count()
         for name, value in means.items():
             yield Number(block.name, family, arm, name, value)
@@ -344,6 +345,7 @@ def kept_at(paths: Sequence[pd.DataFrame]) -> float:
 def forget_numbers() -> Iterator[Number]:
     """Yield what arms keep of sorting and sums: at the end, at equal gold of reversing, and at equal KL."""
     paths = other_tasks()
+    yield from forgotten(paths)
     ends = paths.xs(600, level="step")
     lowest = ends["gold", True].groupby(level=PAIR).min()
     trained = paths[paths.index.get_level_values("step") > 0]
@@ -371,7 +373,6 @@ def forget_numbers() -> Iterator[Number]:
         for arm, of_arm in ends.loc[list(runs.index)].groupby("arm"):
             yield Number(name, "forget", arm, "KL on the others", of_arm["kl_to_base", False].mean())
             yield Number(name, "forget", arm, "kept", of_arm["gold", False].mean())
-    yield from forgotten(paths)
 
 
 def forgotten(paths: pd.DataFrame) -> Iterator[Number]:
@@ -523,7 +524,7 @@ def other_numbers() -> Iterator[Number]:
     medians = []
     for block in blocks.values():
         for _, of_arm in block.runs.groupby(["family", "arm"]):
-            if not block.chooses and of_arm.resets_at.notna().any():
+            if not block.chooses and of_arm[["resets_at", "reconvergence"]].notna().any().all():
                 medians.append(median_steps(of_arm.reconvergence))
     yield Number("all", "", "resets", "arms", len(medians))
     yield Number("all", "", "resets", "arms back in three steps", sum(median <= 3 for median in medians))

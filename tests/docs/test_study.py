@@ -1,5 +1,6 @@
 """The study's pages say what its tables say: `study/figures.py` computes the numbers from study/tables."""
 
+import functools
 import math
 import re
 import runpy
@@ -7,6 +8,7 @@ from functools import cache
 
 import pytest
 from doc_pages import ROOT
+from study_places import SENTENCES, TABLES
 
 
 STUDY = ROOT / "study"
@@ -17,22 +19,7 @@ REUSE = ["reuse2", "reuse8", "reuse32"]
 LONG = ["long", "long5"]
 # The blocks of a section, by how its title begins.
 SECTIONS = {
-    "../README.md": {"Results": [*RIVALS, "smollm2b"]},
     "../docs/methods.md": {"Tools of prolonged training": ["guard_gap"]},
-    "README.md": {
-        "A reward that can be gamed": ["gamed", "gamed2"],
-        "How much does a KL keep?": ["dose"],
-        "Does something simpler": RIVALS,
-        "A pretrained model": ["pretrained", "smollm2b"],
-        "What is lost": ["forget2"],
-        "Is an anchor needed?": ["core"],
-        "Does B keep A's score?": ["core", "stress", "mild"],
-        "Does B replace the clip?": REUSE,
-        "Do resets free": ["clamp", "clamp2", "all"],
-        "Does long training": ["clamp2"],
-        "Does Adam's state": ["modes", "core"],
-        "How sure": ["core", "all"],
-    },
     "pages/details.md": {
         "Performance": [*CORE, *LONG],
         "Length": [*LONG, "core"],
@@ -53,11 +40,12 @@ SECTIONS = {
     "pages/qwen.md": {"A Qwen": ["qwen"], "The control": ["qwen"], "Cost": ["qwen"]},
 }
 # What needs every step or a simulation: the code at the frozen commit has it. Settings. Other works.
-NOT_COMPUTED = {"0.038", "16.8", "98.7", "93.5", "95.2", "0.485", "0.733", "0.068", "0.25"}
+NOT_COMPUTED = {"0.038", "16.8", "98.7", "93.5", "95.2", "0.485", "0.733", "0.068", "0.25", "0.7"}
 NOT_COMPUTED |= {"0.1", "0.3", "0.001", "0.02", "0.01", "0.015", "0.05", "0.066", "0.011", "0.07", "0.09", "1.5"}
 NOT_COMPUTED |= {"54.87", "53.08", "97.29", "99.71", "2602.07729", "2507.17512", "2602.18037"}
 MEASURED_ELSEWHERE = {"1.08 [0.97, 1.20]", "0.93 [0.90, 0.97]"}  # the update phase: docs/performance.md
 UNITS = "drift|KL|kl_|entropy|beta|tokens|seconds|minutes|hours|distinct|compression|perplexity"
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 NUMBER = r"[+−-]?\d[\d,]*(?:\.\d+)?"
 INTERVAL = rf"(?:{NUMBER} ?%? ?(?:points )?)?\[{NUMBER} ?%?, {NUMBER} ?%?\]"
 
@@ -99,9 +87,103 @@ def stem(name):
     return re.sub(r"_(mu\d+|lr10|lr7|noclip|target[\d.]+)|(?<=[a-z])\d+$", "", name)
 
 
+def points(value, form=".1f"):
+    return f"{100 * value:{form}}"
+
+
+def interval(one):
+    return f"[{points(one.low, '+.1f')}, {points(one.high, '+.1f')}]"
+
+
+FORMATS = {
+    "0": lambda one: points(one.value, ".0f"),
+    "1": lambda one: points(one.value),
+    "+1": lambda one: points(one.value, "+.1f"),
+    "below": lambda one: points(-one.value),
+    "interval": lambda one: f"{points(one.value, '+.1f')} {interval(one)}",
+    "range": interval,
+    "percent": lambda one: f"{one.value:.0%} [{points(one.low, '.0f')}, {points(one.high, '.0f')}]".replace("%", " %"),
+    "share": lambda one: f"{one.value:.0%} [{one.low:.0%}, {one.high:.0%}]".replace("%", " %"),
+    "n0": lambda one: f"{one.value:.0f}",
+    "n1": lambda one: f"{one.value:.1f}",
+    "n2": lambda one: f"{one.value:.2f}",
+    "n3": lambda one: f"{one.value:.3f}",
+    "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}",
+}
+
+
 @pytest.fixture(scope="module")
 def numbers():
     return FIGURES["numbers"]()
+
+
+@pytest.fixture(scope="module")
+def by_key(numbers):
+    """Numbers by key; of two with one key the first, which is the registered one."""
+    found = {}
+    for one in numbers:
+        found.setdefault("/".join((*one[:4], *([one.less] if one.less else []))), one)
+    return found
+
+
+def filled(text, by_key):
+    """Text with its numbers, as the pages write them; a number that there is not is left out."""
+
+    def number(match):
+        one = by_key.get(match[1])
+        return "" if one is None else FORMATS[match[2]](one).replace("-", "−")
+
+    return re.sub(r"{(.+?):([^:}]+)}", number, text)
+
+
+def told(cell):
+    """The numbers of a text, with their signs."""
+    return re.findall(r"[+−]?\d+(?:[.,]\d+)*", cell)
+
+
+def text_of(page):
+    """The page; of the front page its results."""
+    text = (STUDY / page).read_text()
+    return text if page == "README.md" else re.search(r"(?ms)^## Results$.*?(?=^## )", text)[0]
+
+
+def expected_rows(groups, by_key):
+    """The cells of each row by its label."""
+    for columns, rows in groups:
+        for label, arms in rows.items():
+            arm, less = arms if isinstance(arms, tuple) else (arms, "")
+            cells = [column.replace("ARM", arm).replace("LESS", less) for column in columns]
+            yield filled(label, by_key), [filled(cell, by_key) for cell in cells]
+
+
+@pytest.mark.parametrize("page", TABLES)
+def test_each_cell_of_a_table_has_the_numbers_of_its_row_and_column(page, by_key):
+    tables = re.findall(TABLE, text_of(page))
+    advice = [table for table in tables if table.startswith("| your case")]
+    assert len(tables) == len(TABLES[page]) + len(advice)
+    for header, groups in TABLES[page].items():
+        (table,) = [table for table in tables if table.startswith(header)]
+        expected = dict(expected_rows(groups, by_key))
+        rows = [[cell.strip() for cell in row[1:-1].split("|")] for row in table.splitlines()[2:]]
+        assert len(rows) == len(expected)
+        size = len(groups[0][0])
+        for row in rows:
+            for cell, whole in zip(row[-size:], expected[" | ".join(row[:-size])], strict=True):
+                assert not cell or told(cell) == told(whole), (header, row, whole)
+
+
+@pytest.mark.parametrize("page", SENTENCES)
+def test_sentences_have_the_numbers_that_belong_there(page, by_key):
+    """Every decimal outside of tables, but in that of advice, is of a sentence, a setting, or of another page."""
+    tables = [table for table in re.findall(TABLE, text_of(page)) if not table.startswith("| your case")]
+    rest = functools.reduce(lambda text, table: text.replace(table, ""), tables, text_of(page))
+    text = rest = " ".join(rest.split())
+    for sentence in SENTENCES[page]:
+        piece = filled(sentence, by_key)
+        assert piece in text, piece
+        rest = rest.replace(piece, " … ", 1)
+    rest = re.sub(r"\]\(\S*\)", "", rest)
+    assert [one for one in told(rest) if "." in one and one.lstrip("+−") not in NOT_COMPUTED] == []
 
 
 def sections(page):

@@ -1,0 +1,342 @@
+"""
+Where the numbers of `study/figures.py` stand on the front page and in the study's README.
+
+`{block/family/arm/name:format}` is a number, `{block/family/arm/name/other:format}` that of an arm less another.
+FORMATS in test_study.py has the formats; 0 and 1 are points of 100 with so many digits.
+"""
+
+SORTING = "gamed/gamed_sorting"
+REVERSING = "gamed2/gamed_reverse"
+RIVALS = ("rivals/gamed_sorting", "rivals2/gamed_reverse")
+FORGET = "forget2/forget"
+CLAMP = "clamp/reverse_level8"
+CLAMP2 = "clamp2/reverse_level8"
+MODES = "modes/reverse_digits"
+PRETRAINED = "pretrained/smollm2"
+SMOLLM2B = "smollm2b/smollm2"
+TASKS = ("reverse_digits", "sorting", "sums")
+
+
+def both(key: str, less: str = "") -> str:
+    """A score, sampled and greedy."""
+    return f"{{{key}/pass@1{less}:0}}, {{{key}/greedy{less}:0}}"
+
+
+def change(key: str) -> str:
+    """A difference with its interval and p."""
+    return f"{{{key}:interval}}, {{{key}:p}}"
+
+
+# The cells of a table's rows, for each table by how its first line begins. A row is its label, the arm for ARM and
+# the one for LESS. A cell of the page may be left empty.
+GAMED = {
+    "**base**": "base",
+    "plain": "plain",
+    "control, β = 0.3": "control",
+    "A, reset every 100 steps": "A_K100",
+    "B": "B",
+}
+HELD = {
+    "**base**": "base",
+    "plain": "plain",
+    "control, `kl_target`": "control",
+    "plain, stopped": "stopped",
+    "plain at a tenth of the rate": "tenth",
+    "plain, LoRA of rank 4": "rank 4",
+    "rejection sampling": "rejection",
+    "best of 8 of the base, by reward": "best of 8",
+}
+FRONT = {
+    "starting model": "base",
+    "no KL": "plain",
+    "no KL, stopped early by the best of three rules": "stopped",
+    "rejection sampling (fine-tuning on rewarded samples)": "rejection",
+    "best of 8 samples of the starting model, by reward": "best of 8",
+    "**fixed reference with a `kl_target`**": "control",
+}
+TREATMENTS = {
+    "**base**": "base",
+    "A": "A_lr10",
+    "C soft, m and v × 0.1": "C_soft0.1_lr10",
+    "C hard, all cleared": "C_hard_lr10",
+    "C asym, m cleared": "C_asym_lr10",
+    "C step, step count cleared": "C_step_lr10",
+    "A, rate falls to 0 (exploratory)": "A_linear_lr10",
+}
+TABLES = {
+    "../README.md": {
+        "| | sorting: sampled": [
+            ([f"{{{place}/ARM/{score}:0}}" for place in RIVALS for score in ("pass@1", "greedy")], FRONT),
+        ],
+    },
+    "README.md": {
+        "| score, sampled and greedy; p for sampled | sorting | less plain": [
+            (
+                [
+                    both(f"{SORTING}/ARM"),
+                    change(f"{SORTING}/ARM/pass@1/plain"),
+                    both(f"{REVERSING}/ARM"),
+                    change(f"{REVERSING}/ARM/pass@1/plain"),
+                ],
+                GAMED,
+            ),
+            (
+                [both(f"{SORTING}/control_target0.14"), "", both(f"{REVERSING}/control_target0.3"), ""],
+                {"control, `kl_target` (exploratory)": ""},
+            ),
+        ],
+        "| share | control": [
+            ([both("dose/gamed_reverse/base"), both("dose/gamed_reverse/base"), ""], {"**base**": ""}),
+            (
+                [
+                    both("dose/ARM/control_target0.3"),
+                    both("dose/ARM/plain"),
+                    "{dose/ARM/control_target0.3/pass@1/plain:interval}",
+                ],
+                {
+                    f"{{dose/{family}/plain/share:0}}": family
+                    for family in ("gamed_reverse_0_0", "gamed_reverse_1_0", "gamed_reverse", "gamed_reverse_2_2")
+                },
+            ),
+        ],
+        "| score, sampled and greedy; p for sampled | sorting | control less it": [
+            (
+                [
+                    cell
+                    for place in RIVALS
+                    for cell in (both(f"{place}/ARM"), change(f"{place}/ARM/pass@1, the control's less it"))
+                ],
+                HELD,
+            )
+        ],
+        "| | reward |": [
+            (
+                [
+                    f"{{{PRETRAINED}/ARM/LESS:0}}",
+                    f"{{{PRETRAINED}/ARM/pass@1:1}}, {{{PRETRAINED}/ARM/greedy:1}}",
+                    f"{{{PRETRAINED}/ARM/sense, sampled:1}}",
+                    f"{{{PRETRAINED}/ARM/text_perplexity on instructions:n1}}",
+                ],
+                {
+                    "**base**": ("base", "reward on instructions"),
+                    "plain": ("plain", "proxy"),
+                    "control, β = 0.3": ("control", "proxy"),
+                    "A, reset every 40 steps": ("A", "proxy"),
+                    "B": ("B", "proxy"),
+                },
+            ),
+            (
+                [
+                    "",
+                    f"{{{PRETRAINED}/ARM/right, over prompts/LESS:interval}}",
+                    f"{{{PRETRAINED}/ARM/sense, over prompts/LESS:interval}}",
+                    "",
+                ],
+                {"control − plain": ("control", "plain"), "A − control": ("A", "control")},
+            ),
+        ],
+        "| | registered score: sampled, greedy | stricter": [
+            (
+                [
+                    f"{{{SMOLLM2B}/ARM/{rule}, sampled:1}}, {{{SMOLLM2B}/ARM/{rule}, greedy:1}}"
+                    for rule in ("right", "sense")
+                ],
+                {"**base**": "base", "plain": "plain", "plain, stopped": "stopped"}
+                | {"control, `kl_target`": "control_target0.066"},
+            ),
+            (
+                [f"{{{SMOLLM2B}/ARM/{rule}, over prompts/LESS:interval}}" for rule in ("right", "sense")],
+                {"control − plain": ("control_target0.066", "plain")},
+            ),
+        ],
+        "| | reversing: sampled, greedy | KL": [
+            (
+                [
+                    both(f"{FORGET}/ARM"),
+                    f"{{{FORGET}/ARM/KL on the others:n3}}",
+                    f"{{{FORGET}/ARM/kept:0}}",
+                    change(f"{FORGET}/ARM/kept/plain"),
+                ],
+                {"**base**": "base", "plain": "plain", "control, β = 0.3": "control_beta0.3"}
+                | {"control, β = 1": "control_beta1", "replayed KL": "replayed_kl"},
+            )
+        ],
+        "| less plain | reversing": [
+            ([f"{{core/{task}/ARM/pass@1/plain:interval}}" for task in TASKS], {"A, sampled": "A", "B, sampled": "B"}),
+            (
+                [f"{{core/{task}/ARM/greedy/plain:+1}}" for task in TASKS],
+                {"A, greedy (exploratory)": "A", "B, greedy (exploratory)": "B"},
+            ),
+        ],
+        "| training | B's sampled score": [
+            (
+                [", ".join(f"{{core/{task}/B/share of the score/A:share}}" for task in TASKS), ""],
+                {"healthy: reversing, sorting, sums": ""},
+            ),
+            (
+                ["{stress/reverse_digits/B_lr10/share of the score/A_lr10:share}", ""],
+                {"ten times the learning rate": ""},
+            ),
+            (["{mild/reverse_digits/B_lr7/share of the score/A_lr7:share}", ""], {"seven times": ""}),
+        ],
+        "| arm: with the clip, without | 2 uses, sampled | 8, sampled | 32, sampled | 32, greedy |": [
+            (
+                [
+                    f"{{reuse{uses}/reverse_digits/ARM_mu{uses}/{score}:0}}, "
+                    f"{{reuse{uses}/reverse_digits/ARM_noclip_mu{uses}/{score}:0}}"
+                    for uses, score in ((2, "pass@1"), (8, "pass@1"), (32, "pass@1"), (32, "greedy"))
+                ],
+                {"plain": "plain", "control, β = 0.3": "control_beta0.3", "B, β_old = 1": "B_beta_old1"},
+            )
+        ],
+        "| sampled, less plain with the clip | 8 uses (exploratory) | 32 uses (registered), p |": [
+            (
+                [change(f"reuse{uses}/reverse_digits/ARM_mu{uses}/pass@1/plain_mu{uses}") for uses in (8, 32)],
+                {"plain without it": "plain_noclip", "B without it": "B_beta_old1_noclip", "B with it": "B_beta_old1"},
+            )
+        ],
+        "| | sampled | greedy | KL to the base": [
+            (
+                [
+                    f"{{{CLAMP}/ARM/pass@1:0}}",
+                    f"{{{CLAMP}/ARM/greedy:0}}",
+                    f"{{{CLAMP}/ARM/drift:n2}}",
+                    change(f"{CLAMP}/ARM/pass@1/control"),
+                ],
+                {"**base**": "base", "plain": "plain", "control": "control"}
+                | {"A, reset every 200 steps": "A_K200", "C hard, Adam cleared as well": "C_hard_K200"},
+            )
+        ],
+        "| β | | sampled, greedy": [
+            (
+                [
+                    both(f"{CLAMP2}/ARM"),
+                    f"{{{CLAMP2}/ARM/drift:n2}}",
+                    change(f"{CLAMP2}/ARM/pass@1/LESS"),
+                    f"{{{CLAMP2}/ARM/given back:0}}",
+                ],
+                {
+                    f"{beta} | {label}": (f"{arm}{beta}", f"{less}{beta}".replace("plain" + beta, "plain"))
+                    for beta in ("1", "10")
+                    for label, arm, less in (
+                        ("control", "control_beta", "control_beta"),
+                        ("A, reset every 200 steps", "A_K200_beta", "control_beta"),
+                        ("A, reset every 40 steps", "A_beta", "control_beta"),
+                        ("B, β_old", "B_beta_old", "plain"),
+                    )
+                }
+                | {" | plain": "plain"},
+            )
+        ],
+        "| sampled | pass@1 | pass@16 | pass@256 | pass@256 less the base |": [
+            (
+                [
+                    *(f"{{{CLAMP2}/ARM/pass@k, k = {k}:0}}" for k in (1, 16, 256)),
+                    f"{{{CLAMP2}/ARM/pass@256/base:interval}}",
+                ],
+                {"**base**": "base", "plain": "plain"}
+                | {"A, reset every 200 steps": "A_K200_beta10", "B, β = 10": "B_beta_old10"},
+            ),
+            (
+                [*(f"{{{CLAMP2}/ARM/pass@k, k = {k}:0}}" for k in (1, 16, 256)), f"{{{CLAMP2}/ARM/pass@256/base:0}}"],
+                {"control, β = 10": "control_beta10"},
+            ),
+        ],
+        "| | sampled | less A, p": [
+            (
+                [
+                    f"{{{MODES}/ARM/pass@1:0}}",
+                    change(f"{MODES}/ARM/pass@1/A_lr10"),
+                    f"{{{MODES}/ARM/greedy:0}}",
+                    f"{{{MODES}/ARM/collapsed:n0}} of {{{MODES}/ARM/runs:n0}}",
+                ],
+                TREATMENTS,
+            )
+        ],
+    },
+}
+# Sentences, and pieces of the table of advice. A number that no piece has is a setting, or of another page.
+RIVAL = "pass@1, the control's less it:+1"
+RIVAL_GREEDY = "greedy, the control's less it:+1"
+SENTENCES = {
+    "../README.md": [
+        f"above the early stop, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
+        f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
+        "the starting model on reversing: {rivals2/gamed_reverse/control_target0.3/greedy/base:interval}.",
+        f"ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points higher than none",
+        f"That interval is {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:range}} over prompts, and "
+        f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:range}} over three seeds.",
+        f"Above an early stop it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
+        f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
+    ],
+    "README.md": [
+        "A less plain: [" + ", ".join(f"{{core/{task}/A/pass@1/plain:+1}}" for task in TASKS) + "](",
+        f"control less plain: [{{{SORTING}/control/pass@1/plain:+1}}, {{{REVERSING}/control/pass@1/plain:+1}}](",
+        f"best stop: [{{{RIVALS[0]}/stopped/{RIVAL}}}, {{{RIVALS[1]}/stopped/{RIVAL}}}](",
+        f" sampled, {{{RIVALS[0]}/stopped/{RIVAL_GREEDY}}}, {{{RIVALS[1]}/stopped/{RIVAL_GREEDY}}} greedy; "
+        f"less fine-tuning {{{RIVALS[0]}/rejection/{RIVAL}}}, {{{RIVALS[1]}/rejection/{RIVAL}}} sampled, "
+        f"{{{RIVALS[0]}/rejection/{RIVAL_GREEDY}}}, {{{RIVALS[1]}/rejection/{RIVAL_GREEDY}}} greedy |",
+        f"at most one reset; {{{SORTING}/A/resets, most:n0}} resets cost | less the control: "
+        f"[{{{SORTING}/A_K300/pass@1/control:+1}}](",
+        f" with one reset in 600 steps, {{{SORTING}/A/pass@1/control:+1}} with {{{SORTING}/A/resets, most:n0}}, "
+        "sampled; "
+        f"{{{SORTING}/A_K300/greedy/control:+1}}, {{{SORTING}/A/greedy/control:+1}} greedy |",
+        f"less the control at β = 10: plain [{{{CLAMP}/plain/pass@1/control:+1}}](",
+        f", A {{{CLAMP}/A_K200/pass@1/control:+1}} with a reset every 200 steps, "
+        f"{{{CLAMP2}/A_beta10/pass@1/control_beta10:+1}} every 40 |",
+        f"B less plain, gamed: {{{SORTING}/B/pass@1/plain:+1}}, {{{REVERSING}/B/pass@1/plain:+1}} |",
+        "without it less with it, plain: [{reuse8/reverse_digits/plain_noclip_mu8/pass@1/plain_mu8:+1} at 8 uses, "
+        "{reuse32/reverse_digits/plain_noclip_mu32/pass@1/plain_mu32:+1} at 32](",
+        "32 registered (p {reuse32/reverse_digits/plain_noclip_mu32/pass@1/plain_mu32:p})",
+        # plain's own score at the high rate is 0
+        "plain at a tenth of the rate less plain {core/reverse_digits/plain/pass@1:+1}; "
+        f"less A: a rate that falls to 0 [{{{MODES}/A_linear_lr10/pass@1/A_lr10:+1}}](",
+        f", resets of Adam's step count {{{MODES}/C_step_lr10/pass@1/A_lr10:+1}} |",
+        f"falling rate collapsed in {{{MODES}/plain_linear_lr10/collapsed:n0}} of "
+        f"{{{MODES}/plain_linear_lr10/runs:n0}};",
+        "clearing less keeping: " + ", ".join(f"{{core/{task}/C_hard/pass@1/A:+1}}" for task in TASKS) + " |",
+        f"[kept {{{FORGET}/replayed_kl/share kept:0}} % of what plain lost](",
+        f"less plain {{{FORGET}/replayed_kl/kept/plain:+1}}, not told apart |",
+        f"**With the KL {{{SORTING}/control/pass@1/plain:0}} of 100 answers more are right",
+        f"**With the KL {{{REVERSING}/control/pass@1/plain:0}} of 100 answers more are right",
+        "takes 0.88 of A's time",  # docs/performance.md
+        "difference of {core/sums/A/pass@1, seen after Holm/plain:1} to "
+        "{core/sorting/B/pass@1, seen after Holm/plain:1} points",
+        "registered, 3 tasks × {core/sums/A/bases:n0} bases, none told apart; the KL was weak |",
+        f"registered at β = 0.3, 2 tasks × {{{REVERSING}/control/bases:n0}} bases;",
+        f"greedy exploratory; 2 tasks × {{{RIVALS[0]}/control_target0.14/bases:n0}} bases |",
+        f"exploratory, 1 task × {{{SORTING}/A_K300/bases:n0}} bases |",
+        f"1 task × {{{CLAMP}/A_K200/bases:n0}} bases, every 40 × {{{CLAMP2}/A_beta10/bases:n0}} |",
+        f"registered, 2 tasks × {{{REVERSING}/B/bases:n0}} bases, not told apart |",
+        "1 task × {reuse32/reverse_digits/plain_mu32/bases:n0} bases |",
+        f"1 task × {{{MODES}/C_step_lr10/bases:n0}} bases |",
+        "registered, 3 tasks × {core/sums/C_hard/bases:n0} bases, none told apart |",
+        f"registered, 1 task × {{{FORGET}/replayed_kl/bases:n0}} bases; a script",
+        f"it is {{{SORTING}/A_K100/greedy/control:below}} and {{{REVERSING}/A_K100/greedy/control:below}} points",
+        "At two shares of one task, {dose/gamed_reverse_1_0/plain/share:0} and {dose/gamed_reverse/plain/share:0},",
+        "within {dose/gamed_reverse_1_0/control_target0.3/less the share - 0.05:1} points of the predicted value",
+        "it ends {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} below the prediction",
+        f"of plain's {{{PRETRAINED}/plain/right texts:n0}} right texts {{{PRETRAINED}/plain/bare texts:n0}} are bare",
+        f"the interval is {{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:range}}.",
+        f"that stop is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:interval}} over prompts, and "
+        f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}} over seeds",
+        f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what plain lost**",
+        f"control at β = 0.3 kept {{{FORGET}/control_beta0.3/share kept:percent}}.",
+        "that left A {core/reverse_digits/A/drift:n2} nats a token from the base, and plain "
+        "{core/reverse_digits/plain/drift:n2}.",
+        f"minus one every 200 is {{{CLAMP2}/A_beta10/pass@1/A_K200_beta10:interval}}. At β = 1 it is "
+        f"{{{CLAMP2}/A_beta1/pass@1/A_K200_beta1:interval}}, no",
+        "the ratio is "
+        + " and ".join(
+            (
+                "{all/reverse_digits/plain_mu32/rate of the second half, 1, 1:n2}, "
+                "{all/reverse_digits/plain_mu32/rate of the second half, 2, 2:n2}",
+                "{all/reverse_digits/plain_mu32/rate of the second half, 3, 3:n2}",
+            )
+        ),
+        "in {all//resets/arms back in three steps:n0} of {all//resets/arms:n0} arms",
+        "added to it have {all//first/runs:n0} runs",
+        "(protocols/protocol2.md) {all//second/runs:n0}. The",
+        "(protocols/protocol3.md) has {all//third/runs:n0}.",
+    ],
+}
