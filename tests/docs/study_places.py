@@ -1,5 +1,5 @@
 """
-Where the numbers of `study/figures.py` stand on the front page and in the study's README.
+Where the numbers of `study/figures.py` stand on the pages. The tables of `study/pages/details.md` are not all here.
 
 `{block/family/arm/name:format}` is a number, `{block/family/arm/name/other:format}` that of an arm less another.
 FORMATS in test_study.py has the formats; 0 and 1 are points of 100 with so many digits.
@@ -25,6 +25,11 @@ def both(key: str, less: str = "") -> str:
 def change(key: str) -> str:
     """A difference with its interval and p."""
     return f"{{{key}:interval}}, {{{key}:p}}"
+
+
+def by_both_rules(place: str, seed: int) -> str:
+    """SmolLM2's score by the registered rule, and by the stricter one."""
+    return f"{{{place}/ARM/right, sampled, seed {seed}:n3}} ({{{place}/ARM/sense, sampled, seed {seed}:n3}})"
 
 
 # The cells of a table's rows, for each table by how its first line begins. A row is its label, the arm for ARM and
@@ -251,6 +256,176 @@ TABLES = {
                     f"{{{MODES}/ARM/collapsed:n0}} of {{{MODES}/ARM/runs:n0}}",
                 ],
                 TREATMENTS,
+            )
+        ],
+    },
+    "pages/smollm2.md": {
+        "| arm | reward | right: pass@1": [
+            (
+                [
+                    f"{{{PRETRAINED}/ARM/LESS:n2}}",
+                    ", ".join(f"{{{PRETRAINED}/ARM/{score}:n3}}" for score in ("pass@1", "pass@8", "greedy")),
+                    *(
+                        f"{{{PRETRAINED}/ARM/{measure}}}"
+                        for measure in (
+                            "kl_to_base on instructions:n2",
+                            "kl_to_base on sums@1:n2",
+                            "mean_tokens on instructions:n1",
+                            "distinct_2 on instructions:n2",
+                            "compression_ratio on instructions:n2",
+                            "text_perplexity on instructions:n1",
+                        )
+                    ),
+                ],
+                {
+                    "**base**": ("base", "reward on instructions"),
+                    "plain": ("plain", "proxy"),
+                    "control, β = 0.3": ("control", "proxy"),
+                    "A, K = 40, β = 0.3": ("A", "proxy"),
+                    "B, β_old = 1": ("B", "proxy"),
+                },
+            )
+        ],
+        "| pass@1 (without bare words, below) | seed 2 | seed 3 | seed 4 |": [
+            (
+                [by_both_rules(PRETRAINED, seed) for seed in (2, 3, 4)],
+                {"plain": "plain", "control": "control", "A": "A", "B": "B"},
+            )
+        ],
+        "| | seed 5 | seed 6 | seed 7 |": [
+            (
+                [by_both_rules(SMOLLM2B, seed) for seed in (5, 6, 7)],
+                {"plain": "plain", "plain, stopped": "stopped", "control, `kl_target`": "control_target0.066"},
+            )
+        ],
+    },
+    "pages/qwen.md": {
+        "| | pass@1 | pass@2 | right among": [
+            (
+                [
+                    "{qwen/LESS/ARM/pass@1:of 100}",
+                    "{qwen/LESS/ARM/pass@2:1} %",
+                    "{qwen/LESS/ARM/right of whole:1} %",
+                    "{qwen/LESS/ARM/cut:1} %",
+                    "{qwen/LESS/ARM/tokens:n0}",
+                ],
+                {
+                    f"{label}, {decoding}": (arm, decoding)
+                    for label, arm in (
+                        ("base", "base of plain"),
+                        ("plain", "plain"),
+                        ("base in bf16", "base of plain_seed2"),
+                        ("seed 2, bf16", "plain_seed2"),
+                        ("control, seed 2, bf16", "control_seed2"),
+                    )
+                    for decoding in ("sampled", "greedy")
+                },
+            )
+        ],
+    },
+    "pages/details.md": {
+        "| arm | reversing | sorting | sums | forwards": [
+            (
+                [
+                    *(
+                        ", ".join(f"{{core/{task}/ARM/{score}:n3}}" for score in ("pass@1", "pass@8", "greedy"))
+                        for task in TASKS
+                    ),
+                    "{core/sums/ARM/ref_forward_calls:n0}",
+                ],
+                {"**base**": "base", "plain": "plain", "control": "control", "A": "A", "B": "B", "C hard": "C_hard"}
+                | {"C soft, α = 0.1": "C_soft0.1", "C asym": "C_asym", "C step": "C_step"},
+            )
+        ],
+        "| arm | sorting: pass@1, pass@8, greedy | drift": [
+            (
+                [
+                    cell
+                    for place in (SORTING, REVERSING)
+                    for cell in (
+                        ", ".join(f"{{{place}/ARM/{score}:n3}}" for score in ("pass@1", "pass@8", "greedy")),
+                        f"{{{place}/ARM/drift:n2}}",
+                    )
+                ],
+                {
+                    "**base**": "base",
+                    "plain": "plain",
+                    "control": "control",
+                    "A, K = 100": "A_K100",
+                    "A, K = 40": "A",
+                    "A, K = 300": "A_K300",
+                    "A, K = 100, β = 1": "A_K100_own",
+                    "C hard, K = 100": "C_hard_K100",
+                    "plain, a third of the rate": "plain_lr_third",
+                    "B": "B",
+                },
+            ),
+            (
+                [
+                    cell
+                    for arm in (f"{SORTING}/control_target0.14", f"{REVERSING}/control_target0.3")
+                    for cell in (
+                        ", ".join(f"{{{arm}/{score}:n3}}" for score in ("pass@1", "pass@8", "greedy")),
+                        f"{{{arm}/drift:n2}}",
+                    )
+                ],
+                {"*control, `kl_target`*": ""},
+            ),
+        ],
+        "| less | sorting, p | reversing, p |": [
+            (
+                [
+                    f"{{{place}/ARM/pass@1/LESS:signed}}, {{{place}/ARM/pass@1/LESS:p}}"
+                    for place in (SORTING, REVERSING)
+                ],
+                {
+                    "control − plain": ("control", "plain"),
+                    "A − plain": ("A_K100", "plain"),
+                    "B − plain": ("B", "plain"),
+                    "A − control": ("A_K100", "control"),
+                },
+            )
+        ],
+        "| arm: with the clip, without | 2 uses | 8 | 32 |": [
+            (
+                [
+                    f"{{reuse{uses}/reverse_digits/ARM_mu{uses}/pass@1:n3}}, "
+                    f"{{reuse{uses}/reverse_digits/ARM_noclip_mu{uses}/pass@1:n3}}"
+                    for uses in (2, 8, 32)
+                ],
+                {"plain": "plain", "control, β = 0.3": "control_beta0.3", "B, β_old = 1": "B_beta_old1"}
+                | {"… β_old = 0.3": "B_beta_old0.3"},
+            )
+        ],
+        "| arm | pass@1, pass@8, greedy | drift | entropy": [
+            (
+                [
+                    ", ".join(f"{{{CLAMP}/ARM/{score}:n3}}" for score in ("pass@1", "pass@8", "greedy")),
+                    f"{{{CLAMP}/ARM/drift:n2}}",
+                    f"{{{CLAMP}/ARM/entropy, last 20 steps:n2}}",
+                    f"{{{CLAMP}/ARM/asymptote:n3}} ({{{CLAMP}/ARM/asymptotes:n0}} of {{{CLAMP}/ARM/runs:n0}})",
+                ],
+                {"**base**": "base", "plain": "plain", "control": "control", "A": "A_K200", "C hard": "C_hard_K200"},
+            )
+        ],
+        "| arm | updates | pass@1 | less A, p": [
+            (
+                [
+                    f"{{{MODES}/ARM/size of updates/A_lr10:change}}",
+                    f"{{{MODES}/ARM/pass@1:n3}}",
+                    f"{{{MODES}/ARM/pass@1/A_lr10:signed}}, {{{MODES}/ARM/pass@1/A_lr10:p}}",
+                    f"{{{MODES}/ARM/greedy:n3}}",
+                    f"{{{MODES}/ARM/collapsed:n0}} of {{{MODES}/ARM/runs:n0}}",
+                ],
+                {
+                    "A": "A_lr10",
+                    "C soft, α = 0.1": "C_soft0.1_lr10",
+                    "C hard": "C_hard_lr10",
+                    "C asym": "C_asym_lr10",
+                    "C step": "C_step_lr10",
+                    "*A, rate falls to 0*": "A_linear_lr10",
+                    "*plain, rate falls to 0*": "plain_linear_lr10",
+                },
             )
         ],
     },
