@@ -68,6 +68,8 @@ TREATMENTS = {
     "C step, step count cleared": "C_step_lr10",
     "A, rate falls to 0 (exploratory)": "A_linear_lr10",
 }
+RESETS = "{side/reverse_digits/ARM/resets, most:n0}"
+FAST = {"plain": "plain", "B": "B", "A": "A", "C hard": "C_hard", "control": "control"}
 TABLES = {
     "../README.md": {
         "| | sorting: sampled": [
@@ -324,6 +326,91 @@ TABLES = {
         ],
     },
     "pages/details.md": {
+        "| less plain | pass@1: registered interval": [
+            (
+                [
+                    "{core/LESS/ARM/pass@1/plain:signed}",
+                    "{core/LESS/ARM/pass@1, over bases/plain:signed}",
+                    "{core/LESS/ARM/pass@1, equivalent/plain:n3}",
+                    *(f"{{core/LESS/ARM/{score}/plain:signed}}" for score in ("greedy", "pass@8")),
+                ],
+                {
+                    f"{arm}, {label}": (arm, task)
+                    for arm in ("A", "B")
+                    for label, task in zip(("reversing", "sorting", "sums"), TASKS, strict=True)
+                },
+            ),
+            (
+                [
+                    "{core/mean/ARM/pass@1/plain:signed}",
+                    "{core/mean/ARM/pass@1, over bases/plain:signed}",
+                    "{core/mean/ARM/pass@1, equivalent/plain:n3}",
+                    *(f"{{core/mean/ARM/{score}/plain:+3}}" for score in ("greedy", "pass@8")),
+                ],
+                {"A, mean (exploratory)": "A", "B, mean (exploratory)": "B"},
+            ),
+        ],
+        "| arm | resets | pass@1 | less plain | less A | pass@8 |": [
+            (
+                [
+                    "LESS",
+                    "{side/reverse_digits/ARM/pass@1:n3}",
+                    "{side/reverse_digits/ARM/pass@1/plain:signed}",
+                    "{side/reverse_digits/ARM/pass@1/A:signed}",
+                    "{side/reverse_digits/ARM/pass@8:n3}",
+                    "{side/reverse_digits/ARM/drift:n2}",
+                ],
+                {
+                    "plain": ("plain", RESETS),
+                    "A, K = 40": ("A", RESETS),
+                    "A, K = 20": ("A_K20", RESETS),
+                    "A, K = 80": ("A_K80", RESETS),
+                    "A, reset when the KL exceeds 0.015": ("A_spike", "11, 12, 12"),
+                    "the same with k2 (two parts of ProRL v2)": ("C_keep_spike", "11, 12, 12"),
+                    "A, reset when validation stalls": ("A_stall", "1, 0, 0"),
+                    "C hard, when validation stalls (ProRL)": ("C_hard_stall", "1, 0, 0"),
+                    "A, reference a moving average": ("A_ema", RESETS),
+                    "A, adaptive β": ("A_adaptive", RESETS),
+                    "A, β = 0.3": ("A_beta0.3", RESETS),
+                    "A, β = 3": ("A_beta3", RESETS),
+                    "A, anchored to the base, too": ("A_base_anchor", RESETS),
+                    "C soft, α = 0.3": ("C_soft0.3", RESETS),
+                    "optimizer cleared, reference stays": ("optimizer_only", RESETS),
+                    "Elastic Reset, without its KL": ("A_elastic", RESETS),
+                    "B": ("B", RESETS),
+                    "B without the clip": ("B_noclip", RESETS),
+                    "B, β_old = 0.3": ("B_beta_old0.3", RESETS),
+                    "B, β_old = 3": ("B_beta_old3", RESETS),
+                    "B, anchored to the base, too": ("B_base_anchor", RESETS),
+                },
+            )
+        ],
+        "| arm | pass@1 (base: 0.166) | less the base | collapsed | drift": [
+            (
+                [
+                    "{stress/reverse_digits/ARM_lr10/pass@1:whole}",
+                    "{stress/reverse_digits/ARM_lr10/pass@1/base:signed}",
+                    "{stress/reverse_digits/ARM_lr10/collapsed:n0} of {stress/reverse_digits/ARM_lr10/runs:n0}",
+                    "{stress/reverse_digits/ARM_lr10/drift:n1}",
+                    "{stress/reverse_digits/ARM_lr10/pass@1/plain_lr10:signed}",
+                ],
+                FAST,
+            )
+        ],
+        "| arm | pass@1 (base: 0.166) | less the base | collapsed | reward": [
+            (
+                [
+                    "{mild/reverse_digits/ARM_lr7/pass@1:whole}",
+                    "{mild/reverse_digits/ARM_lr7/pass@1/base:signed}",
+                    "{mild/reverse_digits/ARM_lr7/collapsed:n0} of {mild/reverse_digits/ARM_lr7/runs:n0}",
+                    "{mild/reverse_digits/ARM_lr7/end by best, least:0} to "
+                    "{mild/reverse_digits/ARM_lr7/end by best, most:0} %",
+                    "{mild/reverse_digits/ARM_lr7/drift:n1}",
+                    "{mild/reverse_digits/ARM_lr7/pass@1/plain_lr7:signed}",
+                ],
+                FAST,
+            )
+        ],
         "| arm | reversing | sorting | sums | forwards": [
             (
                 [

@@ -106,6 +106,8 @@ FORMATS = {
     "share": lambda one: f"{one.value:.0%} [{one.low:.0%}, {one.high:.0%}]".replace("%", " %"),
     "of 100": lambda one: f"{points(one.value)} [{points(one.low)}, {points(one.high)}]",
     "change": lambda one: f"{100 * one.value:+.0f}",
+    "+3": lambda one: f"{one.value:+.3f}",
+    "whole": lambda one: f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]",
     "signed": lambda one: f"{one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]",
     "n0": lambda one: f"{one.value:.0f}",
     "n1": lambda one: f"{one.value:.1f}",
@@ -155,7 +157,7 @@ def expected_rows(groups, by_key):
     for columns, rows in groups:
         for label, arms in rows.items():
             arm, less = arms if isinstance(arms, tuple) else (arms, "")
-            cells = [column.replace("ARM", arm).replace("LESS", less) for column in columns]
+            cells = [column.replace("LESS", less).replace("ARM", arm) for column in columns]
             yield filled(label, by_key), [filled(cell, by_key) for cell in cells]
 
 
