@@ -185,6 +185,8 @@ def forked(action, *arguments, env: dict[str, str] | None = None) -> int:
     sys.stdout.flush()
     process = os.fork()
     if process == 0:
+        # Makes torch's pool of threads again; if several threads are the first to need it, one of them finds none.
+        sys.modules["torch"].set_num_threads(1)
         os.environ.update(env or {})
         end_as(action, *arguments)
     return process
