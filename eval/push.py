@@ -3,11 +3,12 @@ Push a run to the Hugging Face Hub, or push it again: after a failed upload, or 
 
     trl-prorl push --run runs/demo/variantA --repo someone/reverse-digits-A
 
-Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record in one commit. The
-token is that of `hf auth login`, or `HF_TOKEN`.
+Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record. The token is that
+of `hf auth login`, or `HF_TOKEN`.
 """
 
 import functools
+import os
 import sys
 
 from rich.console import Console
@@ -17,21 +18,18 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.eval.run_folder.reading import load_config
 from trl_prorl.eval.samples.models import find_trained_model
+from trl_prorl.files import STAGED
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
-from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, push, push_command, repo_name
+from trl_prorl.hub.publish import files_to_push, make_api, open_repo, stage, upload
 
 
-def file_table(repo: str, files: dict[str, Content]) -> Table:
-    """Return the files of a push, with sizes."""
-    rows = []
-    for name, content in sorted(files.items()):
-        size = len(content) if isinstance(content, bytes) else content.stat().st_size
-        rows.append([name, f"{size:,}"])
-    return Table(f"{repo}: {len(files)} files", ["file", "bytes"], rows)
+def file_table(repo: str, sizes: dict[str, int]) -> Table:
+    """Return the files of a push, with sizes in bytes."""
+    rows = [[name, f"{size:,}"] for name, size in sorted(sizes.items())]
+    return Table(f"{repo}: {len(sizes)} files", ["file", "bytes"], rows)
 
 
-# All files are one commit.
-KEPT = "the Hub has all of the push or nothing of it, and the run folder is whole. The same command pushes again."
+KEPT = "the run folder is whole. The same command pushes again."
 
 
 @functools.partial(command, bad_input=ValueError, kept=KEPT)
@@ -43,21 +41,23 @@ def main(argv=None) -> None:
     reference = args.with_reference
     if reference is None:
         reference = config.get("hub_push_reference", False)
-    name = repo_name(args.repo or config.get("hub_model_id"), folder)
+    name = args.repo or config.get("hub_model_id") or folder.resolve().name
     files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
     if args.dry_run:
         card = model_card(args.run, folder, repo=name)
-        Console().print(file_table(name, files | {CARD_FILE: str(card).encode()}).to_rich())
+        sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}
+        sizes[CARD_FILE] = len(str(card).encode())
+        Console().print(file_table(name, sizes).to_rich())
         print(card)
         return
     api = make_api()
     repo = open_repo(name, private=args.private or config.get("hub_private_repo"), api=api)
     files[CARD_FILE] = write_card(model_card(args.run, folder, repo=repo), folder)
-    done = push(
+    done = upload(
         repo,
-        files,
+        stage(files, folder / f"{STAGED}{os.getpid()}"),
         message="Push of the run" if args.with_record else "Push of the model",
-        again=push_command(args.run),
+        run_dir=args.run,
         revision=config.get("hub_revision"),
         api=api,
     )

@@ -264,18 +264,10 @@ def eval_results(record: Record) -> list[EvalResult]:
         return []
     passk = record.passk
     dataset = next(iter(_datasets(record.config)), None)
-    results = []
-    for measure in measures(passk):
-        if measure.name != "greedy":
-            results.append(_eval_result(passk, passk, measure, dataset))
+    results = [_eval_result(passk, passk, measure, dataset) for measure in measures(passk)]
     for name, other in (passk.get("others") or {}).items():
         part = {"task": name, **other}
-        for measure in measures(part):
-            if measure.name != "greedy":
-                results.append(_eval_result(passk, part, measure, None))
-    for measure in measures(passk):
-        if measure.name == "greedy":
-            results.append(_eval_result(passk, passk, measure, dataset))
+        results += [_eval_result(passk, part, measure, None) for measure in measures(part) if measure.name != "greedy"]
     return results
 
 
@@ -295,27 +287,17 @@ def _eval_result(passk: dict[str, Any], part: dict[str, Any], measure: Measure, 
         dataset (`str`, *optional*): The Hub name of the data.
     """
     value, *interval = measure.trained
+    arguments = {"interval_95": interval, "base": measure.base[0], "prompts": part["prompts"]}
+    metric = name = measure.name
     if measure.name == "greedy":
         metric = "accuracy"
         name = "greedy accuracy"
-        arguments = {
-            "interval_95": interval,
-            "base": measure.base[0],
-            "prompts": part["prompts"],
-            "decoding": "greedy",
-        }
+        arguments["decoding"] = "greedy"
     else:
-        metric = measure.name
-        name = measure.name
-        arguments = {
-            "interval_95": interval,
-            "base": measure.base[0],
-            "base_interval_95": measure.base[1:],
-            "prompts": part["prompts"],
-            "n": part["n"],
-            "temperature": passk["temperature"],
-            "seed": _plain(passk["seed"]),
-        }
+        arguments["base_interval_95"] = measure.base[1:]
+        arguments["n"] = part["n"]
+        arguments["temperature"] = passk["temperature"]
+        arguments["seed"] = _plain(passk["seed"])
     if None not in interval:
         name += f", 95 % interval {_interval(interval)}"
     # An interval has no ends where there were too few prompts for one.

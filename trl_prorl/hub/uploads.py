@@ -1,11 +1,11 @@
 """What a trainer pushes to the Hub: its own card and choice of files, and no run lost to a failed upload."""
 
 import logging
-import shutil
 from functools import partial
 from pathlib import Path
 
 from accelerate.utils import is_peft_model
+from huggingface_hub import HfApi
 from peft import PeftModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress
@@ -13,7 +13,7 @@ from transformers.utils import PushInProgress
 from ..errors import PushError
 from ..files import STAGED
 from .card import CARD_FILE, model_card, write_card
-from .publish import copy_or_link, files_to_push, make_api, open_repo, push, push_command, repo_name, stage
+from .publish import files_to_push, make_api, open_repo, push_command, stage, upload
 
 
 logger = logging.getLogger(__name__)
@@ -45,18 +45,20 @@ class Uploads:
         self.api = make_api(args.hub_token)
         self.repo: str | None = None
         if args.push_to_hub and args.process_index == 0:
-            self.repo = self._open_repo(args.hub_token, args.hub_private_repo)
+            self.repo = self._open_repo(self.api, args.hub_private_repo)
 
-    def _open_repo(self, token: str | None, private: bool | None) -> str:
-        api = self.api if token == self.args.hub_token else make_api(token)
-        return open_repo(repo_name(self.args.hub_model_id, self.args.output_dir), private, api)
+    def _open_repo(self, api: HfApi, private: bool | None) -> str:
+        return open_repo(self.args.hub_model_id or Path(self.args.output_dir).resolve().name, private, api)
 
     def open(self, token: str | None = None, private: bool | None = None) -> None:
         """Make the repository, if that was not done before the model was loaded."""
         if private is None:
             private = self.args.hub_private_repo
-        self.trainer.hub_model_id = self.repo or self._open_repo(token or self.args.hub_token, private)
+        self.trainer.hub_model_id = self.repo or self._open_repo(self._choose_api(token), private)
         self.trainer.push_in_progress = None
+
+    def _choose_api(self, token: str | None) -> HfApi:
+        return self.api if token is None else make_api(token)
 
     def write_card(self, dataset_name=None, tags=None) -> None:
         """Write the card of the run so far, see [`~trl_prorl.hub.card`]."""
@@ -83,28 +85,28 @@ class Uploads:
         write_card(card, output_dir)
 
     def push(self, message, blocking=True, token=None, revision=None, private=None, dataset_name=None, tags=None):
-        """Push what `output_dir` holds, with the files of [`~trl_prorl.hub.publish`] in one commit."""
+        """Push what `output_dir` holds, with the files of [`~trl_prorl.hub.publish`]."""
         trainer = self.trainer
-        again = push_command(trainer.run_dir)
         try:
             if trainer.hub_model_id is None:
                 self.open(token, private)
             self.write_card(dataset_name, tags)
-            files = files_to_push(self.args.output_dir, trainer.run_dir, reference=self.args.hub_push_reference)
-        except ValueError as error:
+            trainer._finish_current_push()
+            staged = self._stage(Path(self.args.output_dir))
+        except (ValueError, OSError) as error:
+            again = push_command(trainer.run_dir)
             raise PushError(f"the run is not pushed: {error} It is on disk; push it with {again}.") from error
-        trainer._finish_current_push()
-        api = self.api if token is None else make_api(token)
-        upload = partial(
-            push,
+        api = self._choose_api(token)
+        job = partial(
+            upload,
             trainer.hub_model_id,
-            files,
+            staged,
             message=message,
-            again=again,
+            run_dir=trainer.run_dir,
             revision=revision or self.args.hub_revision,
             api=api,
         )
-        return upload() if blocking else api.run_as_future(upload)
+        return job() if blocking else api.run_as_future(job)
 
     def push_checkpoint(self, checkpoint: Path) -> None:
         """
@@ -113,91 +115,53 @@ class Uploads:
         for it.
         """
         trainer = self.trainer
-        if not trainer.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
+        strategy = self.args.hub_strategy
+        if not trainer.is_world_process_zero() or strategy == HubStrategy.END:
             return
         busy = trainer.push_in_progress is not None and not trainer.push_in_progress.is_done()
         if busy and not self.args.hub_always_push:
             return
         trainer.callback_handler.on_push_begin(self.args, trainer.state, trainer.control)
-        folder = Path(self.args.output_dir, f"{STAGED}{trainer.state.global_step}")
+        whole = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: checkpoint.name}.get(strategy)
         try:
-            files, whole = self._stage(checkpoint, folder)
-        except (ValueError, OSError, shutil.Error) as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            staged = self._stage(checkpoint, whole)
+        except (ValueError, OSError) as error:
             logger.warning("Training goes on, but %s is not pushed: %s", checkpoint.name, error)
             return
         done = f"epoch {int(trainer.state.epoch)}"
         if self.args.save_strategy == SaveStrategy.STEPS:
             done = f"step {trainer.state.global_step}"
-        upload = partial(
-            push_staged,
-            trainer.hub_model_id,
-            folder,
-            files,
-            whole,
-            self._folder_of_checkpoint(checkpoint),
-            f"Training in progress, {done}",
-            again=push_command(trainer.run_dir),
-            revision=self.args.hub_revision,
-            api=self.api,
-        )
-        job = self.api.run_as_future(upload)
+        job = self.api.run_as_future(self._push_in_background, staged, f"Training in progress, {done}", whole)
         if busy:
             trainer.push_in_progress.jobs.append(job)
         else:
             trainer.push_in_progress = PushInProgress([job])
 
-    def _folder_of_checkpoint(self, checkpoint: Path) -> str | None:
-        """Return the folder of the repository that takes the whole checkpoint; `None` if only its model is pushed."""
-        if self.args.hub_strategy == HubStrategy.CHECKPOINT:
-            return "last-checkpoint"
-        if self.args.hub_strategy == HubStrategy.ALL_CHECKPOINTS:
-            return checkpoint.name
-        return None
-
-    def _stage(self, checkpoint: Path, folder: Path) -> tuple[dict, dict]:
-        """
-        Copy what is pushed of a checkpoint into a folder, because the run goes on.
-
-        Returns:
-            The model's files, and those of the whole checkpoint (none if it is not pushed), by their paths in the
-            repository.
-        """
-        files = files_to_push(checkpoint, self.trainer.run_dir, reference=self.args.hub_push_reference)
-        files[CARD_FILE] = Path(self.args.output_dir, CARD_FILE)  # PEFT's own lies in the checkpoint
-        files = stage(files, folder / "model")
-        whole = {}
-        name = self._folder_of_checkpoint(checkpoint)
-        if name is not None:
-            shutil.copytree(checkpoint, folder / name, copy_function=copy_or_link)
-            for path in (folder / name).rglob("*"):
+    def _stage(self, model_dir: Path, whole: str | None = None) -> Path:
+        """Copy what is pushed, and with it all files of a checkpoint if the repository has a folder for `whole`."""
+        output_dir = Path(self.args.output_dir)
+        files = files_to_push(model_dir, self.trainer.run_dir, reference=self.args.hub_push_reference)
+        files[CARD_FILE] = output_dir / CARD_FILE  # PEFT's own lies in a checkpoint
+        if whole is not None:
+            for path in model_dir.rglob("*"):
                 if path.is_file():
-                    whole[path.relative_to(folder).as_posix()] = path
-        return files, whole
+                    files[f"{whole}/{path.relative_to(model_dir).as_posix()}"] = path
+        return stage(files, output_dir / f"{STAGED}{self.trainer.state.global_step}")
 
-
-def push_staged(
-    repo: str, staged: Path, files: dict, whole: dict, checkpoint: str | None, message: str, **settings
-) -> None:
-    """
-    Push the files of a folder that was staged, and remove it. A failure is logged.
-
-    Args:
-        repo (`str`): The repository.
-        staged (`Path`): The folder.
-        files (`dict`), whole (`dict`): The model's files, and those of the whole checkpoint.
-        checkpoint (`str`, *optional*): The folder of the repository that takes the whole checkpoint.
-        message (`str`): The commit's message.
-        settings: Of [`push`].
-    """
-    try:
-        push(repo, files, message=message, **settings)
-        if checkpoint is not None:
-            push(repo, whole, message=f"{message}, checkpoint", folder=checkpoint, **settings)
-    except PushError as error:
-        logger.warning("Training goes on, but %s", error)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    def _push_in_background(self, staged: Path, message: str, whole: str | None) -> None:
+        trainer = self.trainer
+        try:
+            upload(
+                trainer.hub_model_id,
+                staged,
+                message=message,
+                run_dir=trainer.run_dir,
+                revision=self.args.hub_revision,
+                api=self.api,
+                replaced=whole,
+            )
+        except PushError as error:
+            logger.warning("Training goes on, but %s", error)
 
 
 def _as_list(value: str | list[str] | None) -> list[str]:
