@@ -32,7 +32,7 @@ from trl_prorl import (  # noqa: E402
     Stall,
     Trigger,
 )
-from trl_prorl.keys import KEYS  # noqa: E402
+from trl_prorl.keys import KEYS, TASK_KEYS  # noqa: E402
 from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
 from trl_prorl.refusals import REFUSALS  # noqa: E402
 from trl_prorl.train import TaskArguments  # noqa: E402
@@ -182,24 +182,15 @@ def linked(text: str) -> str:
     return LINK.sub(link, text)
 
 
-def refused() -> list[tuple[dict, str]]:
-    """Return the example of each refusal, with the line that the configuration itself refuses it with."""
-    found = []
-    examples = [refusal.example for refusal in REFUSALS]
-    examples += [{name: key.example} for name, key in KEYS.items() if key.need is not None]
-    for example in examples:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                ProRLConfig(output_dir="run", use_cpu=True, **{"bf16": False, **example})
-        except ValueError as error:
-            found.append((example, " ".join(str(error).split())))
-        else:
-            raise ValueError(f"{example} is not refused: correct it in trl_prorl/refusals.py or keys.py.")
-    return found
+def refusals() -> list[str]:
+    """Return what the configuration refuses, from the docstrings: a heading and its entries for each function."""
+    lines = []
+    for refuse in REFUSALS:
+        lines += [*inspect.getdoc(refuse).splitlines(), ""]
+    return lines
 
 
-def key_section(cls: type, parent: type, examples: list[tuple[dict, str]], level: int) -> list[str]:
+def key_section(cls: type, parent: type, level: int) -> list[str]:
     """
     Return the keys that `cls` adds to `parent`, a heading each, under the headings of its docstring.
 
@@ -225,9 +216,9 @@ def key_section(cls: type, parent: type, examples: list[tuple[dict, str]], level
             lines += [f"{'#' * (level - 1)} {group}", ""]
         facts = f"{spelt(hints[name])}, default `{yaml_value(field.default)}`"
         lines += [f"{'#' * level} `{name}`", "", f"*{facts}.* {linked(entry.text)}", ""]
-        numbers = [str(i) for i, (_, line) in enumerate(examples, 1) if re.search(rf"\b{name}\b", line)]
-        if numbers:
-            lines += [f"See [what is refused](#what-is-refused): {', '.join(numbers)}.", ""]
+        need = (KEYS | TASK_KEYS)[name].needs
+        if need is not None:
+            lines += [f"Needs {need.words}.", ""]
     return lines
 
 
@@ -287,25 +278,19 @@ def trigger_section() -> list[str]:
 
 def make_page() -> str:
     """Return the whole page."""
-    examples = refused()
-    refused_rows = [
-        f"{number}. `{', '.join(f'{name}: {yaml_value(value)}' for name, value in keys.items())}`<br>{line}"
-        for number, (keys, line) in enumerate(examples, 1)
-    ]
     lines = [
         *INTRODUCTION,
         "## Keys of ProRLConfig",
         "",
         "With all of them at their defaults the trainer is TRL's, bit for bit.",
         "",
-        *key_section(ProRLConfig, GRPOConfig, examples, 4),
+        *key_section(ProRLConfig, GRPOConfig, 4),
         "## What is refused",
         "",
-        "These combinations end in one line and exit code 2, before a model is loaded. Each is shown with what the "
-        "configuration says of it.",
+        "These combinations end in one line that names the key, the value and the cure, and in exit code 2, before a "
+        "model is loaded. So does a key without the one that it needs.",
         "",
-        *refused_rows,
-        "",
+        *refusals(),
         "What depends on the model, the optimizer or the machine is refused when the trainer is made: "
         "[troubleshooting](troubleshooting.md).",
         "",
@@ -313,7 +298,7 @@ def make_page() -> str:
         "",
         "`dataset_name` (TRL's) is the `path` of a task that reads files. [Tasks](tasks.md) says what there is.",
         "",
-        *key_section(TaskArguments, ScriptArguments, [], 3),
+        *key_section(TaskArguments, ScriptArguments, 3),
         "## Triggers",
         "",
         "All are imported from `trl_prorl`. [How to write one](trigger.md).",

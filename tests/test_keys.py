@@ -9,8 +9,7 @@ import pytest
 
 from trl_prorl import ProRLConfig
 from trl_prorl.checkpoint.identity import check_change
-from trl_prorl.descriptor import Effect, Key, applies, declared, free, needs, whole
-from trl_prorl.keys import KEYS
+from trl_prorl.keys import KEYS, Effect, Key, declared
 
 
 BASE = {"output_dir": "run", "use_cpu": True, "bf16": False, "num_iterations": 2, "report_to": "none"}
@@ -66,21 +65,12 @@ def test_acceleration_that_was_given_up_changes_nothing():
     assert args.is_trl
 
 
-NEEDED = Key(whole(0), Effect.STEP, applies, needs("other"))
-
-
 @pytest.mark.parametrize(
     "hint",
-    [
-        int,
-        Annotated[int, NEEDED],
-        Annotated[int, dataclasses.replace(NEEDED, example=0)],
-        Annotated[int, Key(whole(0), Effect.STEP, free)],
-        Annotated[int, Key(whole(1), Effect.STEP, applies)],
-    ],
-    ids=["no descriptor", "a need, no example", "its default", "free, and acts", "a wrong default"],
+    [int, Annotated[int, Key(changes=Effect.STEP, free=True)], Annotated[int, Key(ge=1)], Annotated[bool, Key()]],
+    ids=["nothing said", "free, and acts", "a wrong default", "a default of another type"],
 )
-def test_a_descriptor_that_lacks_a_part_or_contradicts_itself_is_an_error(hint):
+def test_a_key_that_contradicts_itself_is_an_error(hint):
     with pytest.raises(TypeError):
         declared(dataclasses.make_dataclass("Bad", [("key", hint, dataclasses.field(default=0))]))
 

@@ -1,8 +1,8 @@
 """`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training. Every key's default is off, i.e. plain TRL."""
 
-import functools
 import inspect
 import math
+import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
@@ -10,27 +10,27 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from .descriptor import Effect, check_used, check_values
-from .keys import BARE_WORDS, FAST, KEYS, RENAMED, ProlongedKeys, effects, read_bare_word, switched_on_by_fast
+from .keys import (
+    BARE_WORDS,
+    FAST,
+    KEYS,
+    RENAMED,
+    Effect,
+    ProlongedKeys,
+    check_used,
+    check_values,
+    effects,
+    read_bare_word,
+    read_resume_word,
+    switched_on_by_fast,
+)
 from .objective.anchors import ANCHOR_KEYS, ANCHORS
 from .objective.kl import gradient_bias
-from .refusals import (
-    check_batch,
-    check_combinations,
-    check_deepspeed,
-    check_launcher,
-    check_precision,
-    count_completions_at_once,
-)
+from .refusals import REFUSALS
 from .resets.treatments import treatment_of
 from .text import nearest, short
-from .upstream_keys import TRAINING_KEYS, check_finite
-from .upstream_values import resume_word
+from .trl_values import check_training_values
 from .variants import variant_of
-
-
-# Ours, and those of TRL's that it does not check itself.
-CHECKED = KEYS | TRAINING_KEYS
 
 
 class KeepsKeywords:
@@ -81,25 +81,17 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         if self.fast:
             self._switch_on_accelerations()
         self._read_bare_words()
-        check_deepspeed(self)
-        check_values(self, CHECKED)
-        check_finite(self)
-        check_batch(self)
-        by_default = self.bf16 is None
+        check_values(self, KEYS)
+        check_training_values(self)
         best = self.metric_for_best_model
         greater = self.greater_is_better
-        try:
-            self._complete_as_trl()
-        except ValueError:
-            check_batch(self)  # TRL names a key that it computed; these name the keys that were given
-            check_precision(self, by_default)
-            raise
+        self._complete_as_trl()
         if best is None:  # transformers takes the loss, which says nothing in GRPO: the trainer chooses
             self.metric_for_best_model = None
             self.greater_is_better = greater
-        check_launcher(self)
-        check_used(self, CHECKED)
-        check_combinations(self)
+        check_used(self, KEYS)
+        for refuse in REFUSALS:
+            refuse(self)
         for name, bias in self.gradient_biases.items():
             warnings.warn(f"The gradient of the {name} penalty is biased: {bias}.", stacklevel=3)
         if self.corrects_sampler and not self.samples_whole:
@@ -127,7 +119,10 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             super().__post_init__()
             return
         of_evaluation = self.num_generations_eval
-        self.num_generations = count_completions_at_once(self)
+        self.num_generations = self.generation_batch_size
+        if self.num_generations is None:  # of all processes if it is given, else of this one
+            micro_batches = self.steps_per_generation or self.gradient_accumulation_steps
+            self.num_generations = self.per_device_train_batch_size * micro_batches
         self.num_generations_eval = of_evaluation or 1
         try:
             super().__post_init__()
@@ -141,26 +136,24 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             setattr(self, key, value)
 
     def _read_bare_words(self) -> None:
-        """Make text again of a bare on, off, true or false, which YAML takes for a bool."""
+        """Make text again of a bare on, off, true or false, which YAML takes for a bool, and of a path."""
         for key in BARE_WORDS:
             setattr(self, key, read_bare_word(getattr(self, key)))
-        self.resume_from_checkpoint = resume_word(self.resume_from_checkpoint)
+        self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
+        if isinstance(self.run_dir, os.PathLike):
+            self.run_dir = os.fspath(self.run_dir)
 
     # What the keys change of TRL's training.
 
-    @functools.cached_property
+    @property
     def effect(self) -> Effect:
-        """What all keys change together. It is computed once, and again if a key is set later."""
+        """What all keys change together."""
         return effects(self._value_in_use)
 
     def _value_in_use(self, key: str) -> Any:
         if key in FAST and self.gives_up(key):
             return None
         return getattr(self, key)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        self.__dict__.pop("effect", None)
 
     @property
     def is_trl(self) -> bool:

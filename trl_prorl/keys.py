@@ -1,130 +1,262 @@
 """
-The keys, each declared once: its type, its default, its descriptor and, in the docstring, its meaning. Help, the
-reference, refusals, the rules of a resume, the names of arms and `ProRLConfig.is_trl` follow.
+The keys, each declared once: its type, its default, what [`Key`] says of it and, in the docstring, its meaning. Help,
+the reference page, the checks of a value, the rules of a resume, the names of configurations in a report and
+`ProRLConfig.is_trl` follow. Nothing is imported that takes long, because a command line asks before torch is there.
 """
 
 import math
-import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Flag, auto
+from numbers import Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from .descriptor import (
-    Effect,
-    Key,
-    Need,
-    ValueOf,
-    Values,
-    applies,
-    declared,
-    free,
-    is_on,
-    needs,
-    number,
-    one_of,
-    whole,
-)
 from .length_rewards import LENGTH_REWARDS
 from .objective.anchors import ANCHOR_KEYS, ANCHORS
-from .resets.treatments import SCALE_FORMS, TREATMENTS, is_treatment, names_with_alpha
+from .resets.treatments import names_with_alpha
 
 
-NOTHING = Effect.NOTHING
-STEP = Effect.STEP
-TERM = Effect.TERM
-KL = Effect.KL
-BOUNDARY = Effect.BOUNDARY
-RESET = Effect.RESET
-
-POSITIVE = number(lambda value: 0 < value < math.inf, "a positive number")
-NOT_NEGATIVE = number(lambda value: 0 <= value < math.inf, "a finite number that is not negative")
-FINITE = number(math.isfinite, "a finite number")
-SWITCH = Values(lambda value: isinstance(value, bool), "true or false")
-ELSEWHERE = Values(lambda value: True)  # checked by whoever knows what there is
-OFF_ON_AUTO = one_of("off", "on", "auto")
-RATIOS = one_of("no_ratio", "unclipped", "clipped")
-ACTIONS = one_of("event", "reset", "stop")
-SHARE = number(lambda value: 0 <= value <= 1, "in [0, 1]; 1 is a hard copy")
-DECAY = number(lambda value: 0 <= value < 1, "in [0, 1)")
-FACTOR = number(lambda value: 0 < value <= 1, "in (0, 1]; to clear the state use optimizer_reset: hard")
-RATE_FACTOR = number(lambda value: 0 < value <= 1, "in (0, 1]")
-TREATMENT = Values(is_treatment, names=(*TREATMENTS, *SCALE_FORMS))
-TEXT = Values(lambda value: isinstance(value, str), "a text")
-PATH = Values(lambda value: isinstance(value, (str, os.PathLike)), "a path")
+ValueOf = Callable[[str], Any]  # the value of a key by its name, `None` for one that a configuration lacks
+# The reason for which a resume cannot change a key, by its values then and now and by all keys as they are now.
+ResumeRule = Callable[[Any, Any, Mapping[str, Any]], str | None]
 
 
-def are_names(value: Any) -> bool:
-    """Return whether a value is a list of texts that is not empty."""
-    return isinstance(value, list) and value != [] and all(isinstance(name, str) for name in value)
+class Effect(Flag):
+    """What a key changes of TRL's training where it is not at its default."""
+
+    NOTHING = 0  # it watches, or says how something is done that another key asks for
+    STEP = auto()  # the numbers or the forwards of a step
+    TERM = auto()  # it adds a KL term
+    KL = auto()  # how a KL term is computed, TRL's own among them
+    BOUNDARY = auto()  # weights or ranks, at a generation boundary
+    RESET = auto()  # it requests resets
 
 
-NAMES = Values(are_names, "a list of names of reward functions")
-ADVANTAGES = one_of(
-    "raw", "centered", "group_normalized", "batch_normalized", "global_normalized", "rloo", "max", "best_of_group"
+@dataclass(frozen=True)
+class Need:
+    """
+    What a key has no effect without.
+
+    Attributes:
+        is_met (`Callable[[ValueOf], bool]`): Whether it is there.
+        words (`str`): The keys that bring it.
+    """
+
+    is_met: Callable[[ValueOf], bool]
+    words: str
+
+
+def is_on(value: Any) -> bool:
+    """Return whether a value is not off: not `None`, 0, `False` or `"off"`."""
+    return value not in (None, 0, "off")
+
+
+def switched_on(changed: Mapping[str, list[Any]], key: str) -> bool:
+    """Return whether a key was off, `[then, now]`, and is not any more."""
+    then, now = changed.get(key, (None, None))
+    return is_on(now) and not is_on(then)
+
+
+def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
+    """Return whether a key was on, `[then, now]`, and is not any more."""
+    then, now = changed.get(key, (None, None))
+    return is_on(then) and not is_on(now)
+
+
+def needs(*keys: str, value: Any = None) -> Need:
+    """Make the need of other keys: one of them has to be on, or to have the value."""
+
+    def is_met(value_of: ValueOf) -> bool:
+        if value is None:
+            return any(is_on(value_of(key)) for key in keys)
+        return any(value_of(key) == value for key in keys)
+
+    words = " or ".join(keys)
+    if value is not None:
+        words = f"{words}: {value}"
+    return Need(is_met, words)
+
+
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "text",
+    dict: "a mapping",
+    list[str]: "a list of names",
+}
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a type that stands in [`WORDS`]; NumPy's numbers are numbers, bools are none."""
+    if kind in (int, float):
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        return is_number and math.isfinite(value) and (kind is float or value == int(value))
+    if kind == list[str]:
+        return isinstance(value, list) and value != [] and all(isinstance(name, str) for name in value)
+    return isinstance(value, kind)
+
+
+@dataclass(frozen=True)
+class Key:
+    """
+    What a field says of its key beside type, default and docstring: `name: Annotated[TYPE, Key(...)] = DEFAULT`.
+
+    Attributes:
+        choices (`tuple[str, ...]`, *optional*): All values, where they are names.
+        ge, gt, le, lt (`float`, *optional*): Bounds of a number: at least, more than, at most, less than.
+        changes (`Effect`, *optional*): What it changes of TRL's training.
+        needs (`Need`, *optional*): What it has no effect without.
+        free (`bool`, *optional*): Whether a resume may change it, because no number of a run depends on it.
+        resume (`ResumeRule`, *optional*): A rule of a resume. Without one, a change acts from the checkpoint on.
+        label (`str`, *optional*): Its form in the names of configurations in a report; `None`: `key=value`.
+        fast (`Any`, *optional*): The value that the key `fast` gives it.
+        default (`Any`), types (`tuple`): Those of the field, see [`declared`].
+    """
+
+    choices: tuple[str, ...] = ()
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    changes: Effect = Effect.NOTHING
+    needs: Need | None = None
+    free: bool = False
+    resume: ResumeRule | None = None
+    label: str | None = None
+    fast: Any = None
+    default: Any = None
+    types: tuple[Any, ...] = ()
+
+    def objection(self, name: str, value: Any) -> str | None:
+        """Return the line that refuses a value that is wrong by itself, with the key, the value and what is right."""
+        if value is None and NoneType in self.types:
+            return None
+        if self.choices:
+            names = (None, *self.choices) if NoneType in self.types else self.choices
+            return None if value in names else f"{name}={value!r} is not one of {', '.join(map(str, names))}."
+        kinds = [kind for kind in self.types if kind is not NoneType]
+        if any(fits(value, kind) for kind in kinds) and self._is_within(value):
+            return None
+        signs = {">=": self.ge, ">": self.gt, "<=": self.le, "<": self.lt}
+        bounds = [f"{sign} {bound:g}" for sign, bound in signs.items() if bound is not None]
+        words = " or ".join(WORDS[kind] for kind in kinds)
+        return f"{name}={value!r} must be {' '.join([words, ' and '.join(bounds)]).strip()}."
+
+    def _is_within(self, value: Any) -> bool:
+        if self.ge is not None and value < self.ge:
+            return False
+        if self.gt is not None and value <= self.gt:
+            return False
+        if self.le is not None and value > self.le:
+            return False
+        return self.lt is None or value < self.lt
+
+
+def declared(cls: type) -> dict[str, Key]:
+    """
+    Collect what a dataclass's own fields say, by name.
+
+    Raises:
+        `TypeError`: A field says nothing, or what it says contradicts itself.
+    """
+    keys = {}
+    hints = get_type_hints(cls, include_extras=True)
+    for field in fields(cls):
+        hint = hints[field.name]
+        said = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Key)]
+        if len(said) != 1:
+            raise TypeError(f"{field.name}: declare it as Annotated[TYPE, Key(...)] = DEFAULT.")
+        kind = hint.__origin__
+        types = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        key = replace(said[0], default=field.default, types=types)
+        objection = key.objection(field.name, field.default)
+        if objection is not None:
+            raise TypeError(f"{objection} It is the default.")
+        if key.free and key.changes:
+            raise TypeError(f"{field.name} changes training, so that a resume is not free to change it.")
+        keys[field.name] = key
+    return keys
+
+
+def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
+    """
+    Refuse a value that is wrong by itself.
+
+    Args:
+        configuration (`Any`): A dataclass.
+        keys (`Mapping[str, Key]`): What its fields say, from [`declared`].
+
+    Raises:
+        `ValueError`: The line names the first such key, its value and what is right.
+    """
+    for name, key in keys.items():
+        objection = key.objection(name, getattr(configuration, name))
+        if objection is not None:
+            raise ValueError(objection)
+
+
+def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
+    """
+    Refuse a value that nothing would ever look at, with the arguments of [`check_values`].
+
+    Raises:
+        `ValueError`: The line names the first such key, its value and what it needs.
+    """
+
+    def value_of(name: str) -> Any:
+        return getattr(configuration, name)
+
+    for name, key in keys.items():
+        value = value_of(name)
+        if key.needs is not None and value != key.default and not key.needs.is_met(value_of):
+            raise ValueError(
+                f"{name}={value!r} has no effect without {key.needs.words}. Set that, or leave {name} out."
+            )
+
+
+OFF_ON_AUTO = ("off", "on", "auto")
+AN_ANCHOR = needs(*ANCHOR_KEYS)
+IN_REWARD = needs(*(anchor.key for anchor in ANCHORS if anchor.works_in_reward))
+AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
+GROWTH = needs("lora_growth_every")
+COSINE = needs("length_reward", value="cosine")
+# A script may have added treatments.
+AN_ALPHA = Need(lambda value_of: value_of("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
+ADVANTAGES = (
+    *("raw", "centered", "group_normalized", "batch_normalized", "global_normalized", "rloo", "max"),
+    "best_of_group",
 )
 UNGROUPED_ADVANTAGES = ("global_normalized", "raw")  # they compare no completions of a prompt, so one is enough
 
 
-def needs_anchor(words: str) -> Need:
-    """
-    Return the need of a key that acts on the KL to an anchor; `words` follow the key and its value in its refusal.
-    """
-    return needs(*ANCHOR_KEYS, line=f"{{key}}={{value!r}} {words}")
-
-
-REFERENCE = needs("beta", line="{key}={value!r} needs a reference: set beta > 0, or {key}: cached.")
-REWARDED_ANCHORS = [anchor for anchor in ANCHORS if anchor.works_in_reward]
-REWARDED_KEYS = [anchor.key for anchor in REWARDED_ANCHORS]
-IN_REWARD = needs(
-    *REWARDED_KEYS,
-    line=f"{{key}}={{value!r}} needs {' or '.join(anchor.words for anchor in REWARDED_ANCHORS)}: set "
-    f"{' or '.join(REWARDED_KEYS)} > 0.",
-)
-ONE_OF_ANCHORS = f"{', '.join(ANCHOR_KEYS[:-1])} or {ANCHOR_KEYS[-1]}"
-A_PUSHED_REFERENCE = needs(
-    "beta",
-    line="{key}={value!r} pushes the reference, but beta=0 means that there is none. Leave {key} out, or set "
-    "beta > 0.",
-)
-AN_ANCHOR = needs_anchor(f"bounds the KL to an anchor, and there is none. Set {ONE_OF_ANCHORS}, or leave {{key}} out.")
-ANCHORED_ROWS = needs_anchor(
-    f"leaves rows out of the KL, and there is none. Set {ONE_OF_ANCHORS}, or leave {{key}} out."
-)
-ADAPTED = needs_anchor(
-    f"adapts the coefficient of an anchor, and there is none. Set {ONE_OF_ANCHORS} to the coefficient to begin with."
-)
-A_FLOOR = needs(
-    "entropy_floor", line="{key}={value!r} never stops anything without entropy_floor: set it, in nats per token."
-)
-AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
-AN_ALPHA = Need(
-    lambda value_of: value_of("optimizer_reset") in names_with_alpha(),  # a script may have added treatments
-    f"{{key}}={{value!r}} has no effect without optimizer_reset: {' or '.join(names_with_alpha())}. Set that, or "
-    "leave {key} out.",
-    adjusted=True,
-)
-PACKED = needs("pack_groups", written='pack_groups: "on"')
-COMPACT = needs("compact_generation", written='compact_generation: "on"')
-ROUNDS = needs("dynamic_sampling_rounds")
+def effects(value_of: ValueOf) -> Effect:
+    """Combine what all keys of a configuration change, given the value of each."""
+    together = Effect.NOTHING
+    for name, key in KEYS.items():
+        if value_of(name) not in (None, key.default):
+            together |= key.changes
+    if value_of("loss_mode") == "no_ratio":
+        together |= Effect.KL
+    if value_of("guard_gap_action") == "reset":
+        together |= Effect.RESET
+    return together
 
 
 def requests_reset(value_of: ValueOf) -> bool:
-    """Return whether any key requests resets, of those that need none themselves."""
-    for name, key in KEYS.items():
-        if key.need is not A_RESET and RESET in key.effect_of(name, value_of):
-            return True
-    return False
+    """Return whether any key requests resets."""
+    return Effect.RESET in effects(value_of)
 
 
 A_RESET = Need(
     requests_reset,
-    "{key}={value!r} is never applied: nothing requests a reset. Set ref_reset_every (or ref_reset_kl, "
-    "ref_reset_stall, ref_reset_drop), or leave {key} out. With triggers of your own alone, set ref_reset_every to "
-    "more than max_steps.",
+    "a key that requests resets: ref_reset_every, or another trigger's (with triggers of your own alone, set "
+    "ref_reset_every to more than max_steps)",
 )
 
 
-# Rules of a resume, see `Resume` in descriptor.py.
+# Rules of a resume.
 
 
 def has_average(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
@@ -152,19 +284,6 @@ def has_moved(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
     if is_on(then) and not is_on(now) and keys.get("beta") and not still_resets:
         return "without resets the reference is the base, and this run's has moved; a larger value acts"
     return None
-
-
-def dependent(values: Values, need: Need, example: Any, label: str | None = None) -> Key:
-    """Describe a key that only adjusts what another key switches on."""
-    return Key(values, NOTHING, applies, need, example, label)
-
-
-def effect_of_loss_mode(mode: str) -> Effect:
-    return STEP | KL if mode == "no_ratio" else STEP
-
-
-def effect_of_guard(action: str) -> Effect:
-    return RESET if action == "reset" else NOTHING
 
 
 @dataclass
@@ -400,78 +519,72 @@ class ProlongedKeys:
             the rest; see docs/publishing.md.
     """
 
-    beta_old: Annotated[float, Key(NOT_NEGATIVE, TERM, applies, label="β_old={}")] = 0.0
-    beta_base: Annotated[float, Key(NOT_NEGATIVE, TERM, applies, label="β_base={}")] = 0.0
-    base_anchor_every: Annotated[int, dependent(whole(1), needs("beta_base", written="beta_base > 0"), 4)] = 1
-    kl_estimator: Annotated[str, Key(one_of("k1", "k2", "k3"), KL, applies)] = "k3"
-    kl_clamp: Annotated[float | None, Key(POSITIVE, KL, applies, AN_ANCHOR, example=10.0)] = None
-    kl_in: Annotated[str, Key(one_of("loss", "reward"), KL, applies, IN_REWARD, "reward", "KL in {}")] = "loss"
-    ref_compute: Annotated[str, Key(one_of("cached", "naive_epoch"), STEP, applies, REFERENCE, "naive_epoch")] = (
-        "cached"
+    beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0
+    beta_base: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_base={}")] = 0.0
+    base_anchor_every: Annotated[int, Key(ge=1, needs=needs("beta_base"))] = 1
+    kl_estimator: Annotated[str, Key(("k1", "k2", "k3"), changes=Effect.KL)] = "k3"
+    kl_clamp: Annotated[float | None, Key(gt=0, changes=Effect.KL, needs=AN_ANCHOR)] = None
+    kl_in: Annotated[str, Key(("loss", "reward"), changes=Effect.KL, needs=IN_REWARD, label="KL in {}")] = "loss"
+    ref_compute: Annotated[str, Key(("cached", "naive_epoch"), changes=Effect.STEP, needs=needs("beta"))] = "cached"
+    kl_target: Annotated[float | None, Key(gt=0, changes=Effect.STEP, needs=AN_ANCHOR, label="KL target {}")] = None
+    kl_horizon: Annotated[int, Key(ge=1, needs=needs("kl_target"))] = 100
+
+    ref_reset_every: Annotated[int, Key(ge=0, changes=Effect.RESET, resume=has_moved, label="K={}")] = 0
+    ref_reset_kl: Annotated[float | None, Key(gt=0, changes=Effect.RESET, resume=has_moved, label="KL>{}")] = None
+    ref_reset_kl_window: Annotated[int, Key(ge=1, needs=needs("ref_reset_kl"), label="over {} steps")] = 1
+    ref_reset_stall: Annotated[int, Key(ge=0, changes=Effect.RESET, resume=has_moved, label="stall {}")] = 0
+    ref_reset_drop: Annotated[float | None, Key(gt=0, changes=Effect.RESET, resume=has_moved, label="drop {}")] = None
+    ref_reset_metric: Annotated[str, Key(needs=AN_EVALUATION, label="of {}")] = "eval_reward"
+    ref_reset_metric_mode: Annotated[str, Key(("max", "min"), needs=AN_EVALUATION)] = "max"
+    ref_reset_min_delta: Annotated[float, Key(ge=0, needs=AN_EVALUATION)] = 0.0
+    ref_reset_cooldown: Annotated[int, Key(ge=0, needs=A_RESET, label="cooldown {}")] = 0
+    ref_reset_mix: Annotated[float, Key(ge=0, le=1, label="mix {}")] = 1.0
+    adapter_restart: Annotated[str, Key(("off", "merge"), needs=A_RESET, resume=has_restarted, label="restart")] = (
+        "off"
     )
-    kl_target: Annotated[float | None, Key(POSITIVE, STEP, applies, ADAPTED, 0.05, "KL target {}")] = None
-    kl_horizon: Annotated[int, dependent(whole(1), needs("kl_target"), 50)] = 100
+    optimizer_reset: Annotated[str, Key(needs=A_RESET, label="{}")] = "keep"
+    optimizer_reset_alpha: Annotated[float, Key(gt=0, le=1, needs=AN_ALPHA, label="{}")] = 0.1
+    optimizer_reset_schedule: Annotated[str | None, Key(("keep", "restart"), needs=A_RESET)] = None
+    optimizer_reset_rewarmup_steps: Annotated[int, Key(ge=0, needs=A_RESET)] = 0
+    elastic_reset_every: Annotated[int, Key(ge=0, changes=Effect.BOUNDARY, resume=has_average, label="every {}")] = 0
+    elastic_ema: Annotated[float, Key(ge=0, lt=1, needs=needs("elastic_reset_every"), label="EMA {}")] = 0.99
 
-    ref_reset_every: Annotated[int, Key(whole(0), RESET, has_moved, label="K={}")] = 0
-    ref_reset_kl: Annotated[float | None, Key(POSITIVE, RESET, has_moved, label="KL>{}")] = None
-    ref_reset_kl_window: Annotated[int, dependent(whole(1), needs("ref_reset_kl"), 5, label="over {} steps")] = 1
-    ref_reset_stall: Annotated[int, Key(whole(0), RESET, has_moved, label="stall {}")] = 0
-    ref_reset_drop: Annotated[float | None, Key(POSITIVE, RESET, has_moved, label="drop {}")] = None
-    ref_reset_metric: Annotated[str, dependent(TEXT, AN_EVALUATION, "eval_loss", "of {}")] = "eval_reward"
-    ref_reset_metric_mode: Annotated[str, dependent(one_of("max", "min"), AN_EVALUATION, "min")] = "max"
-    ref_reset_min_delta: Annotated[float, dependent(NOT_NEGATIVE, AN_EVALUATION, 0.01)] = 0.0
-    ref_reset_cooldown: Annotated[int, dependent(whole(0), A_RESET, 20, label="cooldown {}")] = 0
-    ref_reset_mix: Annotated[float, Key(SHARE, NOTHING, applies, label="mix {}")] = 1.0
-    adapter_restart: Annotated[
-        str, Key(one_of("off", "merge"), NOTHING, has_restarted, A_RESET, "merge", "restart")
-    ] = "off"
-    optimizer_reset: Annotated[str, dependent(TREATMENT, A_RESET, "hard", label="{}")] = "keep"
-    optimizer_reset_alpha: Annotated[float, dependent(FACTOR, AN_ALPHA, 0.25, "{}")] = 0.1
-    optimizer_reset_schedule: Annotated[str | None, dependent(one_of("keep", "restart"), A_RESET, "restart")] = None
-    optimizer_reset_rewarmup_steps: Annotated[int, dependent(whole(0), A_RESET, 5)] = 0
-    elastic_reset_every: Annotated[int, Key(whole(0), BOUNDARY, has_average, label="every {}")] = 0
-    elastic_ema: Annotated[float, dependent(DECAY, needs("elastic_reset_every"), 0.9, label="EMA {}")] = 0.99
+    lora_growth_every: Annotated[
+        int, Key(ge=0, changes=Effect.BOUNDARY, resume=has_grown, label="growth every {}")
+    ] = 0
+    lora_growth_step: Annotated[int, Key(ge=1, needs=GROWTH, label="by {} ranks")] = 4
+    lora_growth_max_rank: Annotated[int, Key(ge=1, needs=GROWTH, label="up to {}")] = 64
 
-    lora_growth_every: Annotated[int, Key(whole(0), BOUNDARY, has_grown, label="growth every {}")] = 0
-    lora_growth_step: Annotated[int, dependent(whole(1), needs("lora_growth_every"), 8, label="by {} ranks")] = 4
-    lora_growth_max_rank: Annotated[int, dependent(whole(1), needs("lora_growth_every"), 32, label="up to {}")] = 64
+    fast: Annotated[bool, Key(free=True)] = False
+    reuse_old_logps: Annotated[bool, Key(changes=Effect.STEP, fast=True)] = False
+    pack_groups: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
+    pack_max_tokens: Annotated[int | None, Key(ge=1, needs=needs("pack_groups"))] = None
+    compact_generation: Annotated[str, Key(OFF_ON_AUTO, changes=Effect.STEP, fast="auto")] = "off"
+    compact_max_rows: Annotated[int | None, Key(ge=1, needs=needs("compact_generation"))] = None
+    compact_merge: Annotated[bool, Key(needs=needs("compact_generation"))] = True
+    vllm_enable_lora: Annotated[bool, Key(needs=needs("use_vllm"))] = False
+    skip_zero_rows: Annotated[bool, Key(changes=Effect.STEP)] = False
+    drop_zero_rows: Annotated[bool, Key(changes=Effect.KL, needs=AN_ANCHOR)] = False
 
-    fast: Annotated[bool, Key(SWITCH, NOTHING, free)] = False
-    reuse_old_logps: Annotated[bool, Key(SWITCH, STEP, applies, fast=True)] = False
-    pack_groups: Annotated[str, Key(OFF_ON_AUTO, STEP, applies, fast="auto")] = "off"
-    pack_max_tokens: Annotated[int | None, dependent(whole(1), PACKED, 8192)] = None
-    compact_generation: Annotated[str, Key(OFF_ON_AUTO, STEP, applies, fast="auto")] = "off"
-    compact_max_rows: Annotated[int | None, dependent(whole(1), COMPACT, 256)] = None
-    compact_merge: Annotated[bool, dependent(SWITCH, COMPACT, False)] = True
-    vllm_enable_lora: Annotated[bool, Key(SWITCH, NOTHING, applies, needs("use_vllm"), True)] = False
-    skip_zero_rows: Annotated[bool, Key(SWITCH, STEP, applies)] = False
-    drop_zero_rows: Annotated[bool, Key(SWITCH, KL, applies, ANCHORED_ROWS, example=True)] = False
+    dynamic_sampling_rounds: Annotated[int, Key(ge=0, changes=Effect.STEP)] = 0
+    dynamic_sampling_rewards: Annotated[list[str] | None, Key(needs=needs("dynamic_sampling_rounds"))] = None
+    advantage_estimator: Annotated[str | None, Key(ADVANTAGES, changes=Effect.STEP)] = None
+    loss_mode: Annotated[str | None, Key(("no_ratio", "unclipped", "clipped"), changes=Effect.STEP, label="{}")] = None
 
-    dynamic_sampling_rounds: Annotated[int, Key(whole(0), STEP, applies)] = 0
-    dynamic_sampling_rewards: Annotated[list[str] | None, dependent(NAMES, ROUNDS, ["gsm8k"])] = None
-    advantage_estimator: Annotated[str | None, Key(ADVANTAGES, STEP, applies)] = None
-    loss_mode: Annotated[str | None, Key(RATIOS, effect_of_loss_mode, applies, label="{}")] = None
+    entropy_floor: Annotated[float | None, Key(gt=0)] = None
+    entropy_patience: Annotated[int, Key(ge=1, needs=needs("entropy_floor"))] = 10
+    entropy_stop: Annotated[bool, Key(needs=needs("entropy_floor"))] = False
+    guard_gap: Annotated[float | None, Key(gt=0)] = None
+    guard_gap_action: Annotated[str, Key(("event", "reset", "stop"), needs=needs("guard_gap"))] = "event"
+    rollback: Annotated[int, Key(ge=0)] = 0
+    rollback_rate: Annotated[float, Key(gt=0, le=1, needs=needs("rollback"))] = 0.5
+    nonfinite: Annotated[str, Key(("stop", "skip"))] = "stop"
+    reward_timeout: Annotated[float | None, Key(gt=0, free=True)] = 600.0
+    allow_config_change: Annotated[bool, Key(free=True)] = False
 
-    entropy_floor: Annotated[float | None, Key(POSITIVE, NOTHING, applies)] = None
-    entropy_patience: Annotated[int, dependent(whole(1), needs("entropy_floor"), 20)] = 10
-    entropy_stop: Annotated[bool, dependent(SWITCH, A_FLOOR, True)] = False
-    guard_gap: Annotated[float | None, Key(POSITIVE, NOTHING, applies)] = None
-    guard_gap_action: Annotated[str, Key(ACTIONS, effect_of_guard, applies, needs("guard_gap"), "stop")] = "event"
-    rollback: Annotated[int, Key(whole(0), NOTHING, applies)] = 0
-    rollback_rate: Annotated[float, dependent(RATE_FACTOR, needs("rollback"), 0.3)] = 0.5
-    nonfinite: Annotated[str, Key(one_of("stop", "skip"), NOTHING, applies)] = "stop"
-    reward_timeout: Annotated[float | None, Key(POSITIVE, NOTHING, free)] = 600.0
-    allow_config_change: Annotated[bool, Key(SWITCH, NOTHING, free)] = False
-
-    run_dir: Annotated[str | None, Key(PATH, NOTHING, free)] = None
-    log_update_norm: Annotated[bool, Key(SWITCH, NOTHING, free)] = False
-    hub_push_reference: Annotated[bool, Key(SWITCH, NOTHING, free, A_PUSHED_REFERENCE, example=True)] = False
-
-
-def needs_length_reward(name: str) -> Need:
-    """Return the need of a key that adjusts one length reward."""
-    assert name in LENGTH_REWARDS
-    return needs("length_reward", value=name)
+    run_dir: Annotated[str | None, Key(free=True)] = None
+    log_update_norm: Annotated[bool, Key(free=True)] = False
+    hub_push_reference: Annotated[bool, Key(free=True, needs=needs("beta"))] = False
 
 
 @dataclass
@@ -519,32 +632,32 @@ class TaskKeys:
             Tokens that remain for it.
     """
 
-    task: Annotated[str, Key(ELSEWHERE, NOTHING, applies)] = "reverse_digits"
-    task_level: Annotated[int | None, Key(ELSEWHERE, NOTHING, applies)] = None
-    task_options: Annotated[dict | str | None, Key(ELSEWHERE, NOTHING, applies)] = None
-    task_seed: Annotated[int, Key(ELSEWHERE, NOTHING, applies)] = 0
-    train_rows: Annotated[int | None, Key(ELSEWHERE, NOTHING, applies)] = None
-    eval_rows: Annotated[int, Key(ELSEWHERE, NOTHING, applies)] = 64
+    task: Annotated[str, Key()] = "reverse_digits"
+    task_level: Annotated[int | None, Key()] = None
+    task_options: Annotated[dict | str | None, Key()] = None
+    task_seed: Annotated[int, Key()] = 0
+    train_rows: Annotated[int | None, Key(ge=1)] = None
+    eval_rows: Annotated[int, Key(ge=0)] = 64
 
-    length_reward: Annotated[str | None, Key(one_of(*LENGTH_REWARDS), NOTHING, applies)] = None
-    length_least: Annotated[float, dependent(FINITE, needs_length_reward("cosine"), -0.5)] = -1.0
-    length_on: Annotated[int, dependent(whole(1), needs_length_reward("cosine"), 100)] = 1
-    length_off: Annotated[int, dependent(whole(0), needs_length_reward("cosine"), 500)] = 0
-    length_target: Annotated[int | None, dependent(whole(1), needs_length_reward("target"), 200)] = None
-    length_cost: Annotated[float, dependent(NOT_NEGATIVE, needs_length_reward("target"), 0.001)] = 0.0003
-    length_margin: Annotated[int | None, dependent(whole(1), needs_length_reward("overlong"), 64)] = None
+    length_reward: Annotated[str | None, Key(tuple(LENGTH_REWARDS))] = None
+    length_least: Annotated[float, Key(needs=COSINE)] = -1.0
+    length_on: Annotated[int, Key(ge=1, needs=COSINE)] = 1
+    length_off: Annotated[int, Key(ge=0, needs=COSINE)] = 0
+    length_target: Annotated[int | None, Key(ge=1, needs=needs("length_reward", value="target"))] = None
+    length_cost: Annotated[float, Key(ge=0, needs=needs("length_reward", value="target"))] = 0.0003
+    length_margin: Annotated[int | None, Key(ge=1, needs=needs("length_reward", value="overlong"))] = None
 
-    thinking_budget: Annotated[int | None, Key(whole(1), NOTHING, applies)] = None
-    thinking_text: Annotated[str, dependent(TEXT, needs("thinking_budget"), "Answer: ")] = "\n\nFinal answer: "
-    thinking_answer_tokens: Annotated[int, dependent(whole(1), needs("thinking_budget"), 16)] = 32
+    thinking_budget: Annotated[int | None, Key(ge=1)] = None
+    thinking_text: Annotated[str, Key(needs=needs("thinking_budget"))] = "\n\nFinal answer: "
+    thinking_answer_tokens: Annotated[int, Key(ge=1, needs=needs("thinking_budget"))] = 32
 
 
 KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)
-TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.effect is RESET)
+TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.changes is Effect.RESET)
 FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
 # Keys of ours whose values on and off YAML reads as true and false.
-BARE_WORDS = ("pack_groups", "compact_generation")
+BARE_WORDS = tuple(name for name, key in KEYS.items() if "off" in key.choices)
 # Keys of TRL and transformers on which no number of a run depends: where things are written, shown and sent, and how
 # long to wait for them. Model and data are told apart by content, in checkpoint/identity.py.
 FREE_UPSTREAM_KEYS = (
@@ -559,7 +672,7 @@ FREE_UPSTREAM_KEYS = (
     "restore_callback_states_from_checkpoint vllm_server_base_url vllm_server_host vllm_server_port "
     "vllm_server_timeout vllm_group_port model_name_or_path dataset_name"
 ).split()
-FREE_KEYS = {name for name, key in (KEYS | TASK_KEYS).items() if key.resume is free} | {*FREE_UPSTREAM_KEYS}
+FREE_KEYS = {name for name, key in KEYS.items() if key.free} | {*FREE_UPSTREAM_KEYS}
 
 
 def read_bare_word(value: Any) -> Any:
@@ -569,6 +682,13 @@ def read_bare_word(value: Any) -> Any:
     return value
 
 
+def read_resume_word(value: Any) -> str | None:
+    """Return what `resume_from_checkpoint` means: `"True"`, a path, or `None`; YAML reads a bare true as a bool."""
+    if value is None or str(value).lower() == "false":
+        return None
+    return "True" if str(value).lower() == "true" else str(value)
+
+
 def switched_on_by_fast(given: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys to which `fast` gives a value: those at their defaults that were not set by hand."""
     found = {}
@@ -576,14 +696,6 @@ def switched_on_by_fast(given: Collection[str], values: Mapping[str, Any]) -> di
         if key not in given and values[key] == KEYS[key].default:
             found[key] = value
     return found
-
-
-def effects(value_of: ValueOf) -> Effect:
-    """Combine what all keys of a configuration change, given the value of each."""
-    together = NOTHING
-    for name, key in KEYS.items():
-        together |= key.effect_of(name, value_of)
-    return together
 
 
 # Keys of other versions' recipes, and what to write instead.

@@ -63,11 +63,6 @@ def build(
         `ValueError`: Something in the recipe cannot be done. No model has been loaded.
     """
     check_packages(args)
-    if args.max_steps == 0 or (args.max_steps < 0 and args.num_train_epochs == 0):
-        raise ValueError(
-            f"max_steps={args.max_steps} and num_train_epochs={args.num_train_epochs} train nothing. Set max_steps to "
-            "1 or more."
-        )
     if args.disable_tqdm:
         disable_progress_bar()  # the one for loading weights, too
     task = task_args.make_task()

@@ -5,9 +5,8 @@ import re
 from collections import Counter
 from typing import Any
 
-from trl_prorl.descriptor import is_on
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, require_passk
-from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
+from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS, is_on
 from trl_prorl.record.provenance import passk_command
 from trl_prorl.variants import NEVER_RESET
 
@@ -26,7 +25,7 @@ VALIDATION_KEYS = frozenset(
 )
 # The settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
 EFFECTIVE_WITH = {
-    **{name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted},
+    **{name: key.needs for name, key in (KEYS | TASK_KEYS).items() if key.needs is not None},
     **dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION),
 }
 SEED_AT_END = re.compile(r"[\W_]*(?:(?<![A-Za-z])s|seed)?[\W_]*\d*$")

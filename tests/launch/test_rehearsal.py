@@ -61,7 +61,6 @@ BAD = [
     {"lr_scheduler_type": "cosine_with_min_lr"},
     {"chat_template_kwargs": {"messages": 1}},
     {"generation_kwargs": {"evil": 1}},
-    {"generation_kwargs": {"temperature": -1}},
     {"cache_implementation": "evil"},
     {"activation_checkpointing_kwargs": {"evil": 1}, **CHECKPOINTING},
     {"attn_implementation": "evil"},

@@ -100,7 +100,6 @@ def test_the_keys_know_which_advantages_have_no_groups():
     "keys",
     [
         *({"advantage_estimator": estimator} for estimator in (None, *sorted(set(ESTIMATORS) - set(UNGROUPED)))),
-        {"advantage_estimator": "raw", "per_device_train_batch_size": 1},
     ],
 )
 def test_where_nothing_is_left_to_compare_it_is_refused(keys):

@@ -2,7 +2,7 @@
 What makes a resumed run the same run: every argument that can change a number, the data, and the model it began from;
 and what a changed key does with `allow_config_change`: it acts from the checkpoint on, or it is refused.
 
-Most keys are read where they act, and a checkpoint holds nothing of them. The others say so in their descriptors, or
+Most keys are read where they act, and a checkpoint holds nothing of them. The others have a rule of their own, or
 are TRL's and here: those that a checkpoint's optimizer, schedule and state would bring back, and those that cannot be
 changed in the middle of a run.
 """
@@ -18,8 +18,7 @@ import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..descriptor import switched_on
-from ..keys import FREE_KEYS, KEYS
+from ..keys import FREE_KEYS, KEYS, switched_on
 from ..record.provenance import as_plain
 from ..text import short
 from .state import buffer_file
@@ -221,7 +220,7 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
 
     for key, (old, new) in changed.items():
         why = FIXED.get(key)
-        if why is None and key in KEYS:
+        if why is None and key in KEYS and KEYS[key].resume is not None:
             why = KEYS[key].resume(old, new, now)
         if why:
             refuse(key, why)

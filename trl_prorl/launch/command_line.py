@@ -22,13 +22,12 @@ from ..interrupt import NOTHING_BEGUN, end_at_once
 from ..pipes import reader_may_leave
 from ..tasks.plugin import without_plugins
 from ..text import nearest, visible
-from ..upstream_values import options_of
-from .draft import Draft
 from .options import check_config_option, check_options, read_options
 from .recipe_check import check_keys, check_types
 from .recipe_keys import KeyHelp, declared_keys, own_keys, recipe_keys
 from .recipe_yaml import Recipe, load_recipe, read_recipe
 from .shipped_recipes import SUFFIXES, recipe_file
+from .value_types import options_of
 
 
 WIDTH = 80
@@ -124,14 +123,11 @@ def check_before_imports(argv: list[str]) -> Recipe | None:
     check_options(argv, flags)
     hints = {name: key.hint for name, key in keys.items()}
     recipe = None
-    given = {}
     if "--config" in argv:
         recipe = load_recipe(argv[argv.index("--config") + 1])
         check_keys(recipe, keys)
         check_types(recipe, hints)
-        given.update(recipe.keys)
-    given.update(read_options(argv, hints))
-    Draft(given, keys).check()
+    read_options(argv, hints)
     return recipe
 
 

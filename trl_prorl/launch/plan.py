@@ -36,7 +36,7 @@ from ..quiet import without_warning
 from ..record.folders import RunFolders
 from ..record.links import check_links
 from ..record.processes import check_shared
-from ..refusals import UNCLEAN_SCHEDULE
+from ..refusals import refuse_unclean_schedule
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.adapter_requests import RANKS, let_engine_take_adapters
@@ -280,8 +280,8 @@ def _check_reward_functions(args: ProRLConfig, functions: list) -> None:
 
 def _check_schedule(args: ProRLConfig, resets: bool) -> None:
     """Refuse resets and roll-backs that the schedule or the processes do not allow."""
-    if resets and args.generates_inside_accumulation:
-        raise ValueError(UNCLEAN_SCHEDULE.line(args))
+    if resets:
+        refuse_unclean_schedule(args)
     _check_sharding(args, resets)
     if args.rollback and args.world_size > 1:
         raise ValueError(

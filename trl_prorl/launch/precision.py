@@ -19,8 +19,8 @@ from ..checkpoint.files import find_checkpoint
 from ..checkpoint.identity import IDENTITY_FILE
 from ..environment import cpu_computes_bf16, started_processes
 from ..errors import InputError
+from ..keys import read_resume_word
 from ..record.run_files import ENV_FILE, read_json
-from ..upstream_values import resume_word
 from .recipe_check import AUTO, check_auto_precision
 
 
@@ -112,7 +112,7 @@ def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Pre
 
 def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:
     """Read what was chosen as the run began that the keys resume; `None` where there is no checkpoint."""
-    resume = resume_word(keys.get("resume_from_checkpoint"))
+    resume = read_resume_word(keys.get("resume_from_checkpoint"))
     if resume is None:
         return None
     try:

@@ -15,14 +15,13 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 
 from .. import tasks
 from ..config import ProRLConfig
-from ..descriptor import check_used, check_values
 from ..errors import InputError
-from ..keys import TASK_KEYS, TaskKeys
+from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
 from ..length_rewards import LENGTH_REWARDS
 from ..rollout.thinking import make_interrupted_rollout
 from ..rollout.turns import transcript
 from ..text import parse_json, short
-from ..upstream_keys import MODEL_KEYS, check_finite
+from ..trl_values import check_finite, check_model_values
 from .options import check_config_option, check_options, read_options
 from .precision import Precision, choose_precision
 from .recipe_check import check_recipe, check_types
@@ -235,7 +234,6 @@ def parse_recipe(argv: list[str], recipe: Recipe | None = None) -> tuple[TaskArg
         args.precision_reason = parser.precision.recorded
         if args.process_index == 0:
             print(parser.precision.line, file=sys.stderr)
-    check_values(model_args, MODEL_KEYS)
-    check_finite(model_args)
+    check_model_values(model_args)
     task_args.check_lengths(args.max_completion_length)
     return task_args, args, model_args

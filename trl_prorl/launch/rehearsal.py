@@ -22,7 +22,6 @@ from transformers.utils import is_liger_kernel_available
 from ..config import ProRLConfig
 from ..errors import InputError
 from ..text import cut, short
-from ..upstream_keys import TRAINING_KEYS
 
 
 logger = logging.getLogger(__name__)
@@ -194,16 +193,12 @@ def rehearse_generation(args: ProRLConfig) -> None:
     """Make transformers' configuration of the generation, and check those of its keys that a recipe has, too."""
     given = args.generation_kwargs or {}
     known = vars(GenerationConfig())
-    for name, value in given.items():
+    for name in given:
         if name not in known:
             raise InputError(
                 f"generation_kwargs={short(given)}: transformers' generation takes no {name!r}. Correct it, or leave "
                 "it out."
             )
-        key = TRAINING_KEYS.get("max_completion_length" if name == "max_new_tokens" else name)
-        wrong = key and key.wrong(f"generation_kwargs: {name}", value)
-        if wrong:
-            raise InputError(wrong)
     keys = {"cache_implementation": args.cache_implementation, "generation_kwargs": given or None}
     with refused_by_name(**keys):
         GenerationConfig(**{"do_sample": True, "cache_implementation": args.cache_implementation, **given}).validate()

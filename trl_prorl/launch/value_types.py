@@ -4,8 +4,6 @@ import types
 import typing
 from typing import Any
 
-from ..upstream_values import options_of
-
 
 # What the parser takes for true and false, in any case.
 TRUE_OR_FALSE = {"yes": True, "true": True, "t": True, "y": True, "1": True}
@@ -19,6 +17,12 @@ TYPES = {
     list: "a list",
     dict: "a mapping",
 }
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a type allows."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
 
 
 def takes_mapping(hint: Any) -> bool:

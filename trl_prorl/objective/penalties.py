@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..descriptor import switched_off
+from ..keys import switched_off
 from ..parts import Part
 from . import kl
 from .anchors import ANCHORS, Anchor, OldPolicyAnchor

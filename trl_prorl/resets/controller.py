@@ -5,7 +5,7 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from ..descriptor import switched_on
+from ..keys import switched_on
 from ..parts import Part, make_event
 from .callbacks import ReferenceResetCallback
 from .learning_rate import Rewarmup, restart_schedule, snapshot_schedule

@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
 from ..choice import Choice
-from ..descriptor import switched_on
+from ..keys import switched_on
 from ..parts import Part, make_event
 from ..scoring.first_layers import try_first_layers
 from ..scoring.head import contiguous_states

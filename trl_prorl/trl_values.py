@@ -1,0 +1,108 @@
+"""
+Values of TRL's, transformers' and PEFT's keys that those take, and that train something else than they say, or
+nothing. Each was tried on bare TRL 1.16; what those refuse themselves is not here.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from numbers import Real
+from typing import Any
+
+
+MAY_BE_INFINITE = ("epsilon_high", "max_grad_norm")  # no bound
+
+# A negative one inverts what the key does, or blows up; TRL warns of nothing.
+NOT_NEGATIVE = (
+    "beta epsilon epsilon_high vespo_k_pos vespo_k_neg entropy_coef_delta off_policy_mask_threshold "
+    "router_aux_loss_coef weight_decay eval_steps"
+).split()
+# 0 stops the training, or divides by 0.
+POSITIVE = (
+    "temperature top_p delta sapo_temperature_neg sapo_temperature_pos adam_epsilon vllm_importance_sampling_clip_max"
+).split()
+SHARES = ("ref_model_mixup_alpha", "top_entropy_quantile")
+# A fraction is taken, and means another number, or fails in the first step without the key's name.
+WHOLE_FROM_1 = (
+    "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size "
+    "num_generations num_iterations max_completion_length ref_model_sync_steps pad_to_multiple_of"
+).split()
+
+
+def check_training_values(args: Any) -> None:
+    """
+    Refuse values of a [`~trl.GRPOConfig`], before it completes them.
+
+    Raises:
+        `ValueError`: The line names the key, its value and what is right.
+    """
+    check_finite(args)
+    for name in (*NOT_NEGATIVE, *POSITIVE, *SHARES):
+        value = getattr(args, name, None)  # TRL 1.15 lacks some
+        if value is None:
+            continue
+        _refuse_unless(_is_number(value), name, value, "a number")
+        _refuse_unless(value >= 0, name, value, "at least 0")
+        _refuse_unless(value > 0 or name not in POSITIVE, name, value, "more than 0")
+        _refuse_unless(value <= 1 or name not in SHARES, name, value, "at most 1")
+    for name in WHOLE_FROM_1:
+        value = getattr(args, name, None)
+        if value is not None and value != "auto":
+            is_whole = _is_number(value) and value == int(value)
+            _refuse_unless(is_whole and value >= 1, name, value, "a whole number, at least 1")
+    weights = args.reward_weights
+    if isinstance(weights, (list, tuple)) and weights and not any(weights):
+        raise ValueError(f"reward_weights={weights!r} are all 0, so that no reward counts. Give one a weight.")
+    if args.max_steps == 0 or (args.max_steps < 0 and args.num_train_epochs <= 0):
+        raise ValueError(
+            f"max_steps={args.max_steps} and num_train_epochs={args.num_train_epochs} train nothing. Set max_steps to "
+            "1 or more."
+        )
+
+
+def check_model_values(model_args: Any) -> None:
+    """
+    Refuse values of a [`~trl.ModelConfig`].
+
+    Raises:
+        `ValueError`: The line names the key, its value and what is right.
+    """
+    check_finite(model_args)
+    _refuse_unless(model_args.lora_alpha > 0, "lora_alpha", model_args.lora_alpha, "more than 0")
+    dropout = model_args.lora_dropout
+    _refuse_unless(0 <= dropout < 1, "lora_dropout", dropout, "at least 0 and less than 1")
+    names = model_args.lora_modules_to_save
+    _refuse_unless(not isinstance(names, str), "lora_modules_to_save", names, "a list of names")
+
+
+def check_finite(configuration: Any) -> None:
+    """
+    Refuse NaN and infinity in every field of a configuration, at any depth of a mapping or a list: TRL trains on, with
+    weights that are NaN, and logs a loss of 0.
+
+    Raises:
+        `ValueError`: The line names the key and its value.
+    """
+    for field in fields(configuration):
+        value = getattr(configuration, field.name, None)
+        for number in _numbers_in(value):
+            if math.isnan(number) or (math.isinf(number) and field.name not in MAY_BE_INFINITE):
+                raise ValueError(f"{field.name}={value!r} must be finite: NaN and infinity train nothing. Correct it.")
+
+
+def _numbers_in(value: Any, depth: int = 0) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, (list, tuple, dict)) and depth < 50:
+        inside = value.values() if isinstance(value, dict) else value
+        for single in inside:
+            yield from _numbers_in(single, depth + 1)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _refuse_unless(is_right: bool, name: str, value: Any, words: str) -> None:
+    if not is_right:
+        raise ValueError(f"{name}={value!r} must be {words}.")
