@@ -148,12 +148,12 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     @property
     def effect(self) -> Effect:
         """What all keys change together."""
-        return effects(self._value_in_use)
-
-    def _value_in_use(self, key: str) -> Any:
-        if key in FAST and self.gives_up(key):
-            return None
-        return getattr(self, key)
+        in_use = dict(vars(self))
+        if self.given_up is not None:
+            for key in FAST:
+                if self.gives_up(key):
+                    del in_use[key]
+        return effects(in_use.get)
 
     @property
     def is_trl(self) -> bool:
