@@ -32,7 +32,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.embedded.shipped import byte_tokenizer
 
 
 sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names

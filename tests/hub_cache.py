@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 from datasets import load_dataset
+from tiny_run import new_model
 
-from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
+from trl_prorl.embedded.shipped import byte_tokenizer
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -38,7 +39,7 @@ def write_gsm8k(folder: Path, train: int, test: int) -> Path:
 def save_brief_model(folder: Path) -> None:
     """A Qwen2 of two small layers with random weights, so inclined to end that completions have a few tokens."""
     tokenizer = byte_tokenizer()
-    model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
+    model = new_model(tokenizer)
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from trl_prorl import load_model
-from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.errors import InputError
 from trl_prorl.eval.samples.models import load_base_model, load_point, trained_point
 from trl_prorl.hub.card import model_card

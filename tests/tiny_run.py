@@ -5,11 +5,10 @@ from contextlib import nullcontext
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, set_seed
 from trl import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
-from trl_prorl.embedded.making import EmbeddedSettings, new_model
 from trl_prorl.parts import Part
 
 
@@ -100,6 +99,27 @@ class AtBoundary(Part):
         self.boundary = call
 
 
+def new_model(tokenizer):
+    """Return a two-layer Qwen2 with random weights, always the same."""
+    set_seed(3)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        hidden_size=32,
+        intermediate_size=48,
+        initializer_range=0.06,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    return Qwen2ForCausalLM(config)
+
+
 def save_tiny_model(folder, tokenizer, likely=()):
     """
     Save a two-layer Qwen2 with its tokenizer. Its weights are random, and so large that its distribution is not flat.
@@ -112,7 +132,7 @@ def save_tiny_model(folder, tokenizer, likely=()):
     Returns:
         `str`: the folder.
     """
-    model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
+    model = new_model(tokenizer)
     with torch.no_grad():
         for param in model.parameters():
             if param.dim() > 1:

@@ -6,7 +6,7 @@ from pathlib import Path
 import trl
 from tokenizers import AddedToken
 
-from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.embedded.shipped import byte_tokenizer
 
 
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from trl import GRPOTrainer
 
-from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval.stepcost.settings import ARMS, DEFAULT, Batches, new_model, parse
 from trl_prorl.eval.stepcost.trainers import make_trainer, sample_batch, silence_training
 

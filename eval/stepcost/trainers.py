@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval.stepcost.settings import Batches, new_model
 from trl_prorl.rollout.prompts import find_distinct, pad_left
 from trl_prorl.scoring.head import add_frozen_head

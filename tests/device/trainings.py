@@ -22,7 +22,7 @@ from trl import GRPOConfig  # noqa: E402
 
 import trl_prorl.refusals  # noqa: E402
 from trl_prorl import ProRLConfig, ProRLTrainer  # noqa: E402
-from trl_prorl.embedded.making import byte_tokenizer  # noqa: E402
+from trl_prorl.embedded.shipped import byte_tokenizer  # noqa: E402
 
 
 RESETS = {"beta": 0.1, "ref_reset_every": 2}

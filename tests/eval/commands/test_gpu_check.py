@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval import gpu_check
 from trl_prorl.eval.gpucheck import page, parts, rollouts, steps
 from trl_prorl.eval.gpucheck.parts import COST, LARGE, PARTS, STEPS, TESTS, VLLM, Result, run_command, run_parts

@@ -1,13 +1,12 @@
 """
-How an embedded model is made: a Qwen2 of 0.7 million parameters, for demos and tests, in minutes of one core.
+Makes an embedded model: a Qwen2 of 0.7 million parameters, for demos and tests, in minutes of one core.
 
 It reads bytes, so its tokenizer covers any text. It is warm-started by supervised fine-tuning on demonstrations of
 mixed quality: a fixed share follows wrong rules, as a pretrained model's data does, so that reinforcement learning has
 something to find. The same settings give the same weights on one machine and others on another, whose arithmetic
 rounds differently; therefore the bases come with the package, see [`~trl_prorl.embedded.shipped`].
 
-    python -m trl_prorl.embedded                                     # all that is there, and the hashes of the weights
-    python -m trl_prorl.embedded --task sums --seed 7 --out DIR      # makes one; DIR is then a model_name_or_path
+    python scripts/embedded_bases.py --task sums --seed 7 --out DIR      # DIR is then a model_name_or_path
 """
 
 import argparse
@@ -16,7 +15,6 @@ import operator
 import os
 import platform
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,9 +25,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from .. import tasks
-from ..environment import versions
-from .shipped import DEFAULT, EMBEDDED, MADE_WITH, embedded_model, shipped, weights_sha256, write_hashes
+from trl_prorl import tasks
+from trl_prorl.embedded.shipped import DEFAULT, EMBEDDED, MADE_WITH, weights_sha256, write_hashes
+from trl_prorl.environment import versions
 
 
 @dataclass(frozen=True)
@@ -78,14 +76,7 @@ FAMILIES = {
 
 
 def settings_of(task: str = "reverse_digits", seed: int = 0, threads: int = 1) -> EmbeddedSettings:
-    """
-    Return the settings of an embedded model. All but the first one are stored in bf16.
-
-    Raises:
-        `ValueError`: If there are no demonstrations for the task.
-    """
-    if task not in FAMILIES:
-        raise ValueError(f"--task {task}: there are demonstrations for {', '.join(FAMILIES)}. Give one of these.")
+    """Return the settings of an embedded model. All but the first one are stored in bf16."""
     settings = replace(FAMILIES[task], seed=seed, threads=threads)
     is_default = f"{EMBEDDED}:{task}:{seed}" == DEFAULT
     return settings if is_default else replace(settings, stored="bfloat16")
@@ -282,28 +273,15 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
     aside.rename(folder)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Make an embedded model, or list those that come with the package.")
-    parser.add_argument("--out", type=Path, help="make one in this folder; without it, list what is there")
-    parser.add_argument("--task", help=f"the task of its warm start: {', '.join(FAMILIES)} (default reverse_digits)")
-    parser.add_argument("--seed", type=int, help="seed of the warm start (default 0)")
-    parser.add_argument("--threads", type=int, help="threads (default 1)")
-    args = parser.parse_args(argv)
-    given = {key: value for key, value in vars(args).items() if key != "out" and value is not None}
-    if given and args.out is None:
-        parser.error(f"--{next(iter(given))} is for making one: give --out DIR as well")
-    try:
-        if args.out is not None:
-            make_embedded_model(args.out, settings_of(**given))
-            print(f"made: {args.out}\nSHA-256 of its weights: {weights_sha256(str(args.out))}")
-            return
-        print(f"{EMBEDDED} is {DEFAULT}, in {embedded_model()}; SHA-256 of the weights:")
-        for name in shipped():
-            embedded_model(name)  # are its files in order?
-            print(f"{weights_sha256(name)}  {name}")
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make an embedded model.")
+    parser.add_argument("--out", type=Path, required=True, help="its folder")
+    parser.add_argument("--task", choices=FAMILIES, default="reverse_digits", help="the task of its warm start")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the warm start")
+    parser.add_argument("--threads", type=int, default=1, help="threads: other numbers give other weights")
+    args = parser.parse_args()
+    make_embedded_model(args.out, settings_of(args.task, args.seed, args.threads))
+    print(f"made: {args.out}\nSHA-256 of its weights: {weights_sha256(str(args.out))}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,0 @@
-"""`python -m trl_prorl.embedded`: see [`~trl_prorl.embedded.making`]."""
-
-from .making import main
-
-
-main()
