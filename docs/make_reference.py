@@ -223,7 +223,7 @@ def key_section(cls: type, parent: type, level: int) -> list[str]:
 
 
 def record_table(keys: dict[str, RecordKey]) -> list[str]:
-    has_events = any(key.events for key in keys.values())
+    has_events = any(key.events or key.not_events is not None for key in keys.values())
     header = ["key", "unit", "meaning", "only with"]
     if has_events:
         header.append("events")
@@ -231,7 +231,10 @@ def record_table(keys: dict[str, RecordKey]) -> list[str]:
     for name, key in keys.items():
         row = [f"`{name}`", key.unit, key.meaning, key.when]
         if has_events:
-            row.append(", ".join(f"`{event}`" for event in key.events))
+            named = ", ".join(f"`{event}`" for event in key.events or key.not_events or ())
+            if key.not_events is not None:
+                named = f"every event but {named}" if named else "every event"
+            row.append(named)
         rows.append(row)
     return ["| " + " | ".join(row) + " |" for row in rows]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..objective.anchors import ANCHORS
 from ..resets.treatments import names_with_alpha
 from ..resets.triggers import CONFIGURED
-from .run_files import AT_BOUNDARY, ELASTIC, GAMED, GROWTH, RESET
+from .run_files import AT_BOUNDARY, GAMED, GROWTH, RESET
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,18 @@ class RecordKey:
         meaning (`str`): What it says.
         when (`str`, *optional*, defaults to `""`): The condition on which the key is there; empty if it always is.
         events (`tuple[str, ...]`, *optional*): The kinds of event that have it; not for `metrics.jsonl`.
+        not_events (`tuple[str, ...]`, *optional*): The kinds of event that lack it, where all others have it.
     """
 
     unit: str
     meaning: str
     when: str = ""
     events: tuple[str, ...] = ()
+    not_events: tuple[str, ...] | None = None
+
+    def is_in(self, event: str) -> bool:
+        """Whether an event of a kind may have it."""
+        return event in self.events if self.not_events is None else event not in self.not_events
 
 
 TOKEN = "nats per token"
@@ -132,24 +138,23 @@ UNMERGED = "unmerged_generation"
 REWARD_COLLAPSE = "collapse"
 ROLLBACK = "rollback"
 NO_SIGNAL = "no_signal"
-ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED, GROWTH, GAMED, REWARD_COLLAPSE, NO_SIGNAL, ROLLBACK)
 WATCHED = (COLLAPSE, GAMED, REWARD_COLLAPSE)
-FIRED = (*AT_BOUNDARY, UNMERGED, NO_SIGNAL, *WATCHED)
+NOT_FIRED = (RESUME, NONFINITE, ROLLBACK)
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 
 # One row per event.
 EVENTS = {
-    "event": RecordKey("", "its kind", events=ALL),
-    "step_requested": RecordKey("optimizer steps", "when it was asked for", events=ALL),
-    "step_applied": RecordKey("optimizer steps", "when it happened", events=ALL),
+    "event": RecordKey("", "its kind", not_events=()),
+    "step_requested": RecordKey("optimizer steps", "when it was asked for", not_events=()),
+    "step_applied": RecordKey("optimizer steps", "when it happened", not_events=()),
     "reason": RecordKey(
         "",
         f"the triggers that fired: {', '.join(f'`{name}`' for name in REASONS)}, your own; of a `rollback`, the event "
         "that asked for it",
-        events=(*FIRED, ROLLBACK),
+        not_events=(RESUME, NONFINITE),
     ),
-    "value": RecordKey("of what is watched", "what the first trigger saw", events=FIRED),
-    "threshold": RecordKey("of what is watched", "what it compared that with", events=FIRED),
+    "value": RecordKey("of what is watched", "what the first trigger saw", not_events=NOT_FIRED),
+    "threshold": RecordKey("of what is watched", "what it compared that with", not_events=NOT_FIRED),
     "requests": RecordKey("", "every request that this reset answers, as its own `reason` and so on", events=(RESET,)),
     "ref_reset_mix": RecordKey("", "the key of that name", events=(RESET,)),
     "optimizer_reset": RecordKey("", "the key of that name", events=(RESET,)),
