@@ -12,7 +12,7 @@ from trl_prorl.embedded.shipped import byte_tokenizer
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct")
+MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
 
 
 def gsm8k_rows(count: int, first: int = 0) -> list[dict[str, str]]:

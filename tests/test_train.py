@@ -20,7 +20,7 @@ from trl_prorl.train import check_folder, task_reward
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "grpo_variantA.py"
-GSM8K = ROOT / "recipes" / "gsm8k" / "qwen2.5-0.5b" / "variantA.yaml"
+GSM8K = ROOT / "recipes" / "gsm8k" / "variantA.yaml"
 SMALL = "--max_steps 3 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --ref_reset_every 2 "
 SMALL = f"{SMALL} --lora_r 4 --disable_tqdm true".split()
 SAVES = "--save_strategy steps --save_steps 2"

@@ -4,7 +4,6 @@ resets never came is the control, and everything that names it says so (when: te
 """
 
 import itertools
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,6 @@ from trl_prorl.hub.card import model_card
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, NEVER_RESET, VARIANTS, describe_missing_reset
 
 
-ROOT = Path(__file__).parent.parent
 RESETS = {"beta": 0.1, "ref_reset_every": 4}
 ALONE = {"ref_reset_every": 4, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}
 STALL = {"beta": 0.1, "ref_reset_stall": 3, "eval_strategy": "steps", "eval_steps": 5, "optimizer_reset": "hard"}
@@ -59,11 +57,10 @@ def test_a_configuration_can_be_every_one_of_them(name, keys):
     assert ProRLConfig(bf16=False, use_cpu=True, report_to="none", num_generations=4, **keys).variant == name
 
 
-def test_each_entry_is_distinct_and_leads_somewhere():
+def test_each_entry_is_distinct():
     entries = list(VARIANTS.values())
     for field in ("name", "short", "description", "recipe", "colour"):
         assert len({getattr(entry, field) for entry in entries}) == len(entries), field
-    assert all((ROOT / "recipes" / entry.launcher).is_file() for entry in entries)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -76,7 +73,6 @@ def test_report_and_card_know_it(name, tmp_path):
     assert dict(zip(table.header, table.rows[0], strict=True))["anchor"] == entry.anchor
     card = model_card(tmp_path)
     assert entry.description in card.text
-    assert f"recipes/{entry.launcher} --config" in card.text
     assert (DIFFERENT_OBJECTIVE in card.text) is entry.different_objective is (name == "B")
 
 

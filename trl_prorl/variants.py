@@ -36,8 +36,6 @@ class Variant:
         colour (`str`): Of its lines and bars: from Okabe & Ito's palette, which colour-blind readers can tell apart,
             and from Paul Tol's in the place of its yellow, which is lost on white.
         kl (`str`, *optional*, defaults to `"kl_ref"`): The key of the record that holds the KL to its own anchor.
-        launcher (`str`, *optional*, defaults to `"grpo_variantA.py"`):
-            The script in `recipes/` that its model card names.
         different_objective (`bool`, *optional*, defaults to `False`):
             Whether it optimises another objective than A, which report and model card then say.
     """
@@ -50,7 +48,6 @@ class Variant:
     recipe: str
     colour: str
     kl: str = "kl_ref"
-    launcher: str = "grpo_variantA.py"
     different_objective: bool = False
 
 
@@ -109,7 +106,6 @@ VARIANTS = {
             recipe="KL to π_old: a different objective, no reference",
             colour="#D55E00",
             kl="kl_old",
-            launcher="grpo_variantB.py",
             different_objective=True,
         ),
         Variant(
@@ -120,7 +116,6 @@ VARIANTS = {
             anchor="KL to moving reference",
             recipe="as A, and Adam's state is cleared at each reset",
             colour="#009E73",
-            launcher="grpo_variantC.py",
         ),
         Variant(
             name="optimizer-only",

@@ -21,8 +21,8 @@ MOST = 2  # steps
 COLLAPSED = 0.05  # nats per token of entropy
 MOST_CLIPPED = 0.2  # share of tokens
 # nats per token. Two updates move the embedded models by at most 0.003 with the shipped recipes, by 0.06 at ten times
-# their rate (`recipes/tiny/stress`, which learns and collapses slowly), by 0.11 to 0.4 at twenty times, where the
-# reward is 0 within 20 steps, and by 0.5 to 5 beyond.
+# their rate (it learns and collapses slowly), by 0.11 to 0.4 at twenty times, where the reward is 0 within 20 steps,
+# and by 0.5 to 5 beyond.
 MOST_MOVED = 0.1
 FULL_RATE = 2e-6  # of full fine-tuning; LoRA takes about ten times as much
 

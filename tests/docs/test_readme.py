@@ -105,7 +105,7 @@ def test_what_the_script_calls_right(completion, answer, right):
 
 
 # A recipe of the Hub's Qwen takes what the tiny one, whose model comes with the package, does not need.
-RECIPES = {"tiny/gamed/control": TINY, "gsm8k/qwen2.5-0.5b/plain": SMALL}
+RECIPES = {"tiny/gamed/control": TINY, "gsm8k/plain": SMALL}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -192,7 +192,8 @@ def test_a_recipe_by_its_name_and_by_its_file(tmp_path, monkeypatch):
         ("tiny/varianA", "(did you mean 'tiny/variantA'?)"),
         ("recipes/tiny/variantB.yaml", "(did you mean 'tiny/variantB'?)"),
         ("tiny/base", "'tiny/base'"),
-        ("tiny/events", "tiny/events/control, tiny/events/plain,"),
+        ("tiny/events", "tiny/events/variantA, tiny/events/variantC"),
+        ("gsm8k/qwen2.5-0.5b/plain", "(did you mean 'gsm8k/plain'?)"),
     ],
 )
 def test_a_recipe_that_is_not_there(tmp_path, monkeypatch, asked, told):

@@ -1,4 +1,4 @@
-"""A few steps of every recipe: small batches and short completions on a CPU, its other keys as they stand."""
+"""Three steps of every recipe: small batches and short completions on a CPU, its other keys as they are."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +14,12 @@ from trl_prorl.launch.recipe_yaml import read_recipe
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - set(RECIPES.rglob("base.yaml")))
-# Of every folder the arm that most others share their code with; `make test-slow` runs all.
-FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml", "kimi_k1.5.yaml", "dapo.yaml", "mixture.yaml", "grown.yaml")
-# Of `trl-prorl smollm2`: the list of words is needed, a small model stands in for the large one.
+# `make test` runs these, `make test-slow` all.
+FAST = ("variantA.yaml", "prorl_v2.yaml", "kimi_k1.5.yaml", "dapo.yaml", "grown.yaml")
 NEEDS_WORDS = pytest.mark.skipif(find_spec("spellchecker") is None, reason="needs pyspellchecker")
 NEEDS_LOGIC = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
 NEEDS_SANDBOX = pytest.mark.skipif(which("bwrap") is None, reason="needs bubblewrap")
 NEEDS = {"smollm2": [NEEDS_WORDS], "prorl_mix": [NEEDS_LOGIC, NEEDS_SANDBOX]}
-STAND_IN = {"model_name_or_path": "embedded", "log_completions": "false"}
 SMALL = {
     "bf16": "false",
     "use_cpu": "true",
@@ -40,16 +38,16 @@ OTHER_CLOCKS = {"elastic_reset_every": "elastic_reset", "lora_growth_every": "gr
 
 
 def marks(file):
-    """A test of a recipe is slow, but for one of its folder; some need a package or a program."""
+    """Most recipes are slow; some need a package or a program."""
     slow = [] if file.name in FAST else [pytest.mark.slow]
     return [*slow, *NEEDS.get(file.parent.name, [])]
 
 
 def small(recipe):
     """Options that make a recipe small; a reset that comes by the clock comes within its steps."""
-    model = recipe.get("model_name_or_path", "")
-    is_elsewhere = model == "smollm2" or model.endswith(".gguf")  # a user installs the one, and brings the other
-    options = SMALL | (STAND_IN if is_elsewhere else {})
+    options = dict(SMALL)
+    if recipe["model_name_or_path"] == "smollm2":  # which a user installs
+        options |= {"model_name_or_path": "embedded", "log_completions": "false"}
     options |= {key: 2 for key in ("ref_reset_every", *OTHER_CLOCKS) if recipe.get(key, 0) > 2}
     if recipe.get("task") == "mixture":
         options["train_rows"] = 16  # each task has some
@@ -67,8 +65,8 @@ def small(recipe):
 )
 def test_it_runs(forks, tmp_path, file):
     recipe = read_recipe(file)
-    script = RECIPES / f"grpo_variant{file.stem[7] if file.stem.startswith('variant') else 'A'}.py"
-    status, written = forks.run(script, "--config", str(file), *small(recipe), cwd=tmp_path)
+    name = file.relative_to(RECIPES).with_suffix("")
+    status, written = forks.run(RECIPES / "grpo.py", str(name), *small(recipe), cwd=tmp_path)
     assert status == 0, written[-3000:]
     run = tmp_path / recipe["output_dir"]
     rows = read_rows(run)

@@ -19,10 +19,8 @@ from trl_prorl.train import TaskArguments
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base")
 ARMS = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
-FOLDERS = [
-    folder for folder in {file.parent for file in FILES} if all((folder / f"{arm}.yaml").is_file() for arm in ARMS)
-]
-FOLDERS = sorted(FOLDERS)
+FOLDERS = sorted(file.parent for file in FILES if file.stem == "variantC" and file.parent.name != "events")
+OF_ITS_OWN = ("cpu", "prorl_v2")  # files of a folder that are no arms of it
 VARIANT_KEYS = {"output_dir", "beta", "beta_old", "kl_target", "kl_horizon", "ref_compute"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
 
@@ -40,7 +38,8 @@ def test_it_parses_and_an_arm_is_of_its_variant(file):
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name)
 def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder):
-    recipes = {file.stem: read_recipe(file) for file in FILES if file.parent == folder}
+    files = [file for file in FILES if file.parent == folder and file.stem not in OF_ITS_OWN]
+    recipes = {file.stem: read_recipe(file) for file in files}
 
     def defines_the_variant(key):
         return key in VARIANT_KEYS or key.startswith(VARIANT_PREFIXES)
@@ -51,10 +50,7 @@ def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder
     # A and its control have the same coefficient, C is A but for the optimizer, and B has no reference.
     for key in ("beta", "kl_target", "kl_horizon"):
         assert recipes["variantA"].get(key) == recipes["control"].get(key) == recipes["variantC"].get(key)
-    if folder.name != "events":
-        assert recipes["variantA"]["ref_reset_every"] == recipes["variantC"]["ref_reset_every"]
-    assert "beta" not in recipes["variantB"]
-    assert "beta" not in recipes["plain"]
+    assert recipes["variantA"]["ref_reset_every"] == recipes["variantC"]["ref_reset_every"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=name)
@@ -79,7 +75,3 @@ def test_the_mix_has_prorl_s_kinds_by_its_numbers_of_problems_and_questions_of_i
     assert {split: len(asked) for split, asked in questions.items()} == {split: len(rows[split]) for split in rows}
     assert questions["train"].isdisjoint(questions["validation"] | questions["test"])
     assert questions["validation"].isdisjoint(questions["test"])
-
-
-def test_every_variant_has_its_script():
-    assert all(f"variant{name}.yaml" in (RECIPES / f"grpo_variant{name}.py").read_text() for name in "ABC")

@@ -15,9 +15,7 @@ FAMILIES = {
     "tiny": "0.7 M parameters, on a CPU, minutes",
     "smollm2": "135 M, on a CPU; first run `trl-prorl smollm2`",
     "prorl_mix": "the same, on ProRL's five kinds of tasks",
-    "gsm8k/qwen2.5-0.5b": "GSM8K on one GPU",
-    "gsm8k/qwen2.5-1.5b": "the same, three times as large",
-    "gsm8k/qwen2.5-coder-1.5b-cpu": "GSM8K on a CPU, hours; without variantC",
+    "gsm8k": "Qwen2.5-0.5B on GSM8K, one GPU; or gsm8k/cpu",
 }
 ARMS = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
 

@@ -38,7 +38,8 @@ from trl_prorl.train import TaskArguments, build, train
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-RECIPES = ROOT / "recipes" / "tiny" / "growth"
+RECIPES = ROOT / "recipes" / "tiny"
+GROWN = ("growth/grown",)
 RUNS = HERE / "runs.csv"
 STEPS = HERE / "steps.csv"
 GROWTHS = (60, 120, 180)
@@ -72,14 +73,14 @@ def prefix(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) ->
     return moved
 
 
-# Arm: its recipe, what becomes of the state (`None`: as in any run), its words and its colour.
+# Arm: its recipe and keys, what becomes of the state (`None`: as in any run), its words and its colour.
 ARMS = {
-    "rank4": ("rank4", None, "rank 4 throughout", "#999999"),
-    "rank16": ("rank16", None, "rank 16 throughout", "#000000"),
-    "migrated": ("grown", None, "4 → 16, state migrated", "#0072B2"),
-    "cleared": ("grown", cleared, "4 → 16, state cleared", "#E69F00"),
-    "without_moments": ("grown", without_moments, "4 → 16, m and v cleared, t kept", "#009E73"),
-    "prefix": ("grown", prefix, "4 → 16, state moved as a flat prefix", "#D55E00"),
+    "rank4": (("plain", "--lora_r", "4", "--lora_alpha", "4"), None, "rank 4 throughout", "#999999"),
+    "rank16": (("plain", "--lora_r", "16", "--lora_alpha", "16"), None, "rank 16 throughout", "#000000"),
+    "migrated": (GROWN, None, "4 → 16, state migrated", "#0072B2"),
+    "cleared": (GROWN, cleared, "4 → 16, state cleared", "#E69F00"),
+    "without_moments": (GROWN, without_moments, "4 → 16, m and v cleared, t kept", "#009E73"),
+    "prefix": (GROWN, prefix, "4 → 16, state moved as a flat prefix", "#D55E00"),
 }
 
 
@@ -88,10 +89,10 @@ ARMS = {
 
 def train_one(arm: str, seed: int, out: Path, overrides: list[str]) -> None:
     """Train a run to its end, in this process."""
-    recipe, migrate, _, _ = ARMS[arm]
+    (recipe, *keys), migrate, _, _ = ARMS[arm]
     torch.set_num_threads(1)
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
-    given = ["--config", str(RECIPES / f"{recipe}.yaml"), "--output_dir", str(out), "--seed", str(seed)]
+    given = ["--config", str(RECIPES / f"{recipe}.yaml"), *keys, "--output_dir", str(out), "--seed", str(seed)]
     task_args, args, model_args = parser.parse_args_and_config([*given, "--disable_tqdm", "true", *overrides])
     trainer, resume = build(task_args, args, model_args)
     if migrate is not None:
@@ -128,7 +129,7 @@ def read_run(run: Path, arm: str, seed: int) -> tuple[dict[str, Any], list[dict[
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     grown = [event["step_applied"] for event in events if event["event"] == "growth"]
-    if grown != (list(GROWTHS) if ARMS[arm][0] == "grown" else []):
+    if grown != (list(GROWTHS) if ARMS[arm][0] == GROWN else []):
         raise ValueError(f"{run} has grown at steps {grown}.")
     whole = {"arm": arm, "seed": seed, "base": passk["base"]["pass@1"], "pass@1": passk["trained"]["pass@1"]}
     keys = ("step", "reward", "update_norm")
