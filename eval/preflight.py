@@ -62,10 +62,11 @@ from trl_prorl.eval.readiness.signal import Rollouts, sample_base, signal_findin
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.interrupt import NOTHING_CHANGED
+from trl_prorl.launch.checks import check_packages
 from trl_prorl.launch.command_line import Arguments
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.text import visible
-from trl_prorl.train import build, check_folder, check_packages
+from trl_prorl.train import build, check_folder
 from trl_prorl.trainer import ProRLTrainer
 
 

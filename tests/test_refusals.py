@@ -290,13 +290,20 @@ def test_a_cut_softmax_of_vllm_warns_where_trl_s_ratio_would_scale_the_loss(keys
     assert all(named in message for message in messages)
 
 
-def test_a_tracker_that_is_not_installed_is_refused_in_a_script_before_a_model_is_loaded(monkeypatch):
-    """transformers finds it missing when the model is there; `mlflow` stands for any tracker without its package."""
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"report_to": ["tensorboard", "mlflow"]}, "report_to='mlflow'"),
+        ({"use_vllm": True}, "use_vllm=True needs vLLM"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_missed_in_a_script_before_a_model_is_loaded(monkeypatch, keys, named):
+    """transformers and TRL miss it when the model is there; `mlflow` stands for any tracker without its package."""
     monkeypatch.setattr("trl_prorl.launch.checks.get_available_reporting_integrations", lambda: ["tensorboard"])
-    args = config(report_to=["tensorboard", "mlflow"])
+    monkeypatch.setattr("trl_prorl.launch.checks.is_vllm_available", lambda: False)
     rows = Dataset.from_list([{"prompt": "1 2 3"}] * 8)
-    with pytest.raises(ValueError, match="report_to='mlflow'"):
-        ProRLTrainer("no/such/model", lambda completions, **columns: [0.0], args, train_dataset=rows)
+    with pytest.raises(ValueError, match=named):
+        ProRLTrainer("no/such/model", lambda completions, **columns: [0.0], config(**keys), train_dataset=rows)
 
 
 @pytest.mark.parametrize("key", ["bf16", "fp16"])

@@ -79,7 +79,6 @@ BAD = {
     "--train_rows 1": "train_rows",
     "--max_completion_length 4000": "max_completion_length=4000",
     "--pack_groups on --pack_max_tokens 20": "pack_max_tokens=20",
-    "--use_vllm true --compact_generation off": "use_vllm=True",
     "--config no.yaml": "save_strategy",
     "--output_dir no.yaml": "output_dir=",
     f"{OF_GSM8K} columns": "question",

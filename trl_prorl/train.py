@@ -18,7 +18,6 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
-from trl.import_utils import is_vllm_available
 
 from .checkpoint.files import find_checkpoint, find_newest_checkpoint
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
@@ -26,7 +25,7 @@ from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import RunError
 from .interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual
-from .launch.checks import check_prompts_fit, check_rows, check_trackers, prompt_lengths
+from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import check_arguments, parse, refuse
 from .launch.interrupt import what_is_kept
 from .launch.model_name import find_model
@@ -62,7 +61,6 @@ def build(
     Raises:
         `ValueError`: Something in the recipe cannot be done. No model has been loaded.
     """
-    check_packages(args)
     if args.disable_tqdm:
         disable_progress_bar()  # the one for loading weights, too
     task = task_args.make_task()
@@ -141,15 +139,6 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
             trainer.save_model()
     if trainer.terminal.is_watched:
         print(f"next: trl-prorl passk --run {shell_quote(str(trainer.run_dir))}")
-
-
-def check_packages(args: ProRLConfig) -> None:
-    """Refuse settings that need a package that is not installed."""
-    if args.use_vllm and not is_vllm_available():
-        raise ValueError(
-            "use_vllm=True needs vLLM, which is not installed: pip install trl[vllm], or set use_vllm: false."
-        )
-    check_trackers(args.report_to)
 
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:

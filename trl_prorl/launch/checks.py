@@ -9,20 +9,26 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from trl.import_utils import is_vllm_available
 from trl.trainer.utils import get_callable_name, is_async_callable
 
+from ..config import ProRLConfig
 from ..rollout.verdicts import draw_sizes, find_verifier
 
 
-def check_trackers(names: Iterable[str]) -> None:
+def check_packages(args: ProRLConfig) -> None:
     """
-    Refuse a tracker of `report_to` that transformers does not know, or whose package is not installed.
+    Refuse settings that need a package that is not installed, and a tracker that transformers does not know.
 
     Raises:
-        `ValueError`: The line names the tracker.
+        `ValueError`: The line names the key.
     """
+    if args.use_vllm and not is_vllm_available():
+        raise ValueError(
+            "use_vllm=True needs vLLM, which is not installed: pip install trl[vllm], or set use_vllm: false."
+        )
     installed = get_available_reporting_integrations()
-    for name in names:
+    for name in args.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
             known = ", ".join(INTEGRATION_TO_CALLBACK)
             raise ValueError(f"report_to: {name!r} is no tracker. Set it to none, to all, or to some of {known}.")

@@ -50,9 +50,9 @@ from .checks import (
     check_columns,
     check_in_one_place,
     check_metrics,
+    check_packages,
     check_pass_at_k,
     check_rows,
-    check_trackers,
     choose_best_metric,
 )
 from .model_name import find_model
@@ -237,7 +237,7 @@ class Plan:
 def _check_surroundings(args: ProRLConfig, model) -> None:
     """Refuse a machine, trackers and folders with which a run could not begin."""
     _check_kernel(args)
-    check_trackers(args.report_to)
+    check_packages(args)
     tell_of_emulated_bf16(args, model)
     folders = RunFolders.of(args)
     folders.check_are_folders()

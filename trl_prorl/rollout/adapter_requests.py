@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 
 from peft import PeftModel
 from trl.generation import vllm_generation
-from trl.import_utils import is_vllm_available
 
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM can keep room
@@ -20,9 +19,6 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM can keep room
 @contextmanager
 def let_engine_take_adapters(rank: int) -> Iterator[None]:
     """Make TRL's engine, which it makes in this context, take an adapter of up to this rank."""
-    if not is_vllm_available():  # TRL says so
-        yield
-        return
     engine = vllm_generation.LLM
     room = min(size for size in RANKS if size >= rank)
     vllm_generation.LLM = partial(engine, enable_lora=True, max_lora_rank=room, max_loras=1)
