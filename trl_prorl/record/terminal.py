@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
+from ..keys import TRIGGER_KEYS
 from ..objective.anchors import ANCHORS
-from ..resets.triggers import TRIGGER_KEYS
 from ..variants import DIFFER_BY_RESETS, VARIANTS
 from .run_files import GROWTH, RESET
 

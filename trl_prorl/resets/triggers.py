@@ -236,7 +236,6 @@ class Stall(Trigger):
 
 # Those that keys ask for. Whatever depends on which there are is read from here.
 CONFIGURED = (Periodic, KLSpike, Stall)
-TRIGGER_KEYS = tuple(key for trigger in CONFIGURED for key in trigger.keys)
 
 
 def configured_triggers(args) -> list[Trigger]:
