@@ -88,7 +88,7 @@ class CheckpointMixin:
             yield
         finally:
             if self.is_world_process_zero():
-                self._folder_lock.let_go()
+                self._folder_lock.release()
 
     # ------------------------------------------------------------------------------------ begin, or go on
 

@@ -35,7 +35,6 @@ from ..objective.anchors import ANCHORS
 from ..quiet import without_warning
 from ..record.folders import RunFolders
 from ..record.links import check_links
-from ..record.processes import check_shared
 from ..refusals import refuse_unclean_schedule
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
@@ -239,11 +238,7 @@ def _check_surroundings(args: ProRLConfig, model) -> None:
     _check_kernel(args)
     check_packages(args)
     tell_of_emulated_bf16(args, model)
-    folders = RunFolders.of(args)
-    folders.check_are_folders()
-    folders.check_links()
-    if args.world_size > 1:
-        check_shared(folders.paths, args.process_index)
+    RunFolders.of(args).check_usable()
 
 
 def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:

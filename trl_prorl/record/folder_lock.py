@@ -1,30 +1,24 @@
 """
 The lock of a folder: one run at a time writes to it. And that of a file which evaluations complete.
 
-The lock is the kernel's (`flock` on the file `run.lock`, which also says who holds it), so it ends with its process,
-however that ends: a killed process leaves a file behind and no lock. Forked children do not inherit it: one that
-outlives its parent holds nothing. Readers need no lock.
+The lock is the kernel's, on the file `run.lock`, which also says who holds it, so it ends with its process, however
+that ends: a killed process leaves a file behind and no lock. Forked children do not inherit it: one that outlives its
+parent holds nothing. Readers need no lock. Where the kernel has none, filelock takes the file itself for a lock.
 """
 
-import errno
-import fcntl
-import json
-import logging
 import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 
-logger = logging.getLogger(__name__)
-
 LOCK_FILE = "run.lock"
 SECONDS = 0.5  # a look at the lock takes it for a moment, see `holder`
-NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # some network file systems
+HOLDER = b"process "  # begins what the file says
 
 
 class FolderInUseError(ValueError):
@@ -41,8 +35,7 @@ class FolderLock:
 
     def __init__(self, *folders: str | os.PathLike):
         files = [folder / LOCK_FILE for folder in sorted({Path(folder).resolve() for folder in folders})]
-        settings = {"timeout": SECONDS, "thread_local": False, "fallback_to_soft": False}
-        self._locks = {file: FileLock(file, **settings) for file in files}
+        self._locks = {file: FileLock(file, timeout=SECONDS, thread_local=False) for file in files}
 
     @property
     def held(self) -> bool:
@@ -63,7 +56,7 @@ class FolderLock:
                 stack.callback(_leave, file, lock)
             stack.pop_all()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Count back; the folders are free once it has been called as often as `hold`."""
         for file, lock in self._locks.items():
             _leave(file, lock)
@@ -73,20 +66,15 @@ def _take(file: Path, lock: FileLock) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()
-        who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        file.write_text(json.dumps(who) + "\n")
     except Timeout:
-        raise FolderInUseError(_refusal(file.parent, holder(file.parent) or "another process")) from None
-    except OSError as error:
-        if error.errno not in NO_LOCKS_HERE:
-            raise
-        logger.warning("%s is on a file system without locks: nothing keeps a second run from it.", file.parent)
-        file.unlink(missing_ok=True)
+        raise FolderInUseError(_refusal(file.parent, _holder_named_in(file))) from None
+    if not is_foreign_lock(file):  # else filelock has written it
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
 
 
 def _leave(file: Path, lock: FileLock) -> None:
-    if lock.is_locked and lock.lock_counter == 1:  # not in a forked child
-        file.unlink(missing_ok=True)  # before it is let go: it is nobody else's yet
+    if lock.is_locked and lock.lock_counter == 1 and not is_foreign_lock(file):  # not in a forked child
+        file.unlink(missing_ok=True)  # before it is released: it is nobody else's yet
     lock.release()
 
 
@@ -100,16 +88,15 @@ def exclusive(path: Path, busy: str) -> Iterator[None]:
         path (`Path`): What is locked, by the file `.NAME.lock` in the same folder.
         busy (`str`): Is printed if another process holds the lock.
     """
-    lock = FileLock(path.with_name(f".{path.name}.lock"), fallback_to_soft=False)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except Timeout:
         print(busy, flush=True)
         lock.acquire()
-    except OSError as error:
-        if error.errno not in (*NO_LOCKS_HERE, errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
+    except OSError:
+        pass
     try:
         yield
     finally:
@@ -118,7 +105,7 @@ def exclusive(path: Path, busy: str) -> Iterator[None]:
 
 def check_free(*folders: str | os.PathLike) -> None:
     """
-    Refuse folders that another process trains into. Takes nothing and makes nothing.
+    Refuse folders that another process trains into. Makes nothing.
 
     Raises:
         [`FolderInUseError`]: The message names the folder and the process.
@@ -131,22 +118,23 @@ def check_free(*folders: str | os.PathLike) -> None:
 
 def holder(folder: Path) -> str | None:
     """Say who trains into a folder: `"process 7 on host, since ..."`; `None` if nobody does."""
-    try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
+    file = folder / LOCK_FILE
+    if not file.is_file():
         return None
+    lock = FileLock(file)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with suppress(ValueError, KeyError, TypeError):  # it has just taken the lock
-            who = json.loads(os.pread(descriptor, 4096, 0))
-            return f"process {who['pid']} on {who['host']}, since {who['since']}"
-        return "another process"
-    except OSError:  # no locks there
-        pass
-    finally:
-        os.close(descriptor)
+        lock.acquire(blocking=False)
+    except Timeout:
+        return _holder_named_in(file)
+    except OSError:  # of somebody else, and not locked
+        return None
+    lock.release()
     return None
+
+
+def _holder_named_in(file: Path) -> str:
+    content = file.read_bytes()
+    return content.decode(errors="replace") if content.startswith(HOLDER) else "another process"
 
 
 def _refusal(folder: str | os.PathLike, who: str) -> str:
@@ -160,8 +148,4 @@ def is_foreign_lock(file: Path) -> bool:
     """Whether a file of the lock's name was written by something else, and would be lost."""
     if not os.path.lexists(file):
         return False
-    if not file.is_file():
-        return True
-    with open(file, "rb") as opened:
-        content = opened.read(16)
-    return content.strip() != b"" and not content.startswith(b'{"pid"')
+    return not file.is_file() or not file.read_bytes().startswith((HOLDER, b"\0")) and file.stat().st_size > 0

@@ -1,18 +1,15 @@
 """
-The folders of a run, as one object: held, checked, set aside, and cleared of what the run no longer needs.
+The folders of a run: checked, set aside, and cleared of what the run no longer needs.
 
 A run overwrites and deletes nothing that it did not write, whichever way it is started: files that belong to no run
 are refused, and an earlier run is refused by a recipe and set aside by a script. The main process looks, for all.
 """
 
-import itertools
 import logging
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +19,21 @@ from .checkpoint_names import LEFT_BEHIND, find_named, is_of_run, remove_checkpo
 from .folder_lock import LOCK_FILE, FolderLock, check_free, is_foreign_lock
 from .links import check_links
 from .run_files import BASE_ADAPTER, CONFIG_FILE, METRICS_FILE, read_yaml
-from .run_id import recorded_run_id, saved_run_id
+from .run_id import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 
 logger = logging.getLogger(__name__)
 
 COMPLETIONS = "completions"  # TRL's folder of what was sampled, for `log_completions`
-# Names of what a run writes: its record, its checkpoints, and what else it saves.
-RECORD = (r"config\.yaml", r"env\.json", r"(metrics|events|evaluations)(\.\d+)?\.jsonl", BASE_ADAPTER)
-CHECKPOINTS = (r"(abandoned-)?checkpoint-\d+(\.\d+)?",)
+# Names of what a run writes: its record, with what evaluations add to it, and what it saves.
+RECORD = (
+    r"config\.yaml",
+    r"env\.json",
+    r"(metrics|events|evaluations)(\.\d+)?\.jsonl",
+    BASE_ADAPTER,
+    r"passk\.json",
+    r"drift\.(json|png)",
+)
 SAVED = (
     r"README\.md",
     r"(adapter_|generation_|processor_|preprocessor_|video_preprocessor_)?config\.json",
@@ -43,42 +46,13 @@ SAVED = (
     r"chat_template\.(jinja|json)",
     r"ref",
     COMPLETIONS,
-    *CHECKPOINTS,
+    r"(abandoned-)?checkpoint-\d+(\.\d+)?",
 )
-# Names of what evaluations add to the record.
-EVALUATED = (r"passk\.json", r"drift\.(json|png)")
-
-
-@dataclass(frozen=True)
-class Folder:
-    """
-    Describes one of the folders that a run writes to.
-
-    Attributes:
-        key (`str`): The key that names it.
-        path (`Path`): The folder, which need not exist.
-        written (`tuple[str, ...]`): Patterns of names. They are refused where they belong to no run, and set aside
-            with an earlier run.
-        added (`tuple[str, ...]`): Patterns of names that others add. They are set aside with an earlier run.
-        left_behind (`tuple[str, ...]`): Patterns of names that writes leave behind when they are cut short. They are
-            refused where they belong to no run, and removed as a run begins.
-        has_checkpoints (`bool`): Whether checkpoints lie there: old ones are removed, and a run that goes back
-            abandons those that are newer.
-    """
-
-    key: str
-    path: Path
-    written: tuple[str, ...]
-    added: tuple[str, ...] = ()
-    left_behind: tuple[str, ...] = ()
-    has_checkpoints: bool = False
 
 
 class RunFolders:
     """
-    Holds all folders that a run writes to: `each` lists them, and every method goes through that list.
-
-    A folder more is an entry of `each`.
+    The folders that a run writes to.
 
     Args:
         output_dir (`str` or `os.PathLike`): The folder of the model and its checkpoints.
@@ -88,77 +62,45 @@ class RunFolders:
     def __init__(self, output_dir: str | os.PathLike, run_dir: str | os.PathLike | None = None):
         self.output_dir = Path(output_dir)
         self.run_dir = Path(run_dir or output_dir)
-        model = Folder("output_dir", self.output_dir, SAVED, left_behind=LEFT_BEHIND, has_checkpoints=True)
-        record = Folder("run_dir", self.run_dir, RECORD, added=EVALUATED)
-        if self.output_dir.resolve() == self.run_dir.resolve():
-            both = Folder("output_dir", self.output_dir, (*RECORD, *SAVED), EVALUATED, LEFT_BEHIND, True)
-            self.each = (both,)
+        self.is_one = self.output_dir.resolve() == self.run_dir.resolve()
+        # Each by the key that names it.
+        self.paths = {"output_dir": self.output_dir}
+        # Patterns of the names of what a run writes there: refused where they belong to no run, set aside with one.
+        self.names = {"output_dir": (*SAVED, *LEFT_BEHIND)}
+        if self.is_one:
+            self.names["output_dir"] += RECORD
         else:
-            self.each = (model, record)
+            self.paths["run_dir"] = self.run_dir
+            self.names["run_dir"] = RECORD
 
     @classmethod
     def of(cls, args: Any, output_dir: str | os.PathLike | None = None) -> "RunFolders":
         """Take the folders from a trainer's arguments; a search for hyperparameters has an `output_dir` a trial."""
         return cls(output_dir or args.output_dir, args.run_dir or args.output_dir)
 
-    @property
-    def paths(self) -> list[Path]:
-        return [folder.path for folder in self.each]
-
-    @property
-    def with_checkpoints(self) -> list[Path]:
-        """The folders in which checkpoints lie."""
-        return [folder.path for folder in self.each if folder.has_checkpoints]
-
     # ------------------------------------------------------------------------------- before a run begins
 
     def lock(self) -> FolderLock:
         """Make the lock of all folders, which is not held yet."""
-        return FolderLock(*self.paths)
-
-    def check_are_folders(self) -> None:
-        """
-        Refuse what is there and is no folder.
-
-        Raises:
-            `ValueError`: The message names the key, its value and the cure.
-        """
-        for folder in self.each:
-            there = _nearest(folder.path)
-            if there.is_dir():
-                continue
-            given = f"{folder.key}={str(folder.path)!r}"
-            if there != folder.path.absolute():
-                raise ValueError(f"{given} cannot be made: {there} is no folder. Choose another.")
-            what = "a file" if there.exists() else "a link to nothing"
-            raise ValueError(f"{given} is {what}: name a folder, or one that does not exist yet.")
-
-    def check_links(self) -> None:
-        """Refuse links that lead out of a folder, by an `InputError` that names the key and the link."""
-        for folder in self.each:
-            check_links(folder.path, f"{folder.key}={str(folder.path)!r}")
+        return FolderLock(*self.paths.values())
 
     def check_usable(self) -> None:
         """
-        Refuse folders that a run cannot write to, or whose lock it cannot take.
+        Refuse what is there and is no folder that can be written, and links that lead out of one.
 
         Raises:
             `ValueError`: The message names the key, its value and the cure.
         """
         check_not_loading()
-        self.check_are_folders()
-        self.check_links()
-        for folder in self.each:
-            there = _nearest(folder.path)
-            try:  # permissions do not tell: root passes them in /proc, and a disk may be full
-                os.rmdir(tempfile.mkdtemp(prefix=".prorl-", dir=there))
-            except OSError as error:
-                raise ValueError(
-                    f"{folder.key}={str(folder.path)!r} cannot be written: no folder can be made in {there} "
-                    f"({error.strerror}). Choose another."
-                ) from error
-            if is_foreign_lock(folder.path / LOCK_FILE):
-                raise ValueError(_describe_foreign(folder, [LOCK_FILE]))
+        for key, folder in self.paths.items():
+            given = f"{key}={str(folder)!r}"
+            whole = folder.absolute()
+            there = next(path for path in (whole, *whole.parents) if os.path.lexists(path))
+            if not there.is_dir() or not os.access(there, os.W_OK):
+                raise ValueError(f"{given} cannot be used: {there} is no folder that can be written. Choose another.")
+            check_links(folder, given)
+            if is_foreign_lock(folder / LOCK_FILE):
+                raise ValueError(self._describe_foreign(key, [LOCK_FILE]))
 
     def check_available(self, resumes: bool) -> None:
         """
@@ -171,7 +113,7 @@ class RunFolders:
             `ValueError`: The message names the folder, what it holds or who holds it, and the cure.
         """
         self.check_usable()
-        check_free(*self.paths)
+        check_free(*self.paths.values())
         if not resumes:
             self.check_new()
 
@@ -197,14 +139,12 @@ class RunFolders:
         Raises:
             `ValueError`: The message names the key, the folder and the files.
         """
-        for folder in self.each:
-            is_known = self.holds_record() if folder.key == "run_dir" else self.has_traces()
-            if is_known:
+        for key, folder in self.paths.items():
+            if self.holds_record() if key == "run_dir" else self.has_traces():
                 continue
-            found = find_named(folder.path, folder.written + folder.left_behind)
-            names = [path.name for path in found if not _is_empty(path)]
+            names = [path.name for path in find_named(folder, self.names[key]) if not _is_empty(path)]
             if names:
-                raise ValueError(_describe_foreign(folder, names))
+                raise ValueError(self._describe_foreign(key, names))
 
     def check_record_stays(self, checkpoint: Path) -> None:
         """
@@ -229,7 +169,7 @@ class RunFolders:
             return
         names = [path.name for path in find_named(self.run_dir, RECORD) if not _is_empty(path)]
         if names:
-            raise ValueError(_describe_foreign(Folder("run_dir", self.run_dir, RECORD), names))
+            raise ValueError(self._describe_foreign("run_dir", names))
 
     def check_model_stays(self, base: str | None) -> None:
         """
@@ -261,23 +201,16 @@ class RunFolders:
 
         A record in another folder counts where it names this `output_dir`: else it is that of a run elsewhere.
         """
-        if saved_run_id(self.output_dir) is not None:
+        traces = (RUN_ID_FILE, "training_args.bin", "checkpoint-*/trainer_state.json", "completions/*.parquet")
+        if any(any(self.output_dir.glob(trace)) for trace in traces):
             return True
-        if self.holds_record() and self._record_is_of_output_dir():
-            return True
-        traces = ("training_args.bin", "checkpoint-*/trainer_state.json", "completions/completions_*.parquet")
-        return any(any(self.output_dir.glob(trace)) for trace in traces)
-
-    def _record_is_of_output_dir(self) -> bool:
-        """Whether the record in `run_dir` is that of a run with this `output_dir`."""
-        output_dir = self.output_dir.resolve()
-        if self.run_dir.resolve() == output_dir:
-            return True
+        if self.is_one or not self.holds_record():
+            return self.holds_record()
         try:
             named = read_yaml(self.run_dir / CONFIG_FILE).get("output_dir")
         except InputError:
             return False
-        return named is not None and Path(named).resolve() == output_dir
+        return named is not None and Path(named).resolve() == self.output_dir.resolve()
 
     def find_earlier_run(self) -> Path | None:
         """Find a file or folder of the run that is there; `None` if there is none, or one that did nothing yet."""
@@ -304,8 +237,8 @@ class RunFolders:
         if self.find_earlier_run() is None:
             return
         moving = []
-        for folder in self.each:
-            moving += find_named(folder.path, folder.written + folder.added)
+        for key, folder in self.paths.items():
+            moving += find_named(folder, self.names[key])
         if base and Path(base).is_dir():
             model = Path(base).resolve()
             if model == self.output_dir.resolve() or any(model.is_relative_to(path.resolve()) for path in moving):
@@ -313,7 +246,10 @@ class RunFolders:
                     f"output_dir={str(self.output_dir)!r} holds an earlier run, and the model {base!r} is a part of "
                     "it. Choose another output_dir."
                 )
-        name = self._free_name()
+        number = 1
+        while any(os.path.lexists(folder / f"earlier-{number}") for folder in self.paths.values()):
+            number += 1
+        name = f"earlier-{number}"
         for path in moving:
             earlier = path.with_name(name)
             earlier.mkdir(exist_ok=True)
@@ -324,19 +260,11 @@ class RunFolders:
             self.output_dir / name,
         )
 
-    def _free_name(self) -> str:
-        """Find a name for an earlier run that is free in every folder."""
-        for number in itertools.count(1):
-            name = f"earlier-{number}"
-            if not any(os.path.lexists(path / name) for path in self.paths):
-                return name
-
     # --------------------------------------------------------------------------------------- checkpoints
 
     def has_checkpoint(self, checkpoint: Path) -> bool:
         """Whether a checkpoint lies in a folder of this run, so that a resume goes on with the same run."""
-        parent = checkpoint.resolve().parent
-        return any(parent == path.resolve() for path in self.with_checkpoints)
+        return checkpoint.resolve().parent == self.output_dir.resolve()
 
     def id_of_run(self, checkpoint: Path | None) -> str:
         """Return the id of the run that a checkpoint of these folders continues, else a new one."""
@@ -347,12 +275,11 @@ class RunFolders:
 
     def clear_leftovers(self) -> None:
         """Remove the folders that saves, removals and uploads of the run left behind when they were cut short."""
-        for folder in self.each:
-            for path in find_named(folder.path, folder.left_behind):
-                if path.is_symlink():
-                    path.unlink()  # a checkpoint that was moved elsewhere, and linked; its content is not ours
-                elif path.is_dir():
-                    shutil.rmtree(path)
+        for path in find_named(self.output_dir, LEFT_BEHIND):
+            if path.is_symlink():
+                path.unlink()  # a checkpoint that was moved elsewhere, and linked; its content is not ours
+            elif path.is_dir():
+                shutil.rmtree(path)
 
     def abandon_newer(self, checkpoint: Path, unusable: Collection[str] = ()) -> dict[str, str]:
         """
@@ -367,10 +294,7 @@ class RunFolders:
         Returns:
             `dict[str, str]`: The new names by the old.
         """
-        steps: dict[Path, int] = {}
-        for folder in self.with_checkpoints:
-            for path, step in sorted(steps_of(folder).items()):
-                steps[path.resolve()] = step
+        steps = {path.resolve(): step for path, step in sorted(steps_of(self.output_dir).items())}
         here = steps.get(checkpoint.resolve())
         if here is None:
             return {}
@@ -398,15 +322,23 @@ class RunFolders:
         """
         if not limit:
             return
-        for folder in self.with_checkpoints:
-            steps = steps_of(folder)
-            own = [path for path in steps if steps[path] <= step and is_of_run(path, run_id)]
-            own.sort(key=steps.get)
-            kept = {Path(path).resolve() for path in (folder / f"checkpoint-{step}", best) if path}
-            surplus = len(own) - max(limit, len(kept))
-            removable = [path for path in own if path.resolve() not in kept]
-            for path in removable[: max(0, surplus)]:
-                remove_checkpoint(path)
+        steps = steps_of(self.output_dir)
+        own = [path for path in steps if steps[path] <= step and is_of_run(path, run_id)]
+        own.sort(key=steps.get)
+        kept = {Path(path).resolve() for path in (self.output_dir / f"checkpoint-{step}", best) if path}
+        surplus = len(own) - max(limit, len(kept))
+        removable = [path for path in own if path.resolve() not in kept]
+        for path in removable[: max(0, surplus)]:
+            remove_checkpoint(path)
+
+    def _describe_foreign(self, key: str, names: list[str]) -> str:
+        listed = ", ".join(names[:5])
+        if len(names) > 5:
+            listed += f" and {len(names) - 5} more"
+        return (
+            f"{key}={str(self.paths[key])!r} holds {listed}: a run would overwrite that, and no run is on record "
+            f"there. Choose another {key}, or move what is there."
+        )
 
 
 def has_begun(run_dir: Path) -> bool:
@@ -415,25 +347,9 @@ def has_begun(run_dir: Path) -> bool:
     return record.exists() and record.stat().st_size > 0
 
 
-def _nearest(folder: Path) -> Path:
-    """Find a folder, or the nearest one above it that is there."""
-    whole = folder.absolute()
-    return next(path for path in (whole, *whole.parents) if os.path.lexists(path))
-
-
 def _is_empty(path: Path) -> bool:
     if path.is_symlink():
         return False
     if path.is_dir():
         return not any(path.iterdir())
     return path.stat().st_size == 0
-
-
-def _describe_foreign(folder: Folder, names: list[str]) -> str:
-    listed = ", ".join(names[:5])
-    if len(names) > 5:
-        listed += f" and {len(names) - 5} more"
-    return (
-        f"{folder.key}={str(folder.path)!r} holds {listed}: a run would overwrite that, and no run is on record "
-        f"there. Choose another {folder.key}, or move what is there."
-    )
