@@ -19,7 +19,6 @@ from trl_prorl.record.folder_lock import exclusive
 from trl_prorl.record.folders import has_begun
 from trl_prorl.record.links import check_links
 from trl_prorl.record.run_id import RUN_ID, is_of_other_run
-from trl_prorl.record.shapes import LARGEST
 from trl_prorl.text import visible
 
 
@@ -38,7 +37,7 @@ PLAIN_RUN = (
     "it is the run of another trainer, without the record that ProRLTrainer writes. ProRLTrainer with "
     "ProRLConfig(fast=False) in place of TRL's GRPOTrainer with GRPOConfig makes an identical run, with a record"
 )
-EVALUATIONS = {PASSK_FILE: run_files.passk, DRIFT_FILE: run_files.DRIFT}
+EVALUATIONS = {PASSK_FILE: run_files.PASSK, DRIFT_FILE: run_files.DRIFT}
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -99,10 +98,10 @@ def read_env(run_dir: Path) -> dict:
     `env.json` of a run folder; empty if there is none.
 
     Raises:
-        InputError: If it is not of this shape.
+        InputError: If it is not JSON.
     """
     path = Path(run_dir) / "env.json"
-    return run_files.read_json(path, run_files.ENV) if path.is_file() else {}
+    return run_files.read_json(path) if path.is_file() else {}
 
 
 def read_evaluation(
@@ -112,8 +111,8 @@ def read_evaluation(
     `passk.json` or `drift.json` of a run, whose `env.json` is given; `None` if there is none.
 
     Raises:
-        InputError: If it is not of this shape, or of another run, which had the folder before; with the `cure` for
-            that.
+        InputError: If it is not JSON, lacks a key, or is of another run, which had the folder before; with the `cure`
+            for that.
     """
     path = run_dir / file
     if not path.is_file():
@@ -195,10 +194,9 @@ def _plain_rows(path: Path) -> "pd.DataFrame | None":
     if len(rows) != lines or not all_numbers or "step" not in rows:
         return None
     steps = rows["step"]
-    if steps.dtype != "int64" or not steps.is_unique or steps.min() < 0:
+    if steps.dtype != "int64" or not steps.is_unique or np.isinf(rows.to_numpy(float)).any():
         return None
-    largest = np.nanmax(np.abs(rows.to_numpy(float)))
-    return rows if largest < LARGEST else None
+    return rows
 
 
 def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":

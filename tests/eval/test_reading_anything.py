@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import yaml
-from any_content import QUICK, changed, places
+from any_content import QUICK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,15 +55,6 @@ FILES = {
 # 429 bytes that stand for 10 to the power of 9 values.
 LAUGHS = b"a: &a [x, x, x, x, x, x, x, x, x, x]\n" + b"".join(
     b"%c: &%c [%s]\n" % (name, name, b", ".join([b"*%c" % (name - 1)] * 10)) for name in b"bcdefghi"
-)
-NUMBERS = st.one_of(
-    st.integers(-5, 5), st.sampled_from([10**400, 2**63, 1e308, -1e308, 5e-324]), st.floats(), st.floats(-10, 10)
-)
-WORDS = st.text(max_size=3) | st.sampled_from(["reset", "A", "test", "nonfinite"])
-VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), NUMBERS, WORDS),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=5,
 )
 
 
@@ -121,19 +112,15 @@ def readers(folders):
 
 
 def damage():
-    """A file, and other content for it: a value somewhere in it is another, or is gone, or the bytes are."""
+    """A file, and what a power loss or another program may have left of it."""
 
     def of(file):
-        content = FILES[file]
-        value = st.tuples(st.sampled_from(sorted(places(content), key=repr)), VALUES | st.just(...))
-        whole = written(file, content)
-        cut = st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)), st.binary(max_size=4))
+        whole = written(file, FILES[file])
+        cut = st.tuples(st.integers(0, len(whole)), st.sampled_from([b"", b"\0" * 9, b"\n", b"\xff"]))
+        others = [b"[" * 99, *b"{} [] [1,2] 5 null \xff".split(), b"", b"&a [*a]", b"a: &a {b: *a}"]
         return st.tuples(
             st.just(file),
-            value.map(lambda change: written(file, changed(content, *change)))
-            | cut.map(lambda cut: whole[: min(cut[:2])] + cut[2] + whole[max(cut[:2]) :])
-            | st.binary(max_size=20)
-            | st.sampled_from([b"[" * 99, *b"{} [] [1,2] 5 null \xff".split(), b"", b"&a [*a]", b"a: &a {b: *a}"]),
+            cut.map(lambda cut: whole[: cut[0]] + cut[1]) | st.binary(max_size=20) | st.sampled_from(others),
         )
 
     return st.sampled_from(sorted(FILES)).flatmap(of)
@@ -173,34 +160,24 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("passk.json", b"{}", "'k'"),
-        ("passk.json", b"[1,2]", "a list"),
-        ("passk.json", json.dumps(PASSK | {"base": SIDE | {"maj@1": 2}}).encode(), "base.maj@1 is 2"),
+        ("passk.json", b"{}", "'split'"),
+        ("passk.json", b"[1,2]", "holds [1, 2]"),
         ("env.json", b"[" * 100_000, "not JSON"),
         ("env.json", b"\xff", "no text"),
         ("env.json", b'{"seed": 0, "seed": 1}', "'seed' is given twice"),
         ("env.json", None, "missing"),
-        ("metrics.jsonl", b'{"step": 1}\n5\n', "line 2: it holds 5"),
+        ("metrics.jsonl", b'{"step": 1}\n5\n', "line 2 holds 5,"),
         ("metrics.jsonl", b'{"step": 1}\n{"step": 2, "re\n{"step": 3}\n', "line 2 is not JSON"),
         ("metrics.jsonl", b'{"step": 1}\n' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"\n", "line 2"),
         ("metrics.jsonl", b'{"step": 1}\n{"step": 1}\n', "line 2: step 1"),
-        ("metrics.jsonl", b'{"step": 1, "reward": [1]}\n', "line 1: reward is a list"),
-        ("metrics.jsonl", b'{"step": 1, "reward": "0.5"}\n', "line 1: reward is '0.5'"),
-        ("metrics.jsonl", b'{"step": 1, "reward": 1%s}\n' % (b"0" * 400), "line 1: reward is 1000"),
-        ("metrics.jsonl", b'{"step": 1, "%s": "x"}\n' % (b"x" * 9000), "a number is needed"),
         ("metrics.jsonl", b"", "no step"),
-        ("evaluations.jsonl", b'{"step": 1, "eval_reward": "x"}\n', "line 1: eval_reward is 'x'"),
-        ("events.jsonl", b'{"event": "reset"}\n', "line 1: it has no 'step_applied'"),
+        ("events.jsonl", b'{"event": "reset"}\n', "line 1 has no 'step_applied'"),
         ("config.yaml", b"a: &a {b: *a}", "not YAML"),
-        ("config.yaml", LAUGHS, "10,000 values"),
+        ("config.yaml", LAUGHS, "1,048,576 values"),
         ("config.yaml", b"task: a\ntask: b\n", "'task' is given twice"),
-        ("config.yaml", b"#" * (2**20 + 1), "1,048,576"),
         # Python stops at the depth of its stack, newer versions of libyaml before that.
         ("config.yaml", b"a: " + b"[" * 100_000, "not YAML"),
-        ("config.yaml", b"output_dir: 5", "output_dir is 5"),
         ("config.yaml", b"- a list", "a list"),
-        # A measure that no page knows yet.
-        ("drift.json", b'{"points": [{"step": 0, "kl_to_base": 0, "tv": "x"}]}', "points[0].tv is 'x'"),
     ],
 )
 def test_what_is_said(folders, readers, file, content, said):
@@ -241,7 +218,7 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
             caplog.clear()
             rows = read_jsonl(path)
             left = whole[:cut].count(b"\n")
-            is_whole = whole[:cut].split(b"\n")[-1] == lines[left] != b"" and end != b"\0" * 9
+            is_whole = whole[:cut].split(b"\n")[-1] == lines[left] != b""
             assert rows == FILES[file][: left + is_whole], (cut, end)
             begun = whole[:cut].split(b"\n")[-1] != b"" and not is_whole
             assert [f"{file}: line {left + 1}, the last, is cut off" in caplog.text] == [begun], (cut, end)
@@ -253,12 +230,9 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
 
 def test_a_last_line_with_a_huge_number_is_not_taken_for_one_that_is_cut_off(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2, "grad_norm": 1e400}\n')
-    assert read_jsonl(path, METRICS) == [{"step": 1}, {"step": 2, "grad_norm": float("inf")}]
-    for last, said in [("1" * 400, "line 2: reward is 1"), ("1" * 5000, "line 2 cannot be read")]:
-        path.write_text('{"step": 1}\n{"step": 2, "reward": ' + last + "}\n")
-        with pytest.raises(InputError, match=said):
-            read_jsonl(path, METRICS)
+    path.write_text('{"step": 1}\n{"step": 2, "reward": ' + "1" * 5000 + "}\n")
+    with pytest.raises(InputError, match="line 2 is not JSON"):
+        read_jsonl(path, METRICS)
     assert "cut off" not in caplog.text
 
 

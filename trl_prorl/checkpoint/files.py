@@ -24,13 +24,10 @@ from ..record.checkpoint_names import (
 from ..record.links import check_links
 from ..record.run_files import read_json
 from ..record.run_id import saved_run_id
-from ..record.shapes import flag, integer, table, text
 
 
 logger = logging.getLogger(__name__)
 
-FILE = table({"bytes": integer(0), "sha256": text})
-MANIFEST = table({"resumable": flag, "files": table(rest=FILE)})
 SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
 
 
@@ -192,7 +189,7 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
                 f"it has no {MANIFEST_FILE}: it is not complete, or was written by TRL's own trainer; its weights can "
                 'begin a new run (docs/howto-model.md, "From a TRL run")'
             )
-        manifest = read_json(checkpoint / MANIFEST_FILE, MANIFEST)
+        manifest = read_json(checkpoint / MANIFEST_FILE, ("resumable", "files"))
     except InputError as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
     files = manifest["files"]

@@ -19,7 +19,6 @@ from ..record.base_model import BaseModel, identify, is_hub_name
 from ..record.provenance import describe_evaluation, plugin_options, remove_secrets
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, RESETS
 from ..record.run_id import RUN_ID, is_of_other_run
-from ..record.shapes import Shape, optional, table, text
 from ..text import shell_quote, visible
 from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, describe_missing_reset
 
@@ -28,7 +27,6 @@ CARD_FILE = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 PASSK_FILE = "passk.json"
 SIDES = ("base", "trained")
-ADAPTER = table(known={"base_model_name_or_path": optional(text)})
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ def read_record(run_dir: str | os.PathLike) -> Record:
     folder = Path(run_dir)
     config = folder / CONFIG_FILE
     events = folder / EVENTS_FILE
-    env = read_if_there(folder / ENV_FILE, run_files.ENV) or {}
-    passk = read_if_there(folder / PASSK_FILE, run_files.passk)
+    env = read_if_there(folder / ENV_FILE) or {}
+    passk = read_if_there(folder / PASSK_FILE, run_files.PASSK)
     if passk is not None and is_of_other_run(passk, env.get(RUN_ID)):
         passk = None
     return Record(
@@ -103,9 +101,9 @@ def read_record(run_dir: str | os.PathLike) -> Record:
     )
 
 
-def read_if_there(path: Path, shape: Shape) -> dict[str, Any] | None:
-    """Return a JSON file of a shape; `None` if it is not there."""
-    return run_files.read_json(path, shape) if path.is_file() else None
+def read_if_there(path: Path, needed: Iterable[str] = ()) -> dict[str, Any] | None:
+    """Return a JSON file, which has the `needed` keys; `None` if it is not there."""
+    return run_files.read_json(path, needed) if path.is_file() else None
 
 
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
@@ -172,7 +170,7 @@ def model_card(
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
-    adapter_config = read_if_there(folder / "adapter_config.json", ADAPTER) or {}
+    adapter_config = read_if_there(folder / "adapter_config.json") or {}
     if adapter is None:
         adapter = bool(adapter_config)
     base = base_of(record, adapter_config)

@@ -19,7 +19,7 @@ from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE,
 from ..record.run_id import RUN_ID, is_of_other_run, recorded_run_id, run_id_in
 from ..text import shell_quote
 from ..weights import check_files
-from .card import ADAPTER, CARD_FILE, PASSK_FILE, remove_secrets
+from .card import CARD_FILE, PASSK_FILE, remove_secrets
 
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -119,7 +119,7 @@ def stage(files: Mapping[str, Path], folder: Path) -> Path:
         recipe.write_text(yaml.safe_dump(remove_secrets(read_yaml(recipe)), sort_keys=True))
     adapter = folder / ADAPTER_CONFIG
     if adapter.is_file():
-        config = read_json(adapter, ADAPTER)
+        config = read_json(adapter)
         name = config.get("base_model_name_or_path")
         hub_id = identify(name).hub_id if name else None
         if hub_id not in (None, name):

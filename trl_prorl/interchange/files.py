@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -20,10 +20,9 @@ from xxhash import xxh3_128
 
 from ..errors import InputError
 from ..files import replaced
-from ..record.run_files import parse_json
-from ..record.shapes import array, integer, refuse, table, text
-from ..text import short
-from .schemas import Schema, unknown
+from ..text import parse_json, short
+from .json_types import TypeMismatchError, check_type
+from .schemas import Schema
 
 
 FORMAT = "trl_prorl.interchange"
@@ -41,7 +40,32 @@ DTYPES = {
 }
 # The hashes that an entry of the sidecar may have, one of them: an engine need not have XXH3.
 HASHES = {"xxh3_128": xxh3_128, "sha256": hashlib.sha256}
-ENTRY = {"name": text, "key": text, "file": text, "dtype": text, "shape": array(integer(0))}
+
+
+class Entry(TypedDict):
+    """What a sidecar says of a tensor."""
+
+    name: str
+    key: str
+    file: str
+    dtype: str
+    shape: list[int]
+    xxh3_128: NotRequired[str]
+    sha256: NotRequired[str]
+
+
+class Sidecar(TypedDict):
+    """What `inputs.json` and the like hold."""
+
+    format: str
+    schema: str
+    version: int
+    form: str
+    values: dict
+    tensors: list[Entry]
+    scalars: list
+    sha256: str
+
 
 S = TypeVar("S", bound=Schema)
 
@@ -157,7 +181,8 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     path = Path(folder) / f"{cls.schema}.json"
     try:
         sidecar = parse_json(path.read_text())
-        table({"format": text, "schema": text, "version": integer()})(sidecar, "")
+        for key, kind in (("format", str), ("schema", str), ("version", int)):
+            check_type(sidecar.get(key) if isinstance(sidecar, dict) else None, kind, key)
     except FileNotFoundError:
         raise InputError(f"{path} is missing: nothing was written there, or not to the end.") from None
     except OSError as error:
@@ -171,12 +196,11 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     if version != cls.version:
         newer = "of a later release: update trl-prorl" if version > cls.version else "which no release reads"
         raise InputError(f"{path} has version {version} of {cls.schema}, {newer} (here {cls.version}).")
-    tensors = array(table(ENTRY, dict.fromkeys(HASHES, text)))
-    values = table(cls.shapes(), rest=unknown)
     try:
-        table({"form": form, "values": values, "tensors": tensors, "scalars": array(unknown), "sha256": text})(
-            sidecar, ""
-        )
+        check_type(sidecar, Sidecar)
+        if sidecar["form"] != FORM or sidecar["scalars"]:
+            raise TypeMismatchError(f"form is {short(sidecar['form'])}, or there are scalars; {FORM} is needed")
+        cls.check_values(sidecar["values"])
         fits_its_hash = sidecar_hash(sidecar) == sidecar["sha256"]
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {error}. Write it again.") from None
@@ -189,12 +213,6 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
         if entry["file"] != f"{cls.schema}.safetensors":
             raise InputError(f"{where} is in {entry['file']}, not in {cls.schema}.safetensors. Write it again.")
     return sidecar
-
-
-def form(value: Any, at: str) -> None:
-    """Require the only form that there is."""
-    if value != FORM:
-        refuse(value, at, FORM)
 
 
 def _check_names(path: Path, needed: Mapping[str, bool], names: list[str]) -> None:

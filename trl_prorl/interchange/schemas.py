@@ -9,37 +9,45 @@ docs/interchange.md has a table of each.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, get_type_hints
 
 import torch
 
 from ..errors import InputError
-from ..record.shapes import Shape, ShapeError, array, finite, flag, integer, optional, table, text
 from ..resets.treatments import factors
+from .json_types import TypeMismatchError, check_type
 
 
 # The state that an update takes over and hands on.
 STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
 
 
-def unknown(value: Any, at: str) -> None:
-    """Refuse what a key that no schema has could hold."""
-    raise ShapeError(f"{at} is no key of the schema")
+class Group(TypedDict):
+    """A group of the optimizer: `lr` is the one in force; `decoupled` is AdamW's decay."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+    parameters: list[str]
 
 
-# `lr` is the one in force; `decoupled` is AdamW's decay.
-GROUP = {
-    "lr": finite(),
-    "beta1": finite(),
-    "beta2": finite(),
-    "eps": finite(),
-    "weight_decay": finite(),
-    "decoupled": flag,
-    "parameters": array(text),
-}
-GROWTH = {"old_rank": integer(), "new_rank": integer()}
-# The last two are already in the learning rate.
-RESET = {"mode": text, "alpha": finite(), "restarts_schedule": flag, "rewarmup_steps": integer()}
+class Growth(TypedDict):
+    """A growth of the adapters."""
+
+    old_rank: int
+    new_rank: int
+
+
+class Reset(TypedDict):
+    """A reset of the optimizer; the last two are already in the learning rate."""
+
+    mode: str
+    alpha: float
+    restarts_schedule: bool
+    rewarmup_steps: int
 
 
 def tensor_field(needed: bool = True) -> Any:
@@ -51,11 +59,6 @@ def tensor_field(needed: bool = True) -> Any:
 def tensors_field(needed: bool = True) -> Any:
     """Declare tensors by the names of parameters: of every parameter, or of some if not all are needed."""
     return field(metadata={"of": "parameter", "needed": needed})
-
-
-def value_field(shape: Shape, default: Any = MISSING) -> Any:
-    """Declare a value of JSON, of this shape."""
-    return field(default=default, metadata={"shape": shape})
 
 
 class Schema:
@@ -81,9 +84,23 @@ class Schema:
                     yield spec.name, name, f"{spec.name}/{name}", spec.metadata["needed"]
 
     @classmethod
-    def shapes(cls) -> dict[str, Shape]:
-        """Return the shape of every value."""
-        return {spec.name: spec.metadata["shape"] for spec in fields(cls) if "shape" in spec.metadata}
+    def value_names(cls) -> list[str]:
+        """List the fields that hold no tensors."""
+        return [spec.name for spec in fields(cls) if "of" not in spec.metadata]
+
+    @classmethod
+    def check_values(cls, values: Mapping[str, Any]) -> None:
+        """
+        Refuse values that are not of the types of their fields.
+
+        Raises:
+            [`~trl_prorl.interchange.json_types.TypeMismatchError`]: The message names the value.
+        """
+        names = cls.value_names()
+        hints = get_type_hints(cls)
+        check_type(values, TypedDict("values", {name: hints[name] for name in names}))
+        if values["update"] < 1:
+            raise TypeMismatchError(f"update is {values['update']}; numbers of updates begin at 1")
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor by its label, in the order of the schema."""
@@ -95,7 +112,7 @@ class Schema:
 
     def values(self) -> dict[str, Any]:
         """Return everything that is no tensor."""
-        return {name: getattr(self, name) for name in self.shapes()}
+        return {name: getattr(self, name) for name in self.value_names()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> "Schema":
@@ -117,8 +134,8 @@ class Schema:
             [`~trl_prorl.errors.InputError`]: The message names the tensor or the value.
         """
         try:
-            table(self.shapes())(self.values(), "")
-        except ShapeError as error:
+            self.check_values(self.values())
+        except TypeMismatchError as error:
             raise InputError(f"{self.schema}: {error}.") from None
         self.check_tensors()
 
@@ -155,8 +172,8 @@ class Rollout(Schema):
     advantages: torch.Tensor = tensor_field()
     rewards: torch.Tensor = tensor_field()
     group: torch.Tensor = tensor_field()
-    update: int = value_field(integer(1))
-    reward_functions: list[str] = value_field(array(text))
+    update: int
+    reward_functions: list[str]
     logp_old: torch.Tensor | None = tensor_field(needed=False)
     logp_ref: torch.Tensor | None = tensor_field(needed=False)
 
@@ -212,15 +229,15 @@ class UpdateInputs(Schema):
     exp_avg_sq: dict[str, torch.Tensor] = tensors_field()
     steps: dict[str, torch.Tensor] = tensors_field()
     new_rows: dict[str, torch.Tensor] = tensors_field(needed=False)
-    names: list[str] = value_field(array(text))
-    groups: list[dict] = value_field(array(table(GROUP, rest=unknown)))
-    clip_norm: float = value_field(finite())
-    grad_norm: float = value_field(finite())
-    update: int = value_field(integer(1))
-    growth: dict | None = value_field(optional(table(GROWTH, rest=unknown)), None)
-    reset: dict | None = value_field(optional(table(RESET, rest=unknown)), None)
-    schedule: dict[str, Any] | None = value_field(optional(table()), None)
-    scaler: dict[str, Any] | None = value_field(optional(table()), None)
+    names: list[str]
+    groups: list[Group]
+    clip_norm: float
+    grad_norm: float
+    update: int
+    growth: Growth | None = None
+    reset: Reset | None = None
+    schedule: dict | None = None
+    scaler: dict | None = None
 
     def check_tensors(self) -> None:
         check_state(self)
@@ -263,10 +280,10 @@ class UpdateOutputs(Schema):
     exp_avg: dict[str, torch.Tensor] = tensors_field()
     exp_avg_sq: dict[str, torch.Tensor] = tensors_field()
     steps: dict[str, torch.Tensor] = tensors_field()
-    names: list[str] = value_field(array(text))
-    update: int = value_field(integer(1))
-    inputs: str = value_field(text)
-    metrics: dict[str, float] = value_field(table(rest=finite()))
+    names: list[str]
+    update: int
+    inputs: str
+    metrics: dict[str, float]
 
     def check_tensors(self) -> None:
         check_state(self)

@@ -2,13 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ..files import free_name, replaced
-from .run_files import OBJECT, read_jsonl
-from .shapes import Shape
+from .run_files import read_jsonl
 
 
 class JsonLines:
@@ -19,13 +18,15 @@ class JsonLines:
         path (`str` or `os.PathLike`): The file.
         keep (`Callable`, *optional*): Continues a file: the lines for which this is true stay, those that a run cut
             short left behind are dropped. `None` begins a new file; one that is there is kept under a numbered name.
-        shape (`Shape`): The shape of each line.
+        needed (`Iterable[str]`): Keys of every line of a file that is continued.
 
     Raises:
         `InputError`: A line of a file that is continued cannot be read.
     """
 
-    def __init__(self, path: str | os.PathLike, keep: Callable[[dict], bool] | None = None, shape: Shape = OBJECT):
+    def __init__(
+        self, path: str | os.PathLike, keep: Callable[[dict], bool] | None = None, needed: Iterable[str] = ()
+    ):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if keep is None:
@@ -33,7 +34,7 @@ class JsonLines:
                 self.path.rename(free_name(self.path))
             self.path.touch()
         else:
-            rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path, shape) if keep(row)]
+            rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path, needed) if keep(row)]
             with replaced(self.path) as aside:
                 aside.write_text("".join(rows))
 
