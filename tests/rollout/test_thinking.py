@@ -1,5 +1,6 @@
 """Completions that are interrupted and asked for their answer."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -48,16 +49,27 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
     assert trainer.generation_config.max_new_tokens == 40
 
 
-def test_budget_text_and_answer_fit_into_a_completion():
-    """Of 40 tokens, 11 are of the text, by the words of this tokenizer, and 4 of the answer."""
+@pytest.mark.parametrize(
+    ("length", "cure"),
+    [
+        (40, "Lower thinking_budget to (25), or raise max_completion_length to (41)"),
+        (16, "Lower thinking_budget to (1), or raise max_completion_length to (41)"),
+        (15, "Raise max_completion_length to (41)"),
+    ],
+)
+def test_the_numbers_of_the_cure_are_accepted(length, cure):
+    """11 tokens are of the text, by the words of this tokenizer, and 4 of the answer."""
 
-    def check(budget):
+    def check(budget, length):
         keys = TaskArguments(task="sums", thinking_budget=budget, thinking_text="x" * 11, thinking_answer_tokens=4)
-        keys.check_thinking(lambda text, add_special_tokens: SimpleNamespace(input_ids=list(text)), 40)
+        keys.check_thinking(lambda text, add_special_tokens: SimpleNamespace(input_ids=list(text)), length)
 
-    check(25)
-    with pytest.raises(ValueError, match="Lower thinking_budget to 25"):
-        check(26)
+    with pytest.raises(ValueError, match=cure) as refused:
+        check(26, length)
+    *budget, needed = map(int, re.search(cure, str(refused.value)).groups())
+    check(26, needed)
+    if budget:
+        check(budget[0], length)
 
 
 def test_forced_tokens_carry_no_gradient(make_trainer):

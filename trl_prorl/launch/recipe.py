@@ -91,9 +91,10 @@ class TaskArguments(TaskKeys, ScriptArguments):
         text = len(tokenizer(self.thinking_text, add_special_tokens=False).input_ids)
         most = max_completion_length - text - self.thinking_answer_tokens
         if self.thinking_budget > most:
-            cure = "Raise max_completion_length."
+            needed = self.thinking_budget + text + self.thinking_answer_tokens
+            cure = f"Raise max_completion_length to {needed}."
             if most > 0:
-                cure = f"Lower thinking_budget to {most}, or raise max_completion_length."
+                cure = f"Lower thinking_budget to {most}, or raise max_completion_length to {needed}."
             raise ValueError(
                 f"thinking_budget={self.thinking_budget} leaves too little room in "
                 f"max_completion_length={max_completion_length}: thinking_text has {text} tokens, and "
