@@ -307,6 +307,14 @@ def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, t
     assert largest_difference(theirs, whole) == largest_difference(whole, kept) == 0.0
 
 
-def test_images_and_skipped_rows_are_refused_together(make_trainer):
-    with pytest.raises(ValueError, match="skip_zero_rows=True leaves out rows of text alone"):
-        make_trainer(skip_zero_rows=True, columns={"image": ["none"] * 16})
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"skip_zero_rows": True}, "skip_zero_rows=True leaves out rows of text alone"),
+        ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds=2 replaces rows of text alone"),
+        ({}, "the model reads text alone"),
+    ],
+)
+def test_images_are_refused_where_text_alone_is_read(make_trainer, keys, line):
+    with pytest.raises(ValueError, match=line):
+        make_trainer(**keys, columns={"image": ["none"] * 16})

@@ -55,10 +55,8 @@ class Acceleration:
             `ValueError`: The configuration asks for something that is not possible.
         """
         args = trainer.args
-        if args.skip_zero_rows and has_images(trainer):
-            raise ValueError(
-                "skip_zero_rows=True leaves out rows of text alone, and the prompts have images: set it false."
-            )
+        if has_images(trainer):
+            _check_images(trainer)
         made = cls(choose_packing(trainer, policy, padded), choose_generation(trainer, policy))
         impossible = describe_impossible(
             {
@@ -92,6 +90,25 @@ def has_images(trainer) -> bool:
     """Return whether prompts may have images."""
     columns = getattr(trainer.train_dataset, "column_names", None) or ()
     return trainer._is_vlm or not {"image", "images"}.isdisjoint(columns)
+
+
+def _check_images(trainer) -> None:
+    """Refuse prompts with images where the model or a key reads text alone."""
+    args = trainer.args
+    if args.skip_zero_rows:
+        raise ValueError(
+            "skip_zero_rows=True leaves out rows of text alone, and the prompts have images: set it false."
+        )
+    if args.dynamic_sampling_rounds:
+        raise ValueError(
+            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces rows of text alone, and the prompts "
+            "have images: set it to 0."
+        )
+    if not trainer._is_vlm:
+        raise ValueError(
+            "train_dataset has a column of images, and the model reads text alone. Remove the column, or train a "
+            "vision-language model with its processor."
+        )
 
 
 def shards_weights(trainer) -> bool:
