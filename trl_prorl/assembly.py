@@ -20,6 +20,7 @@ from .guards.guard_gap import GuardGap
 from .launch.acceleration import Acceleration, shards_weights
 from .launch.checks import check_in_one_place
 from .launch.plan import Plan
+from .launch.unread import check_adapter_names, check_generation_kwargs
 from .parts import Part
 from .resets.elastic import ElasticAverage, ElasticResets
 from .rollout.adapter_requests import hand_over_adapters
@@ -51,8 +52,12 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
     is_sharded = shards_weights(trainer)
     check_in_one_place(policy)
     check_in_one_place(trainer.ref_model)
+    if args.generation_kwargs and not args.use_vllm:
+        check_generation_kwargs(args.generation_kwargs)
     keep_unpacked(policy)
     if is_peft_model(policy):
+        if not plan.given_wrapped:
+            check_adapter_names(policy, policy.peft_config["default"])
         give_bias(policy)
     if plan.casts_head:
         model = policy.get_base_model()
@@ -67,7 +72,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
     may_pack_lora = is_peft_model(policy) and args.pack_groups != "off" and not is_sharded
     if may_pack_lora and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
         add_frozen_head(policy.get_base_model(), trainer.temperature)
-    acceleration = Acceleration.of(trainer, policy, padded)
+    acceleration = Acceleration.from_trainer(trainer, policy, padded)
     if may_pack_lora and acceleration.packs:
         use_lean_layers(policy)
     return acceleration

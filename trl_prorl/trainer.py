@@ -32,6 +32,7 @@ from .launch.held_out import TrainingPrompts
 from .launch.interrupt import what_a_script_keeps
 from .launch.plan import Plan
 from .launch.prompt_rows import Context, check_batch, check_tokens, named_sets, prompts_of, reserved_names
+from .launch.unread import check_optim_args, check_schedule
 from .objective.aggregation import Aggregation, without_ratio
 from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
 from .objective.masks import completion_mask, zero_masked
@@ -90,7 +91,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------------------ assembly
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **named):
-        plan = Plan.of(self, model, reward_funcs, args, others, named)
+        plan = Plan.from_arguments(self, model, reward_funcs, args, others, named)
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
         self.anchors = Anchors(plan.args)
@@ -233,6 +234,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
         self._check_trained()  # a script may have changed what is trained
+        if self.optimizer is None:
+            check_optim_args(self.args, self.model)
         optimizer = super().create_optimizer(*args, **kwargs)
         for part in self.parts.values():
             part.optimizer_made(optimizer)
@@ -243,8 +246,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
-    def create_scheduler(self, *args, **kwargs):
-        scheduler = super().create_scheduler(*args, **kwargs)
+    def create_scheduler(self, num_training_steps, *args, **kwargs):
+        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
+        check_schedule(self.args, scheduler, num_training_steps)
         for part in self.parts.values():
             part.schedule_made(scheduler)
         return scheduler

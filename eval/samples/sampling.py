@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from peft import PeftModel
@@ -21,6 +21,7 @@ from trl_prorl.rollout.merged_copy import why_not_merged
 from trl_prorl.rollout.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.rollout.turns import play, prepare_tokenizer
 from trl_prorl.scoring.head import contiguous_states
+from trl_prorl.scoring.trial import try_model
 
 
 logger = logging.getLogger(__name__)
@@ -145,9 +146,15 @@ def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bo
     unused = describe_unused(model.generation_config, GenerationConfig(do_sample=True))
     if unused:
         warn_of_unused(unused)
-    compact = probe(model, model.get_input_embeddings().weight.shape[0]) is None
+    compact = try_model(model, partial(probe, model, model.get_input_embeddings().weight.shape[0])) is None
     exact = all(param.dtype == torch.float32 for param in model.parameters())
-    if merge and compact and exact and isinstance(model, PeftModel) and why_not_merged(model) is None:
+    if (
+        merge
+        and compact
+        and exact
+        and isinstance(model, PeftModel)
+        and try_model(model, partial(why_not_merged, model)) is None
+    ):
         model = model.merge_and_unload()
     return model, compact
 

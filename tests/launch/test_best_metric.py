@@ -1,4 +1,4 @@
-"""The best model is by pass@1 or by the reward, and never by the loss; a metric that no evaluation has is refused."""
+"""The best model is by pass@1 or by the reward, never by the loss; an evaluation refuses a metric that it has not."""
 
 import itertools
 from pathlib import Path
@@ -59,33 +59,18 @@ def logging(completions, log_metric=None, **columns):
 
 SETS = {"eval_dataset": {"easy": QUESTIONS["eval_dataset"], "hard": QUESTIONS["eval_dataset"]}}
 REFUSED = {
-    "a slip": ({"metric_for_best_model": "eval_rewrad"}, {}, "eval_rewrad"),
-    "another's": ({"metric_for_best_model": "accuracy"}, {}, "'accuracy'"),
-    "no such reward": ({"metric_for_best_model": "eval_rewards/vowel/mean"}, {}, "eval_rewards/vowels/mean"),
     "the worst, unset": ({"greater_is_better": False}, {}, "greater_is_better=False"),
     "several sets": ({}, SETS, "several sets"),
     "a rate by the loss": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "mode: max"),
-    "a trigger": ({"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_rewrad"}, {}, "ref_reset_metric"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_no_evaluation_has_or_what_is_the_wrong_way_round_is_refused_at_the_start(make_trainer, case):
+def test_what_would_choose_the_worst_or_cannot_be_chosen_for_a_user_is_refused_at_the_start(make_trainer, case):
     keys, given, words = REFUSED[case]
     with pytest.raises(ValueError, match=words) as refusal:
         make_trainer(model="no model is loaded", trainer_kwargs={**QUESTIONS, **given}, **{**UNSET, **keys})
     assert "\n" not in str(refusal.value)
-
-
-def test_the_reward_of_an_environment_is_known_when_that_is_made(make_trainer):
-    keys = {**UNSET, "metric_for_best_model": "eval_rewards/Game/mean", "greater_is_better": True}
-    with pytest.raises(ValueError, match="neither a local folder"):  # the check of the metric is passed
-        make_trainer(model="no model is loaded", trainer_kwargs={**QUESTIONS, "environment_factory": object}, **keys)
-
-
-def test_an_early_stop_without_evaluations_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="eval_strategy='no'"):
-        make_trainer(model="no model is loaded", trainer_kwargs={"callbacks": [EarlyStoppingCallback()]})
 
 
 def test_a_metric_that_a_reward_logs_is_known_at_the_first_evaluation(make_trainer):
@@ -93,4 +78,11 @@ def test_a_metric_that_a_reward_logs_is_known_at_the_first_evaluation(make_train
     make_trainer(reward=logging, trainer_kwargs=QUESTIONS, metric_for_best_model="share_of_vowels", **keys).train()
     trainer = make_trainer(reward=logging, trainer_kwargs=QUESTIONS, metric_for_best_model="share_of_wovels", **keys)
     with pytest.raises(ValueError, match="metric_for_best_model='eval_share_of_wovels'.*eval_share_of_vowels"):
+        trainer.train()
+
+
+def test_so_is_a_metric_that_a_trigger_watches(make_trainer):
+    keys = {**EACH_STEP, "load_best_model_at_end": False, "beta": 0.1, "ref_reset_stall": 1}
+    trainer = make_trainer(trainer_kwargs=QUESTIONS, ref_reset_metric="eval_rewrad", **keys)
+    with pytest.raises(ValueError, match="ref_reset_metric='eval_rewrad'.*eval_reward"):
         trainer.train()

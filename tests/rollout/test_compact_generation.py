@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
 from trl_prorl.rollout.prompts import cut_at_end, find_distinct, pad_left
 from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.scoring.head import cast_head_to_fp32
-from trl_prorl.scoring.packing_probe import evaluation_mode
+from trl_prorl.scoring.trial import evaluation_mode, try_model
 
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]
@@ -351,7 +352,7 @@ def test_other_architectures_are_asked_for_numbers(kind):
     with torch.no_grad():
         for param in model.parameters():
             param.mul_(4.0)
-    reason = probe(model, 200)
+    reason = try_model(model, partial(probe, model, 200))
     assert (reason is None) == (kind in ("mistral", "gpt2", "gemma2")), reason
 
 

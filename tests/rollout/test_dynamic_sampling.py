@@ -150,7 +150,7 @@ def test_the_functions_that_decide_can_be_named(run, make_trainer):
     assert 0 < alone["groups_generated_again"] < 8
     for name in ("sovled", "solved"):
         with pytest.raises(ValueError, match=rf"dynamic_sampling_rewards=\['{name}'\]"):
-            make_trainer(dynamic_sampling_rewards=[name], reward_weights=[1.0, 0.0, 1.0], model="none", **keys)
+            make_trainer(dynamic_sampling_rewards=[name], reward_weights=[1.0, 0.0, 1.0], **keys)
 
 
 SUM = "sum_then_normalize"

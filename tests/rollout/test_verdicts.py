@@ -201,28 +201,28 @@ def test_without_a_verifier_there_is_no_such_metric(run):
     assert "eval_reward" in row
 
 
-TRIGGER = {"beta": 0.1, "ref_reset_stall": 1}
-REFUSED = [
-    (constant(0.0), {"metric_for_best_model": "eval_pass@1"}, "metric_for_best_model='eval_pass@1'.*verifier"),
-    # No power of two; more than there are; of fewer completions; no such task.
-    (vowels_judged, {"metric_for_best_model": "eval_pass@3"}, "eval_pass@3"),
-    (vowels_judged, {"metric_for_best_model": "pass@8"}, "'pass@8'.* 4 "),
-    (vowels_judged, {"metric_for_best_model": "eval_pass@4", "num_generations_eval": 2}, " 2 completions"),
-    (vowels_judged, TRIGGER | {"ref_reset_metric": "eval_pass@1/cod"}, "eval_pass@1/code"),
-]
+@pytest.mark.parametrize("key", ["metric_for_best_model", "ref_reset_metric"])
+def test_pass_at_k_without_a_verifier_is_refused_before_a_model_is_loaded(make_trainer, key):
+    keys = {"beta": 0.1, "ref_reset_stall": 1, key: "eval_pass@1", "trainer_kwargs": {"eval_dataset": say(2)}}
+    with pytest.raises(ValueError, match=f"{key}='eval_pass@1'.*verifier"):
+        make_trainer(model="no model is loaded", reward=constant(0.0), **EVALUATED, **keys)
 
 
-@pytest.mark.parametrize("reward, keys, told", REFUSED)
-def test_a_pass_at_k_that_nothing_will_measure_is_refused_before_a_model_is_loaded(make_trainer, reward, keys, told):
+@pytest.mark.parametrize("metric", ["eval_pass@3", "eval_pass@8", "eval_pass@1/cod"])
+def test_a_pass_at_k_that_is_not_measured_is_refused_by_the_first_evaluation(make_trainer, metric):
+    """No power of two; more than there are; no such task."""
     given = {"eval_dataset": say(3, task=["code", "math", "math"])}
-    with pytest.raises(ValueError, match=told):
-        make_trainer(model="no model is loaded", reward=reward, trainer_kwargs=given, **EVALUATED, **keys)
+    keys = {"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": metric, "trainer_kwargs": given}
+    trainer = make_trainer(reward=vowels_judged, **EVALUATED, **keys)
+    with pytest.raises(ValueError, match=f"'{metric}'.* eval_pass@1, eval_pass@1/code"):
+        trainer.train()
 
 
-def test_what_a_callback_of_one_s_own_watches_is_checked_too(make_trainer):
+def test_what_a_callback_of_one_s_own_watches_is_refused_then_too(make_trainer):
     given = {"eval_dataset": say(2), "callbacks": [ReferenceResetCallback([Stall("eval_pass@1", 2)])]}
-    with pytest.raises(ValueError, match="the metric of ReferenceResetCallback='eval_pass@1'.*verifier"):
-        make_trainer(model="no model is loaded", beta=0.1, trainer_kwargs=given, **EVALUATED)
+    trainer = make_trainer(beta=0.1, trainer_kwargs=given, **EVALUATED)
+    with pytest.raises(ValueError, match="'eval_pass@1' is not a metric of the evaluation"):
+        trainer.train()
 
 
 def test_an_asynchronous_verifier_is_refused(make_trainer):

@@ -11,11 +11,16 @@ import torch
 from packed_models import padded_logps, uneven
 from peft import LoraConfig, get_peft_model
 
-from trl_prorl.scoring import packing_probe
-from trl_prorl.scoring.gradient_probe import first_difference, last_of_each_kind, probe_gradients
 from trl_prorl.scoring.lean_lora import Adapted, lean_layers
 from trl_prorl.scoring.packing import packed_logps
-from trl_prorl.scoring.packing_probe import coarsest_unit
+from trl_prorl.scoring.packing_probe import (
+    coarsest_unit,
+    first_difference,
+    last_of_each_kind,
+    probe_gradients,
+    probe_values,
+)
+from trl_prorl.scoring.trial import try_model
 
 
 ADAPTERS = {
@@ -51,13 +56,15 @@ def probed(model, precision="fp32", packed=packed_logps, probe=probe_gradients):
         with lean_layers(model):
             return packed(model, *rows, autocast=autocast)[0]
 
-    return probe(
+    trial = partial(
+        probe,
         model,
         model.get_input_embeddings().weight.shape[0],
         lambda *rows: padded_logps(model, *rows, autocast=autocast)[0],
         as_it_runs,
         torch.bfloat16 if precision == "autocast" else None,
     )
+    return try_model(model, trial)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16"])
@@ -134,7 +141,7 @@ def test_a_difference_by_hand(mine, right, words):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("probe", [packing_probe.probe, probe_gradients])
+@pytest.mark.parametrize("probe", [probe_values, probe_gradients])
 def test_nothing_is_left_behind(probe, fails):
     model = made("all biases").train()
     model.get_submodule("base_model.model.model.layers.0").eval()  # a part that somebody froze

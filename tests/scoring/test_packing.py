@@ -28,7 +28,8 @@ from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.launch import acceleration
 from trl_prorl.scoring import prefix_attention
 from trl_prorl.scoring.packing import packed_logps, plan_calls, why_not
-from trl_prorl.scoring.packing_probe import probe
+from trl_prorl.scoring.packing_probe import probe_values
+from trl_prorl.scoring.trial import try_model
 
 
 @pytest.fixture(scope="module")
@@ -267,13 +268,15 @@ def probed(model, precision="fp32", packed=packed_logps):
     autocast = partial(torch.autocast, "cpu", torch.bfloat16) if precision == "autocast" else nullcontext
     if precision == "bf16":
         model.to(torch.bfloat16)
-    return probe(
+    trial = partial(
+        probe_values,
         model,
         model.get_input_embeddings().weight.shape[0],
         lambda *batch: padded_logps(model, *batch, autocast=autocast)[0],
         lambda *batch: packed(model, *batch, autocast=autocast)[0],
         torch.bfloat16 if precision == "autocast" else None,
     )
+    return try_model(model, trial)
 
 
 def test_the_trained_model_that_comes_with_the_package_is_let_pass():
@@ -329,12 +332,12 @@ def test_auto_falls_back_and_on_refuses_what_the_probe_finds(run, make_trainer, 
 def chosen(made):
     """What a trainer would do if it were made now."""
     policy = made.accelerator.unwrap_model(made.model)
-    return str(acceleration.Acceleration.of(made, policy, made._padded_logps).packing)
+    return str(acceleration.Acceleration.from_trainer(made, policy, made._padded_logps).packing)
 
 
 def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, monkeypatch, caplog):
     made = make_trainer(pack_groups="on")
-    monkeypatch.setattr(acceleration, "probe_packing", lambda *args: pytest.fail("half of the weights were asked"))
+    monkeypatch.setattr(acceleration, "probe_values", lambda *args: pytest.fail("half of the weights were asked"))
     made.args.deepspeed_plugin = SimpleNamespace(zero_stage=3)
     assert "were not tried" in chosen(made)
     assert "not tried on this model" in caplog.text

@@ -11,11 +11,10 @@ from accelerate.utils import gather_object
 from ..choice import Choice
 from ..rollout.compact_probe import probe as probe_generation
 from ..rollout.generation import complete_config, why_not_compact
-from ..scoring.first_layers import try_first_layers
-from ..scoring.gradient_probe import probe_gradients
 from ..scoring.lean_lora import lean_layers
 from ..scoring.packing import packed_logps, why_not
-from ..scoring.packing_probe import probe as probe_packing
+from ..scoring.packing_probe import probe_gradients, probe_values
+from ..scoring.trial import try_model
 from .checks import check_prompts_fit
 
 
@@ -41,7 +40,7 @@ class Acceleration:
         return self.packing.on
 
     @classmethod
-    def of(cls, trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> "Acceleration":
+    def from_trainer(cls, trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> "Acceleration":
         """
         Try which accelerations are possible, and log why others are not.
 
@@ -158,7 +157,7 @@ def first_of_all_processes(objection: str | None) -> str | None:
 
 
 def choose_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Choice:
-    """Decide whether groups are packed; the arguments are those of [`Acceleration.of`]."""
+    """Decide whether groups are packed; the arguments are those of [`Acceleration.from_trainer`]."""
     sharded = shards_weights(trainer)
 
     def find_objection() -> str | None:
@@ -193,9 +192,9 @@ def try_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Te
     arguments = (policy, vocabulary(policy), partial(padded, policy), packed, dtype)
 
     def trial() -> str | None:
-        return probe_packing(*arguments) or probe_gradients(*arguments)
+        return probe_values(*arguments) or probe_gradients(*arguments)
 
-    return first_of_all_processes(try_first_layers(policy, trial))
+    return first_of_all_processes(try_model(policy, trial))
 
 
 def choose_generation(trainer, policy: torch.nn.Module) -> Choice:
@@ -218,7 +217,7 @@ def choose_generation(trainer, policy: torch.nn.Module) -> Choice:
         if objection is not None:
             return objection
         trial = partial(probe_generation, policy, vocabulary(policy))
-        return first_of_all_processes(try_first_layers(policy, trial))
+        return first_of_all_processes(try_model(policy, trial))
 
     return choose(trainer, "compact_generation", find_objection)
 

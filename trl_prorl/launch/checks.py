@@ -1,6 +1,5 @@
 """Is there something to train on, does it fit, and is what it needs installed? Asked before a model is loaded."""
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -8,17 +7,16 @@ from typing import Any
 from datasets import Dataset
 from transformers import EarlyStoppingCallback
 from transformers.integrations import get_available_reporting_integrations
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl.import_utils import is_vllm_available
-from trl.trainer.utils import get_callable_name, is_async_callable
+from trl.trainer.utils import is_async_callable
 
 from ..config import ProRLConfig
-from ..rollout.verdicts import draw_sizes, find_verifier
+from ..rollout.verdicts import find_verifier
 
 
 def check_packages(args: ProRLConfig) -> None:
     """
-    Refuse settings that need a package that is not installed, and a tracker that transformers does not know.
+    Refuse settings that need a package that is not installed.
 
     Raises:
         `ValueError`: The line names the key.
@@ -29,39 +27,27 @@ def check_packages(args: ProRLConfig) -> None:
         )
     installed = get_available_reporting_integrations()
     for name in args.report_to:
-        if name not in INTEGRATION_TO_CALLBACK:
-            known = ", ".join(INTEGRATION_TO_CALLBACK)
-            raise ValueError(f"report_to: {name!r} is no tracker. Set it to none, to all, or to some of {known}.")
         if name not in installed:
             raise ValueError(
-                f"report_to={name!r} needs a package that is not installed. Install it, or set report_to: none."
+                f"report_to={name!r}: there is no such tracker here. Install its package, or set report_to to none or "
+                f"to one that is installed: {', '.join(installed) or 'there is none'}."
             )
 
 
 def check_columns(rows: Any) -> None:
     """
-    Refuse a training set that is empty, or has no prompts; one that is no [`~datasets.Dataset`] is left to TRL.
+    Refuse a training set without prompts; one that is no [`~datasets.Dataset`] is left to TRL.
 
     Raises:
         `ValueError`: The line names the columns that are there, and the one that is needed.
     """
-    if not isinstance(rows, Dataset):
-        return
-    if len(rows) == 0:
-        raise ValueError("train_dataset is empty: it has 0 rows, and training would do 0 steps. Give it rows.")
-    if "prompt" not in rows.column_names:
+    if isinstance(rows, Dataset) and "prompt" not in rows.column_names:
         raise ValueError(
             f"train_dataset has no column 'prompt'; it has {', '.join(rows.column_names)}. Rename the one that holds "
             "the prompts: dataset.rename_column(...)."
         )
 
 
-# What every evaluation measures, after `eval_`: by whole names, and by what stands before a `/`.
-MEASURED = (
-    "loss reward reward_std frac_reward_zero_std entropy kl kl_old kl_base num_tokens policy_loss entropy_coef "
-    "aux_loss cispo_clip_ratio runtime samples_per_second steps_per_second"
-).split()
-MEASURED_IN_PARTS = ("rewards", "completions", "clip_ratio", "tools", "sampling", "vespo", "prorl")
 # Of these more is better, whatever the rewards are.
 RISES = re.compile(r"(eval_)?(.+_)?(reward|pass@\d+(/.+)?)")
 
@@ -82,10 +68,6 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
         `ValueError`: The line names the key, and says why nothing can be chosen so.
     """
     stops = any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
-    if stops and args.eval_strategy == "no":
-        raise ValueError(
-            "EarlyStoppingCallback watches evaluations, and eval_strategy='no' makes none. Set eval_strategy: steps."
-        )
     by_rate = args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
     chooses = args.load_best_model_at_end or args.save_strategy == "best"
     metric = args.metric_for_best_model
@@ -111,110 +93,30 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
         )
 
 
-def check_metrics(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
+def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) -> None:
     """
-    Refuse a metric that no evaluation will measure. Rewards may log others (`log_metric`): of those that do so by
-    their code, the first evaluation decides.
+    Refuse keys that need verdicts where no reward function has a verifier, and a verifier that is asynchronous. A
+    metric that no evaluation has is named by the first evaluation.
 
     Args:
-        metrics (`Mapping[str, str]`), functions (`Iterable`), n (`int`), evaluation (`Dataset` or `dict`):
-            As for [`check_pass_at_k`].
-
-    Raises:
-        `ValueError`: The line names the key, its value and what is measured.
-    """
-    check_pass_at_k(metrics, functions, n, evaluation)
-    if any(map(_may_log, functions)):
-        return
-    prefixes = ["eval_"]
-    if isinstance(evaluation, dict):
-        prefixes += [f"eval_{name}_" for name in evaluation]
-    rewards = [get_callable_name(function) for function in functions]
-    of_rewards = [f"rewards/{name}/{what}" for name in rewards for what in ("mean", "std")]
-    for key, metric in metrics.items():
-        full = metric if metric.startswith("eval_") else f"eval_{metric}"
-        names = [full.removeprefix(prefix) for prefix in prefixes if full.startswith(prefix)]
-        if any(_is_measured(name, of_rewards) for name in names):
-            continue
-        known = ["eval_reward", *(f"eval_{name}" for name in of_rewards if name.endswith("mean")), "eval_loss"]
-        if find_verifier(functions) is not None:
-            known[:0] = [f"eval_pass@{k}" for k in draw_sizes(n)]
-        raise ValueError(
-            f"{key}={metric!r} is not measured: an evaluation has {', '.join(known)}. Set it to one of them."
-        )
-
-
-def _is_measured(name: str, of_rewards: list[str]) -> bool:
-    """Return whether an evaluation may have a metric of this name."""
-    family = name.partition("/")[0]
-    if family == "rewards":
-        return name in of_rewards
-    return name in MEASURED or family in MEASURED_IN_PARTS or "pass@" in name
-
-
-def _may_log(function: Any) -> bool:
-    """Return whether a reward may log metrics of its own, or is a model, whose name is not known yet."""
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    return code is None or "log_metric" in (*code.co_varnames, *code.co_consts)
-
-
-def check_pass_at_k(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
-    """
-    Refuse a pass@k that no evaluation will measure.
-
-    Args:
-        metrics (`Mapping[str, str]`): Names of metrics by the key that watches them; others than pass@k are TRL's.
         functions (`Iterable`): The reward functions.
-        n (`int`): Completions of a prompt in an evaluation.
-        evaluation (`Dataset` or `dict`): The evaluation set, or several by name.
+        needs_verdicts (`Mapping[str, Any]`): The values of those keys by name.
 
     Raises:
-        `ValueError`: The line names the key, its value and what is measured.
+        `ValueError`: The line names the key and the cure.
     """
     verifier = find_verifier(functions)
-    if verifier is not None and is_async_callable(verifier):
+    if verifier is None:
+        for key, value in needs_verdicts.items():
+            raise ValueError(
+                f"{key}={value!r} needs to know which completions are correct, and no reward function has a verifier. "
+                "Leave it out, or give a function one: function.verifier = verify, which is called as the function "
+                "itself and returns a bool for each completion."
+            )
+    elif is_async_callable(verifier):
         raise ValueError(
             f"the verifier {verifier.__qualname__!r} of a reward function is asynchronous: make it plain."
         )
-    sets_by_prefix = {"eval_": evaluation}
-    if isinstance(evaluation, dict) and evaluation:
-        sets_by_prefix = {f"eval_{name}_": rows for name, rows in evaluation.items()}
-    for key, metric in metrics.items():
-        if "pass@" not in metric:
-            continue
-        if verifier is None:
-            raise ValueError(
-                f"{key}={metric!r} needs to know which completions are correct, and no reward function has a "
-                "verifier. Set it to eval_reward, or give the task's function one: function.verifier = verify, which "
-                "is called as the function itself and returns a bool for each completion."
-            )
-        full = metric if metric.startswith("eval_") else f"eval_{metric}"  # transformers takes both
-        known = []
-        for prefix, rows in sets_by_prefix.items():
-            of_set = [f"{prefix}pass@{k}" for k in draw_sizes(n)]
-            known += of_set
-            tasks = tasks_of(rows)
-            if tasks is None:
-                if full.partition("/")[0] in of_set:
-                    known.append(full)  # perhaps of a task
-                continue
-            for task in tasks:
-                known += [f"{name}/{task}" for name in of_set]
-        if full not in known:
-            raise ValueError(
-                f"{key}={metric!r} is not measured: with {n} completions a prompt (num_generations_eval, else "
-                f"num_generations) an evaluation has {', '.join(known)}. Set it to one of them."
-            )
-
-
-def tasks_of(rows: Any) -> list[str] | None:
-    """Return the names in a dataset's column `task` if they are several; `None` if its rows cannot be looked at."""
-    if not isinstance(rows, Dataset):
-        return None
-    if "task" not in rows.column_names:
-        return []
-    names = sorted({name for name in rows["task"] if isinstance(name, str)})
-    return names if len(names) > 1 else []
 
 
 def check_rows(rows: Any, batch: int, num_generations: int, cure: str = "Give more rows") -> None:

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 import trl
 from accelerate.utils import set_seed
-from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer import utils
-from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
+from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from ..adapters.checks import (
     check_growing_config,
@@ -39,8 +38,6 @@ from ..refusals import refuse_unclean_schedule
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.adapter_requests import RANKS, let_engine_take_adapters
-from ..rollout.dynamic_sampling import find_functions
-from ..rollout.verdicts import find_verifier
 from ..scoring.dropout import check_dropout_config
 from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
@@ -48,16 +45,14 @@ from ..weights import whole_weights
 from .checks import (
     check_columns,
     check_in_one_place,
-    check_metrics,
     check_packages,
-    check_pass_at_k,
     check_rows,
+    check_verifier,
     choose_best_metric,
 )
 from .model_name import find_model
 from .precision import tell_of_emulated_bf16
 from .prompt_rows import check_sets, named_sets, reserved_names
-from .rehearsal import rehearse
 
 
 @dataclass
@@ -92,7 +87,7 @@ class Plan:
     loads: bool = False
 
     @classmethod
-    def of(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
+    def from_arguments(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
         """
         Check a trainer's arguments, before a model is loaded.
 
@@ -150,7 +145,6 @@ class Plan:
         if isinstance(model, str):
             name = model
             given["model"] = find_model(name, "model", args.model_init_kwargs)
-        _rehearse(args, given)
         return cls(
             given=given,
             name=name,
@@ -244,6 +238,7 @@ def _check_surroundings(args: ProRLConfig, model) -> None:
 def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     """Refuse a training set, reward functions and metrics that do not fit one another."""
     rows = given.get("train_dataset")
+    evaluation = given.get("eval_dataset")
     functions = given.get("reward_funcs")
     if not isinstance(functions, list):
         functions = [functions]
@@ -251,26 +246,20 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     if not has_environment:
         check_columns(rows)
     reserved = {} if args.remove_unused_columns else reserved_names(functions, has_environment)
-    check_sets(named_sets(rows, given.get("eval_dataset")), reserved)
+    check_sets(named_sets(rows, evaluation), reserved)
     check_rows(rows, args.generation_batch_size, args.num_generations)
-    if not has_environment:
-        _check_reward_functions(args, functions)
-    _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"), has_environment)
-
-
-def _check_reward_functions(args: ProRLConfig, functions: list) -> None:
-    weights = args.reward_weights
-    if weights is not None and len(weights) != len(functions):
-        raise ValueError(
-            f"reward_weights={weights!r} has another length than the reward functions, of which there are "
-            f"{len(functions)}. Give one weight for each."
-        )
     for function in functions:
         if isinstance(function, str):  # a model's name
             check_links(function, f"reward_funcs={function!r}")
-    if all(map(inspect.isroutine, functions)):
-        names = [get_callable_name(function) for function in functions]  # models get their names when loaded
-        find_functions(args.dynamic_sampling_rewards, names, weights)
+    choose_best_metric(args, functions, evaluation, given.get("callbacks") or [])
+    needs_verdicts = {}
+    if args.guard_gap is not None:
+        needs_verdicts["guard_gap"] = args.guard_gap
+    if "pass@" in (args.metric_for_best_model or ""):
+        needs_verdicts["metric_for_best_model"] = args.metric_for_best_model
+    if args.watches_metric and "pass@" in args.ref_reset_metric:
+        needs_verdicts["ref_reset_metric"] = args.ref_reset_metric
+    check_verifier(functions, needs_verdicts)
 
 
 def _check_schedule(args: ProRLConfig, resets: bool) -> None:
@@ -295,41 +284,9 @@ def _check_full_reference(args: ProRLConfig) -> None:
         )
 
 
-def _rehearse(args: ProRLConfig, given: dict[str, Any]) -> None:
-    """Rehearse the keys whose values are small languages, with what the trainer is given."""
-    rows = given.get("train_dataset")
-    prompts = []
-    if isinstance(rows, Dataset) and "prompt" in rows.column_names:
-        prompts = rows["prompt"][:1]
-    makes_optimizer = not _has_own_optimizer(given.get("optimizers"))
-    rehearse(args, given["model"], given.get("peft_config"), given.get("processing_class"), prompts, makes_optimizer)
-
-
 def _has_own_optimizer(optimizers) -> bool:
     """Return whether a trainer is given an optimizer, `(optimizer, schedule)`, in place of the keys."""
     return bool(optimizers) and optimizers[0] is not None
-
-
-def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks, has_environment: bool) -> None:
-    if args.guard_gap is not None and find_verifier(functions) is None:
-        raise ValueError(
-            f"guard_gap={args.guard_gap} needs to know which completions are correct, and no reward function has a "
-            "verifier. Leave it out, or give a function one: function.verifier = verify, which is called as the "
-            "function itself and returns a bool for each completion."
-        )
-    choose_best_metric(args, functions, eval_dataset, callbacks or [])
-    metrics = {}
-    if args.metric_for_best_model is not None:
-        metrics["metric_for_best_model"] = args.metric_for_best_model
-    if args.watches_metric:
-        metrics["ref_reset_metric"] = args.ref_reset_metric
-    for callback in callbacks or []:
-        if isinstance(callback, ReferenceResetCallback):
-            for metric in callback.metrics():
-                metrics[f"the metric of {type(callback).__name__}"] = metric
-    # The rewards of an environment are known when it is made: of those the first evaluation decides.
-    check = check_pass_at_k if has_environment else check_metrics
-    check(metrics, functions, args.num_generations_eval or args.num_generations, eval_dataset)
 
 
 def _check_optimizer(args: ProRLConfig, optimizers) -> None:

@@ -5,7 +5,7 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..scoring.head import contiguous_states
-from ..scoring.packing_probe import evaluation_mode, on_gpu, tokens
+from ..scoring.trial import first_line, tokens
 from .cache_rows import cache_among, why_not_select
 from .compact import compact_sample
 from .model_defaults import plain_generation_config
@@ -34,10 +34,8 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     """
     Say in one sentence why compact sampling is refused for a model whose samples it would change.
 
-    The model is in evaluation mode meanwhile; nothing of it changes, and no random number is drawn.
-
     Args:
-        model ([`~transformers.PreTrainedModel`]): The model, whole and on its devices.
+        model ([`~transformers.PreTrainedModel`]): The model, on trial (see [`~trl_prorl.scoring.trial`]).
         vocabulary (`int`): Number of its tokens.
 
     Returns:
@@ -53,16 +51,10 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     mask = mask.to(device)
     copies = torch.tensor(COPIES, device=device)
     stops = StoppingCriteriaList([_Some(ids.shape[1])])
-    settings = {
-        "max_new_tokens": LONGEST,
-        "do_sample": False,
-        "pad_token_id": 0,
-        "disable_compile": True,
-        "eos_token_id": None,
-    }
-    config = GenerationConfig(**settings)
-    drawing = torch.random.fork_rng(devices=on_gpu(device))
-    with torch.no_grad(), drawing, evaluation_mode(model), plain_generation_config(model), contiguous_states(model):
+    config = GenerationConfig(
+        max_new_tokens=LONGEST, do_sample=False, pad_token_id=0, disable_compile=True, eos_token_id=None
+    )
+    with torch.no_grad(), plain_generation_config(model), contiguous_states(model):
         try:
             with_scores = GenerationConfig(**config.to_diff_dict(), return_dict_in_generate=True, output_scores=True)
             theirs = model.generate(
@@ -83,8 +75,7 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
                 copies=copies,
             )
         except Exception as error:  # of whatever kind: the model's own code runs
-            first = (str(error).strip().splitlines() or [""])[0][:160]
-            return f"{name} fails with it ({type(error).__name__}: {first.rstrip('.')})."
+            return f"{name} fails with it ({first_line(error)})."
     precision = torch.finfo(next(model.parameters()).dtype).eps
     place = _first_difference(mine.ids, theirs.sequences, theirs.scores, ids.shape[1], precision)
     if place is not None:

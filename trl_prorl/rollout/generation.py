@@ -17,8 +17,8 @@ from transformers.generation import GenerationMode
 from ..choice import Choice
 from ..keys import switched_on
 from ..parts import Part, make_event
-from ..scoring.first_layers import try_first_layers
 from ..scoring.head import contiguous_states
+from ..scoring.trial import try_model
 from .compact import compact_sample
 from .merged_copy import MergedCopy, why_not_merged
 from .model_defaults import kept_defaults
@@ -125,7 +125,7 @@ class CompactGeneration(Part):
     ):
         reason = "compact_merge=False"
         if merges:
-            reason = try_first_layers(policy, partial(why_not_merged, policy))
+            reason = try_model(policy, partial(why_not_merged, policy))
         self._max_rows = max_rows
         self.merged = Choice.unless(reason)
         self._mergeable = policy if reason is None else None

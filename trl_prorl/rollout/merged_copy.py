@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from ..scoring.packing_probe import evaluation_mode, tokens
+from ..scoring.trial import first_line, tokens
 
 
 ROWS = 8  # of an input, for which oneDNN chooses the order; it serves any number
@@ -222,7 +222,8 @@ def find_adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str,
 
 def why_not_merged(policy: torch.nn.Module) -> str | None:
     """
-    Say why a policy is sampled as it is, in a few words; `None` where a merged copy serves.
+    Say why a policy, on trial (see [`~trl_prorl.scoring.trial`]), is sampled as it is, in a few words; `None` where a
+    merged copy serves.
 
     The copy is compared with the policy. A new adapter changes nothing, so the policy has other weights meanwhile;
     afterwards they are what they were, bit for bit.
@@ -244,8 +245,7 @@ def why_not_merged(policy: torch.nn.Module) -> str | None:
         with disturb(policy, adapter):
             difference = _difference(policy, MergedCopy(policy, adapter))
     except Exception as error:  # of whatever kind: kinds of layers and variants of LoRA differ in what they can
-        first = (str(error).strip().splitlines() or [""])[0][:120]
-        return f"its adapter cannot be merged ({type(error).__name__}: {first})"
+        return f"its adapter cannot be merged ({first_line(error)})"
     # Rounding of weights in fewer bits is measured on the samples themselves.
     exact = all(param.dtype == torch.float32 for param in policy.parameters())
     bound = EXACT if exact else torch.inf
@@ -278,7 +278,6 @@ def _difference(policy: PeftModel, merged: MergedCopy) -> float:
     vocabulary = policy.get_input_embeddings().weight.shape[0]
     ids = tokens(LENGTH, vocabulary)[None].to(next(policy.parameters()).device)
     merged.refresh()
-    with evaluation_mode(policy), evaluation_mode(merged.model):
-        logps = policy(input_ids=ids).logits.float().log_softmax(-1)
-        logps_of_copy = merged.model(input_ids=ids).logits.float().log_softmax(-1)
+    logps = policy(input_ids=ids).logits.float().log_softmax(-1)
+    logps_of_copy = merged.model(input_ids=ids).logits.float().log_softmax(-1)
     return (logps - logps_of_copy).abs().mean().item()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from accelerate.utils import set_seed
 
-from .packing_probe import evaluation_mode
+from .trial import evaluation_mode
 
 
 logger = logging.getLogger(__name__)

@@ -282,7 +282,7 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     """
     Say why `packed_logps` is refused for a model, in one sentence. The known troubles are those that a few tokens
     would not show, and some that they would show, so that nothing needs to be computed.
-    [`~trl_prorl.scoring.packing_probe.probe`] finds the others.
+    [`~trl_prorl.scoring.packing_probe.probe_values`] finds the others.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): The policy or the reference, before any other wrapper.

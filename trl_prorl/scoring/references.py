@@ -61,13 +61,13 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
 
 def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
     """Return the trained parameters of the model itself, by name: without its adapter they stay as they are now."""
-    adapters = set(policy.peft_config)
+    marks = [f".{name}." for name in policy.peft_config]
     prefix = getattr(policy.base_model, "prefix", None)  # of an adapter that has no name, as `adaption_`
+    if prefix:
+        marks.append(f".{prefix}")
     outside = {}
     for name, param in policy.named_parameters():
-        parts = name.split(".")
-        is_adapter = not adapters.isdisjoint(parts) or (prefix and any(part.startswith(prefix) for part in parts))
-        if param.requires_grad and not is_adapter:
+        if param.requires_grad and not any(mark in f".{name}." for mark in marks):
             outside[name] = param
     return outside
 
@@ -254,10 +254,9 @@ class AdapterReference(Reference):
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         parameters = dict(self.model.named_parameters())
         pairs = []
-        for name, param in parameters.items():
-            parts = name.split(".")  # `….lora_A.default.weight`, but `….lora_embedding_A.default`
-            if "default" in parts:
-                counterpart = ".".join(self.name if part == "default" else part for part in parts)
+        for name, param in parameters.items():  # `….lora_A.default.weight`, but `….lora_embedding_A.default`
+            counterpart = f"{name}.".replace(".default.", f".{self.name}.").removesuffix(".")
+            if counterpart != name:
                 pairs.append((parameters[counterpart], param))
         return pairs
 

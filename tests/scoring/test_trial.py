@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from trl_prorl.scoring.first_layers import first_layers
+from trl_prorl.scoring.trial import on_trial
 
 
 LAYERS = 6
@@ -35,7 +35,7 @@ def decoder(**keys):
 
 def kept(model):
     """How many of the layers stay."""
-    with first_layers(model) as left_out:
+    with on_trial(model, first_layers=True) as left_out:
         return LAYERS - left_out
 
 
@@ -121,7 +121,7 @@ def test_the_model_is_whole_afterwards(fails):
     ids = torch.arange(12)[None]
     logits = model(ids).logits
     try:
-        with first_layers(model):
+        with on_trial(model, first_layers=True):
             assert not torch.equal(model(ids).logits, logits)
             if fails:
                 raise KeyError

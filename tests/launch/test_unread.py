@@ -1,0 +1,89 @@
+"""
+Values that transformers and PEFT accept and leave unread, or compute NaN with: a run ends in one line before its first
+step, and can be started again in the same folder. What they can use trains.
+"""
+
+import pytest
+import yaml
+
+from trl_prorl.train import main
+
+
+RECIPE = {
+    "model_name_or_path": "embedded",
+    "dtype": "float32",
+    "use_peft": True,
+    "lora_target_modules": "all-linear",
+    "task": "reverse_digits",
+    "train_rows": 8,
+    "max_steps": 1,
+    "save_strategy": "no",
+    "per_device_train_batch_size": 4,
+    "num_generations": 2,
+    "max_completion_length": 4,
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+    "disable_tqdm": True,
+}
+
+
+@pytest.fixture
+def train(tmp_path):
+    """A function that trains the recipe with some keys in their place, in one folder."""
+
+    def train(keys):
+        path = tmp_path / "arm.yaml"
+        path.write_text(yaml.safe_dump({**RECIPE, "output_dir": str(tmp_path / "run"), **keys}))
+        main(None, ["--config", str(path)])
+        return tmp_path / "run" / "metrics.jsonl"
+
+    return train
+
+
+UNREAD = [
+    {"optim_args": "a=b"},
+    {"optim_args": "momentum=0.9"},  # AdamW has none
+    {"optim_args": "momentum=nan", "optim": "sgd"},
+    {"optim_args": "a=b,c", "optim": "sgd"},
+    {"lr_scheduler_kwargs": {"evil": 1}, "lr_scheduler_type": "constant"},
+    {"lr_scheduler_kwargs": {"evil": 1}, "lr_scheduler_type": "constant_with_warmup"},
+    {"lr_scheduler_kwargs": {"lr_end": -1.0}, "lr_scheduler_type": "polynomial", "max_steps": 2},
+    {"generation_kwargs": {"evil": 1}},
+    {"lora_modules_to_save": ["nope"]},
+    {"lora_target_parameters": ["nope"]},
+]
+
+
+@pytest.mark.parametrize("keys", UNREAD, ids=str)
+def test_what_nobody_would_read_ends_the_run_before_its_first_step(train, capsys, tmp_path, keys):
+    with pytest.raises(SystemExit) as ended:
+        train(keys)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2
+    assert line.startswith("error: ") and next(iter(keys)) in line
+    rows = tmp_path / "run" / "metrics.jsonl"
+    assert not rows.exists() or not rows.read_text()
+
+
+def test_a_corrected_run_starts_in_the_same_folder(train):
+    with pytest.raises(SystemExit):
+        train({"lr_scheduler_kwargs": {"lr_end": -1.0}, "lr_scheduler_type": "polynomial", "max_steps": 2})
+    assert train({}).read_text()
+
+
+READ = [
+    {"optim": "rmsprop", "optim_args": "momentum=0.9, alpha=0.5"},
+    {"optim": "sgd", "optim_args": "momentum=0"},  # its default
+    {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2}},
+    {"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": {"timescale": 5}},
+    {"generation_kwargs": {"min_new_tokens": 2, "repetition_penalty": 1.1}},
+    {"lora_target_modules": ["q_proj", "v_proj"], "lora_modules_to_save": ["input_layernorm"]},
+    {"lora_target_modules": ["q_proj", "v_proj"], "lora_target_parameters": ["up_proj.weight"], "lora_dropout": 0.0},
+    {"use_peft": False, "lora_modules_to_save": ["nope"]},
+]
+
+
+@pytest.mark.parametrize("keys", READ, ids=str)
+def test_what_they_read_trains(train, keys):
+    assert train(keys).read_text()
