@@ -108,14 +108,14 @@ class Plan:
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         _check_data_and_rewards(args, given)
         keys = changing_keys(args)
-        optimizers = given.get("optimizers")
-        _check_optimizer(args, optimizers)
+        optimizer, _ = given.get("optimizers") or (None, None)  # a script's own, in place of the keys
+        _check_optimizer(args, optimizer)
         config = given.get("peft_config")
         given_wrapped = isinstance(model, PeftModel)
         stacks = given_wrapped and config is not None
         adapter = config
         if stacks:
-            _check_stacking(args, model, config, optimizers)
+            _check_stacking(args, model, config, optimizer)
             adapter = stacked_config(model, config)
         elif given_wrapped:
             adapter = model.peft_config.get("default")
@@ -126,9 +126,11 @@ class Plan:
         callbacks = given.get("callbacks") or []
         has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
         resets = args.resets or has_own_triggers
-        _check_schedule(args, resets)
+        if resets:
+            refuse_unclean_schedule(args)
+        _check_processes(args, resets)
         if args.lora_growth_every:
-            _check_growth(args, adapter, optimizers)
+            _check_growth(args, adapter, optimizer)
         if not args.disable_dropout:
             args.check_or_give_up(check_dropout_config, config)
         restarts = args.adapter_restart == "merge"
@@ -262,18 +264,6 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     check_verifier(functions, needs_verdicts)
 
 
-def _check_schedule(args: ProRLConfig, resets: bool) -> None:
-    """Refuse resets and roll-backs that the schedule or the processes do not allow."""
-    if resets:
-        refuse_unclean_schedule(args)
-    _check_sharding(args, resets)
-    if args.rollback and args.world_size > 1:
-        raise ValueError(
-            f"rollback={args.rollback} with {args.world_size} processes is not supported. Train in one, or leave "
-            "rollback out."
-        )
-
-
 def _check_full_reference(args: ProRLConfig) -> None:
     """Refuse checkpoints of a reference that FSDP shards."""
     if _uses_fsdp(args) and args.save_strategy != "no":
@@ -284,16 +274,11 @@ def _check_full_reference(args: ProRLConfig) -> None:
         )
 
 
-def _has_own_optimizer(optimizers) -> bool:
-    """Return whether a trainer is given an optimizer, `(optimizer, schedule)`, in place of the keys."""
-    return bool(optimizers) and optimizers[0] is not None
-
-
-def _check_optimizer(args: ProRLConfig, optimizers) -> None:
+def _check_optimizer(args: ProRLConfig, optimizer) -> None:
     if args.optimizer_reset == "keep":
         return
-    if _has_own_optimizer(optimizers):
-        check_optimizer(optimizers[0], args.optimizer_reset)
+    if optimizer is not None:
+        check_optimizer(optimizer, args.optimizer_reset)
         return
     cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
     check_optimizer_class(cls, arguments.get("momentum", 0.0), arguments.get("beta1"), args.optimizer_reset)
@@ -310,8 +295,13 @@ def _check_kernel(args: ProRLConfig) -> None:
         )
 
 
-def _check_sharding(args: ProRLConfig, resets: bool) -> None:
+def _check_processes(args: ProRLConfig, resets: bool) -> None:
     """Refuse sharded parameters and optimizer states, of which a plain copy would take nothing or a part."""
+    if args.rollback and args.world_size > 1:
+        raise ValueError(
+            f"rollback={args.rollback} with {args.world_size} processes is not supported. Train in one, or leave "
+            "rollback out."
+        )
     copies = resets or args.elastic_reset_every > 0 or args.copied_anchors != []
     plugin = args.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3 and copies:
@@ -337,22 +327,25 @@ def _uses_fsdp(args: ProRLConfig) -> bool:
     return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
-def _check_growth(args: ProRLConfig, config, optimizers) -> None:
+def _is_sharded(args: ProRLConfig) -> bool:
+    return args.deepspeed_plugin is not None or _uses_fsdp(args)
+
+
+def _check_growth(args: ProRLConfig, config, optimizer) -> None:
     """Refuse growth of what is no plain LoRA, or lies in several processes, or has an optimizer of another kind."""
     check_growing_config(args.lora_growth_every, args.lora_growth_max_rank, config)
-    if _has_own_optimizer(optimizers):
-        check_growing_optimizer(type(inner_of(optimizers[0])))
+    if optimizer is not None:
+        check_growing_optimizer(type(inner_of(optimizer)))
     else:
         check_growing_optimizer(Trainer.get_optimizer_cls_and_kwargs(args)[0])
     _check_one_process(args, f"lora_growth_every={args.lora_growth_every}", "lora_growth_every")
 
 
-def _check_stacking(args: ProRLConfig, model: PeftModel, config, optimizers) -> None:
+def _check_stacking(args: ProRLConfig, model: PeftModel, config, optimizer) -> None:
     """Refuse a new adapter on a trained one where that cannot be, or where gradients lie in several processes."""
     check_stacked(model, config)
-    own = inner_of(optimizers[0]) if _has_own_optimizer(optimizers) else None
-    check_optimizer_by_entry(args.optim.value, own)
-    if args.deepspeed_plugin is not None or _uses_fsdp(args):
+    check_optimizer_by_entry(args.optim.value, inner_of(optimizer))
+    if _is_sharded(args):
         raise ValueError(
             "a peft_config on a trained adapter keeps ranks of the adapter from training, and DeepSpeed and FSDP "
             "shard their gradients. Use DDP (accelerate_configs/multi_gpu.yaml), or merge the trained adapter, and "
@@ -393,7 +386,7 @@ def _check_requests(args: ProRLConfig, config) -> None:
             f"vllm_enable_lora=True: vLLM serves ranks up to {RANKS[-1]}, and the adapter's reaches {rank}. Lower "
             "lora_r or lora_growth_max_rank, or leave vllm_enable_lora out."
         )
-    if args.deepspeed_plugin is not None or _uses_fsdp(args):
+    if _is_sharded(args):
         raise ValueError(
             "vllm_enable_lora=True hands over an adapter that is whole in every process, and DeepSpeed and FSDP shard "
             "it. Use DDP (accelerate_configs/multi_gpu.yaml), or leave vllm_enable_lora out."
@@ -401,8 +394,7 @@ def _check_requests(args: ProRLConfig, config) -> None:
 
 
 def _check_one_process(args: ProRLConfig, given: str, key: str) -> None:
-    sharded = args.deepspeed_plugin is not None or _uses_fsdp(args)
-    if args.world_size > 1 or sharded or args.torch_compile:
+    if args.world_size > 1 or _is_sharded(args) or args.torch_compile:
         raise ValueError(
             f"{given}: several processes, DeepSpeed, FSDP and torch_compile hold on to the shapes with which the "
             f"adapter begins. Train in one plain process, or leave {key} out."

@@ -75,7 +75,8 @@ def can_be_packed(layer: torch.nn.Module | None) -> bool:
         and "forward" not in vars(layer)  # replaced, to cast
         and not (layer._forward_hooks or layer._forward_pre_hooks)
         and layer.weight.device.type == "cpu"
-        and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and (layer.weight.dtype == torch.float32 or packs_bf16() and layer.weight.dtype == torch.bfloat16)
     )
 
