@@ -48,7 +48,7 @@ def cached(tmp_path, monkeypatch):
 
 NOT_THERE = {
     "Qwen/Qwen2.5-0.5B-Instrct": r"did you mean 'Qwen/Qwen2.5-0.5B-Instruct'\?",
-    "missing/folder": "HF_HUB_OFFLINE",
+    "missing/folder": "couldn't connect to",
     "./missing": "folder",
     "smolm2": r"did you mean 'smollm2'\?",
     "no.gguf": "GGUF",
@@ -73,7 +73,7 @@ def test_a_folder_without_a_whole_model_is_one_line(make_trainer, tmp_path):
 
 
 def test_a_name_that_the_hub_does_not_know_is_one_line(online, cached):
-    with pytest.raises(ValueError, match="'who/what' is not on the Hub. Correct the name; if the model is") as refusal:
+    with pytest.raises(ValueError, match="'who/what' cannot be loaded.* is not a valid model identifier") as refusal:
         find_model("who/what")
     assert "\n" not in str(refusal.value)
 
@@ -81,7 +81,7 @@ def test_a_name_that_the_hub_does_not_know_is_one_line(online, cached):
 def test_a_hub_that_does_not_answer_is_one_line(cached, monkeypatch):
     for name, value in constants_for("http://127.0.0.1:9").items():
         monkeypatch.setattr(constants, name, value)
-    with pytest.raises(ValueError, match="http://127.0.0.1:9 cannot be reached"):
+    with pytest.raises(ValueError, match="couldn't connect to 'http://127.0.0.1:9'"):
         find_model("who/what")
 
 

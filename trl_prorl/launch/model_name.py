@@ -6,12 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
-from huggingface_hub.errors import (
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from transformers.utils import cached_file
 
 from ..embedded.gguf_base import is_gguf
@@ -77,28 +71,8 @@ def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
     try:
         cached_file(name, "config.json", **place)
     except OSError as error:
-        raise ValueError(f"{given} {_say_why(name, place.get('revision'), error)}") from None
-
-
-def _say_why(name: str, revision: str | None, error: OSError) -> str:
-    """Say in the rest of a line why a model cannot be had, and what to do."""
-    cause = error.__cause__
-    like = nearest(name, cached_models())
-    if isinstance(cause, GatedRepoError):
-        return f"is gated: ask for access at {constants.ENDPOINT}/{name}, then log in with `hf auth login`."
-    if isinstance(cause, RevisionNotFoundError):
-        return f"has no revision {revision!r} on the Hub. Correct it, or leave it out."
-    if isinstance(cause, RepositoryNotFoundError):
-        return f"is not on the Hub{like}. Correct the name; if the model is private, log in with `hf auth login`."
-    if not isinstance(cause, LocalEntryNotFoundError):
-        return f"cannot be had: {cut(' '.join(str(error).split()))}"
-    why = f"{constants.ENDPOINT} cannot be reached"
-    cure = "look at the network"
-    if constants.HF_HUB_OFFLINE:
-        why = "HF_HUB_OFFLINE=1 keeps the Hub out"
-        cure = "unset HF_HUB_OFFLINE"
-    there = f"is no folder here and not in the Hub's cache{like}"
-    return f"{there}, and {why}. Correct the name, {cure}, or give a folder."
+        like = nearest(name, cached_models())
+        raise ValueError(f"{given} cannot be loaded{like}: {cut(' '.join(str(error).split()), 300)}") from None
 
 
 def cached_models() -> list[str]:
