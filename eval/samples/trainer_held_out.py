@@ -19,6 +19,7 @@ from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampli
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.links import check_links
+from trl_prorl.scoring.trial import evaluation_mode
 
 
 class TrainerHeldOut(HeldOut):
@@ -109,7 +110,7 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             yield prepare_for_sampling(load_base_model(self.config))
             return
-        with self._evaluating(), self.as_point(point):
+        with evaluation_mode(self.policy), self.as_point(point):
             yield prepare_for_sampling(self.policy, merge=False)
 
     @contextmanager
@@ -117,18 +118,8 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             yield load_base_model(self.config).eval()
             return
-        with self._evaluating():
+        with evaluation_mode(self.policy):
             yield PolicyAs(self, point)
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Put the policy in evaluation mode while this lasts."""
-        trains = self.policy.training
-        self.policy.eval()
-        try:
-            yield
-        finally:
-            self.policy.train(trains)
 
     @contextmanager
     def as_point(self, point: Point) -> Iterator[None]:

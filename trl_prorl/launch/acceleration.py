@@ -56,7 +56,10 @@ class Acceleration:
         args = trainer.args
         if has_images(trainer):
             _check_images(trainer)
-        made = cls(choose_packing(trainer, policy, padded), choose_generation(trainer, policy))
+        packing = choose(trainer, "pack_groups", partial(find_packing_obstacle, trainer, policy, padded))
+        if packing.on and shards_weights(trainer):
+            packing = Choice(True, "its numbers were not tried, because the weights are sharded")
+        made = cls(packing, choose(trainer, "compact_generation", partial(find_generation_obstacle, trainer, policy)))
         impossible = describe_impossible(
             {
                 "reuse_old_logps": args.why_no_reuse,
@@ -116,14 +119,14 @@ def shards_weights(trainer) -> bool:
     return trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
 
 
-def choose(trainer, key: str, find_objection: Callable[[], str | None]) -> Choice:
+def choose(trainer, key: str, find_obstacle: Callable[[], str | None]) -> Choice:
     """
     Decide whether an acceleration is on.
 
     Args:
         trainer (`ProRLTrainer`): Its configuration may say `"off"`, `"on"` or `"auto"`.
         key (`str`): The key of the acceleration.
-        find_objection (`Callable`): Finds a sentence that says why it is not possible, or `None`.
+        find_obstacle (`Callable`): Finds a sentence that says why it is not possible, or `None`.
 
     Raises:
         `ValueError`: The key is `"on"`, and it is not possible.
@@ -131,7 +134,7 @@ def choose(trainer, key: str, find_objection: Callable[[], str | None]) -> Choic
     value = getattr(trainer.args, key)
     if value == "off":
         return Choice(False)
-    objection = trainer.args.given_up if trainer.args.gives_up(key) else find_objection()
+    objection = trainer.args.given_up if trainer.args.gives_up(key) else find_obstacle()
     if objection is None:
         return Choice(True)
     if value == "on":
@@ -156,28 +159,20 @@ def first_of_all_processes(objection: str | None) -> str | None:
     return None
 
 
-def choose_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Choice:
-    """Decide whether groups are packed; the arguments are those of [`Acceleration.from_trainer`]."""
-    sharded = shards_weights(trainer)
-
-    def find_objection() -> str | None:
-        if has_images(trainer):
-            return "the prompts have images."
-        if trainer.aux_loss_enabled:
-            return "the load-balancing loss averages over tokens, prompts included, as padded."
-        objection = why_not(policy)
-        if objection is not None:
-            return objection
-        check_pack_processes(trainer.args.pack_max_tokens, trainer.accelerator.num_processes)
-        if sharded:
-            logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
-            return None
-        return try_packing(trainer, policy, padded)
-
-    packing = choose(trainer, "pack_groups", find_objection)
-    if packing.on and sharded:
-        return Choice(True, "its numbers were not tried, because the weights are sharded")
-    return packing
+def find_packing_obstacle(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str | None:
+    """Say why groups cannot be packed; the arguments are those of [`Acceleration.from_trainer`]."""
+    if has_images(trainer):
+        return "the prompts have images."
+    if trainer.aux_loss_enabled:
+        return "the load-balancing loss averages over tokens, prompts included, as padded."
+    objection = why_not(policy)
+    if objection is not None:
+        return objection
+    check_pack_processes(trainer.args.pack_max_tokens, trainer.accelerator.num_processes)
+    if shards_weights(trainer):
+        logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
+        return None
+    return try_packing(trainer, policy, padded)
 
 
 def try_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str | None:
@@ -197,29 +192,25 @@ def try_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Te
     return first_of_all_processes(try_model(policy, trial))
 
 
-def choose_generation(trainer, policy: torch.nn.Module) -> Choice:
-    """Decide whether rollouts are sampled compactly."""
-
-    def find_objection() -> str | None:
-        if trainer.use_vllm:
-            return "use_vllm=True samples with vLLM."
-        if trainer.use_transformers_continuous_batching:
-            return "use_transformers_continuous_batching=True samples another way."
-        if has_images(trainer):
-            return "the prompts have images."
-        if shards_weights(trainer):
-            return "the weights are sharded."
-        config = trainer.generation_config
-        own_config = getattr(policy, "generation_config", None)
-        if own_config is not None:
-            config = complete_config(config, own_config)
-        objection = why_not_compact(config)
-        if objection is not None:
-            return objection
-        trial = partial(probe_generation, policy, vocabulary(policy))
-        return first_of_all_processes(try_model(policy, trial))
-
-    return choose(trainer, "compact_generation", find_objection)
+def find_generation_obstacle(trainer, policy: torch.nn.Module) -> str | None:
+    """Say why rollouts cannot be sampled compactly."""
+    if trainer.use_vllm:
+        return "use_vllm=True samples with vLLM."
+    if trainer.use_transformers_continuous_batching:
+        return "use_transformers_continuous_batching=True samples another way."
+    if has_images(trainer):
+        return "the prompts have images."
+    if shards_weights(trainer):
+        return "the weights are sharded."
+    config = trainer.generation_config
+    own_config = getattr(policy, "generation_config", None)
+    if own_config is not None:
+        config = complete_config(config, own_config)
+    objection = why_not_compact(config)
+    if objection is not None:
+        return objection
+    trial = partial(probe_generation, policy, vocabulary(policy))
+    return first_of_all_processes(try_model(policy, trial))
 
 
 def vocabulary(policy: torch.nn.Module) -> int:
