@@ -1,5 +1,6 @@
 """One run at a time writes to a folder, and a killed one holds nothing."""
 
+import errno
 import os
 import signal
 import socket
@@ -99,6 +100,15 @@ def test_where_the_kernel_has_no_locks_a_folder_has_one_holder_too(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", WITHOUT_FCNTL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "one holder\n", done.stderr
+
+
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(OSError, match=f"{tmp_path}' cannot be locked .*No locks available"):
+        FolderLock(tmp_path).hold()
 
 
 def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(

@@ -68,6 +68,10 @@ def _take(file: Path, lock: FileLock) -> None:
         lock.acquire()
     except Timeout:
         raise FolderInUseError(_refusal(file.parent, _holder_named_in(file))) from None
+    except OSError as error:
+        if error.filename is None:  # of the lock, not of the file: on some network disks
+            raise OSError(f"'{file.parent}' cannot be locked ({error}). Choose a folder on another disk.") from error
+        raise
     if not is_foreign_lock(file):  # else filelock has written it
         file.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
 
