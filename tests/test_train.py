@@ -255,7 +255,7 @@ from trl_prorl.trainer import ProRLTrainer
 def broken(self, *args, **kwargs):
     raise {error}
 
-ProRLTrainer._compute_loss = broken
+ProRLTrainer.compute_loss = broken
 main({recipe!r})
 """
 

@@ -259,7 +259,11 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.has_begun = True
         if not self.meter.open:
             self.meter.begin_step()
-        return super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:  # they are those of the step, and not clipped yet
+            for part in self.parts.values():
+                part.gradients(model)
+        return loss
 
     def _prepare_inputs(self, generation_batch):
         if not (self.scorer.packs and self.model.training):
@@ -319,7 +323,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         """Sample a batch of an evaluation by TRL's method, and keep its rows."""
         before = self.means.lengths("eval")
         rows = Rows(inputs)
-        batch = super()._generate_and_score_completions(rows)
+        batch = self._sample_as_trl(rows)
         outcome = rows.outcome
         self.means.add_batch("eval", before, outcome.counts, len(outcome.rewards))
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
@@ -336,11 +340,11 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         )
         return batch
 
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         if not self.tools:  # else the turns before it are in the prompt
             self.context.check_longest(prompt_ids)
         with plain_generation_config(self.accelerator.unwrap_model(self.model)):
-            return self._generate_by_keys(prompt_ids, *args, **kwargs)
+            return self._generate_by_keys(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
 
     def _generate_by_keys(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         """Generate as TRL does, or compactly; the model's own generation config is put aside."""
@@ -363,9 +367,10 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 policy, prompt_ids, self.generation_config, self.eos_token_ids, self.pad_to_multiple_of
             )
 
-    def _tool_call_loop(self, *args, **kwargs):
+    def _sample_as_trl(self, rows: Rows) -> dict[str, torch.Tensor]:
+        """Call TRL's method, which leaves the outcome with the rows. Raises `RewardError`: a task could not reply."""
         try:
-            return super()._tool_call_loop(*args, **kwargs)
+            return super()._generate_and_score_completions(rows)
         except ReplyFailed as failure:
             raise failure.error from failure.error.__cause__
 
@@ -377,7 +382,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         lengths = self.means.lengths("train")
         rows = Rows(inputs)
         with self.guard.sampling(rows, self.state.global_step + 1), self.scorer.sampling():
-            batch = super()._generate_and_score_completions(rows)
+            batch = self._sample_as_trl(rows)
         outcome = rows.outcome
         outcome.tokens -= count_written_by_others(batch)
         if again:
@@ -409,12 +414,13 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     # ------------------------------------------------------------------------------------ a step: its scoring
 
-    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
         trl_score = super()._get_per_token_logps_and_entropies
+        rows = (input_ids, attention_mask, logits_to_keep)
         if self.scorer.makes_batch:
-            return self.scorer.answer_request(trl_score, model, *args, **kwargs)
+            return self.scorer.answer_request(trl_score, model, *rows, **kwargs)
         policy_pass = self._policy_pass or PolicyPass()
-        return self.scorer.score_policy(policy_pass, self.model.training, trl_score, model, *args, **kwargs)
+        return self.scorer.score_policy(policy_pass, self.model.training, trl_score, model, *rows, **kwargs)
 
     def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
         """Score a batch under an anchor, in chunks of `batch_size` rows. Returns log-probabilities `(B, T)`."""
@@ -424,7 +430,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     # -------------------------------------------------------------------------------------- a step: its loss
 
-    def _compute_loss(self, model, inputs):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """
         Compute TRL's loss of a micro-batch, and the KL terms that it cannot express.
 
@@ -446,7 +452,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self._complete_anchors(inputs)
         sampler_logps = self._take_sampler_logps(inputs)
         policy_pass = self._plan_policy_pass(inputs, adds_penalty)
-        trl_loss = self._compute_trl_loss(model, inputs, policy_pass)
+        trl_loss = self._compute_trl_loss(policy_pass, model, inputs, return_outputs, num_items_in_batch)
 
         penalty = None
         if args.anchored and (training or adds_penalty):
@@ -527,13 +533,13 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         plan_key = inputs["completion_mask"] if rows is None else rows
         return PolicyPass(beta, completion_mask(inputs), rows, plan_key, fill)
 
-    def _compute_trl_loss(self, model, inputs, policy_pass: PolicyPass) -> torch.Tensor:
+    def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs, *others) -> torch.Tensor:
         """Call TRL's loss, in which the policy makes one pass."""
         if self.args.loss_mode == "no_ratio":
             inputs = without_ratio(inputs)
         self._policy_pass = policy_pass
         try:
-            return super()._compute_loss(model, inputs)
+            return super().compute_loss(model, inputs, *others)
         finally:
             self._policy_pass = None
 
@@ -558,15 +564,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     # ------------------------------------------------------------------------- a step: its update, and its row
 
-    def _clip_grad_norm(self, model):
-        for part in self.parts.values():
-            part.gradients(model)
-        return super()._clip_grad_norm(model)
-
     def _get_grad_norm(self, model, grad_norm=None):
-        if grad_norm is None:  # nothing was clipped
-            for part in self.parts.values():
-                part.gradients(model)
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is not None:
             norm = float(norm)  # waits for the device, once for all parts and for TRL's log

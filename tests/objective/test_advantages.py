@@ -137,7 +137,7 @@ def gradient(trainer, **others):
         "num_items_in_batch": torch.tensor(5),
         **others,
     }
-    (result,) = torch.autograd.grad(trainer._compute_loss(trainer.model, inputs), logps)
+    (result,) = torch.autograd.grad(trainer.compute_loss(trainer.model, inputs), logps)
     return result
 
 

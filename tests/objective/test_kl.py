@@ -248,14 +248,14 @@ def test_the_record_counts_each_token_once_however_many_anchors_bound_it(make_tr
 
 def with_old(trainer, change):
     """The log-probabilities under π_old of every batch are changed before the loss."""
-    compute = trainer._compute_loss
+    compute = trainer.compute_loss
 
-    def changed(model, inputs):
+    def changed(model, inputs, **others):
         if "old_per_token_logps" in inputs:
             inputs = {**inputs, "old_per_token_logps": change(inputs["old_per_token_logps"].clone())}
-        return compute(model, inputs)
+        return compute(model, inputs, **others)
 
-    trainer._compute_loss = changed
+    trainer.compute_loss = changed
     return trainer
 
 

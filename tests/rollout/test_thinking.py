@@ -87,6 +87,6 @@ def test_forced_tokens_carry_no_gradient(make_trainer):
     }
     for mask, silent in ((0, True), (1, False)):
         trainer.model.zero_grad()
-        trainer._compute_loss(trainer.model, {**batch, "tool_mask": mask * ones}).backward()
+        trainer.compute_loss(trainer.model, {**batch, "tool_mask": mask * ones}).backward()
         norm = sum(p.grad.abs().sum() for p in trainer.model.parameters() if p.grad is not None)
         assert (norm == 0) == silent

@@ -228,30 +228,16 @@ class CheckpointMixin:
             write_config(self.run_dir, self.args, self.recipe)
             if self.as_begun is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
                 self.as_begun.save(self.run_dir / BASE_ADAPTER)
-        return super()._inner_training_loop(*args, **kwargs)
+        best = find_best_beside(checkpoint, Path(self.args.output_dir)) if resume is not None else None
+        # It need not lie where the state says, of which Trainer warns.
+        with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
+            return super()._inner_training_loop(*args, **kwargs)
 
     def _forget_logs(self) -> None:
         """Empty what TRL has gathered for its next log: it is of steps that are no longer part of the run."""
         pending = [*self._metrics.values(), self._pending_metrics, self._pending_extra_logs]
         for values in [*pending, *self._logs.values()]:
             values.clear()
-
-    def _init_training_state(self, max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial):
-        best = None
-        if resume_from_checkpoint is not None:
-            best = find_best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
-        is_beside = best is not None
-        with without_warning("transformers.trainer", "The best checkpoint") if is_beside else nullcontext():
-            done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
-        # A checkpoint brings its own logging_steps, eval_steps and save_steps.
-        self.state.compute_steps(self.args, max_steps)
-        if best is not None:
-            self.state.best_model_checkpoint = str(best)
-        if resume_from_checkpoint is not None and self.args.should_save:
-            if self.folders.has_checkpoint(Path(resume_from_checkpoint)):
-                # The run may have ended between its last save and the removal that follows a save.
-                self._remove_oldest(self.folders)
-        return done
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         # The one step of a resume that every kind of set-up takes, and after the model's.
@@ -260,6 +246,7 @@ class CheckpointMixin:
         if checkpoint is None:
             return
         folder = Path(checkpoint)
+        self._go_on_with_state(folder)
         changed = self._resume.changed
         if changed:
             restore_hyperparameters(self.optimizer, self.lr_scheduler, made_with)
@@ -275,6 +262,16 @@ class CheckpointMixin:
         self._step = 0 if is_cut_anew else state["micro_batches"]
         restore_log(state["log"], self._metrics["train"], self._logs)
         self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
+
+    def _go_on_with_state(self, checkpoint: Path) -> None:
+        """Correct what Trainer's state has from the checkpoint, and finish what the run had begun."""
+        self.state.compute_steps(self.args, self.state.max_steps)  # it brings its own logging_steps, save_steps, …
+        best = find_best_beside(checkpoint, Path(self.args.output_dir))
+        if best is not None:
+            self.state.best_model_checkpoint = str(best)
+        if self.args.should_save and self.folders.has_checkpoint(checkpoint):
+            # The run may have ended between its last save and the removal that follows a save.
+            self._remove_oldest(self.folders)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         policy = self.accelerator.unwrap_model(self.model)
@@ -385,7 +382,7 @@ class CheckpointMixin:
     def save_model(self, output_dir=None, _internal_call=False):
         try:
             with self._note_failure():
-                super().save_model(output_dir, _internal_call=True)
+                self._save_weights(output_dir)
             if output_dir is None or Path(output_dir) == Path(self.args.output_dir):
                 self.create_model_card()  # PEFT has written its own
             if self.args.push_to_hub and not _internal_call:
@@ -397,20 +394,19 @@ class CheckpointMixin:
             message = describe_failed_write(folder, Path(self.args.output_dir), error)
             raise CheckpointError(f"The model in {message}") from error
 
-    def _save(self, *args, **kwargs):
+    def _save_weights(self, output_dir: str | Path | None) -> None:
         token = self.args.hub_token
         self.args.hub_token = None  # the arguments are pickled beside the weights
         try:
             with ExitStack() as stack:
                 for part in self.parts.values():
                     stack.enter_context(part.written())
-                super()._save(*args, **kwargs)
+                super().save_model(output_dir, _internal_call=True)
         finally:
             self.args.hub_token = token
-        if not self.args.should_save:  # Trainer calls this in every process, where the folder may not be there yet
-            return
-        output_dir = args[0] if args else kwargs.get("output_dir")
-        write_run_id(self.args.output_dir if output_dir is None else output_dir, self._run_id)
+        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save and folder.is_dir():  # other processes come here before it is there
+            write_run_id(folder, self._run_id)
 
     # ------------------------------------------------------------------------------- push, see hub/uploads.py
 
