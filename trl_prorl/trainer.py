@@ -17,7 +17,6 @@ from transformers import EarlyStoppingCallback
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
-from trl.trainer.utils import split_tensor_dict
 
 from .adapters.begun import AdapterAsBegun
 from .assembly import make_dynamic_sampling, optional_parts, prepare_policy, run_identity, warn_of_unused_defaults
@@ -265,21 +264,6 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 part.gradients(model)
         return loss
 
-    def _prepare_inputs(self, generation_batch):
-        if not (self.scorer.packs and self.model.training):
-            return super()._prepare_inputs(generation_batch)
-        # TRL's method. Its shuffle scatters a group over the micro-batches, and a prompt that stands in one of them is
-        # computed once; so rows change places wherever no update's gradient depends on it.
-        if self._step % self.args.generate_every == 0 or self._buffered_inputs is None:
-            batch = self._generate_and_score_completions(generation_batch)
-            permutation = torch.randperm(len(batch["advantages"]))
-            micro_batch = len(permutation) // self.args.steps_per_generation
-            rows = micro_batch * self.args.exchangeable_micro_batches
-            order = keep_groups_together(permutation, self.num_generations, rows).to(batch["advantages"].device)
-            batch = {name: value[order] if value.dim() else value for name, value in batch.items()}
-            self._buffered_inputs = split_tensor_dict(batch, self.args.steps_per_generation)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
-
     def _generate_and_score_completions(self, inputs):
         which = "train_dataset" if self.model.training else "eval_dataset"
         check_batch(inputs, which, self._reserved, needs_prompts=self.environment_factories is None)
@@ -317,7 +301,22 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.recorder.rewarded(outcome.counts, outcome.seconds)
         for part in self.parts.values():
             part.batch(batch, measured, tokens)
-        return batch
+        return self._keep_groups_together(batch) if self.scorer.packs else batch
+
+    def _keep_groups_together(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """
+        Put the rows of a generation batch where TRL's shuffle, which comes next, takes those of a group together.
+
+        A prompt that stands in one micro-batch is computed once. Rows change places wherever no update's gradient
+        depends on it.
+        """
+        number = len(batch["advantages"])
+        with torch.random.fork_rng(devices=[]):
+            shuffle = torch.randperm(number)  # as TRL is going to draw it
+        share = number // self.args.steps_per_generation * self.args.exchangeable_micro_batches
+        order = keep_groups_together(shuffle, self.num_generations, share)
+        places = order[shuffle.argsort()].to(batch["advantages"].device)
+        return {name: value[places] if value.dim() else value for name, value in batch.items()}
 
     def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
         """Sample a batch of an evaluation by TRL's method, and keep its rows."""
