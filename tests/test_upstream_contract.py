@@ -1,62 +1,164 @@
-"""What the trainer relies on inside TRL and transformers: methods, where their arguments stand, what they leave."""
+"""What the trainer relies on inside TRL and transformers: the check when it is made, and what code does not show."""
 
 import inspect
-import re
+from types import CodeType
 
 import pytest
 import torch
 from transformers import Trainer
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
 
-from trl_prorl import ProRLTrainer
-
-
-OURS = [ProRLTrainer, ProRLTrainer.__bases__[0]]
-
-
-def parameters(method):
-    return inspect.signature(inspect.unwrap(method)).parameters
+from trl_prorl import ProRLTrainer, upstream
+from trl_prorl.checkpoint.mixin import CheckpointMixin
+from trl_prorl.upstream import FACTS, VLLM_FACTS, check_upstream, tell_of_untested
 
 
-@pytest.mark.parametrize("cls", OURS)
-def test_every_method_that_is_extended_is_there(cls):
-    called = set(re.findall(r"super\(\)\.(\w+)", inspect.getsource(cls)))
-    assert called
-    assert [name for name in called if not hasattr(GRPOTrainer, name)] == []
+@pytest.fixture(autouse=True)
+def asked_anew():
+    check_upstream.cache_clear()
+    tell_of_untested.cache_clear()
+    yield
+    check_upstream.cache_clear()
+    tell_of_untested.cache_clear()
 
 
-@pytest.mark.parametrize("cls", OURS)
-def test_every_method_that_is_replaced_takes_the_arguments_that_it_is_given(cls):
-    for name, method in vars(cls).items():
-        if name == "__init__" or not inspect.isfunction(method) or not hasattr(GRPOTrainer, name):
-            continue
-        mine = parameters(method)
-        if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in mine.values()):
-            theirs = [
-                name for name, each in parameters(getattr(GRPOTrainer, name)).items() if each.default is each.empty
-            ]
-            assert len(theirs) <= len(mine), name
+def without(code, gone):
+    """A code in which a name is another one, its nested codes included."""
+
+    def renamed(value):
+        if isinstance(value, CodeType):
+            return without(value, gone)
+        if isinstance(value, tuple):
+            return tuple(map(renamed, value))
+        return "another" if value == gone else value
+
+    parts = {part: renamed(getattr(code, part)) for part in ("co_names", "co_varnames", "co_consts")}
+    return code.replace(**parts)
 
 
-@pytest.mark.parametrize("cls", OURS)
-def test_every_private_name_that_is_read_is_there(cls, make_trainer):
-    read = set(re.findall(r"\bself\.(_[a-z]\w+)", inspect.getsource(cls)))
-    trainer = make_trainer()
-    later = {"_last_loaded_step", "_batch_environments"}  # with vLLM, with environments
-    assert [name for name in read - later if not hasattr(trainer, name)] == []
+@pytest.mark.parametrize("fact", [*FACTS, *VLLM_FACTS], ids=lambda fact: fact.method)
+def test_each_name_that_is_relied_on_is_missed_where_it_is_gone(fact, monkeypatch):
+    check_upstream(ProRLTrainer, (fact,))
+    for gone in (*fact.calls, *fact.uses):
+        with monkeypatch.context() as patch:
+            for cls in (GRPOTrainer, *GRPOTrainer.__mro__[1:], VLLMGeneration):
+                for method in filter(inspect.isfunction, map(inspect.unwrap, vars(cls).values())):
+                    patch.setattr(method, "__code__", without(method.__code__, gone))
+            check_upstream.cache_clear()
+            with pytest.raises(ValueError, match=rf"{gone}.*pip install"):
+                check_upstream(ProRLTrainer, (fact,))
 
 
-def test_where_arguments_stand():
-    assert list(parameters(Trainer._maybe_log_save_evaluate))[1:3] == ["tr_loss", "grad_norm"]
-    scoring = GRPOTrainer._get_per_token_logps_and_entropies
-    assert list(parameters(scoring))[1:5] == ["model", "input_ids", "attention_mask", "logits_to_keep"]
-    assert list(parameters(Trainer._init_training_state))[4] == "resume_from_checkpoint"
+def test_each_private_method_that_is_replaced_is_one_whose_caller_is_known():
+    called = {name for fact in FACTS for name in fact.calls}
+    replaced = {
+        name
+        for cls in (ProRLTrainer, CheckpointMixin)
+        for name, value in vars(cls).items()
+        if name.startswith("_") and inspect.isfunction(value) and hasattr(GRPOTrainer, name)
+    }
+    assert replaced - {"__init__"} <= called
 
 
-def test_what_is_replaced_of_vllm_is_there():
-    for name in ("_init_vllm", "_iter_named_params", "sync_weights", "generate"):
-        assert callable(getattr(VLLMGeneration, name))
+def _calculate_rewards(self, inputs, images, prompts, completions, completion_ids_list):
+    """An argument is inserted."""
+
+
+def _generate_single_turn(self, prompt_ids, images):
+    """Arguments are gone."""
+
+
+def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    """A call is gone."""
+    return self._loss(model, inputs)
+
+
+def _maybe_log_save_evaluate(self, *args, **kwargs):
+    """It is called for something else now."""
+
+
+def _run_epoch(self, **kwargs):
+    """The row is written before the update."""
+    self.get_batch_samples()
+    self.accelerator.gradient_state._set_sync_gradients(True)
+    self.training_step()
+    self._maybe_log_save_evaluate(self._get_grad_norm(), self.current_gradient_accumulation_steps)
+    self.callback_handler.on_pre_optimizer_step(self.args.max_grad_norm)
+    self.callback_handler.on_step_end()
+    self.callback_handler.on_epoch_end(grad_norm=0.0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (GRPOTrainer, _calculate_rewards),
+        (GRPOTrainer, _generate_single_turn),
+        (GRPOTrainer, compute_loss),
+        (Trainer, _maybe_log_save_evaluate),
+        (Trainer, _run_epoch),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_a_trl_that_was_rebuilt_is_refused_in_one_line(make_trainer, monkeypatch, owner, method):
+    monkeypatch.setattr(owner, method.__name__, method)
+    with pytest.raises(ValueError, match=f'{method.__name__}.*pip install "(trl==1|transformers==5)') as refused:
+        make_trainer()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_method_with_another_name_is_refused_in_one_line(make_trainer, monkeypatch):
+    monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
+    with pytest.raises(ValueError, match='has no _calculate_rewards.*pip install "trl==1'):
+        make_trainer()
+
+
+def test_a_loss_that_scores_a_micro_batch_in_parts_is_refused(make_trainer, monkeypatch):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        rows = [
+            {name: value[row : row + 1] if value.dim() else value for name, value in inputs.items()}
+            for row in range(len(inputs["advantages"]))
+        ]
+        return sum(self._compute_loss(model, row) for row in rows)
+
+    monkeypatch.setattr(GRPOTrainer, "compute_loss", compute_loss)
+    with pytest.raises(ValueError, match="in parts.*pip install"):
+        make_trainer().train()
+
+
+def test_a_newer_trl_in_which_all_is_there_trains_with_one_line(run, monkeypatch, caplog):
+    installed = upstream.version
+    monkeypatch.setattr(upstream, "version", lambda name: "1.99.0" if name == "trl" else installed(name))
+    for _ in range(2):
+        assert run(max_steps=2).state.global_step == 2
+    assert sum("1.99.0" in message for message in caplog.messages) == 1
+
+
+def test_a_name_of_trl_s_that_was_moved_is_told_with_the_cure():
+    with pytest.raises(ImportError) as moved:
+        exec("from trl.trainer.utils import something_moved")
+    assert "something_moved" in str(upstream.with_cure(moved.value))
+    assert 'pip install "trl==1' in str(upstream.with_cure(moved.value))
+    other = ImportError("no such module", name="numpy.moved")
+    assert upstream.with_cure(other) is other
+
+
+def test_an_adapter_ref_that_trl_makes_by_itself_changes_nothing(run, monkeypatch, largest_difference):
+    """As a later TRL may, for its own `sync_ref_model`."""
+    wrap = grpo_trainer.get_peft_model
+
+    def with_reference(*args, **kwargs):
+        model = wrap(*args, **kwargs)
+        with torch.random.fork_rng():
+            model.add_adapter("ref", model.peft_config["default"])
+        return model
+
+    today = run(beta=0.1, num_iterations=2)
+    monkeypatch.setattr(grpo_trainer, "get_peft_model", with_reference)
+    tomorrow = run(beta=0.1, num_iterations=2)
+    assert list(tomorrow.model.peft_config) == ["default"]
+    assert largest_difference(today, tomorrow) == 0.0
 
 
 def test_a_sampler_s_order_comes_from_its_own_generator(make_trainer):

@@ -55,7 +55,13 @@ _MODULES = {
 def __getattr__(name: str):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES.get(name, 'resets.triggers')}", __name__), name)
+    try:
+        module = import_module(f".{_MODULES.get(name, 'resets.triggers')}", __name__)
+    except ImportError as error:
+        from .upstream import with_cure
+
+        raise with_cure(error) from error
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 `ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
 
 This file holds TRL's overrides in the order of a step. With every ProRL key at its default TRL's own methods compute
-everything, and this class only observes. `tests/test_upstream_contract.py` pins the methods of TRL that it knows.
+everything, and this class only observes. `upstream.py` checks what it relies on inside TRL.
 """
 
 import math
@@ -54,6 +54,7 @@ from .rollout.turns import ReplyFailed
 from .rollout.verdicts import Verdicts
 from .scoring.references import AdapterReference, AnchorModels, check_trained
 from .scoring.scorer import PolicyPass, Scorer
+from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
 
 
 class ProRLTrainer(CheckpointMixin, GRPOTrainer):
@@ -90,7 +91,12 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------------------ assembly
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **named):
+        check_upstream(ProRLTrainer)
         plan = Plan.from_arguments(self, model, reward_funcs, args, others, named)
+        if plan.args.use_vllm:
+            check_upstream(ProRLTrainer, VLLM_FACTS)
+        if plan.args.process_index == 0:
+            tell_of_untested()
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
         self.anchors = Anchors(plan.args)
@@ -122,7 +128,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             self.as_begun = AdapterAsBegun(policy, is_trained=plan.given_wrapped)
 
         self.meter = Meter(accelerator.device)
-        self.anchors.make_models(AnchorModels(self, policy, plan.moves, plan.fresh_adapter))
+        wrapped_by_trl = plan.given.get("peft_config") is not None
+        self.anchors.make_models(AnchorModels(self, policy, plan.moves, plan.fresh_adapter, wrapped_by_trl))
         self.reference = self.anchors["ref"].model
         self.base = self.anchors["base"].model
         self._check_trained()

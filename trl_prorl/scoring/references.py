@@ -145,13 +145,15 @@ class AnchorModels:
         policy (`torch.nn.Module`): The policy, unwrapped.
         moves (`bool`): Whether resets move the reference.
         fresh_adapter (`bool`): Whether the policy's adapter changes nothing as the run begins.
+        wrapped_by_trl (`bool`): Whether TRL has made that adapter, of a `peft_config`.
     """
 
-    def __init__(self, trainer, policy, moves: bool, fresh_adapter: bool):
+    def __init__(self, trainer, policy, moves: bool, fresh_adapter: bool, wrapped_by_trl: bool):
         self.trainer = trainer
         self.policy = policy
         self.moves = moves
         self.fresh_adapter = fresh_adapter
+        self.wrapped_by_trl = wrapped_by_trl
 
     def policy_itself(self) -> "Policy":
         """Return the policy, whatever its weights are."""
@@ -171,6 +173,9 @@ class AnchorModels:
             if self.moves and not trainer.is_fsdp_enabled:
                 reference.move(1.0)
             return reference
+        if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
+            # A later TRL may make it for its own sync. Nothing else moves it: the reference is the base model.
+            self.policy.delete_adapter("ref")
         if "ref" not in self.policy.peft_config:  # given a `peft_config`, TRL uses the base model
             return AdapterReference(self.policy, None)
         reference = AdapterReference(self.policy)

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..errors import InputError
 from ..objective.anchors import Anchor
 from ..objective.masks import zero_masked
 from ..objective.penalties import Anchors
+from ..upstream import misfit
 from .packing import Plan, packed_logps
 
 
@@ -158,7 +160,8 @@ class Scorer:
             counts (`bool`): Whether the record counts the call; those of an evaluation it does not.
             trl_score, model: As in [`Scorer.answer_request`].
 
-        Returns `tuple`: TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss.
+        Returns `tuple`: TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
+        `ValueError`: TRL's loss asks for a part of the micro-batch, or asks twice.
         """
         score = partial(self._score_packed, plan_key=policy_pass.plan_key) if self.packs else trl_score
         if counts:
@@ -168,6 +171,8 @@ class Scorer:
         else:
             logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
         if policy_pass.mask is not None:
+            if policy_pass.logps is not None or logps.shape != policy_pass.mask.shape:
+                raise InputError(misfit("trl", "its loss scores a micro-batch in parts"))
             logps = zero_masked(logps, policy_pass.mask)
         policy_pass.logps = logps
         policy_pass.entropies = entropies
