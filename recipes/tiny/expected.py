@@ -1,10 +1,10 @@
 """
-The scores of these recipes on the base that comes with the package: from runs to `expected.csv`, and from there into
-the pages.
+The scores of these recipes on the model that comes with the package: from runs to `expected.csv`, and from there into
+README.md.
 
     python recipes/demo.py --seeds 1 2 3 4 5 6 --out runs/seeds
-    python recipes/tiny/expected.py runs/seeds/*          # writes expected.csv and the pages
-    python recipes/tiny/expected.py                       # the pages alone
+    python recipes/tiny/expected.py runs/seeds/*          # writes expected.csv and the page
+    python recipes/tiny/expected.py                       # the page alone
     python recipes/tiny/expected.py --check runs/demo/*   # exit code 1: a score outside its 99.9 % prediction interval
 """
 
@@ -36,38 +36,30 @@ RECIPES = {
     "variantB": VARIANTS["B"].recipe,
     "variantC": VARIANTS["C"].recipe,
 }
-# The keys that identify the recipe of a run.
-RECIPE_KEYS = ("beta", "beta_old", *TRIGGER_KEYS, "optimizer_reset", "max_steps", "learning_rate")
-OFF = {"beta": 0.0, "beta_old": 0.0, "ref_reset_every": 0, "ref_reset_stall": 0, "optimizer_reset": "keep"}
-SCORES = ("base_pass@1", "pass@1", "pass@8", "greedy")
-
-
-def keys_of(config: dict) -> dict:
-    return {key: config.get(key, OFF.get(key)) for key in RECIPE_KEYS}
+OF_THE_DEMO = ("output_dir", "save_strategy", "seed")  # keys that the demo sets itself
 
 
 def row_of(run: Path) -> dict:
     """
-    Return the row of a run. Raises `ValueError`: the folder is not a complete run of one of the recipes on the shipped
-    base, or the run was not evaluated at its end.
+    Return the row of a run that the demo wrote: `RECIPE` or `RECIPE_seedN`. Raises `ValueError`: the folder is not a
+    complete run of that recipe on the shipped base, or the run was not evaluated at its end.
     """
     try:
         config = yaml.safe_load((run / "config.yaml").read_text())
         env = json.loads((run / "env.json").read_text())
         passk = json.loads((run / "passk.json").read_text())
-        steps = pd.read_json(run / "metrics.jsonl", lines=True)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{run} is no run that was evaluated: {error}.") from error
-    recipes = {name: keys_of(read_recipe(HERE / f"{name}.yaml")) for name in RECIPES}
-    recipe = next((name for name, keys in recipes.items() if keys == keys_of(config)), None)
-    if recipe is None:
-        raise ValueError(f"{run} is a run of none of {', '.join(RECIPES)}: {keys_of(config)}.")
+    recipe = run.name.partition("_seed")[0]
+    if recipe not in RECIPES:
+        raise ValueError(f"{run} is a run of none of {', '.join(RECIPES)}.")
+    for key, value in read_recipe(HERE / f"{recipe}.yaml").items():
+        if key not in OF_THE_DEMO and config.get(key, value) != value:  # a key at TRL's default is not written
+            raise ValueError(f"{run} is no run of {recipe}: it has {key}: {config[key]}, and the recipe {value}.")
     if env["base_model"].get("sha256") != weights_sha256("embedded"):
         raise ValueError(f"{run} did not begin from the base that comes with this package: {env['base_model']}.")
-    if not len(steps) == passk["step"] == config["max_steps"]:
-        raise ValueError(
-            f"{run}: {len(steps)} steps done, evaluated at step {passk['step']}, of {config['max_steps']}."
-        )
+    if passk["step"] != config["max_steps"]:
+        raise ValueError(f"{run} was evaluated at step {passk['step']} of {config['max_steps']}.")
     return {
         "recipe": recipe,
         "seed": env["seed"],
@@ -77,8 +69,6 @@ def row_of(run: Path) -> dict:
         "base_pass@1": passk["base"]["pass@1"],
         "pass@1": passk["trained"]["pass@1"],
         "pass@8": passk["trained"]["pass@8"],
-        "greedy": passk["greedy"]["trained"]["accuracy"],
-        "ref_forward_calls": int(steps["ref_forward_calls"].sum()),
         "commit": env["git_commit"],
     }
 
@@ -90,11 +80,9 @@ def write_rows(runs: list[Path]) -> None:
         raise ValueError("a recipe was given twice with one seed: name each run once.")
     if len(rows[["prompts", "samples"]].drop_duplicates()) > 1:
         raise ValueError("the runs were evaluated on different numbers of prompts or samples; evaluate them alike.")
-    rows = rows.sort_values("seed").sort_values(
-        "recipe", key=lambda names: names.map(list(RECIPES).index), kind="stable"
-    )
+    rows["recipe"] = pd.Categorical(rows["recipe"], RECIPES)
     with replaced(TABLE) as aside:
-        rows.to_csv(aside, index=False, float_format="%.6f")
+        rows.sort_values(["recipe", "seed"]).to_csv(aside, index=False, float_format="%.6f")
 
 
 def read_rows() -> pd.DataFrame:
@@ -107,7 +95,8 @@ def outside(runs: list[Path]) -> list[str]:
     """
     rows = read_rows()
     lines = []
-    for run, row in [(run, row_of(run)) for run in runs]:
+    for run in runs:
+        row = row_of(run)
         if any(row[name] != rows[name][0] for name in ("prompts", "samples")):
             raise ValueError(f"{run} was evaluated with other prompts or samples than expected.csv.")
         _, low, high = prediction_interval(list(rows.loc[rows["recipe"] == row["recipe"], "pass@1"]), level=0.999)
@@ -118,31 +107,33 @@ def outside(runs: list[Path]) -> list[str]:
 
 
 def text(rows: pd.DataFrame) -> str:
-    """Return the table of the pages, with an explanation of its intervals."""
+    """Return the table of the page, and the differences of the recipes."""
     scores = {recipe: rows[rows["recipe"] == recipe] for recipe in RECIPES}
-    table = ""
+    first = rows.iloc[0]
+    lines = [
+        f"Held-out pass@1 after 240 steps, {first['prompts']} prompts × {first['samples']} samples, on the starting "
+        f"model that comes with the package (pass@1 {first['base_pass@1']:.3f}; SHA-256 of its weights "
+        f"`{first['base_hash'][:12]}…`); {len(scores['plain'])} training seeds of each recipe:",
+        "",
+        "| recipe | | pass@1, mean | **one new run, 95 %** | pass@8, mean | one new run, 95 % |",
+        "|---|---|---|---|---|---|",
+    ]
     for recipe, what in RECIPES.items():
         mean_1, new_run_1 = _predicted(scores[recipe]["pass@1"])
         mean_8, new_run_8 = _predicted(scores[recipe]["pass@8"])
-        table += f"| [`{recipe}.yaml`]({recipe}.yaml) | {what} | {mean_1} | **{new_run_1}** | {mean_8} {new_run_8} |\n"
+        cells = [f"[`{recipe}.yaml`]({recipe}.yaml)", what, mean_1, f"**{new_run_1}**", mean_8, new_run_8]
+        lines.append(f"| {' | '.join(cells)} |")
     plain, control, a, b, c = (list(scores[recipe]["pass@1"]) for recipe in RECIPES)
     ratio = fieller_ratio(b, a, paired=True)
-    first = rows.iloc[0]
-    return (
-        f"Held-out pass@1 after 240 steps, {first['prompts']} prompts × {first['samples']} samples, on the base "
-        f"that comes with the package (pass@1 {rows['base_pass@1'].min():.3f}; SHA-256 of its weights "
-        f"`{first['base_hash'][:12]}…`); {len(plain)} training seeds of each arm:\n\n"
-        "| recipe | | mean | **one new run, 95 %** | pass@8, and one new run, 95 % |\n|---|---|---|---|---|\n"
-        f"{table}\n"
-        "The brackets are 95 % *prediction* intervals, mean ± t · s · √(1 + 1/n): of twenty new runs of an arm on "
-        "this base, each with a training seed of its own, nineteen lie inside on average. The intervals cover the "
-        "training seed and the sampling of answers, but neither other prompts nor another base. If all five arms are "
-        "run anew, up to one time in four one of them lies outside.\n\n"
+    lines += [
+        "",
         "Differences of the means, with 95 % t-intervals over the training seeds, paired by seed: "
         f"A − control {_difference(a, control)}; B − A {_difference(b, a)} (B has "
         f"{ratio.value:.0%} [{ratio.low:.0%}, {ratio.high:.0%}] of A's score); plain − B {_difference(plain, b)}; "
-        f"C − A {_difference(c, a)}.\n"
-    )
+        f"C − A {_difference(c, a)}.",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _predicted(values: pd.Series) -> tuple[str, str]:
@@ -163,8 +154,8 @@ def with_table(page: Path, rows: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write expected.csv from runs, and the pages from that.")
-    parser.add_argument("runs", nargs="*", type=Path, help="run folders, evaluated; others in between are passed over")
+    parser = argparse.ArgumentParser(description="Write expected.csv from runs, and the page from that.")
+    parser.add_argument("runs", nargs="*", type=Path, help="run folders, evaluated; other folders are skipped")
     parser.add_argument("--check", action="store_true", help="compare the runs with expected.csv, and write nothing")
     args = parser.parse_args()
     runs = [run for run in args.runs if (run / "config.yaml").is_file()]
@@ -172,10 +163,7 @@ def main() -> None:
         if args.check:
             if not runs:
                 raise ValueError("--check: none of the folders is a run.")
-            lines = outside(runs)
-            if lines:
-                raise SystemExit("\n".join(lines))
-            return
+            raise SystemExit("\n".join(outside(runs)) or 0)
         if args.runs:
             write_rows(runs)
     except ValueError as error:
