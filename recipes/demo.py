@@ -1,4 +1,4 @@
-"""The demo: `trl-prorl demo` in a checkout. `make demo` runs it."""
+"""`trl-prorl demo` of this checkout. `make demo` runs it."""
 
 import os
 import sys
@@ -9,12 +9,8 @@ CHECKOUT = str(Path(__file__).parents[1].resolve())  # this one, whichever is in
 sys.path.insert(0, CHECKOUT)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [CHECKOUT, os.environ.get("PYTHONPATH")]))
 
-from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once  # noqa: E402
+from trl_prorl.commands import main  # noqa: E402
 
 
 if __name__ == "__main__":
-    end_at_once(NOTHING_CHANGED)  # until `main` runs
-
-    from trl_prorl.demo import main
-
-    main()
+    sys.exit(main(["demo", *sys.argv[1:]]))

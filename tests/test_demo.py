@@ -36,7 +36,7 @@ def test_with_a_pretrained_model_it_is_two_arms(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(demo_module, "embedded_model", lambda name: embedded_model())
     trained = []
     monkeypatch.setattr(demo_module, "evaluate", lambda *words: None)
-    monkeypatch.setattr(demo_module, "show_arms", lambda runs, out: None)
+    monkeypatch.setattr(demo_module, "show_runs", lambda runs, out: None)
     monkeypatch.setattr(demo_module, "train", lambda arms, side_by_side: trained.extend(arms))
     for run, label in (("control", "base"), ("control", "trained"), ("plain", "trained")):
         folder = tmp_path / run / "samples" / f"{label}-0"
@@ -94,7 +94,7 @@ def test_it_ends_with_one_table_of_the_arms_and_the_path_of_the_report(tmp_path,
         files = {"env": {"variant": name}, "passk": settings | sides, "drift": {"points": points}}
         write_run(tmp_path / name, {"output_dir": str(tmp_path / name)}, rows, **files)
     monkeypatch.setattr(demo_module.console, "_width", 80)
-    demo_module.show_arms([tmp_path / "plain", tmp_path / "control"], tmp_path)
+    demo_module.show_runs([tmp_path / "plain", tmp_path / "control"], tmp_path)
     shown = capsys.readouterr().out
     plain, control = [line for line in shown.splitlines() if "│" in line]
     assert [cell.strip() for cell in plain.split("│")] == ["plain", "0.75", "0.12 → 0.38", "0.50", "0.50", "0.250"]
