@@ -27,7 +27,6 @@ from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
 from .interrupt import INTERRUPTED, ending_in_one_line
 from .launch.recipe_yaml import read_recipe
 from .launch.shipped_recipes import RECIPES
-from .pipes import reader_may_leave
 from .record.base_model import identify
 from .record.folder_lock import FolderInUseError, check_free
 from .record.folders import RunFolders, has_begun
@@ -61,7 +60,6 @@ KEPT = "runs that came to their end and samples that were drawn are kept. The sa
 console = Console()
 
 
-@reader_may_leave()
 def main() -> None:
     """Train, evaluate and report, in the working directory; Ctrl-C ends it with one line."""
     with ending_in_one_line(KEPT):
