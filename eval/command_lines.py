@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from trl_prorl.announce import announce
+from trl_prorl.ending import NOTHING_CHANGED, announce, as_bad_input, end_at_once
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.gpucheck.parts import PARTS
@@ -22,8 +22,8 @@ from trl_prorl.eval.run_folder.reading import (
 )
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.eval.stepcost.settings import parse as step_cost
-from trl_prorl.interrupt import NOTHING_CHANGED, end_at_once
-from trl_prorl.launch import command_line
+from trl_prorl.launch.command_line import check_arguments as check_training
+from trl_prorl.launch.command_line import recipe_name
 from trl_prorl.tasks.plugin import load_plugin
 
 
@@ -53,8 +53,7 @@ def check_arguments(name: str) -> None:
 def first_line(name: str, parsed) -> str:
     """Return what `eval.NAME` is about to look at, by its command line."""
     if name == "preflight":
-        _, arguments = parsed
-        what = arguments.recipe_name
+        what = recipe_name(parsed[1])
     else:
         runs = getattr(parsed, "runs", None) or [getattr(parsed, "run", "this machine")]
         what = str(runs[0])
@@ -181,7 +180,7 @@ def check_drift(
         raise InputError(f"--temperature {temperature:g} must be above 0: drift is measured on samples")
 
 
-def preflight(argv=None) -> tuple[argparse.Namespace, command_line.Arguments]:
+def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
     """Return our options, and the arguments that are left, which are the run's."""
     prog = program_name("preflight")
     epilog = "--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused."
@@ -205,7 +204,8 @@ def preflight(argv=None) -> tuple[argparse.Namespace, command_line.Arguments]:
         check_writable(args.json)
     if not others:
         raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
-    return args, command_line.check_arguments(None, others)
+    with as_bad_input():
+        return args, check_training(None, others)
 
 
 def check_writable(file: Path) -> None:

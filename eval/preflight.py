@@ -27,6 +27,7 @@ from rich.console import Console
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
+from trl_prorl.ending import NOTHING_CHANGED, as_bad_input
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
@@ -61,9 +62,7 @@ from trl_prorl.eval.readiness.memory import generation_findings
 from trl_prorl.eval.readiness.signal import Rollouts, sample_base, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
-from trl_prorl.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.checks import check_packages
-from trl_prorl.launch.command_line import Arguments
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder
@@ -227,15 +226,15 @@ def check_processes(count: int) -> None:
         raise InputError(f"processes={count}: a preflight is of one; start it without accelerate or torchrun")
 
 
-def build_trainer(arguments: Arguments, folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
+def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
     """
     Build the trainer of a recipe, made to write into `folder` alone; return it with the recipe's task.
 
     Raises:
         InputError: the run would be refused.
     """
-    try:
-        task_args, args, model_args = parse_recipe(arguments.argv, arguments.recipe)
+    with as_bad_input():
+        task_args, args, model_args = parse_recipe(argv)
         check_processes(args.world_size)
         check_packages(args)
         check_folder(args, (task_args, model_args))  # the run's own folder
@@ -251,8 +250,6 @@ def build_trainer(arguments: Arguments, folder: Path) -> tuple[ProRLTrainer, Tas
         args.disable_tqdm = True
         args.log_completions = False
         trainer, _ = build(task_args, args, model_args)
-    except (ValueError, OSError) as error:
-        raise InputError(" ".join(str(error).split())) from error
     args.eval_strategy = "no"  # once the trainer has checked what is watched
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)

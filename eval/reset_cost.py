@@ -16,10 +16,10 @@ from peft import LoraConfig, get_peft_model
 from rich.console import Console
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from trl_prorl.ending import NOTHING_CHANGED
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.table import Table
-from trl_prorl.interrupt import NOTHING_CHANGED
 from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.resets.treatments import TREATMENTS
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter

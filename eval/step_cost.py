@@ -17,11 +17,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from trl_prorl.ending import NOTHING_CHANGED
 from trl_prorl.eval.command import command
 from trl_prorl.eval.stepcost.measuring import measure, memory
 from trl_prorl.eval.stepcost.settings import BASELINE, parse, settings
 from trl_prorl.eval.stepcost.tables import draw, draw_growth, show, show_memory
-from trl_prorl.interrupt import NOTHING_CHANGED
 
 
 @functools.partial(command, kept=NOTHING_CHANGED)

@@ -30,7 +30,7 @@ os.environ |= {"MKL_CBWR": CAPABILITY, "ONEDNN_MAX_CPU_ISA": ONEDNN}
 
 import trl_prorl  # noqa: E402, F401
 from trl_prorl.record.run_files import METRICS, METRICS_FILE, read_jsonl  # noqa: E402
-from trl_prorl.train import build, check_arguments, parse, train  # noqa: E402
+from trl_prorl.train import build, parse_recipe, train  # noqa: E402
 
 
 ARMS = ("plain", "control", "variantA", "variantB", "variantC")
@@ -46,7 +46,7 @@ def first_steps(arm: str, steps: int) -> dict[str, list[float]]:
         if arm in ("variantA", "variantC"):
             keys["ref_reset_every"] = 6
         argv = [text for key, value in keys.items() for text in (f"--{key}", str(value))]
-        trainer, resume = build(*parse(check_arguments(RECIPES / f"{arm}.yaml", argv)))
+        trainer, resume = build(*parse_recipe(["--config", str(RECIPES / f"{arm}.yaml"), *argv]))
         begin = time.process_time()
         train(trainer, resume)
         seconds = (time.process_time() - begin) / steps

@@ -5,6 +5,7 @@ Look at the tasks: `trl-prorl tasks list`, `trl-prorl tasks show reverse_digits 
 """
 
 import argparse
+import functools
 import json
 import re
 import sys
@@ -13,12 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_prorl.interrupt import NOTHING_CHANGED, ending_in_one_line
-from trl_prorl.pipes import reader_may_leave
+from trl_prorl.ending import command
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.tasks.registry import PREFIXES, get_task, task_class, task_names
-from trl_prorl.text import visible
 
 
 def list_tasks() -> Table:
@@ -51,8 +50,9 @@ def json_object(text: str) -> dict:
     return value
 
 
-@reader_may_leave()
-def main() -> None:
+@functools.partial(command, bad_input=ValueError)
+def main(argv: list[str]) -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(
         prog="trl-prorl tasks" if sys.argv[0].startswith("trl-prorl ") else "python -m tasks",
         description="Look at the tasks.",
@@ -69,8 +69,7 @@ def main() -> None:
     show.add_argument("--plugin", metavar="FILE.py", help="a file of yours that registers a task")
     show.add_argument("--split", default="train")
     show.add_argument("-n", type=int, default=3, help="number of rows")
-    with ending_in_one_line(NOTHING_CHANGED):
-        look(parser.parse_args())
+    look(parser.parse_args(argv))
 
 
 def look(args: argparse.Namespace) -> None:
@@ -78,19 +77,15 @@ def look(args: argparse.Namespace) -> None:
     if args.command == "list":
         Console().print(list_tasks())
         return
-    try:
-        if args.plugin:
-            load_plugin(args.plugin)
-        options = dict(args.options)
-        for key in ("level", "path"):
-            value = getattr(args, key)
-            if value is not None:
-                options[key] = value
-        Console().print(show_task(args.name, options, args.split, args.n))
-    except ValueError as error:
-        print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
-        sys.exit(2)
+    if args.plugin:
+        load_plugin(args.plugin)
+    options = dict(args.options)
+    for key in ("level", "path"):
+        value = getattr(args, key)
+        if value is not None:
+            options[key] = value
+    Console().print(show_task(args.name, options, args.split, args.n))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

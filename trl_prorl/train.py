@@ -23,14 +23,12 @@ from .checkpoint.files import find_checkpoint, find_newest_checkpoint
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
-from .errors import RunError
-from .interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual
+from .ending import describe_saved_state, end_interrupted, interrupt_as_usual
+from .errors import InputError, RunError
 from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
-from .launch.command_line import check_arguments, parse, refuse
-from .launch.interrupt import what_is_kept
+from .launch.command_line import main  # noqa: F401  which scripts import from here
 from .launch.model_name import find_model
-from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
-from .pipes import reader_may_leave
+from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  as above
 from .record.folder_lock import LOCK_FILE
 from .record.folders import RunFolders
 from .record.processes import by_main_process
@@ -251,41 +249,43 @@ def check_context(lengths: list[int], model: str, revision: str, args: ProRLConf
         )
 
 
-@reader_may_leave()
-def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
-    """
-    Run the command line of a recipe script. Without `--config` the default recipe is run; further arguments override
-    it. Input that cannot be used is one line on stderr and exit code 2; a run that begins and has to stop is one line
-    and exit code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback.
-    """
-    with ending_in_one_line(NOTHING_BEGUN):
-        configurations = parse(check_arguments(default_recipe, argv))
-    run(*configurations)
-
-
 def run(
     task_args: TaskArguments,
     args: ProRLConfig,
     model_args: ModelConfig,
     trainer_class: Callable[..., ProRLTrainer] = ProRLTrainer,
 ) -> None:
-    """Build, train and save what a recipe says; errors end the process as [`main`] says."""
+    """
+    Build, train and save what a recipe says. Ctrl-C ends the process with one line that says what is kept.
+
+    Raises:
+        [`InputError`]: No step was begun, and something in the recipe, a file or a package is wrong.
+        [`RunError`]: The run has begun and has to stop. An unforeseen error is raised as it is.
+    """
     trainer = None
     try:
         interrupt_as_usual()
         trainer, resume = build(task_args, args, model_args, trainer_class)
         train(trainer, resume)
     except KeyboardInterrupt:
-        begun = trainer is not None and trainer.has_begun
-        model = finished_model(args.output_dir, trainer.run_dir) if begun else None
-        kept = what_is_kept(args.output_dir, begun, model)
+        kept = describe_interrupted(args, trainer)
         end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
-    except (RunError, ValueError, OSError, pickle.UnpicklingError) as error:
-        begun = trainer is not None and trainer.has_begun
-        if begun and isinstance(error, ValueError) and not isinstance(error, RunError):
-            raise  # nobody's input is wrong: whoever mends it needs the traceback
-        code = 1 if begun or isinstance(error, RunError) else 2
-        if getattr(error, "said_elsewhere", False):
-            raise SystemExit(code) from None
-        refuse(error, code)
+    except (RunError, BrokenPipeError):
+        raise
+    except (ValueError, OSError, ImportError, pickle.UnpicklingError) as error:
+        if trainer is None or not trainer.has_begun:
+            raise InputError(str(error)) from error
+        if isinstance(error, InputError | OSError):
+            raise RunError(str(error)) from error
+        raise  # nobody's input is wrong: whoever corrects it needs the traceback
     trainer.accelerator.end_training()  # several processes part in good order
+
+
+def describe_interrupted(args: ProRLConfig, trainer: ProRLTrainer | None) -> str:
+    """Return what Ctrl-C leaves of a recipe's run, and how to go on."""
+    begun = trainer is not None and trainer.has_begun
+    same = "the same command and --resume_from_checkpoint True"
+    checkpoint, _ = find_newest_checkpoint(args.output_dir, content=False)
+    if begun and checkpoint is None and finished_model(args.output_dir, trainer.run_dir):
+        return f"the run had come to its end; its model and its record are in {Path(args.output_dir)}."
+    return describe_saved_state(args.output_dir, begun, same, same)

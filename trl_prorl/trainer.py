@@ -21,14 +21,13 @@ from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_ge
 from .adapters.begun import AdapterAsBegun
 from .assembly import make_dynamic_sampling, optional_parts, prepare_policy, run_identity, warn_of_unused_defaults
 from .checkpoint.mixin import CheckpointMixin
+from .ending import describe_saved_state, tell_interrupted
 from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
 from .hub.uploads import Uploads
-from .interrupt import tell_interrupted
 from .launch.acceleration import has_images, shards_weights
 from .launch.checks import choose_best_metric
 from .launch.held_out import TrainingPrompts
-from .launch.interrupt import what_a_script_keeps
 from .launch.plan import Plan
 from .launch.prompt_rows import Context, check_batch, check_tokens, named_sets, prompts_of, reserved_names
 from .launch.unread import check_optim_args, check_schedule
@@ -226,7 +225,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             return super().train(resume_from_checkpoint, *args, **kwargs)
         except KeyboardInterrupt as error:
             if not self.recipe:  # a recipe's command line says it itself
-                kept = what_a_script_keeps(self.args.output_dir, self.has_begun)
+                go_on = "train(resume_from_checkpoint=True)"
+                kept = describe_saved_state(self.args.output_dir, self.has_begun, go_on, anew="train()")
                 tell_interrupted(error, kept, tell=self.is_world_process_zero())
             raise error.with_traceback(None)  # noqa: B904  the frames of a loop that was interrupted say nothing
         except RewardError as error:

@@ -40,20 +40,19 @@ from trl_prorl.tasks.__main__ import main
 
 
 @pytest.fixture
-def show(monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr("sys.argv", ["tasks", "show", *words])
-        main()
-        return capsys.readouterr().out
+def show(capsys):
+    def run(*words, code=0):
+        assert main(["show", *words]) == code
+        return capsys.readouterr()
 
     return run
 
 
 def test_show_prints_questions_and_rewards(show):
-    assert show("roman", "--level", "2", "-n", "3").count("roman numeral of") == 3
+    assert show("roman", "--level", "2", "-n", "3").out.count("roman numeral of") == 3
 
 
-def test_the_task_of_a_file(show, tmp_path, capsys):
+def test_the_task_of_a_file(show, tmp_path):
     lines = [f'{{"question": "Capital number {i}?", "answer": "Town{i}"}}\\n' for i in range(40)]
     (tmp_path / "trivia.jsonl").write_text("".join(lines))
     task = task_of_recipe("trivia", path=str(tmp_path / "trivia.jsonl"))
@@ -63,9 +62,7 @@ def test_the_task_of_a_file(show, tmp_path, capsys):
     assert row["prompt"][0]["content"].endswith("Answer in one word.")
     assert task.verify(" " + row["answer"].upper() + ".", row) and not task.verify("Town", row)
     (tmp_path / "bad.jsonl").write_text('{"question": "Who?"}\\n')
-    with pytest.raises(SystemExit, match="2"):
-        show("trivia", "--path", str(tmp_path / "bad.jsonl"))
-    assert "'answer' is missing" in capsys.readouterr().err
+    assert "'answer' is missing" in show("trivia", "--path", str(tmp_path / "bad.jsonl"), code=2).err
 """
 
 

@@ -11,7 +11,7 @@ from test_links_and_commands import exists
 
 from trl_prorl.eval.command_lines import gpu_check
 from trl_prorl.launch.shipped_recipes import shipped_recipes
-from trl_prorl.train import check_arguments, parse
+from trl_prorl.train import parse_recipe
 
 
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
@@ -92,5 +92,5 @@ def test_the_notebook_for_a_t4_names_commands_and_keys_that_exist():
     _, check, train = ours
     assert gpu_check(check.split()[2:]).minutes == 20
     _, _, recipe, *keys = train.replace("--fp16 true", "--use_cpu true").split()  # fp16 needs a card
-    _, args, _ = parse(check_arguments(shipped_recipes()[recipe], keys))
+    _, args, _ = parse_recipe(["--config", str(shipped_recipes()[recipe]), *keys])
     assert not args.bf16

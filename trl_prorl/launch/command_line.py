@@ -1,150 +1,96 @@
 """
-The command line of a recipe script. Help on our own keys is printed at once, and a misspelt key is refused at once;
-what trains is imported afterwards, which takes seconds.
-
-A recipe is read once, by [`check_arguments`], which checks what can be known without those imports (draft.py). The
-parser (recipe.py) checks the rest, and makes the configurations.
+The command line of a training. Help on our own keys is printed at once, and a misspelt key is refused at once; what
+trains is imported afterwards, which takes seconds.
 """
 
-import itertools
+import ast
+import dataclasses
+import importlib.util
 import os
+import re
 import sys
-import textwrap
-import typing
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
-from types import NoneType
-from typing import NoReturn
 
-from ..announce import announce
-from ..environment import torch_finds_no_gpu
-from ..interrupt import NOTHING_BEGUN, end_at_once
-from ..pipes import reader_may_leave
+from ..ending import DEBUG, NOTHING_BEGUN, announce, as_bad_input, end_at_once, in_one_line
+from ..errors import InputError
+from ..keys import RENAMED, ProlongedKeys, TaskKeys
 from ..tasks.plugin import without_plugins
-from ..text import nearest, visible
-from .options import check_config_option, check_options, read_options
-from .recipe_check import check_keys, check_types
-from .recipe_keys import KeyHelp, declared_keys, own_keys, recipe_keys
-from .recipe_yaml import Recipe, load_recipe, read_recipe
-from .shipped_recipes import SUFFIXES, recipe_file
-from .value_types import options_of
+from ..tasks.registry import check_name
+from ..text import cut, nearest, short
+from .help import HELP, help_text
+from .recipe_yaml import check_recipe, load_recipe, merge
+from .shipped_recipes import with_recipe
 
 
-WIDTH = 80
-HELP = ("-h", "--help", "--help-all")
+# The files in which others declare keys.
+DECLARE = {
+    "transformers": ("training_args.py",),
+    "trl": ("scripts/utils.py", "trainer/base_config.py", "trainer/grpo_config.py", "trainer/model_config.py"),
+}
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """
-    A command line that [`check_arguments`] has checked.
-
-    Attributes:
-        argv (`list[str]`): With `--config PATH`, and without plugins, which are loaded.
-        recipe (`Recipe`, *optional*): The recipe at that path, if it was read and checked.
-    """
-
-    argv: list[str]
-    recipe: Recipe | None = None
-
-    @property
-    def recipe_name(self) -> str:
-        """What the command line calls the recipe."""
-        if "--config" not in self.argv:
-            return "the keys of the command line"
-        return self.argv[self.argv.index("--config") + 1]
-
-
-@reader_may_leave()
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
-    """Run [`~trl_prorl.train.main`] for a recipe script; what trains is imported once the recipe is in order."""
-    end_at_once(NOTHING_BEGUN)
-    arguments = check_arguments(default_recipe, argv)
-    announce(f"train: {arguments.recipe_name}. Importing torch, transformers and TRL ...")
-    configurations = parse(arguments)
-    from ..train import run
-
-    run(*configurations)
-
-
-def check_arguments(default_recipe: str | Path | None, argv: list[str] | None = None) -> Arguments:
     """
-    Check a command line and its recipe, as far as that takes no long import. `--help` prints and ends the process;
-    what is wrong is one line on stderr and exit code 2.
-
-    Args:
-        default_recipe (`str` or `Path`, *optional*): The recipe if no `--config` is given. It is trained with the
-            launcher's precision and device, unless the command line gives others. Without either recipe, the command
-            line gives all keys.
-        argv (`list[str]`, *optional*): The command line, by default the process's own.
+    Run the command line of a recipe script. Without a recipe the default one is run; further arguments override it.
+    Input that cannot be used is one line on stderr and exit code 2; a run that begins and has to stop is one line and
+    exit code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback, and with `--debug` any.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if any(argument in HELP for argument in argv):
-        try:
-            print(help_text(argv, default_recipe))
-        except ValueError as error:
-            refuse(error)
-        raise SystemExit(0)
-    try:
-        argv = check_config_option(without_plugins(argv))
-        if not argv and default_recipe is None:
-            raise ValueError(f"nothing says what to train: give --config RECIPE.yaml ({program()} --help says more).")
-        if "--config" in argv:
-            place = argv.index("--config") + 1
-            if not argv[place].endswith(SUFFIXES):
-                argv[place] = str(recipe_file(argv[place]))
-        elif default_recipe is not None:
-            argv = ["--config", str(default_recipe), *launcher_keys(), *argv]
-        return Arguments(argv, check_before_imports(argv))
-    except (ValueError, OSError) as error:
-        refuse(error)
+    with in_one_line(NOTHING_BEGUN, debug=DEBUG in argv):
+        end_at_once(NOTHING_BEGUN)
+        with as_bad_input():
+            argv = check_arguments(default_recipe, argv)
+            announce(f"train: {recipe_name(argv)}. Importing torch, transformers and TRL ...")
+            from ..train import parse_recipe, run
+
+            configurations = parse_recipe(argv)
+        run(*configurations)
 
 
-def check_before_imports(argv: list[str]) -> Recipe | None:
+def check_arguments(default_recipe: str | Path | None, argv: list[str]) -> list[str]:
     """
-    Check the keys of a command line and of the recipe that it names, as far as that takes no long import: their names,
-    their types, and what their values alone make wrong.
+    Check a command line and its recipe as far as that takes no long import: the names of keys, of the recipe and of
+    the task. `--help` prints and ends the process.
+
+    Args:
+        default_recipe (`str` or `Path`, *optional*): The recipe if none is given. It is trained with the launcher's
+            precision and device, unless the command line gives others. Without either recipe, the command line gives
+            all keys.
+        argv (`list[str]`): The command line.
 
     Returns:
-        `Recipe` or `None`: The recipe. `None`: there is none, or the names of other libraries' keys are not known, so
-            that the parser checks all of it.
+        `list[str]`: With `--config PATH`, and without plugins, which are loaded.
 
     Raises:
-        `ValueError`: A key that nobody has, a value of the wrong kind, or a run that the configurations would refuse.
+        `ValueError`: Something is wrong. The line names it and the cure.
     """
-    keys = declared_keys()
-    if not keys:
-        return None
-    flags = {"--config"}
-    for name, key in keys.items():
-        flags.update([f"--{name}", f"--{name}".replace("_", "-")])
-        if bool in options_of(key.hint):
-            flags.update([f"--no_{name}", f"--no_{name}".replace("_", "-")])
-    check_options(argv, flags)
-    hints = {name: key.hint for name, key in keys.items()}
-    recipe = None
+    if any(argument in HELP for argument in argv):
+        print(help_text(argv, default_recipe, program()))
+        raise SystemExit(0)
+    argv = with_recipe(without_plugins([argument for argument in argv if argument != DEBUG]))
+    takes_default = default_recipe is not None and "--config" not in argv
+    if takes_default:
+        argv = ["--config", str(default_recipe), *argv]
+    if not argv:
+        raise InputError(f"nothing says what to train: give a recipe ({program()} --help says more).")
+    names = key_names()
+    check_options(argv, names)
+    task = None
     if "--config" in argv:
-        recipe = load_recipe(argv[argv.index("--config") + 1])
-        check_keys(recipe, keys)
-        check_types(recipe, hints)
-    read_options(argv, hints)
-    return recipe
+        layers = load_recipe(argv[argv.index("--config") + 1])
+        check_recipe(layers, names)
+        task = merge(layers).get("task")
+    if "--task" in argv[:-1]:
+        task = argv[argv.index("--task") + 1]
+    if isinstance(task, str):
+        check_name(task)
+    return [*argv[:2], *launcher_keys(), *argv[2:]] if takes_default else argv
 
 
-def parse(arguments: Arguments) -> tuple:
-    """Call [`~trl_prorl.launch.recipe.parse_recipe`]; what is wrong is one line on stderr and exit code 2."""
-    from .recipe import parse_recipe  # torch and the configurations of transformers and TRL, which know all keys
-
-    try:
-        return parse_recipe(arguments.argv, arguments.recipe)
-    except (ValueError, OSError) as error:
-        refuse(error)
-
-
-def refuse(error: Exception, code: int = 2) -> NoReturn:
-    """End the process with one line on stderr, and an exit code."""
-    print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
-    raise SystemExit(code) from None
+def recipe_name(argv: list[str]) -> str:
+    """Return what a command line of [`check_arguments`] calls its recipe."""
+    return argv[argv.index("--config") + 1] if "--config" in argv else "the keys of the command line"
 
 
 def program() -> str:
@@ -153,108 +99,36 @@ def program() -> str:
     return "python -m trl_prorl.train" if path.parts[-2:] == ("trl_prorl", "train.py") else path.name
 
 
-def help_text(argv: list[str], default_recipe: str | Path | None) -> str:
+def key_names() -> set[str]:
     """
-    Return what `--help`, `--help KEY ...` and `--help-all` print.
-
-    Raises:
-        `ValueError`: There is no such key.
+    Return the names of all keys, and a few more: whatever the classes of the files that declare them annotate. Those
+    are read as text, because importing them takes seconds, which a wrong key need not. Empty if a file is not where it
+    is expected.
     """
-    if "--help-all" in argv:
-        return all_keys(default_recipe)
-    place = next(place for place, argument in enumerate(argv) if argument in HELP)
-    names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[place + 1 :]))
-    if not names:
-        return one_screen(default_recipe)
-    keys = own_keys()
-    if not keys.keys() >= set(names):
-        keys = recipe_keys()
-    for name in names:
-        if name not in keys:
-            raise ValueError(f"--help {name}: there is no such key{nearest(name, keys)}.")
-    return "\n".join(describe(keys[name]) for name in names)
+    names = {field.name for cls in (TaskKeys, ProlongedKeys) for field in dataclasses.fields(cls)}
+    for package, files in DECLARE.items():
+        spec = importlib.util.find_spec(package)
+        for file in files:
+            path = Path(spec.origin).parent / file if spec and spec.origin else None
+            if path is None or not path.is_file():
+                return set()
+            classes = [node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ClassDef)]
+            fields = [node.target for cls in classes for node in cls.body if isinstance(node, ast.AnnAssign)]
+            names |= {target.id for target in fields if isinstance(target, ast.Name)}
+    return names
 
 
-def one_screen(default_recipe: str | Path | None) -> str:
-    """Write about `--config`, our own keys by name, and how to learn more."""
-    names_by_group: dict[str, list[str]] = {}
-    for key in own_keys().values():
-        group = f"that {key.group}" if key.group else "of the task"
-        names_by_group.setdefault(group, []).append(key.name)
-    lines = [*_head(default_recipe), ""]
-    for group, names in names_by_group.items():
-        lines += [f"Keys {group}:", *_wrapped(" ".join(names), "  ")]
-    lines += _wrapped("And all of TRL's GRPOConfig and ModelConfig." + _keys_of_others(default_recipe))
-    return "\n".join(lines)
-
-
-def all_keys(default_recipe: str | Path | None) -> str:
-    """Write about `--config` and every key with its meaning, our own first."""
-    keys = recipe_keys()
-    own_names = [name for name in keys if name in own_keys()]
-    other_names = [name for name in keys if name not in own_keys()]
-    lines = _head(default_recipe)
-    for title, names in (("Keys of trl-prorl", own_names), ("Keys of TRL and transformers", other_names)):
-        lines += ["", f"{title}:", ""]
-        lines += [describe(keys[name]) for name in names]
-    return "\n".join(lines)
-
-
-def describe(key: KeyHelp) -> str:
-    """Return a key with its type, its default and its meaning."""
-    default = ""
-    if key.default is not None:
-        default = f" (default: {key.default.replace(chr(39), chr(34))})"
-    text = key.text.replace("[`~", "`").replace("[`", "`").replace("`]", "`")
-    return "\n".join([f"  --{key.name} {_type(key)}{default}", *_wrapped(text, " " * 6)])
-
-
-def _type(key: KeyHelp) -> str:
-    hints = [hint for hint in typing.get_args(key.hint) or [key.hint] if hint is not NoneType]
-    names = [getattr(hint, "__name__", str(hint)).upper() for hint in hints]
-    return " or ".join(dict.fromkeys(names))
-
-
-def _head(default_recipe: str | Path | None) -> list[str]:
-    if program().startswith("trl-prorl "):
-        recipe = "RECIPE"
-        what = (
-            "  RECIPE                what to train: a file, or a name that this command lists\n"
-            "                        when it is given nothing; --config RECIPE is the same"
-        )
-    else:
-        recipe = "[--config RECIPE.yaml]"
-        what = "  --config RECIPE.yaml  what to train"
-        if default_recipe:
-            what += f" (default: {_short(default_recipe)})"
-    return [
-        f"usage: {program()} {recipe} [--KEY VALUE ...]",
-        "",
-        what,
-        "  --KEY VALUE           a key of the recipe; the command line wins",
-        "  --plugin FILE.py      a file of yours that registers a task",
-        "  --help KEY ...        what these keys mean",
-        "  --help-all            what every key means, TRL's and transformers' too",
-    ]
-
-
-def _keys_of_others(default_recipe: str | Path | None) -> str:
-    """Return the keys of others that a recipe sets."""
-    if default_recipe is None or not Path(default_recipe).is_file():
-        return ""
-    names = [name for name in read_recipe(default_recipe) if name not in own_keys() and name != "env"]
-    return f" {Path(default_recipe).name} sets {', '.join(names)}."
-
-
-def _short(path: str | Path) -> str:
-    parts = Path(path).parts
-    if "recipes" not in parts:
-        return str(path)
-    return "/".join(parts[parts.index("recipes") :])
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+def check_options(argv: list[str], names: Collection[str]) -> None:
+    """Raise a `ValueError` that names the first option of a command line that is no key; empty: none is known."""
+    known = {f"--{name}" for name in names} | {"--config"}
+    for argument in argv:
+        is_option = argument.startswith("--") or re.match(r"-[a-z]\w", argument)  # a negative number is a value
+        name = argument.split("=")[0]
+        key = name.lstrip("-").replace("-", "_")
+        is_known = name.startswith("--") and known & {f"--{key}", f"--{key.removeprefix('no_')}"}
+        if names and is_option and not is_known:
+            cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(name), known)
+            raise InputError(f"unknown option {short(argument)}{cure}.")
 
 
 def launcher_keys() -> list[str]:
@@ -269,8 +143,8 @@ def launcher_keys() -> list[str]:
         return []
     on_cpu = os.environ.get("ACCELERATE_USE_CPU")  # not set where the launcher starts one process a GPU
     use_cpu = True
-    if on_cpu != "True" and not torch_finds_no_gpu():
-        import torch
+    if on_cpu != "True":
+        import torch  # which takes seconds
 
         use_cpu = not torch.cuda.is_available()
     if on_cpu is None and use_cpu:

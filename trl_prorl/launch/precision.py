@@ -21,10 +21,11 @@ from ..environment import cpu_computes_bf16, started_processes
 from ..errors import InputError
 from ..keys import read_resume_word
 from ..record.run_files import ENV_FILE, read_json
-from .recipe_check import AUTO, check_auto_precision
 
 
 logger = logging.getLogger(__name__)
+
+AUTO = "auto"  # a value of bf16 in a recipe
 
 # A product of a small language model: its MLP, for a micro-batch of a few completions.
 ROWS = 64
@@ -108,6 +109,14 @@ def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Pre
         f"{speeds[True]:.0f} in bfloat16"
     )
     return Precision({"bf16": is_bf16, "dtype": NAMES[is_bf16]}, line, line)
+
+
+def check_auto_precision(keys: Mapping[str, Any]) -> None:
+    """Refuse `bf16: auto` in the keys of a recipe that gives `dtype`, too, or is not for a CPU."""
+    if "dtype" in keys:
+        raise InputError(f"bf16: auto chooses dtype, too, and dtype={keys['dtype']!r} is given. Leave dtype out.")
+    if keys.get("use_cpu") is not True:
+        raise InputError("bf16: auto chooses for a CPU, and use_cpu is not true. Leave bf16 out; a GPU has it true.")
 
 
 def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:

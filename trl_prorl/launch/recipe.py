@@ -22,12 +22,11 @@ from ..rollout.thinking import make_interrupted_rollout
 from ..rollout.turns import transcript
 from ..text import parse_json, short
 from ..trl_values import check_finite, check_model_values
-from .options import check_config_option, check_options, read_options
+from .command_line import check_options
+from .key_types import check_types
 from .precision import Precision, choose_precision
-from .recipe_check import check_recipe, check_types
-from .recipe_keys import own_keys
-from .recipe_yaml import Recipe
-from .value_types import read_as
+from .recipe_yaml import check_recipe, load_recipe, merge
+from .shipped_recipes import with_recipe
 
 
 @dataclass
@@ -147,80 +146,60 @@ class GivenKeys(argparse.Namespace):
 
 class RecipeParser(TrlParser):
     """
-    A [`~trl.TrlParser`] whose complaints, of misspelt keys and wrong types too, are a `ValueError` of one line, and
-    which makes the dataclasses by the keys that were given alone.
+    A [`~trl.TrlParser`] of our recipes, see recipe_yaml.py, whose complaints are a `ValueError` of one line. It makes
+    the dataclasses of the keys that were given alone, because a configuration tells which those are.
 
     Attributes:
-        recipe (`Recipe`, *optional*): The recipe of `--config`, if [`check_arguments`] has read and checked it.
-        precision (`Precision`, *optional*): What was chosen where it says `bf16: auto`.
+        precision (`Precision`, *optional*): What was chosen where a recipe says `bf16: auto`.
     """
 
-    recipe: Recipe | None = None
     precision: Precision | None = None
 
     def parse_known_args(self, args=None, namespace=None):
         return super().parse_known_args(args, namespace or GivenKeys())
 
     def error(self, message):
-        raise ValueError(message)
+        raise InputError(message)
 
     def parse_args_and_config(self, args, **kwargs):
-        args = check_config_option(args)
-        flags = {"--config"}
-        for action in self._actions:
-            flags.update(action.option_strings)
-        check_options(args, flags)
-        # Without this the parser fills in defaults, and a configuration cannot tell which keys were given.
+        args = with_recipe(args)
+        hints = self.hints()
+        check_options(args, hints)
         self.set_defaults_with_config(**{action.dest: argparse.SUPPRESS for action in self._actions})
         if "--config" in args:
             place = args.index("--config")
-            keys = dict(self._checked_keys(args[place + 1]))
+            layers = load_recipe(args[place + 1])
             args = args[:place] + args[place + 2 :]
+            check_recipe(layers, hints)
+            check_types(layers, hints)
+            keys = merge(layers)
             env = keys.pop("env", None) or {}
             os.environ.update({name: str(value) for name, value in env.items()})
-            self.precision = choose_precision(keys, self._given_keys(args))
+            given, _ = self.parse_known_args(args)
+            self.precision = choose_precision(keys, vars(given))
             if self.precision is not None:
                 keys.update(self.precision.keys)
             self.set_defaults_with_config(**keys)  # as TrlParser does, which knows no base
         try:
             return super().parse_args_and_config(args, **kwargs)
-        except ValueError as error:
-            raise InputError(str(error)) from error
         except (TypeError, AttributeError, ArithmeticError, ImportError, RecursionError) as error:  # TRL's checks
             raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
 
-    def _checked_keys(self, path: str) -> dict[str, typing.Any]:
-        """Return the keys of the recipe. What the command line has read and checked is not read and checked again."""
-        hints = self.hints()
-        if self.recipe is None:
-            return check_recipe(path, hints)
-        others = {name: hint for name, hint in hints.items() if name not in own_keys()}
-        check_types(self.recipe, others)
-        return self.recipe.keys
-
-    def _given_keys(self, args: list[str]) -> dict[str, typing.Any]:
-        """Return the keys of a command line as their types have them."""
-        hints = self.hints()
-        return {key: read_as(value, hints[key]) for key, value in read_options(args, hints).items()}
-
     def hints(self) -> dict[str, typing.Any]:
-        """Return the type of every key, as a recipe may spell it."""
+        """Return the type of every key."""
         found = {}
-        for dataclass_type in self.dataclass_types:
-            hints = typing.get_type_hints(dataclass_type)
-            for field in dataclasses.fields(dataclass_type):
-                if field.init:
-                    found[field.name] = hints[field.name]
+        for cls in self.dataclass_types:
+            hints = typing.get_type_hints(cls)
+            found.update({field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init})
         return found
 
 
-def parse_recipe(argv: list[str], recipe: Recipe | None = None) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
+def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
     """
     Make the configurations of a recipe and of what a command line overrides.
 
     Args:
         argv (`list[str]`): The command line.
-        recipe (`Recipe`, *optional*): The recipe that it names, if that was read and checked already.
 
     Returns:
         The task, the training and the model.
@@ -229,7 +208,6 @@ def parse_recipe(argv: list[str], recipe: Recipe | None = None) -> tuple[TaskArg
         `ValueError`: A key is wrong. The line names it, its value and the cure.
     """
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
-    parser.recipe = recipe
     task_args, args, model_args = parser.parse_args_and_config(argv)
     if parser.precision is not None and parser.precision.line is not None:
         args.precision_reason = parser.precision.recorded

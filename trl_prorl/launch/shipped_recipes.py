@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..errors import InputError
 from ..text import nearest
-from .options import split_config_option
 
 
 RECIPES = (Path(__file__).parents[1] / "recipes").resolve()  # in a checkout it is a link
@@ -39,9 +39,9 @@ def recipe_file(name_or_path: str) -> Path:
     beside = [other for other in shipped if other.rpartition("/")[0] == name]
     within = beside or [other for other in shipped if other.startswith(f"{name}/")]
     if within:
-        raise ValueError(f"{name_or_path!r} is a folder of recipes: name one of {', '.join(within)}.")
+        raise InputError(f"{name_or_path!r} is a folder of recipes: name one of {', '.join(within)}.")
     cure = f" (did you mean {name!r}?)" if name in shipped else nearest(name, shipped)
-    raise ValueError(
+    raise InputError(
         f"{name_or_path!r} is neither a file nor the name of a shipped recipe{cure}. `trl-prorl train` lists those."
     )
 
@@ -52,17 +52,23 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
     be the name of a shipped one.
 
     Raises:
-        `ValueError`: As [`recipe_file`].
+        `ValueError`: As [`recipe_file`]; or a recipe has the wrong place, or there are two.
     """
-    words = split_config_option(arguments)
+    words: list[str] = []
+    for word in arguments:
+        words += word.split("=", 1) if word.startswith("--config=") else [word]
     if words and not words[0].startswith("-"):
         words.insert(0, "--config")
+    if words.count("--config") > 1:
+        raise InputError("a recipe is given twice; a run has one.")
     if "--config" not in words:
         # Behind the options a recipe would be taken for the value of one, or for nothing.
         for before, word in itertools.pairwise(words):
             if not before.startswith("-") and (word.endswith(SUFFIXES) or word in shipped_recipes()):
-                raise ValueError(f"{word!r} follows no option: the recipe comes first, before every option.")
-    found = words[:1]
-    for before, word in itertools.pairwise(words):
-        found.append(str(recipe_file(word)) if before == "--config" else word)
-    return found
+                raise InputError(f"{word!r} follows no option: the recipe comes first, before every option.")
+        return words
+    place = words.index("--config") + 1
+    if place == len(words):
+        raise InputError("--config needs the path of a recipe after it.")
+    words[place] = str(recipe_file(words[place]))
+    return words

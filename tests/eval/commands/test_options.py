@@ -114,7 +114,6 @@ REFUSED = {
     f"preflight {RECIPE} --nope 1": "--nope",
     f"train {RECIPE} --lerning_rate 1": "'--learning_rate'",
     f"train {RECIPE} --task nope": "nope",
-    f"train {RECIPE} --num_generations 3": "num_generations=3",
     "train OWN.yaml": "'max_steps'",
 }
 

@@ -1,0 +1,159 @@
+"""What `--help`, `--help KEY ...` and `--help-all` print. Our own keys wait for no import that takes long."""
+
+import dataclasses
+import itertools
+import re
+import textwrap
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+
+from ..keys import ProlongedKeys, TaskKeys
+from ..text import nearest
+from .recipe_yaml import read_recipe
+
+
+WIDTH = 80
+HELP = ("-h", "--help", "--help-all")
+# In a docstring: a group of keys, or a key and the lines about it, which are indented more deeply.
+ENTRY = re.compile(
+    r"^ *> Parameters that (?P<group>.+)$|^(?P<indent> +)(?P<name>\w+) \(.+\):\n(?P<text>(?:(?P=indent) +\S.*\n|\n)+)",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class KeyHelp:
+    """
+    What is known of a key.
+
+    Attributes:
+        hint (`Any`): Its type.
+        default (`str`): Its default as Python spells it; empty if a factory makes it.
+        text (`str`): Its meaning: its entry in the docstring, or the help of its field.
+        group (`str`): The purpose that the docstring gives the keys around it; empty without one.
+    """
+
+    hint: typing.Any
+    default: str
+    text: str
+    group: str
+
+
+def own_keys() -> dict[str, KeyHelp]:
+    """Return our own keys, by name."""
+    return _described(TaskKeys, ProlongedKeys)
+
+
+def keys_of_others() -> dict[str, KeyHelp]:
+    """Return the keys of TRL and transformers, by name."""
+    from trl import GRPOConfig, ModelConfig, ScriptArguments
+
+    return _described(ScriptArguments, GRPOConfig, ModelConfig)
+
+
+def _described(*classes: type) -> dict[str, KeyHelp]:
+    keys = {}
+    for cls in classes:
+        entries: dict[str, tuple[str, str]] = {}
+        for base in reversed(cls.__mro__):
+            entries.update(_entries(base.__doc__ or ""))
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            of_field = str(field.metadata.get("help") or "").replace("%%", "%")
+            text, group = entries.get(field.name, (of_field, ""))
+            default = ""
+            if field.default is not dataclasses.MISSING:
+                default = repr(getattr(field.default, "value", field.default))  # of an enumeration
+            keys[field.name] = KeyHelp(hints[field.name], default, text, group)
+    return keys
+
+
+def _entries(docstring: str) -> dict[str, tuple[str, str]]:
+    """Return what a docstring says of each key, and the group that it puts the key in."""
+    found = {}
+    group = ""
+    for match in ENTRY.finditer(docstring):
+        if match["group"]:
+            group = match["group"]
+        else:
+            found[match["name"]] = (" ".join(match["text"].split()), group)
+    return found
+
+
+def help_text(argv: list[str], default_recipe: str | Path | None, program: str) -> str:
+    """
+    Return what a command line that asks for help prints.
+
+    Raises:
+        `ValueError`: There is no such key.
+    """
+    if "--help-all" in argv:
+        return all_keys(default_recipe, program)
+    place = next(place for place, argument in enumerate(argv) if argument in HELP)
+    names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[place + 1 :]))
+    if not names:
+        return one_screen(default_recipe, program)
+    keys = own_keys()
+    if not keys.keys() >= set(names):
+        keys = {**keys_of_others(), **keys}
+    for name in names:
+        if name not in keys:
+            raise ValueError(f"--help {name}: there is no such key{nearest(name, keys)}.")
+    return "\n".join(describe(name, keys[name]) for name in names)
+
+
+def one_screen(default_recipe: str | Path | None, program: str) -> str:
+    """Write about `--config`, our own keys by name, and how to learn more."""
+    names_by_group: dict[str, list[str]] = {}
+    for name, key in own_keys().items():
+        group = f"that {key.group}" if key.group else "of the task"
+        names_by_group.setdefault(group, []).append(name)
+    lines = [*_head(default_recipe, program), ""]
+    for group, names in names_by_group.items():
+        lines += [f"Keys {group}:", *_wrapped(" ".join(names), "  ")]
+    rest = "And all of TRL's GRPOConfig and ModelConfig."
+    if default_recipe is not None and Path(default_recipe).is_file():
+        others = read_recipe(default_recipe).keys() - own_keys().keys() - {"env"}
+        rest += f" {Path(default_recipe).name} sets {', '.join(sorted(others))}."
+    return "\n".join([*lines, *_wrapped(rest)])
+
+
+def all_keys(default_recipe: str | Path | None, program: str) -> str:
+    """Write about `--config` and every key with its meaning, our own first."""
+    own = own_keys()
+    others = {name: key for name, key in keys_of_others().items() if name not in own}
+    lines = _head(default_recipe, program)
+    for title, keys in (("Keys of trl-prorl", own), ("Keys of TRL and transformers", others)):
+        lines += ["", f"{title}:", ""]
+        lines += [describe(name, key) for name, key in keys.items()]
+    return "\n".join(lines)
+
+
+def describe(name: str, key: KeyHelp) -> str:
+    """Return a key with its type, its default and its meaning."""
+    hints = [hint for hint in typing.get_args(key.hint) or [key.hint] if hint is not NoneType]
+    types = " or ".join(dict.fromkeys(getattr(hint, "__name__", str(hint)).upper() for hint in hints))
+    default = f" (default: {key.default.replace(chr(39), chr(34))})" if key.default else ""
+    text = key.text.replace("[`~", "`").replace("[`", "`").replace("`]", "`")
+    return "\n".join([f"  --{name} {types}{default}", *_wrapped(text, " " * 6)])
+
+
+def _head(default_recipe: str | Path | None, program: str) -> list[str]:
+    default = f" (default: {'/'.join(Path(default_recipe).parts[-2:])})" if default_recipe else ""
+    return [
+        f"usage: {program} {'[RECIPE]' if default_recipe else 'RECIPE'} [--KEY VALUE ...]",
+        "",
+        f"  RECIPE                what to train: a file, or a name that `trl-prorl train`\n"
+        f"                        lists; --config RECIPE is the same{default}",
+        "  --KEY VALUE           a key of the recipe; the command line wins",
+        "  --plugin FILE.py      a file of yours that registers a task",
+        "  --help KEY ...        what these keys mean",
+        "  --help-all            what every key means, TRL's and transformers' too",
+        "  --debug               show the traceback of every error",
+    ]
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)

@@ -1,0 +1,80 @@
+"""Does a value of a recipe fit the annotation of its key? The parser converts text, and takes every other value."""
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import InputError
+from ..keys import BARE_WORDS
+from ..text import short
+from .precision import AUTO
+from .recipe_yaml import Layers, merge
+
+
+# Keys of text that a recipe may write as a bare on, off or true, which YAML reads as true or false.
+BARE = (*BARE_WORDS, "resume_from_checkpoint")
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "a mapping",
+    types.NoneType: "null",
+}
+TRUTH_WORDS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")  # as the parser takes them, in any case
+
+
+def check_types(layers: Layers, hints: Mapping[str, Any]) -> None:
+    """
+    Check the values of a recipe against the annotations of its keys.
+
+    Raises:
+        `ValueError`: A value is of another type. The line names the file, the key, the value and the type.
+    """
+    file_of = {key: file for file, keys in layers for key in keys}
+    for key, value in merge(layers).items():
+        is_auto = key == "bf16" and value == AUTO
+        is_bare = key in BARE and isinstance(value, bool)
+        if key in hints and not (is_auto or is_bare or fits(value, hints[key])):
+            takes = " or ".join(dict.fromkeys(WORDS.get(kind, "text") for kind in _kinds(hints[key])))
+            raise InputError(f"{file_of[key]}: {key}={short(value)}, and {key} takes {takes}.")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a YAML value fits an annotation."""
+    kinds = _kinds(hint)
+    if isinstance(value, str) and dict in kinds:
+        return value.lstrip().startswith("{") or value.endswith(".json")
+    return any(_fits_kind(value, kind) for kind in kinds)
+
+
+def _fits_kind(value: Any, kind: Any) -> bool:
+    is_text = isinstance(value, str)
+    if is_text and kind is bool:
+        return value.lower() in TRUTH_WORDS
+    if is_text and kind in (int, float):
+        return _can_be_read(value, kind)
+    if kind in (int, float):
+        is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+        return is_number or (kind is float and isinstance(value, float))
+    if kind is list:
+        return is_text or isinstance(value, list)  # one word may stand for a list, as all-linear does
+    if kind in (bool, str, dict, types.NoneType):
+        return isinstance(value, kind)
+    return True  # an enumeration or the like, which the parser checks
+
+
+def _can_be_read(text: str, read: Callable[[str], Any]) -> bool:
+    try:
+        read(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """Return what an annotation allows, without what a list or a mapping holds."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
+    return tuple(typing.get_origin(option) or option for option in options)
