@@ -1,4 +1,4 @@
-"""A reader that closes the pipe early, as `head` does, ends a command without a traceback."""
+"""How a command ends: a reader that leaves early, as `head` does, a terminal of ASCII alone, and `--debug`."""
 
 import os
 import subprocess
@@ -36,3 +36,23 @@ def test_a_command_whose_reader_has_left(forks, tmp_path, command):
     write_run(tmp_path / "run", {"output_dir": "run", "beta": 0.1}, [{"step": 1, "reward": 0.5}])
     status, written = forks.run(tmp_path / "into.py", *command.split(), cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert "Traceback" not in written and "BrokenPipe" not in written and status in (0, 1, 2, 141), written
+
+
+def ended(*words, **env):
+    command = [sys.executable, "-m", "trl_prorl", *words]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", ["train --help beta_old", "tasks show instructions", "train tiny/πlain"])
+def test_a_terminal_of_ascii_alone(command):
+    done = ended(*command.split(), PYTHONIOENCODING="ascii", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert "Traceback" not in done.stderr and done.returncode in (0, 2), done.stderr
+    assert (done.stdout + done.stderr).isascii()
+
+
+@pytest.mark.parametrize("command", ["train tiny/variantA --beta_odl 1", "tasks show nope", "passk --run nowhere"])
+def test_debug_keeps_the_traceback_of_any_error(command):
+    plain, debugged = ended(*command.split()), ended(*command.split(), "--debug")
+    assert (plain.returncode, plain.stderr.count("\n")) == (2, 1)
+    assert "Traceback" in debugged.stderr
+    assert plain.stderr.removeprefix("error: ").strip() in debugged.stderr
