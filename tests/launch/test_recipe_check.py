@@ -105,7 +105,7 @@ MALFORMED = [
     ("? [beta]\n: 1\n", "a key is a list"),
     ("beta: " + "[" * 3000 + "]" * 3000, "is not YAML"),
     (LAUGHS.replace("i: &i", "max_steps:"), "aliases"),
-    ("lr_scheduler_kwargs: &a {b: *a}\n", "'a' holds itself"),
+    ("lr_scheduler_kwargs: &a {b: *a}\n", "holds itself"),
     (f"beta: 1 #{' ' * 2**20}\n", "bytes"),
     (b"output_dir: caf\xe9\n", "no text"),
     (f"max_steps: 1{'0' * 400}\n", "a whole number"),
