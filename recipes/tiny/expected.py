@@ -2,7 +2,7 @@
 The scores of these recipes on the model that comes with the package: from runs to `expected.csv`, and from there into
 README.md.
 
-    python recipes/demo.py --seeds 1 2 3 4 5 6 --out runs/seeds
+    trl-prorl demo --seeds 1 2 3 4 5 6 --out runs/seeds
     python recipes/tiny/expected.py runs/seeds/*          # writes expected.csv and the page
     python recipes/tiny/expected.py                       # the page alone
     python recipes/tiny/expected.py --check runs/demo/*   # exit code 1: a score outside its 99.9 % prediction interval
