@@ -2,7 +2,7 @@
 Which seam of TRL moved: the contract, parity and TRL's own suite, run with the installed TRL, as one page.
 
     python tests/upstream/seams.py /path/to/trl --page page.md     # exit status 1 if anything moved
-    python tests/upstream/seams.py --window                        # the supported minors, as JSON: ["1.15", "1.16"]
+    python tests/upstream/seams.py --versions     # what CI installs, as JSON: ["trl==1.15.*", "trl==1.16.*", "trl"]
 """
 
 import argparse
@@ -22,12 +22,13 @@ HERE = Path(__file__).resolve().parent
 TESTS = {"Contract": "test_upstream_contract.py", "Parity": "test_equivalence.py"}
 
 
-def window(setup: str) -> list[str]:
-    """The minors that the text of `setup.cfg` admits."""
+def versions(setup: str, upstream: str) -> list[str]:
+    """The lower bound in the text of `setup.cfg`, the newest tested in that of `upstream.py`, the newest there is."""
     parser = configparser.ConfigParser()
     parser.read_string(setup)
-    bounds = re.search(r"^trl>=1\.(\d+),<1\.(\d+)$", parser["options"]["install_requires"], re.MULTILINE)
-    return [f"1.{minor}" for minor in range(*map(int, bounds.groups()))]
+    lowest = re.search(r"^trl>=(\d+\.\d+),", parser["options"]["install_requires"], re.MULTILINE)
+    tested = re.search(r'"trl": "(\d+\.\d+)', upstream)
+    return [f"trl=={lowest[1]}.*", f"trl=={tested[1]}.*", "trl"]
 
 
 def moved(report: str) -> list[str]:
@@ -68,10 +69,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.strip().split("\n")[0])
     parser.add_argument("trl", nargs="?", help="checkout of TRL, of the version that is installed")
     parser.add_argument("--page", type=Path, help="also write the page here")
-    parser.add_argument("--window", action="store_true", help="print the supported minors, and no more")
+    parser.add_argument("--versions", action="store_true", help="print what CI installs, and no more")
     args = parser.parse_args()
-    if args.window:
-        print(json.dumps(window((HERE.parents[1] / "setup.cfg").read_text())))
+    if args.versions:
+        texts = [(HERE.parents[1] / file).read_text() for file in ("setup.cfg", "trl_prorl/upstream.py")]
+        print(json.dumps(versions(*texts)))
         return 0
     results = {name: tested(file) for name, file in TESTS.items()}
     if args.trl:

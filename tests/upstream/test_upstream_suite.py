@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from trl.trainer import utils
 
 from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.upstream import TESTED
 
 
 ROOT = Path(__file__).parents[2]
@@ -24,13 +26,15 @@ def seams(monkeypatch):
     return import_module("seams")
 
 
-def test_the_window_is_two_minors_with_the_installed_one():
+def test_ci_installs_the_lower_bound_the_tested_version_and_the_newest():
     found = subprocess.run(
-        [sys.executable, str(FOLDER / "seams.py"), "--window"], capture_output=True, text=True, check=True
+        [sys.executable, str(FOLDER / "seams.py"), "--versions"], capture_output=True, text=True, check=True
     )
-    minors = json.loads(found.stdout)
-    assert len(minors) == 2
-    assert ".".join(version("trl").split(".")[:2]) in minors
+    lowest, tested, newest = map(Requirement, json.loads(found.stdout))
+    bound = next(each for each in map(Requirement, requires("trl-prorl")) if each.name == "trl" and not each.marker)
+    assert f"{str(lowest.specifier)[2:-2]}.0" in bound.specifier
+    assert TESTED["trl"] in tested.specifier
+    assert newest == Requirement("trl")
 
 
 REPORT = """<testsuites><testsuite>
