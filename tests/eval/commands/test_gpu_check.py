@@ -13,14 +13,11 @@ import torch
 
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval import gpu_check
-from trl_prorl.eval.gpucheck import page, parts, rollouts, steps
+from trl_prorl.eval.gpucheck import page, parts, steps
 from trl_prorl.eval.gpucheck.parts import COST, LARGE, PARTS, STEPS, TESTS, VLLM, Result, run_command, run_parts
 from trl_prorl.eval.stepcost import settings
 from trl_prorl.eval.stepcost.settings import BASELINE
 from trl_prorl.eval.stepcost.trainers import mixed_precision
-
-
-SIZE = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--device", "cpu"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -64,14 +61,12 @@ def call(tmp_path, monkeypatch):
     return call
 
 
-MEASURES = "import pathlib; f = pathlib.Path('{}/cost/arms.json'); f.parent.mkdir(exist_ok=True)\n"
-MEASURES += "f.write_text('{{\"results\": {{\"a\": {{}}}}}}'); open('{}/ran', 'a').write('x')"
-
-
 def test_what_passed_is_kept_and_what_failed_runs_again(call, tmp_path):
-    codes = {COST: MEASURES.format(tmp_path, tmp_path), TESTS: "raise RuntimeError('a kernel is missing')"}
+    measures = "import pathlib; f = pathlib.Path('cost/arms.json'); f.parent.mkdir(exist_ok=True)\n"
+    measures += "f.write_text('{\"results\": {\"a\": {}}}'); open('ran', 'a').write('x')"
+    codes = {COST: f"import os; os.chdir({str(tmp_path)!r}); {measures}", TESTS: "raise RuntimeError('no kernel')"}
     (failed,), left, _ = call(**codes)
-    assert "exit code 1: RuntimeError: a kernel is missing" in failed
+    assert "exit code 1: RuntimeError: no kernel" in failed
     assert left == []
     assert Result.read(tmp_path, COST).seconds == {"a": {}}
     (_,), _, said = call(**codes)
@@ -110,32 +105,27 @@ def test_of_several_gpus_one_is_seen(monkeypatch, visible, number, first):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == first
 
 
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.test_a" name="test_right[1]" time="0.1" />
-<testcase classname="tests.test_a" name="test_wrong"><failure message="assert 1&#10; == 2">trace</failure></testcase>
-<testcase classname="tests.test_b" name="test_broken"><error message="no fixture">trace</error></testcase>
-<testcase classname="tests.test_b" name="test_other"><skipped message="deepspeed is not installed" /></testcase>
-</testsuite></testsuites>"""
+def test_every_test_on_the_card_is_a_check(monkeypatch, tmp_path):
+    cases = [
+        '<testcase classname="tests.a" name="right" />',
+        '<testcase classname="tests.a" name="wrong"><failure message="assert 1&#10; == 2">trace</failure></testcase>',
+        '<testcase classname="tests.b" name="broken"><error message="no fixture">trace</error></testcase>',
+        '<testcase classname="tests.b" name="other"><skipped message="not installed" /></testcase>',
+    ]
 
-
-@pytest.mark.parametrize("report", [REPORT, "<testsuites />", None])
-def test_every_test_on_the_card_is_a_check(monkeypatch, tmp_path, report):
     def run_command(command, log, limit):
-        assert command[3:6] == ["-q", "-m", "gpu"]
         assert any(path.endswith("tests/test_on_gpu.py") for path in command)
-        if report is not None:
-            (tmp_path / "tests.xml").write_text(report)
+        if cases:
+            (tmp_path / "tests.xml").write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
         return "ended"
 
     monkeypatch.setattr(parts, "run_command", run_command)
     found = parts.run_part(TESTS, False, tmp_path, 9, {})
-    if report is REPORT:
-        assert found.passed == 1
-        assert found.skipped == {"test_b: test_other": "deepspeed is not installed"}
-        assert found.failed == {"test_a: test_wrong": "assert 1 == 2", "test_b: test_broken": "no fixture"}
-    else:  # they did not run to their end
-        assert found.passed == 0
-        assert list(found.failed) == [PARTS[TESTS][0]]
+    assert (found.passed, found.skipped) == (1, {"b: other": "not installed"})
+    assert found.failed == {"a: wrong": "assert 1 == 2", "b: broken": "no fixture"}
+    cases.clear()  # they did not run to their end
+    found = parts.run_part(TESTS, False, tmp_path, 9, {})
+    assert (found.passed, list(found.failed)) == (0, [PARTS[TESTS][0]])
 
 
 @pytest.mark.parametrize("failed", [{"memory does not grow": "it does"}, {}])
@@ -152,40 +142,30 @@ def test_what_a_part_has_found(monkeypatch, tmp_path, failed):
 def test_why_a_part_does_not_run(monkeypatch):
     assert parts.reason_to_skip(TESTS, True) and parts.reason_to_skip(VLLM, True)
     assert parts.reason_to_skip(TESTS, False) is parts.reason_to_skip(COST, True) is None
-    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
-    assert "vllm" in parts.reason_to_skip(VLLM, False)
     for gib in (15, 24):
         card = SimpleNamespace(total_memory=gib * 2**30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, card=card: card)
         assert (parts.reason_to_skip(LARGE, False) is None) == (gib == 24)
 
 
-TRL = {"generation": 1.0, "scoring": 1.0, "update": 2.0, "phase": [3.0] * 3, "whole": [4.0] * 3}
-MINE = {"generation": 0.5, "scoring": 0.1, "update": 1.4, "phase": [2.0, 1.0, 1.5], "whole": [2.5, 1.6, 3.2]}
-MACHINE = {"device": "NVIDIA H100 80GB HBM3", "memory": "80", "versions": {"torch": "2.9"}}
-
-
 def test_the_page(tmp_path):
     results = tmp_path / "results"
     results.mkdir()
     Result({}, passed=1, failed={"test_a: test_wrong": "assert 1 == 2"}).write(results, "tests")
-    arms = {BASELINE: TRL, "A packed": MINE | {"peak": 7.0}}
+    trl = {"generation": 1.0, "scoring": 1.0, "update": 2.0, "phase": [3.0] * 3, "whole": [4.0] * 3}
+    ours = {"generation": 0.5, "scoring": 0.1, "update": 1.4, "phase": [2.0, 1.0, 1.5], "whole": [2.5, 1.6, 3.2]}
+    arms = {BASELINE: trl, "A packed": ours | {"peak": 7.0}}
     Result({}, skipped={"C": "out of memory"}, seconds={"μ=2": arms}).write(results, "cost")
-    where = page.publish(results, tmp_path, MACHINE)
+    machine = {"device": "NVIDIA H100 80GB HBM3", "memory": "80", "versions": {"torch": "2.9"}}
+    where = page.publish(results, tmp_path, machine)
     written = where.read_text()
-    assert "test_a: test_wrong**: assert 1 == 2" in written
+    assert "test_a: test_wrong" in written and "C (out of memory)" in written
     # The ratios of the phases are 1.5, 3, 2, of the whole steps 1.6, 2.5, 1.25.
     assert "| A packed | 0.5 | 0.1 | 1.4 | 2.5 | 2.00 | 1.60 | 7.00 |" in written
     assert f"| {BASELINE} | 1 | 1 | 2 | 4 | 1.00 | 1.00 | – |" in written
-    assert "C (out of memory)" in written
     assert set(json.loads(where.with_suffix(".json").read_text())) == {"tests", "cost"}
-    page.publish(results, tmp_path, MACHINE)  # once more: listed once
+    page.publish(results, tmp_path, machine)  # once more: listed once
     assert (where.parent / "README.md").read_text().count(f"]({where.name})") == 1
-
-
-def test_rollouts_by_hand():
-    found = rollouts.found_numbers(rollouts.PLAIN, seconds=3.0, tokens=6, peak=2.5)
-    assert found["plain: a token of all rows, ms"] == 500.0
 
 
 ROWS = [{"peak_memory_gib": 10.0 + step % 2} for step in range(6)]
@@ -220,35 +200,13 @@ def test_launches_and_waits_are_counted():
     }
 
 
-def test_vllm_samples_the_same_prompts(monkeypatch, tmp_path):
-    """vLLM is not among the test's packages: what it is asked for."""
-    calls = []
-
-    class Engine:
-        def __init__(self, model, **settings):
-            calls.append(settings)
-
-        def generate(self, prompts, params, use_tqdm):
-            calls.append((prompts, params))
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=Engine, SamplingParams=dict))
-    rollouts.main([*SIZE, "--dtype", "bfloat16", "--longest", "6", "--samplers", "vLLM", "--out", str(tmp_path)])
-    made, _, (prompts, params) = calls
-    expected, _ = settings.Batches(settings.parse(SIZE), 1.0, fixed=6).draw(0)
-    assert [prompt["prompt_token_ids"] for prompt in prompts] == expected
-    assert params == {"temperature": 1.0, "max_tokens": 6, "ignore_eos": True, "detokenize": False}
-    assert (made["dtype"], made["max_model_len"]) == ("bfloat16", 6 + max(map(len, expected)))
-    assert len(json.loads((tmp_path / "measured.json").read_text())["numbers"]) == 2
-
-
 def test_a_card_without_bf16_multiplies_in_fp16_with_weights_in_fp32(monkeypatch):
     assert settings.default_dtype("cpu") == "float32"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     assert settings.default_dtype("cuda") == "float16"
-    for dtype, of_weights in {"float16": torch.float32, "bfloat16": torch.bfloat16}.items():
-        model = settings.new_model(settings.parse([*SIZE, "--dtype", dtype]), byte_tokenizer())
-        assert model.dtype == of_weights
-    assert mixed_precision(torch.float16) == {"bf16": False, "fp16": True}
-    assert mixed_precision(torch.bfloat16) == {"bf16": True, "fp16": False}
-    assert mixed_precision(torch.float32) == {"bf16": False, "fp16": False}
+    for dtype, of_weights in (("float16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")):
+        args = settings.parse(["--shape", "tiny", "--device", "cpu", "--dtype", dtype])
+        assert settings.new_model(args, byte_tokenizer()).dtype == getattr(torch, of_weights)
+        asked = mixed_precision(getattr(torch, dtype))
+        assert asked == {"bf16": dtype == "bfloat16", "fp16": dtype == "float16"}

@@ -27,20 +27,20 @@ def arguments(*further):
     return [*sizes, "--device", "cpu", "--template", "3", *further]
 
 
+def mean_length(batches):
+    lengths = [len(one) for number in range(200) for one in batches.draw(number)[1]]
+    return sum(lengths) / len(lengths)
+
+
 def test_every_arm_gets_the_same_batches_and_scaled_lengths():
     args = parse(arguments("--longest", "4096"))
     once = Batches(args, 1.0)
-    twice = Batches(args, 2.0)
     assert once.draw(7) == Batches(args, 1.0).draw(7) != once.draw(8)
     prompts, completions = once.draw(7)
     assert len(prompts) == len(completions) == 4
     assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
-    short, long = (
-        sum(len(one) for number in range(200) for one in batches.draw(number)[1]) for batches in (once, twice)
-    )
-    assert long / short == pytest.approx(2.0, rel=0.05)
-    fixed = Batches(args, 1.0, fixed=5)
-    assert {len(one) for one in fixed.draw(7)[1]} == {5}
+    assert mean_length(Batches(args, 2.0)) / mean_length(once) == pytest.approx(2.0, rel=0.05)
+    assert mean_length(Batches(args, 1.0, fixed=5)) == 5
 
 
 def test_ratios_are_of_pairs():
@@ -53,34 +53,27 @@ def test_settings():
     args = parse(arguments("--iterations", "1", "2", "--checkpointing", "both"))
     # With one pass B's penalty could do nothing, and is refused.
     assert ["B" in arms for _, arms, *_ in settings(args)] == [False, False, True, True]
-    args = parse(arguments("--arms", "B packed", "TRL β=0"))
-    ((_, arms, *_),) = settings(args)
+    ((_, arms, *_),) = settings(parse(arguments("--arms", "B packed", "TRL β=0")))
     assert list(arms) == [BASELINE, "TRL β=0", "B packed"]
     args = parse(arguments("--mode", "growth", "--spread", "--lengths", "64", "--groups", "4", "8"))
     args.longest = 4096
-    lengths = []
-    for title, _, batches, *_ in settings(args):
-        drawn = [len(one) for number in range(200) for one in batches.draw(number)[1]]
-        lengths.append((title, sum(drawn) / len(drawn)))
-    assert [title for title, _ in lengths] == ["64 tokens on average, G=8", "256 tokens on average, G=4"]
-    assert [mean for _, mean in lengths] == [pytest.approx(64, rel=0.1), pytest.approx(256, rel=0.1)]
+    found = {title: mean_length(batches) for title, _, batches, *_ in settings(args)}
+    lengths = {"64 tokens on average, G=8": 64, "256 tokens on average, G=4": 256}
+    assert found == pytest.approx(lengths, rel=0.1)
 
 
-def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, caplog):
-    step_cost.main(arguments("--micro_batch", "2", "--arms", "B packed", "--out", str(tmp_path)))
+def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys):
+    step_cost.main(arguments("--arms", "B packed", "--out", str(tmp_path)))
     written = json.loads((tmp_path / "arms.json").read_text())
     assert written["settings"]["rounds"] == 1
     for result in written["results"].values():
         assert {BASELINE, "B packed"} <= set(result)
         for values in result.values():
-            assert len(values["phase"]) == 1
-            assert values["update"] > 0
-            assert values["phase"][0] == pytest.approx(values["scoring"] + values["update"])
-            assert values["generation"] > 0
-            assert values["whole"][0] == pytest.approx(values["phase"][0] + values["generated"][0])
-    assert (tmp_path / "arms.png").read_bytes().startswith(b"\x89PNG")
+            assert values["phase"] == [pytest.approx(values["scoring"] + values["update"])]
+            assert values["whole"] == [pytest.approx(values["phase"][0] + values["generated"][0])]
+            assert min(values["update"], values["generation"]) > 0
+    assert (tmp_path / "arms.png").is_file()
     assert "B packed" in capsys.readouterr().out
-    assert not [record for record in caplog.records if record.name.startswith("trl_prorl")]
 
 
 @pytest.mark.parametrize("name", ["ours, all off", BASELINE])
@@ -98,9 +91,9 @@ def test_a_step_ends_when_its_row_is_written(tmp_path, monkeypatch, name):
     assert trainer.watch.seconds["step"] == len(rows)
 
 
-@pytest.mark.parametrize("name", [BASELINE, "A", "B packed"])
+@pytest.mark.parametrize("name", [BASELINE, "B packed"])
 def test_each_arm_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkeypatch):
-    """The lengths are those of the batch; rows that a forward computes, by the arm's own way."""
+    """Rows that a forward computes: of packed arms those that have not ended, at the lengths of the batch."""
     args = parse(["--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "20"])
     batches = Batches(args, 1.0)
     trainer = make_trainer(name, ARMS[name], args, batches, 2, False, str(tmp_path))
@@ -108,83 +101,49 @@ def test_each_arm_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkey
     forward = Qwen2Model.forward
 
     def watched(self, input_ids=None, **kwargs):
-        rows.append(tuple(input_ids.shape))
+        rows.append(len(input_ids))
         return forward(self, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(Qwen2Model, "forward", watched)
     assert generation_seconds(trainer, batches, 0) > 0
-    _, completions = batches.draw(0)
-    lengths = [len(ids) for ids in completions]
-    if "packed" in name:
-        assert rows[0][0] == 2
-        assert [shape[0] for shape in rows[1:]] == [
-            sum(length > step for length in lengths) for step in range(1, max(lengths))
-        ]
+    lengths = [len(ids) for ids in batches.draw(0)[1]]
+    if name == BASELINE:
+        assert rows == [8] * max(lengths)
     else:
-        assert {shape[0] for shape in rows} == {8}
-        assert len(rows) == max(lengths)
-    assert "generate" not in vars(trainer.accelerator.unwrap_model(trainer.model).get_base_model())
+        assert rows == [2, *(sum(length > step for length in lengths) for step in range(1, max(lengths)))]
 
 
-class Device:
-    """A GPU's count of bytes, as torch keeps it."""
-
-    held = peak = 2**30
-
-    def hold(self, gib: float) -> None:
-        self.peak = max(self.peak, self.held + int(gib * 2**30))
-
-    def begin_anew(self, device=None) -> None:
-        self.peak = self.held
-
-
-@pytest.fixture
-def device(monkeypatch):
-    made = Device()
+def test_on_a_gpu_the_peak_is_that_of_the_largest_step_or_of_generation(monkeypatch):
+    """1 GiB is held; steps take 3 and 5 more, generation 7, and what came before the training 20."""
+    counts = {"held": 2**30, "peak": 2**30}
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: made.peak)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", made.begin_anew)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: made.held)
-    return made
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: counts["peak"])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: counts["held"])
 
+    def begin_anew(device=None):
+        counts["peak"] = counts["held"]
 
-def test_the_peak_of_a_training_is_that_of_its_largest_step(device):
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", begin_anew)
+
+    def hold(gib):
+        counts["peak"] = max(counts["peak"], counts["held"] + gib * 2**30)
+
     cuda = torch.device("cuda", 0)
     watch = Stopwatch(cuda, "wall")
-    ending = watch.time_end_of_step(lambda: measure_gpu(cuda))  # as our trainer ends a step
-    device.hold(20)  # before it begins
-    watch.begin()
-    for gib in (3, 5, 4):
-        watch.on_step_begin(None, None, None)
-        device.hold(gib)
-        ending()
-    assert device.peak == 2**30  # all that the device still knows
-    assert watch.peak() == 6.0
-    watch.begin()
-    assert watch.peak() == 1.0
-
-
-@pytest.fixture
-def arm(device, monkeypatch):
-    """A trainer on that device: generation takes 7 GiB beyond what is held, and steps 3 and 5."""
-    cuda = torch.device("cuda", 0)
-    watch = Stopwatch(cuda, "wall")
+    end_step = watch.time_end_of_step(lambda: measure_gpu(cuda))  # as our trainer ends a step
 
     def train():
         for gib in (3, 5):
-            device.begin_anew()  # as our trainer begins a step
-            device.hold(gib)
-            watch.time_end_of_step(lambda: measure_gpu(cuda))()
+            watch.on_step_begin(None, None, None)
+            hold(gib)
+            end_step()
 
-    def generate(*args):
-        device.hold(7)
-        return 1.0
-
-    made = SimpleNamespace(watch=watch, train=train, generation_seconds=generate)
+    hold(20)
+    watch.begin()
+    train()
+    assert watch.peak() == 6.0
+    made = SimpleNamespace(watch=watch, train=train, generation_seconds=lambda *args: hold(7) or 1.0)
     monkeypatch.setattr(measuring, "make_trainer", lambda *args: made)
-
-
-@pytest.mark.parametrize("generate, peak", [(True, 7.0), (False, 5.0)])
-def test_on_a_gpu_an_arm_s_memory_is_the_gpu_s(arm, generate, peak):
-    setting = (None, None, 2, False, generate)
-    assert measuring.peak_memory("A", SimpleNamespace(), setting) == pytest.approx(peak)
+    for generate, peak in ((True, 7.0), (False, 5.0)):
+        setting = (None, None, 2, False, generate)
+        assert measuring.peak_memory("A", SimpleNamespace(), setting) == pytest.approx(peak)

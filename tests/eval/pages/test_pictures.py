@@ -1,32 +1,18 @@
-import io
 import json
-import re
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from PIL import Image
 
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages import around_resets, curves, matrix, reset_effects
 from trl_prorl.eval.pages import runs as pages
 from trl_prorl.eval.pages.document import Picture
-from trl_prorl.eval.report import build_report
 from trl_prorl.eval.run_folder.reading import load_run
 
 
 RESET = {"event": "reset", "step_applied": 10}
-
-
-@pytest.fixture
-def runs(read_run):
-    reference = {"kl_ref": lambda step: 0.0 if step in (1, 11) else 0.01, "time_ref": 0.2, "ref_forward_calls": 4}
-    arms = {"plain": {}, "A": reference | {"events": [RESET]}, "C": reference | {"events": [RESET]}}
-    arms["B"] = {"kl_ref": 0.3, "kl_old": 1e-6, "ref_forward_calls": 0}
-    common = {"steps": 20, "reward": lambda step: step / 20, "entropy": 0.5, "time_step": 1.0, "time_update": 0.4}
-    return [read_run(variant, name=variant, **common, **arms[variant]) for variant in ("plain", "A", "B", "C")]
 
 
 def drawn(panel):
@@ -39,23 +25,17 @@ def curve_panels(runs):
     return curves.sections(Frame(runs))[0].blocks[0].panels
 
 
-def test_the_seconds_of_a_stage_are_a_mean_over_steps(runs):
-    bars = drawn(curves.stages_panel(Frame(runs))).patches
-    assert max(bar.get_width() for bar in bars) == pytest.approx(0.4)
+def line(axes, label):
+    (found,) = [each for each in axes.lines if each.get_label() == label]
+    return list(found.get_xdata()), list(found.get_ydata())
 
 
-def test_a_picture_as_svg_is_whole_and_has_text_as_text(read_run, tmp_path):
-    """A hostile name, too: whole XML, every id once, and every reference to one that is there."""
-    evil = read_run("A", name="a\x1b<b>&$x_{$\u202e", reward=0.5)
-    (picture,) = curves.sections(Frame([evil]))[0].blocks
+def test_a_hostile_name_leaves_a_picture_whole(read_run, tmp_path):
+    (picture,) = curves.sections(Frame([read_run("A", name="a\x1b<b>&$x_{$\u202e", reward=0.5)]))[0].blocks
     picture.write(tmp_path)
-    text = (tmp_path / "summary.svg").read_text()
-    root = ElementTree.fromstring(text)
+    root = ElementTree.parse(tmp_path / "summary.svg").getroot()
     words = " ".join(element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text"))
     assert r"a\x1b<b>&$x_{$\u202e" in words
-    ids = re.findall(r' id="([^"]+)"', text)
-    assert len(ids) == len(set(ids))
-    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
 
 
 @pytest.mark.parametrize(
@@ -65,75 +45,71 @@ def test_a_picture_as_svg_is_whole_and_has_text_as_text(read_run, tmp_path):
         [{"step": step, "reward": None, "kl_ref": float("nan"), "time_step": 1.0} for step in range(1, 9)],
     ],
 )
-def test_a_dead_run_has_one_line_and_no_panels(rows, runs, make_run):
+def test_a_run_with_nothing_to_draw_is_named_and_not_drawn(rows, read_run, make_run):
     dead = load_run(make_run("dead", "plain", rows))
-    (section,) = curves.sections(Frame([dead]))
-    (block,) = section.blocks
-    (line,) = block.items
-    assert "`dead`" in line
+    (block,) = curves.sections(Frame([dead]))[0].blocks
+    assert "`dead`" in block.items[0]
     assert not any(isinstance(block, Picture) for block in pages.costs(Frame([dead]))[0].blocks)
-    picture, block = curves.sections(Frame([*runs, dead]))[0].blocks
-    assert block.items == [line]
-    assert len(drawn(picture.panels[0]).lines) == len(drawn(curve_panels(runs)[0]).lines)
+    picture, again = curves.sections(Frame([read_run("A", reward=0.5), dead]))[0].blocks
+    assert again.items == block.items
+    assert "dead" not in " ".join(str(each.get_label()) for each in drawn(picture.panels[0]).lines)
 
 
-def test_b_shows_kl_to_the_sampling_policy(runs):
-    kl = drawn(curve_panels(runs)[1])
-    assert kl.get_legend_handles_labels()[1] == ["A: kl_ref", "B: kl_old", "C: kl_ref"]
+def test_each_arm_has_the_kl_to_its_own_anchor(read_run):
+    runs = [read_run("A", kl_ref=0.1, kl_old=1e-6), read_run("B", kl_ref=0.3, kl_old=0.2), read_run("plain", reward=1)]
+    axes = drawn(curve_panels(runs)[1])
+    assert sorted(axes.get_legend_handles_labels()[1]) == ["A0: kl_ref", "B0: kl_old"]
+    assert set(line(axes, "A0: kl_ref")[1]) == {0.1}
+    assert set(line(axes, "B0: kl_old")[1]) == {0.2}
 
 
 def test_one_wild_kl_does_not_hide_the_others(read_run):
-    # Zero in every first pass, one outlier: the strong line stays at the usual value.
+    """Zero in every first pass, one outlier: the line that is labelled stays at the usual value."""
     run = read_run("A", steps=40, kl_ref=lambda step: 5e3 if step == 20 else 0.01 * (step % 2))
-    strong = max(drawn(curve_panels([run])[1]).lines, key=lambda line: line.get_linewidth())
-    assert list(strong.get_ydata()) == pytest.approx([0.01] * 21)
+    assert line(drawn(curve_panels([run])[1]), "A0: kl_ref")[1] == pytest.approx([0.01] * 21)
 
 
-def test_seeds_become_a_mean_and_a_band(read_run):
-    # 20 steps at 0.2 and 12 at 0.6: the mean is drawn where both ran, from the lowest to the highest.
-    runs = [read_run("A", 0, steps=20, reward=0.2), read_run("A", 1, steps=12, reward=0.6)]
-    alone = read_run("B", steps=20, reward=0.5)
-    assert [arm.legend for arm in Frame([*runs, alone]).arms] == ["A, 2 seeds", "B0"]
-    axes = drawn(curve_panels([*runs, alone])[0])
-    mean = next(line for line in axes.lines if line.get_label() == "A, 2 seeds")
-    assert list(mean.get_xdata()) == list(range(1, 13))
-    assert list(mean.get_ydata()) == pytest.approx([0.4] * 12)
-    corners = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert (corners.min(), corners.max()) == pytest.approx((0.2, 0.6))
-    assert len(axes.collections) == 1  # the single run has no band
-
-
-def test_resets_of_all_seeds_are_marked(read_run):
+def test_seeds_become_a_mean_and_a_band_and_their_resets_are_marked(read_run):
+    """20 steps at 0.2 and 12 at 0.6: the mean is drawn where both ran, from the lowest to the highest."""
     events = ([{**RESET, "step_applied": step} for step in steps] for steps in ([5, 10], [5, 15]))
-    runs = [read_run("A", seed, steps=20, reward=0.5, events=one) for seed, one in enumerate(events)]
-    axes = drawn(curve_panels(runs)[0])
-    (lines,) = [each for each in axes.collections if isinstance(each, LineCollection)]
-    assert [float(segment[0, 0]) for segment in lines.get_segments()] == [5, 10, 15]
+    steps = ((20, 0.2), (12, 0.6))
+    runs = [
+        read_run("A", seed, steps=last, reward=reward, events=resets)
+        for seed, ((last, reward), resets) in enumerate(zip(steps, events, strict=True))
+    ]
+    axes = drawn(curve_panels([*runs, read_run("B", steps=20, reward=0.5)])[0])
+    assert line(axes, "A, 2 seeds") == (list(range(1, 13)), pytest.approx([0.4] * 12))
+    (marks,) = [each for each in axes.collections if isinstance(each, LineCollection)]
+    assert [float(segment[0, 0]) for segment in marks.get_segments()] == [5, 10, 15]
+    (band,) = [each for each in axes.collections if each is not marks]  # the single run has none
+    corners = band.get_paths()[0].vertices[:, 1]
+    assert (corners.min(), corners.max()) == pytest.approx((0.2, 0.6))
+
+
+def test_the_seconds_of_a_stage_are_a_mean_over_steps(read_run):
+    run = read_run("A", reward=0.5, time_step=1.0, time_update=lambda step: 0.1 * step)
+    bars = drawn(curves.stages_panel(Frame([run]))).patches
+    assert max(bar.get_width() for bar in bars) == pytest.approx(0.25)
 
 
 def test_evaluations_during_training_are_drawn(read_run):
-    run = read_run("A", steps=20, reward=0.5, events=[RESET])
+    run = read_run("A", steps=20, reward=0.5)
     before = len(curve_panels([run]))
     rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
     (run.path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     *others, panel = curve_panels([load_run(run.path)])
     assert len(others) == before
-    curve = next(line for line in drawn(panel).lines if line.get_label() == "A0")
-    assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([0, 8, 16], [0.0, 0.08, 0.16])
+    assert line(drawn(panel), "A0") == ([0, 8, 16], [0.0, 0.08, 0.16])
 
 
 def test_accuracy_is_drawn_beside_the_reward(read_run):
-    """The share of correct completions in the same panel, in dots of the arm's colour; the guard where it fired."""
     event = {"event": "guard_gap", "step_applied": 15, "reason": "gold fell, the reward did not"}
     hacked = read_run("plain", steps=20, reward=0.9, gold=lambda step: 0.5 - step / 100, events=[event])
     axes = drawn(curve_panels([hacked, read_run("A", steps=20, reward=0.8)])[0])
-    lines = {line.get_label(): line for line in axes.lines}
-    dotted = lines["plain0: gold"]
-    assert list(dotted.get_ydata())[-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
-    assert (dotted.get_linestyle(), dotted.get_color()) == (":", lines["plain0"].get_color())
-    assert lines["plain0"].get_ydata()[-1] == 0.9
-    assert "A0: gold" not in lines
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "X"] == [[15]]
+    assert line(axes, "plain0: gold")[1][-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
+    assert line(axes, "plain0")[1][-1] == 0.9
+    assert "A0: gold" not in [each.get_label() for each in axes.lines]
+    assert [15] in [list(each.get_xdata()) for each in axes.lines]  # the guard
 
 
 REQUESTED = {"event": "reset", "step_requested": 1}
@@ -170,28 +146,6 @@ def test_spikes_in_the_matrix(read_run):
     cells = dict(zip(table.header, table.rows[0], strict=True))
     spikes = [cells[f"{name} spikes"] for name in ("KL", "entropy", "gradient")]
     assert spikes == ["1.5 (× 150)", "0.5 (× 3)", "1 (× 6)"]
-    panel = next(panel for panel in curve_panels(runs) if panel.alt.startswith("Gradient norm"))
-    rings = [(*line.get_xdata(), *line.get_ydata()) for line in drawn(panel).lines if line.get_marker() == "o"]
-    assert rings == [(20, 1.2)] * 2
-
-
-def ink_at_the_edges(picture):
-    """Return how many pixels of the outermost two columns and rows are not white."""
-    grey = np.asarray(picture.convert("L"))
-    edges = (grey[:2], grey[-2:], grey[:, :2], grey[:, -2:])
-    return sum(int((edge < 250).sum()) for edge in edges)
-
-
-def test_no_label_is_cut_off(read_run):
-    """Ink at the edge of a picture would be a label that goes on beyond it."""
-    keys = {"steps": 30, "reward": 0.00001234, "gold": 0.5, "kl_ref": 1e-7, "entropy": 123456.0, "grad_norm": 1e-5}
-    keys |= {"time_step": 1.0, "time_update": 1.0, "events": [RESET], "trained": [3, 4] * 20}
-    report = build_report(Frame([read_run("A", 0, "x" * 130, config={"task": "a_task_with_a_long_name"}, **keys)]), "")
-    panels = [panel for picture in report.pictures() for panel in picture.panels]
-    assert len(panels) >= 10
-    for panel in panels:
-        with Image.open(io.BytesIO(panel.png)) as picture:
-            assert ink_at_the_edges(picture) == 0, panel.alt
 
 
 def around_a_reset(runs):
