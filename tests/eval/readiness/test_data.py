@@ -17,20 +17,14 @@ from trl_prorl.eval.readiness.finding import LOOK, STOP
 from trl_prorl.tasks import get_task
 
 
-def levels(findings):
-    return {finding.what: finding.level for finding in findings}
-
-
 @pytest.mark.parametrize("name", ["reverse_digits", "sorting"])
 def test_tasks_of_the_project_pass(name):
     task = get_task(name)
     rows = list(task.rows("train", 24))
     found = check_gold_answers(task, rows, task.reward_many)
-    assert all(found.verified)
-    assert found.reward_tells
-    assert all(task.has_answer(task.gold(row), row) for row in rows)
     assert len(found.accepted) == 24
-    assert set(levels(gold_findings(found)).values()) == {"fine"}
+    assert {finding.level for finding in gold_findings(found)} == {"fine"}
+    assert all(task.has_answer(task.gold(row), row) for row in rows)
 
 
 NAN = math.nan
@@ -67,7 +61,6 @@ def test_a_reward_that_needs_a_rollout_is_not_wrong():
 
     task = get_task("sums")
     found = check_gold_answers(task, list(task.rows("train", 4)), reward)
-    assert all(found.verified)
     assert found.reward_tells is None
     last = gold_findings(found)[-1]
     assert last.level == LOOK
@@ -109,10 +102,8 @@ def test_what_the_run_evaluates_on_is_compared_with_training():
 
 
 def test_lengths_by_hand():
-    findings = length_findings([10, 20], [3, 8], 8, 27)
-    assert [finding.level for finding in findings] == [LOOK, LOOK]
-    assert findings[0].number == "20 tokens, 28 of 27"
-    assert findings[1].number == "1 of 2 (longest 8 of 8 tokens)"  # no room for the end
-    assert "max_completion_length to 9" in findings[1].change
+    room, gold = length_findings([10, 20], [3, 8], 8, 27)
+    assert (room.number, room.level) == ("20 tokens, 28 of 27", LOOK)
+    assert (gold.number, gold.level) == ("1 of 2 (longest 8 of 8 tokens)", LOOK)  # no room for the end
+    assert "max_completion_length to 9" in gold.change
     assert [finding.level for finding in length_findings([10, 20], [3, 8], 9, 29)] == ["fine", "fine"]
-    assert len(length_findings([10], [], None, None)) == 1

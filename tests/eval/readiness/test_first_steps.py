@@ -77,18 +77,13 @@ def test_a_card_with_room_for_more_rows():
     assert of(micro_batch=32, exchangeable=4).values["advised"] == 128
 
 
-def test_the_advised_micro_batch_trains_the_same(run, make_trainer, largest_difference):
-    """Four rows and eight of an update of 16: the weights agree within what Adam makes of rounding."""
-    keys = {"max_steps": 4, "learning_rate": 1e-3, "beta": 0.1, "pack_groups": "on"}
-    of_bnpo = make_trainer(**keys, per_device_train_batch_size=4, gradient_accumulation_steps=4, loss_type="bnpo")
-    shape = BatchShape.of(of_bnpo.args, of_bnpo.num_generations)
-    assert larger_micro_batch(shape.micro_batch, 8, shape.exchangeable) == 4
-    small = run(per_device_train_batch_size=4, gradient_accumulation_steps=4, **keys)
-    shape = BatchShape.of(small.args, small.num_generations)
-    assert larger_micro_batch(shape.micro_batch, 8, shape.exchangeable) == 8
-    large = run(per_device_train_batch_size=8, gradient_accumulation_steps=2, **keys)
-    assert largest_difference(small, large) < 1e-5
-    assert largest_difference(small, make_trainer(**keys)) > 1e-4
+def test_rows_are_exchangeable_where_the_loss_divides_by_all_of_an_update(make_trainer):
+    """`bnpo` divides by what a micro-batch holds, so that more rows would train otherwise."""
+    keys = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    for loss_type, advised in (("bnpo", 4), ("dapo", 8)):
+        trainer = make_trainer(loss_type=loss_type, **keys)
+        shape = BatchShape.of(trainer.args, trainer.num_generations)
+        assert larger_micro_batch(shape.micro_batch, 8, shape.exchangeable) == advised
 
 
 def test_on_a_cpu_memory_is_that_of_the_process():
@@ -99,30 +94,31 @@ def test_on_a_cpu_memory_is_that_of_the_process():
 
 
 def test_memory_is_that_of_a_gpu():
-    def of(first, what, micro_batch=8):
+    def findings(first, micro_batch=8):
         shape = BatchShape(micro_batch, 4, 40, accumulation=5, per_generation=5, most=None, exchangeable=5)
-        found = cost_findings(first, shape, 0.1)
-        return next((finding for finding in found if finding.what.startswith(what)), None)
+        found = {finding.what: finding for finding in cost_findings(first, shape, 0.1)}
+        largest = next((finding for what, finding in found.items() if what.startswith("largest")), None)
+        return found, found.get("peak memory"), largest
 
-    cpu = FirstSteps([FIRST, SECOND], 10, 2)
-    assert of(cpu, "peak memory") is None
-    assert of(cpu, "largest") is None
-    rows = [FIRST | {"peak_memory_gib": 10.0}, SECOND | {"peak_memory_gib": 12.0}]
-    gpu = FirstSteps(rows, 10, 2, 4.0, 20.0)
-    assert of(gpu, "peak memory").number == "12.0 of 20.0 GiB"
-    assert of(gpu, "largest").number == "12 rows (now 8)"  # (18 − 4) / 1 = 14, in groups of 4
-    samples = FirstSteps([rows[0] | {"peak_memory_gib": 19.0}, rows[1]], 10, 2, 4.0, 20.0)
-    assert of(samples, "peak memory").number == "19.0 of 20.0 GiB"
-    assert of(samples, "peak memory").level == LOOK
-    assert of(samples, "largest").number == "12 rows (now 8)"  # a rollout takes its memory whatever the micro-batch
-    tight = FirstSteps([FIRST | {"peak_memory_gib": 19.0}], 10, 2, 3.0, 20.0)
-    assert of(tight, "largest", 16).level == LOOK
-    assert "to 12" in of(tight, "largest", 16).change
-    assert of(cpu, "tokens per second").number == "100"
-    assert of(cpu, "wall time").number.startswith("00:55")
-    assert of(cpu, "rewards in a step").number == "40 %"
-    assert of(cpu, "rewards in a step").level == LOOK
-    assert of(cpu, "seconds by stage").number == "rollout 6.00, ref 1.00, update 3.00"
+    def on_gpu(held, *peaks):
+        rows = [{**row, "peak_memory_gib": peak} for row, peak in zip((FIRST, SECOND), peaks, strict=False)]
+        return FirstSteps(rows, 10, 2, held, 20.0)
+
+    found, peak, largest = findings(FirstSteps([FIRST, SECOND], 10, 2))
+    assert peak is largest is None
+    assert found["tokens per second"].number == "100"
+    assert found["wall time of 10 steps"].number.startswith("00:55")
+    rewards = found["rewards in a step that generates"]
+    assert (rewards.number, rewards.level) == ("40 %", LOOK)
+    _, peak, largest = findings(on_gpu(4.0, 10.0, 12.0))
+    assert peak.number == "12.0 of 20.0 GiB"
+    assert largest.number == "12 rows (now 8)"  # (18 − 4) / 1 = 14, in groups of 4
+    _, peak, largest = findings(on_gpu(4.0, 19.0, 12.0))
+    assert (peak.number, peak.level) == ("19.0 of 20.0 GiB", LOOK)
+    assert largest.number == "12 rows (now 8)"  # a rollout takes its memory whatever the micro-batch
+    _, _, largest = findings(on_gpu(3.0, 19.0), micro_batch=16)
+    assert largest.level == LOOK
+    assert "to 12" in largest.change
 
 
 def test_the_first_update():

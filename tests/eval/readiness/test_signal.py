@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, exit_code
+from trl_prorl.eval.readiness.finding import LOOK, STOP, exit_code
 from trl_prorl.eval.readiness.signal import (
     FULL_REWARD,
     Rollouts,
@@ -15,23 +15,21 @@ from trl_prorl.eval.readiness.signal import (
 )
 
 
-def rollouts(
-    correct, rewards=None, cut=None, answered=None, size=4, parts=None, source="verify", lengths=None, masks=False
-):
+def rollouts(correct, rewards=None, cut=None, size=4, parts=None, source="verify", lengths=None, **changes):
     n = len(correct)
-    return Rollouts(
-        size,
-        [float(one) for one in correct] if rewards is None else rewards,
-        [bool(one) for one in correct],
-        answered,
-        [False] * n if cut is None else cut,
-        lengths or [5] * n,
-        [f"text {place}" for place in range(n)],
-        parts or [("t", 1)] * (n // size),
-        0.02 * n,
-        source,
-        masks_cut=masks,
-    )
+    fields = {
+        "group_size": size,
+        "rewards": [float(one) for one in correct] if rewards is None else rewards,
+        "correct": [bool(one) for one in correct],
+        "answered": None,
+        "cut": cut or [False] * n,
+        "lengths": lengths or [5] * n,
+        "texts": [f"text {place}" for place in range(n)],
+        "parts": parts or [("t", 1)] * (n // size),
+        "reward_seconds": 0.02 * n,
+        "source": source,
+    }
+    return Rollouts(**fields | changes)
 
 
 def of(found, what, tells=True, most=12, gold=8):
@@ -57,6 +55,7 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
 HACKED = [1.0, 1.0, 0.0, 1.0, *[1.0, 0.0, 0.0, 1.0] * 4]  # of `MIXED`: one wrong answer is paid in full
 SOLVED_OR_NOT = [1] * 20 + [0] * 20  # near temperature 0
 ALL_CUT = [True] * 8
+ONE_LEFT = [True, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -71,18 +70,14 @@ ALL_CUT = [True] * 8
         (rollouts(NEVER), RATE, LOOK, "base does not solve"),
         (rollouts(NEVER), (RATE, {"tells": False}), LOOK, "reward does not tell"),
         (rollouts(NEVER), SILENT, STOP, "no answer is right"),
-        (rollouts(NEVER), (SILENT, {"tells": False}), STOP, "reward function"),
         # A perfect one teaches nothing; nor does one reward for all, or none.
         (rollouts(ALWAYS), SILENT, STOP, "harder task_level"),
         (rollouts(ALWAYS), RATE, LOOK, "perfect"),
-        (rollouts(NEVER, rewards=[0.5] * 80, **ANY), (SILENT, UNKNOWN), STOP, "every completion got 0.5"),
         (rollouts(ALWAYS, **ANY), (RATE, UNKNOWN), LOOK, "unless the reward"),
         (rollouts(NEVER, rewards=[math.nan] * 80, **ANY), (SILENT, UNKNOWN), STOP, "None"),
         # Right and wrong at one reward; one wrong answer paid in full.
-        (rollouts(MIXED, rewards=[0.5] * 20), SILENT, STOP, "one reward"),
         (rollouts(MIXED, rewards=[0.5] * 20), PAY, LOOK, "5 of 5; "),
         (rollouts(MIXED), PAY, "fine", "0 of 5; "),
-        (rollouts(MIXED, rewards=HACKED), PAY, LOOK, "1 of 5; "),
         (rollouts(MIXED, rewards=HACKED), PAY, LOOK, "kl_target: 0.14 with beta: 0.3 "),
         (rollouts([1, 0] * 10, rewards=[math.nan, 0.0, 1.0, math.nan] * 5), PAY, "fine", "0 of 5; "),
         # Two of four right: p is 2.5 / 5, and ln 2 over five tokens are 0.139 nats. None: ln 10 over five.
@@ -91,36 +86,29 @@ ALL_CUT = [True] * 8
         # Right answers of two tokens, wrong ones of eight.
         (rollouts(MIXED, lengths=[2, 8, 8, 2] * 5), NEEDED, "fine", "0.35 nats a token"),
         # Without a verifier the central numbers are said to be missing.
-        (rollouts(MIXED), VERIFIER, "fine", "verify; "),
         (rollouts(MIXED, **ANY), VERIFIER, LOOK, "none; "),
         (rollouts(MIXED, **ANY), PAY, "fine", "not measured"),
-        (rollouts(MIXED, **ANY), NEEDED, "fine", "not measured"),
         # Eleven answers get the highest reward, ten of them right; none was measured where nothing is paid more.
         (rollouts(MIXED, rewards=HACKED), PAID, "fine", "91 % of 11; "),
         (rollouts(MIXED, rewards=[0.5, 1.0, math.nan, 0.5] * 5), PAID, "fine", "0 % of 5; "),
         # Half the prompts always solved, half never: no group varies, and the reward is right.
         (rollouts(SOLVED_OR_NOT), SILENT, STOP, "; raise temperature"),
-        # One mixed group of 25 pairs: larger groups would not help, which the formula does not see.
-        (rollouts([1, 1] * 12 + [0, 0] * 12 + [1, 0], size=2), SILENT, LOOK, "; raise temperature"),
         # Too short for a gold answer; long enough for any; some.
         (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_CUT), (CUT, {"gold": 11}), LOOK, "raise max_completion_length=12"),
         (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_CUT), (CUT, {"most": 100}), LOOK, "8 tokens of 100"),
         # All cut: what was rewarded counts in the loss, unless cut completions are left out of it.
         (rollouts([0, 1] * 4, cut=ALL_CUT), SILENT, "fine", "0 % of 2"),
-        (rollouts([0, 1] * 4, cut=ALL_CUT, masks=True), SILENT, STOP, "100 % of 2"),
-        (rollouts([0, 1] * 4, cut=ALL_CUT, masks=True), CUT, STOP, "mask_truncated_completions"),
-        (rollouts([0, 1] * 4, cut=ALL_CUT, masks=True, size=1), BATCH, STOP, "0 of 8"),
+        (rollouts([0, 1] * 4, cut=ALL_CUT, masks_cut=True), SILENT, STOP, "100 % of 2"),
+        (rollouts([0, 1] * 4, cut=ALL_CUT, masks_cut=True, size=1), BATCH, STOP, "0 of 8"),
         # In the first group a completion is left that is better than the mean, in the second none.
-        (rollouts([0, 1] * 4, cut=[True, False] * 2 + [True] * 4, masks=True), SILENT, "fine", "50 % of 2"),
+        (rollouts([0, 1] * 4, cut=[True, False] * 2 + [True] * 4, masks_cut=True), SILENT, "fine", "50 % of 2"),
         # The one that is left has the group's mean.
-        (rollouts([1] * 4, [0.0, 0.5, 1.0, 0.5], [True, False, True, True], masks=True), SILENT, STOP, "100 % of 1"),
+        (rollouts([1] * 4, [0.0, 0.5, 1.0, 0.5], ONE_LEFT, masks_cut=True), SILENT, STOP, "100 % of 1"),
         (rollouts([0] * 8, cut=[True] + [False] * 7), CUT, LOOK, "12 % (mean length 5 of 12)"),
-        (rollouts([0] * 20, cut=[True] + [False] * 19), CUT, "fine", ""),
         # `#### 18` has four tokens; a third of the completions reason too long, and the others end.
         (rollouts([0, 1] * 30, cut=[1] * 20 + [0] * 40), (CUT, {"most": 256, "gold": 4}), LOOK, "length=256"),
         # A cut hides the base.
         (rollouts(NEVER, cut=[True] * 60 + [False] * 20), RATE, LOOK, ""),
-        (rollouts(NEVER, cut=[True] * 60 + [False] * 20), SILENT, STOP, "completions end"),
         (rollouts([0] * 8, answered=[True, False] * 4), "completions without", LOOK, "50 %; "),
     ],
 )
@@ -129,26 +117,13 @@ def test_a_finding_by_hand(found, what, level, said):
     finding = of(found, what, **keys)
     assert finding.level == level
     assert said in f"{finding.number}; {finding.change}"
-    # The cure of another fault is not among them.
-    cures = ("base does not solve", "reward function", "raise temperature")
-    assert sum(cure in finding.change for cure in cures) <= 1
-    assert ("end token" in finding.change) == (keys.get("most") == 100)
 
 
-@pytest.mark.parametrize("found", [rollouts(MIXED, **ANY), rollouts(MIXED, rewards=[0.5] * 20)])
-def test_no_share_of_right_among_paid(found):
-    """Without a verifier, and where every answer is paid alike."""
-    assert not [one for one in signal_findings(found, 12, 8, True) if one.what.startswith(PAID)]
-
-
-def test_expected_shares_by_hand():
+def test_expected_shares_and_the_group_that_is_enough_by_hand():
     assert expected_silent(0.18, 2) == pytest.approx(0.0324 + 0.6724)
     assert expected_silent(0.5, 8) == pytest.approx(2 / 256)
     assert expected_silent(0.0, 8) == expected_silent(1.0, 8) == 1.0
-
-
-def test_the_group_that_is_enough():
-    """0.18: 0.453 of 4, 0.204 of 8; 0.01: 0.53 of 64."""
+    # 0.18: 0.453 of 4, 0.204 of 8; 0.01: 0.53 of 64.
     assert smallest_group(0.18) == 8
     assert smallest_group(0.5) == 4
     assert smallest_group(0.01) is None
@@ -179,9 +154,3 @@ def test_rewards_vary_beyond_rounding_and_without_nan():
     assert not rewards_differ([0.3, 0.3 + 1e-8])
     assert not rewards_differ([math.nan, 1.0])
     assert not rewards_differ([math.nan])
-
-
-def test_exit_codes():
-    look = Finding("a", "1", "do", LOOK)
-    stop = Finding("b", "0", "do", STOP)
-    assert (exit_code([]), exit_code([look]), exit_code([look, stop])) == (0, 0, 1)
