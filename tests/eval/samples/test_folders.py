@@ -25,7 +25,7 @@ def project(tmp_path, monkeypatch):
     """A project with a base model, data and a run, and another directory, which one is in."""
     project = tmp_path / "project"
     elsewhere = tmp_path / "elsewhere"
-    for folder in (project / "runs/embedded/7b", project / "data/gsm8k", project / "runs/study/A", elsewhere):
+    for folder in (project / "runs/embedded/7b", project / "runs/study/A", elsewhere):
         folder.mkdir(parents=True)
     (project / "runs/embedded/7b/config.json").write_text("{}")
     monkeypatch.chdir(elsewhere)
@@ -33,63 +33,47 @@ def project(tmp_path, monkeypatch):
 
 
 def test_relative_paths_are_found_from_anywhere(project, monkeypatch):
-    written = {
-        "model_name_or_path": "runs/embedded/7b",
-        "dataset_name": "data/gsm8k",
-        "output_dir": "runs/study/A",
-        "task": "gsm8k",
-    }
-    found = with_local_paths(project / "runs/study/A", written)
-    paths = {key: str(project / path) for key, path in written.items() if key != "task"}
-    assert found == {**written, **paths}
-    (project / "problems.jsonl").write_text("{}\n")
-    data = with_local_paths(project / "runs/study/A", {"dataset_name": "problems.jsonl"})
-    assert data == {"dataset_name": str(project / "problems.jsonl")}
+    run = project / "runs/study/A"
+    paths = {"model_name_or_path": "runs/embedded/7b", "dataset_name": "data.jsonl", "output_dir": "runs/study/A"}
+    (project / "data.jsonl").write_text("{}\n")
+    found = {key: str(project / path) for key, path in paths.items()}
     link = project.parent / "link"
-    link.symlink_to(project / "runs/study/A")
-    assert with_local_paths(link, written) == found
+    link.symlink_to(run)
+    for folder in (run, link):
+        assert with_local_paths(folder, {**paths, "task": "gsm8k"}) == {**found, "task": "gsm8k"}
     monkeypatch.chdir(project)
-    assert with_local_paths(project / "runs/study/A", written) == written
+    assert with_local_paths(run, paths) == paths
 
 
 @pytest.mark.parametrize("name", ["Qwen/A", "A"])
 def test_a_name_on_the_hub_is_no_run_of_that_name(project, name):
-    """A full model trained from `Qwen/A`, in a folder of that name."""
+    """A full model trained from `Qwen/A`, in a folder of that name; unless the run noted that it was a folder."""
     run = project / "runs" / name
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.json").write_text("{}")
-    config = {"model_name_or_path": name, "dataset_name": "study"}
+    config = {"model_name_or_path": name}
     assert with_local_paths(run, config) == config
-
-
-def test_what_looks_like_a_name_and_was_a_folder(project):
-    (project / "models/base").mkdir(parents=True)
-    (project / "models/base/config.json").write_text("{}")
-    run = project / "runs/study/A"
-    config = {"model_name_or_path": "models/base"}
-    assert with_local_paths(run, config) == config
-    (run / "env.json").write_text(json.dumps({"base_model": {"name": "models/base", "hub_id": None}}))
-    assert with_local_paths(run, config) == {"model_name_or_path": str(project / "models/base")}
+    (run / "env.json").write_text(json.dumps({"base_model": {"name": name, "hub_id": None}}))
+    assert with_local_paths(run, config) == {"model_name_or_path": str(run)}
 
 
 @pytest.mark.parametrize("read_whole", [2**26, 2**20])
 def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch, read_whole):
     """One evaluates in a directory that has a model of this name too; the run noted the weights that it began from."""
-    run = project / "runs/study/A"
     monkeypatch.setattr("trl_prorl.record.base_model.READ_WHOLE", read_whole)
+    run = project / "runs/study/A"
     config = {"model_name_or_path": "runs/embedded/7b"}
     here = Path("runs/embedded/7b")
-    theirs = "runs/embedded/7b"
+    theirs = project / here
     here.mkdir(parents=True)
     (here / "config.json").write_text("{}")
     weights = bytes(2**23)
-    for folder, content in ((project / theirs, weights), (here, weights[:-9] + b"1" + weights[-8:])):
-        (folder / "model.safetensors").write_bytes(content)
-    assert fingerprint(str(here)) != fingerprint(str(project / theirs))
+    (theirs / "model.safetensors").write_bytes(weights)
+    (here / "model.safetensors").write_bytes(weights[:-9] + b"1" + weights[-8:])
     assert with_local_paths(run, config) == config  # an older record noted nothing
-    (run / "env.json").write_text(json.dumps({"base_weights": fingerprint(str(project / theirs))}))
-    assert with_local_paths(run, config) == {"model_name_or_path": str(project / theirs)}
-    (project / theirs / "model.safetensors").write_bytes(weights[1:])
+    (run / "env.json").write_text(json.dumps({"base_weights": fingerprint(str(theirs))}))
+    assert with_local_paths(run, config) == {"model_name_or_path": str(theirs)}
+    (theirs / "model.safetensors").write_bytes(weights[1:])
     with pytest.raises(InputError, match="other weights than the model that the run began from"):
         with_local_paths(run, config)
 
@@ -108,40 +92,9 @@ def test_a_base_model_that_is_gone_is_refused(project, path):
         with_local_paths(project / "runs/study/A", {"model_name_or_path": path})
 
 
-def test_evaluating_from_another_directory(run_dir, base, task, tmp_path, monkeypatch, capsys):
-    shutil.copytree(base, tmp_path / "models" / "tiny" / "base")
-    (run_dir.parent / "runs").mkdir()
-    run = run_dir.rename(run_dir.parent / "runs" / "A")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    for path, code in (("models/tiny/base", 0), ("models/tiny/gone", 2)):
-        (run / "config.yaml").write_text(yaml.safe_dump({**config, "model_name_or_path": path}))
-        assert passk.main(["--run", "../runs/A", "--prompts", "3", "--n", "2"]) == code
-    assert "models/tiny/gone" in capsys.readouterr().err
-
-
 def test_a_local_model_that_cannot_be_read_is_not_the_hubs_fault(project):
     with pytest.raises(OSError, match="disk"), hub_errors(str(project)):
         raise OSError("disk")
-
-
-COMMANDS = {
-    "passk": ["--prompts", "2", "--n", "1"],
-    "drift": ["--prompts", "2", "--samples", "1"],
-    "report": [],
-    "boundary": [],
-    "trajectory": [],
-    "push": ["--dry-run"],
-}
-
-
-@pytest.fixture
-def recorded(run_dir):
-    """The run with one step on record."""
-    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    (run_dir / "env.json").write_text("{}")
-    return run_dir
 
 
 @pytest.fixture
@@ -154,49 +107,39 @@ def mine(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_link_out_of_a_run_s_folder(recorded, task, mine, capsys, name):
+@pytest.mark.parametrize("name", ["passk", "drift", "report", "boundary", "trajectory", "push"])
+def test_a_link_out_of_a_run_s_folder(run_dir, task, mine, capsys, name):
+    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
+    (run_dir / "env.json").write_text("{}")
     before = hash_files(mine)
-    evaluation = HeldOut(recorded, "test", 2)
-    (recorded / "samples").mkdir()
+    evaluation = HeldOut(run_dir, "test", 2)
+    (run_dir / "samples").mkdir()
     samples = evaluation.store(evaluation.base, evaluation.sampling).folder
-    samples.symlink_to(mine)
     main = importlib.import_module(f"trl_prorl.eval.{name}").main
-    for link in (samples, recorded / "merges.txt", recorded / "passk.json"):
-        if link != samples:
-            link.symlink_to(mine / "id_rsa")
+    for link, target in ((samples, mine), (run_dir / "merges.txt", mine / "id_rsa")):
+        link.symlink_to(target)
         capsys.readouterr()
-        assert main(["--run", str(recorded), *COMMANDS[name]]) == 2
+        assert main(["--run", str(run_dir), *(["--dry-run"] if name == "push" else [])]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"contains the link '{link.relative_to(recorded)}', which leads out" in line
+        assert f"link '{link.relative_to(run_dir)}'" in line
         link.unlink()
     assert hash_files(mine) == before
     assert not task.seen
 
 
-def test_a_comparison_leaves_out_a_run_with_such_a_link(recorded, mine, tmp_path, capsys):
-    other = shutil.copytree(recorded, tmp_path / "B")
-    (recorded / "passk.json").symlink_to(mine / "id_rsa")
-    assert importlib.import_module("trl_prorl.eval.compare").main(["--run", str(recorded), str(other)]) == 2
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "contains the link 'passk.json'" in shown
-
-
-def test_a_link_out_of_the_model_s_folders(run_dir, base, task, mine, tmp_path, capsys):
+@pytest.mark.parametrize("of", ["base", "output_dir"])
+def test_a_link_out_of_the_model_s_folders(run_dir, base, task, mine, tmp_path, capsys, of):
     """That of the base, and `output_dir` where the record lies elsewhere."""
-    own = tmp_path / "base"
-    shutil.copytree(base, own)
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config | {"model_name_or_path": str(own)}))
-    (own / "merges.txt").symlink_to(mine / "id_rsa")
-    assert passk.main(["--run", str(run_dir)]) == 2
-    assert f"'{own}' contains the link 'merges.txt'" in capsys.readouterr().err
-    (own / "merges.txt").unlink()
-
+    folder = run_dir
+    if of == "base":
+        folder = shutil.copytree(base, tmp_path / "base")
+        config["model_name_or_path"] = str(folder)
+    else:
+        config |= {"run_dir": str(tmp_path / "record"), "output_dir": str(run_dir)}
     record = tmp_path / "record"
-    record.mkdir()
-    config |= {"run_dir": str(record), "output_dir": str(run_dir)}
+    shutil.copytree(run_dir, record, ignore=shutil.ignore_patterns("adapter_*") if of == "output_dir" else None)
     (record / "config.yaml").write_text(yaml.safe_dump(config))
-    (run_dir / "merges.txt").symlink_to(mine / "id_rsa")
+    (folder / "merges.txt").symlink_to(mine / "id_rsa")
     assert passk.main(["--run", str(record)]) == 2
-    assert f"'{run_dir}' contains the link 'merges.txt'" in capsys.readouterr().err
+    assert f"'{folder}' contains the link 'merges.txt'" in capsys.readouterr().err

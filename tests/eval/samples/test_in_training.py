@@ -19,13 +19,15 @@ TEXTS = [f"say {i}" for i in range(16)]
 TRAIN = chats(TEXTS)
 NEW = chats(["sing a", "sing b", "sing c", "sing d"])
 SAME = chats(TEXTS[:4], letter="e")  # another column
-SPACED = chats([f" SAY  {i}\n" for i in range(4)])
-AS_TEXT = Dataset.from_dict({"prompt": TEXTS[:4]})
-SYSTEM = Dataset.from_dict(
-    {"prompt": [[{"role": "system", "content": "be brief"}, {"role": "user", "content": text}] for text in TEXTS[:4]]}
-)
 SOME = chats(["sing a", "say 1", "sing c", "sing d"])
-OTHER_FORMS = {"spaced": SPACED, "text": AS_TEXT, "system": SYSTEM, "some": SOME, "new": NEW}
+SYSTEM = {"role": "system", "content": "be brief"}
+OTHER_FORMS = {
+    "spaced": chats([f" SAY  {i}\n" for i in range(4)]),
+    "text": Dataset.from_dict({"prompt": TEXTS[:4]}),
+    "system": Dataset.from_dict({"prompt": [[SYSTEM, *prompt] for prompt in TRAIN["prompt"][:4]]}),
+    "some": SOME,
+    "new": NEW,
+}
 STREAM = IterableDataset.from_generator(lambda: iter([{"prompt": prompt} for prompt in TRAIN["prompt"]]))
 
 
@@ -38,41 +40,24 @@ def trained(run, rows=TRAIN, **more):
     return run(trainer_kwargs={"train_dataset": rows, **more}, **keys)
 
 
-@pytest.fixture
-def everywhere(capsys):
-    """A function that evaluates rows, and returns `passk.json` and all texts that show it, by place."""
-
-    def measure(trainer, rows):
-        trainer.save_model()
-        capsys.readouterr()
-        evaluate(trainer, rows, holds_e, n=2, k=[1], greedy=False)
-        shown = {"terminal": capsys.readouterr().out}
-        assert report.main(["--run", str(trainer.run_dir), "--out", str(trainer.run_dir / "page")]) == 0
-        capsys.readouterr()
-        shown["report"] = (trainer.run_dir / "page" / "report.md").read_text()
-        shown["card"] = str(model_card(trainer.run_dir)).split("## Results")[1]
-        shown["model-index"] = str(eval_results(read_record(trainer.run_dir))[0].dataset_split)
-        texts = {place: " ".join(text.split()) for place, text in shown.items()}
-        return json.loads((trainer.run_dir / "passk.json").read_text()), texts
-
-    return measure
-
-
 @pytest.mark.parametrize(
-    "train, rows, split, count, said",
-    [
-        (TRAIN, SAME, "train", 4, "all prompts occur in the training set"),
-        (TRAIN, SOME, "test", 1, "1 of 4 prompts occur in the training set"),
-        (STREAM, SAME, "test", None, "not compared with the training set"),
-        (TRAIN, NEW, "test", 0, None),
-    ],
+    "train, rows, split, count",
+    [(TRAIN, SAME, "train", 4), (TRAIN, SOME, "test", 1), (STREAM, SAME, "test", None), (TRAIN, NEW, "test", 0)],
 )
-def test_the_split_is_qualified_where_it_has_to_be(run, everywhere, train, rows, split, count, said):
+def test_the_split_is_qualified_where_it_has_to_be(run, capsys, train, rows, split, count):
     trainer = trained(run, train)
-    passk, shown = everywhere(trainer, rows)
+    trainer.save_model()
+    capsys.readouterr()
+    evaluate(trainer, rows, holds_e, n=2, k=[1], greedy=False)
+    shown = {"terminal": capsys.readouterr().out}
+    passk = json.loads((trainer.run_dir / "passk.json").read_text())
     assert (passk["split"], passk["in_training"]) == (split, count)
-    for text in shown.values():
-        assert said in text if said else "in the training set" not in text
+    assert report.main(["--run", str(trainer.run_dir), "--out", str(trainer.run_dir / "page")]) == 0
+    shown["report"] = (trainer.run_dir / "page" / "report.md").read_text()
+    shown["card"] = str(model_card(trainer.run_dir)).split("## Results")[1]
+    shown["model-index"] = str(eval_results(read_record(trainer.run_dir))[0].dataset_split)
+    for place, text in shown.items():
+        assert ("the training set" in " ".join(text.split())) == (rows is not NEW), place
     if split == "train":
         assert "Held-out" not in shown["card"]
         drifted = drift(trainer, rows, samples=1)

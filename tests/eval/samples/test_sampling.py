@@ -4,7 +4,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import set_seed
 
 from trl_prorl.eval.samples.models import load_tokenizer
-from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample, stop_token_ids, until_stop
+from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling, sample, stop_token_ids
 from trl_prorl.weights import load_model
 
 
@@ -49,12 +49,6 @@ def test_tokens_and_truncation(base, draw):
         assert len(one.ids) == NEW_TOKENS if one.truncated else one.ids[-1] == tokenizer.eos_token_id
 
 
-def test_until_stop():
-    assert until_stop([4, 5, 1, 0, 0], [1, 9]) == ([4, 5, 1], True)
-    assert until_stop([4, 5, 6], [1, 9]) == ([4, 5, 6], False)
-    assert until_stop([1, 1, 1], [1]) == ([1], True)
-
-
 def test_every_declared_token_stops(base):
     model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
@@ -74,31 +68,27 @@ def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
         return [one.ids for samples in draw(model, tokenizer, 2, 16) for one in samples]
 
     plain = drawn()
-    asks = {
-        "top_k": 1,
-        "top_p": 0.01,
-        "min_p": 0.9,
-        "suppress_tokens": list(range(3, 200)),
-        "min_new_tokens": NEW_TOKENS,
-        "num_beams": 2,
-    }
-    model.generation_config.update(**asks)
+    asks = {"top_k": 1, "top_p": 0.01, "min_p": 0.9, "suppress_tokens": list(range(3, 200)), "num_beams": 2}
+    model.generation_config.update(**asks, min_new_tokens=NEW_TOKENS)
     assert drawn() == plain
     assert model.generation_config.min_p == 0.9
 
 
 def test_an_adapter_is_sampled_compactly_and_merged(base, task):
     """Greedy texts are those of the model with its adapter, by `generate`; on a CPU, in float32."""
-    model = load_model(base, dtype=torch.float32)
     tokenizer = load_tokenizer(base)
     rows = list(task.rows("test", 6))
+
+    def said(model, **how):
+        return [one.ids for (one,) in sample(model, tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS), **how)]
+
+    plain = said(load_model(base, dtype=torch.float32))
     torch.manual_seed(0)
-    model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
-    slow = sample(model, tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS))
-    plain = sample(load_model(base, dtype=torch.float32), tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS))
-    assert [one.ids for (one,) in plain] != [one.ids for (one,) in slow]  # the adapter does something
+    lora = LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(load_model(base, dtype=torch.float32), lora)
+    slow = said(model)
+    assert slow != plain  # the adapter does something
     merged, compact = prepare_for_sampling(model)
     assert compact
     assert not isinstance(merged, PeftModel)
-    fast = sample(merged, tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS), compact=True)
-    assert [one.ids for (one,) in fast] == [one.ids for (one,) in slow]
+    assert said(merged, compact=True) == slow
