@@ -1,5 +1,5 @@
 import sys
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import evaluate
@@ -20,12 +20,10 @@ def load(offline, tmp_path):
     return lambda name="first": evaluate.load(METRIC, cache_dir=str(tmp_path / name))
 
 
-@pytest.mark.parametrize("n", range(1, 7))
-def test_against_all_subsets(n):
-    for c in range(n + 1):
-        samples = [True] * c + [False] * (n - c)
-        for k in range(1, n + 1):
-            draws = [any(draw) for draw in combinations(samples, k)]
+def test_against_all_subsets():
+    for n in range(1, 7):
+        for c, k in product(range(n + 1), range(1, n + 1)):
+            draws = [any(draw) for draw in combinations([True] * c + [False] * (n - c), k)]
             assert pass_at_k(n, c, k) == pytest.approx(sum(draws) / len(draws), abs=1e-12)
     assert pass_at_k(200, 1, 100) == pytest.approx(1 / 2, abs=1e-12)  # where binomials have 59 digits
 

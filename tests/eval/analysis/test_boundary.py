@@ -1,7 +1,6 @@
 from math import comb
 
 import pytest
-from PIL import Image
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import boundary as command
@@ -36,14 +35,9 @@ def test_separated_at_five_per_cent_of_all_prompts_not_of_those_picked():
     assert not changed_prompts([0, 4], [4, 4], n=4)[0][0].separated
 
 
-@pytest.mark.parametrize(("n", "limit"), [(1, 0.95), (2, 1 - 0.05**0.5), (300, 0.01)])
-def test_rate_limit(n, limit):
+def test_limits_by_hand():
     # The highest rate at which n wrong samples in a row still have a chance of 5 %.
-    assert rate_limit(n) == pytest.approx(limit, abs=1e-4)
-    assert (1 - rate_limit(n)) ** n == pytest.approx(0.05)
-
-
-def test_separable_from():
+    assert [rate_limit(n) for n in (1, 2, 300)] == pytest.approx([0.95, 1 - 0.05**0.5, 1 - 0.05 ** (1 / 300)])
     assert separable_from(4, prompts=1) == 4  # 2 / 70, but 3 of 4: 2 C(4,3) / C(8,3) = 1 / 7
     assert separable_from(4, prompts=2) is None
     # n = 8: 5 of 8 has p = 2 C(8,5) / C(16,5) = 0.0256; 4 of 8: 2 C(8,4) / C(16,4) = 0.077
@@ -59,10 +53,7 @@ def test_pass_at_k(passk_result):
     assert last.base == (1, pytest.approx(0.05 ** (1 / 20)), 1)
 
 
-def test_broken_results_are_refused(passk_result):
-    complete = passk_result([0, 1], [1, 2])
-    with pytest.raises(InputError, match="'trained'"):
-        boundary({key: value for key, value in complete.items() if key != "trained"})
+def test_counts_of_other_prompts_are_refused(passk_result):
     with pytest.raises(InputError, match="2 base and 3 trained"):
         boundary(passk_result([0, 1], [1, 2, 3]))
 
@@ -71,8 +62,7 @@ def test_the_command(make_run, make_rows, passk_result, capsys):
     folder = make_run("A", "A", make_rows(2), passk=passk_result([0] * 6 + [4] * 6, [8] * 6 + [4] * 6))
     assert command.main(["--run", str(folder)]) == 0
     assert "6 newly solved, 0 lost" in " ".join(capsys.readouterr().out.split())
-    with Image.open(folder / "boundary.png") as picture:
-        picture.load()
+    assert (folder / "boundary.png").is_file()
     bare = make_run("bare", "A", make_rows(2))
     assert command.main(["--run", str(bare)]) == 2
     assert f"trl-prorl passk --run {bare}" in capsys.readouterr().err

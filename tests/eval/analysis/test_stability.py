@@ -33,26 +33,15 @@ NONFINITE = [{"event": "nonfinite", "step_requested": 3, "step_applied": 3, "act
         (None, {"reward": lambda step: -float(step)}),  # no half of a negative reward
         (None, {"events": None}),  # no reward, no events
         (False, {"reward": 0.5, "events": [{"event": "reset", "step_applied": 3}]}),
+        (True, {"reward": 0.5, "events": NONFINITE}),
     ],
 )
 def test_collapse_is_an_end_below_half_of_the_best(run, answer, keys):
     assert stability.has_collapsed(run(**keys)) is answer
 
 
-def test_nonfinite_counts_as_collapse(run):
-    arm = run(reward=0.5, events=NONFINITE)
-    assert stability.nonfinite_events(arm) == 1
-    assert stability.has_collapsed(arm) is True
-
-
 def test_a_running_median_leaves_out_a_kl_that_is_0_by_construction():
     assert stability.running_median_of_positive(pd.Series([0.0, 1.0, 3.0])).tolist() == [1.0, 2.0]
-
-
-def test_short_runs_have_no_window(run):
-    arm = run(steps=9, reward=0.5)
-    assert stability.smoothed_reward(arm) is None
-    assert stability.largest_drop(arm) is None
 
 
 @pytest.mark.parametrize(
@@ -66,6 +55,7 @@ def test_short_runs_have_no_window(run):
 )
 def test_largest_drop_by_hand(run, reward, drop):
     assert stability.largest_drop(run(reward=reward)) == pytest.approx(drop)
+    assert stability.largest_drop(run(name="short", steps=9, reward=reward)) is None
 
 
 def flat(value=0.01, **changes):

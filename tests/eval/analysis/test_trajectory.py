@@ -2,7 +2,6 @@ import math
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import trajectory as command
@@ -53,37 +52,34 @@ def test_points_over_steps(evaluated):
     points = points_of(evaluated((0, 4) * 10, ((20, (8, 8) * 10), (10, (4, 4) * 10))), k=1)
     assert points["step"].tolist() == [0, 10, 20]
     assert points["value"].tolist() == pytest.approx([0.25, 0.5, 1.0])
-    # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from 0 to 1.
-    agreeing = [0.5 - 0.0696, 0.5 + 0.0696, 1 - 0.1391, 1]
-    assert points[["low", "high"]].iloc[1:].to_numpy().ravel() == pytest.approx(agreeing, abs=1e-4)
-    # 20 coins of 0 and 1/2: a standard error of 0.056.
-    assert tuple(points.iloc[0, 2:]) == pytest.approx((0.25 - 1.96 * 0.056, 0.25 + 1.96 * 0.056), abs=0.03)
+    # 20 coins of 0 and 1/2 have a standard error of 0.056; 20 that agree do not exclude 13.9 % of others.
+    expected = [[0.25 - 1.96 * 0.056, 0.25 + 1.96 * 0.056], [0.5 - 0.0696, 0.5 + 0.0696], [1 - 0.1391, 1]]
+    np.testing.assert_allclose(points[["low", "high"]], expected, atol=0.03)
     # 4 of 8 correct: pass@2 = 1 - C(4,2)/C(8,2) = 1 - 6/28
     assert points_of(evaluated(name="again"), k=2)["value"].tolist() == pytest.approx([11 / 28, 22 / 28, 1.0])
 
 
-def test_points_need_checkpoints_and_samples(evaluated):
-    for number, (needs, checkpoints, k) in enumerate(
-        [
-            ("--checkpoints all", (), 1),
-            ("--k 9", ((10, (4, 4)),), 9),
-            ("same prompts", ((10, (1, 2, 3)), (20, (4, 4))), 1),
-            ("at least 3", ((10, (4, 4)), (20, (8, 8))), 1),
-        ]
-    ):
-        with pytest.raises(InputError, match=needs):
-            check_run(evaluated(checkpoints=checkpoints, name=f"r{number}"), k=k)
+@pytest.mark.parametrize(
+    ("needs", "checkpoints", "k"),
+    [
+        ("--checkpoints all", (), 1),
+        ("--k 9", ((10, (4, 4)),), 9),
+        ("same prompts", ((10, (1, 2, 3)), (20, (4, 4))), 1),
+        ("at least 3", ((10, (4, 4)), (20, (8, 8))), 1),
+    ],
+)
+def test_points_need_checkpoints_and_samples(evaluated, needs, checkpoints, k):
+    with pytest.raises(InputError, match=needs):
+        check_run(evaluated(checkpoints=checkpoints), k=k)
 
 
 def test_fit_finds_the_curve_it_is_given():
-    values = 1 - 0.75 * np.exp(-STEPS / 250)
-    errors = np.full(8, 0.02)
-    fit = fit_saturation(STEPS, values, errors)
-    assert fit.p0 == 0.25
-    assert fit.alpha == pytest.approx(1 / 250, rel=1e-6)
-    assert fit.halving_steps == pytest.approx(250 * math.log(2), rel=1e-6)
+    fit = fit_saturation(STEPS, 1 - 0.75 * np.exp(-STEPS / 250), np.full(8, 0.02))
+    assert (fit.p0, fit.alpha, fit.halving_steps) == pytest.approx((0.25, 1 / 250, 250 * math.log(2)), rel=1e-6)
     np.testing.assert_allclose(fit.residuals, 0, atol=1e-8)
     assert fit.steps.tolist() == STEPS[1:].tolist()
+    falling = fit_saturation([0, 10, 20, 30], [0.5, 0.4, 0.28, 0.136], [0.1] * 4)
+    assert (falling.alpha, falling.halving_steps) == pytest.approx((-math.log(1.2) / 10, math.inf), rel=1e-6)
 
 
 def test_residuals_and_chi2_by_hand():
@@ -101,18 +97,18 @@ def test_points_weigh_by_their_errors():
     assert fit_saturation([0, 1, 2], values, [1, 1, 1e-4]).alpha == pytest.approx(2, abs=1e-2)
 
 
-def test_falling_and_hopeless_curves():
-    falling = fit_saturation([0, 10, 20, 30], [0.5, 0.4, 0.28, 0.136], [0.1] * 4)
-    assert falling.alpha == pytest.approx(-math.log(1.2) / 10, rel=1e-6)
-    assert falling.halving_steps == math.inf
-    with pytest.raises(ValueError, match="nothing left"):
-        fit_saturation([0, 1, 2], [1.0, 1.0, 1.0], [0.1] * 3)
-    with pytest.raises(ValueError, match="step 0"):
-        fit_saturation([1, 2, 3], [0.1, 0.2, 0.3], [0.1] * 3)
-    with pytest.raises(ValueError, match="do not determine"):
-        fit_saturation([0, 1], [0.1, 0.2], [0.1] * 2)
-    with pytest.raises(ValueError, match="differ in shape"):
-        fit_saturation([0, 1, 2], [0.1, 0.2], [0.1] * 2)
+@pytest.mark.parametrize(
+    ("steps", "values", "named"),
+    [
+        ([0, 1, 2], [1.0, 1.0, 1.0], "nothing left"),
+        ([1, 2, 3], [0.1, 0.2, 0.3], "step 0"),
+        ([0, 1], [0.1, 0.2], "do not determine"),
+        ([0, 1, 2], [0.1, 0.2], "differ in shape"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(steps, values, named):
+    with pytest.raises(ValueError, match=named):
+        fit_saturation(steps, values, [0.1] * len(values))
 
 
 def test_prompts_stay_together_over_steps():
@@ -149,26 +145,20 @@ def test_where_all_prompts_agree_the_error_is_half_a_prompt():
     assert standard_errors(np.array([[0, 1, 0, 1]])) == pytest.approx([math.sqrt(1 / 3) / 2])
 
 
-def along_the_curve():
-    steps = (5, 10, 15, 20)
-    counts = np.rint(8 * rates(lambda step: 1 - 0.6 * math.exp(-step / 12), 30, (0, *steps), n=8)).astype(int)
-    return counts[0].tolist(), [(step, row.tolist()) for step, row in zip(steps, counts[1:], strict=True)]
-
-
 def test_command(evaluated, capsys):
     few = ["--resamples", "50"]
-    runs = [evaluated(*along_the_curve(), name=name, variant=name) for name in ("A", "B")]
-    assert command.main(["--run", str(runs[0].path), "--run", str(runs[1].path), "--k", "1", *few]) == 0
+    steps = (0, 5, 10, 15, 20)
+    base, *trained = np.rint(8 * rates(lambda step: 1 - 0.6 * math.exp(-step / 12), 30, steps, n=8)).astype(int)
+    checkpoints = list(zip(steps[1:], (counts.tolist() for counts in trained), strict=True))
+    runs = [evaluated(base.tolist(), checkpoints, name=name, variant=name) for name in ("A", "B")]
+    assert command.main(["--run", *(str(run.path) for run in runs), "--k", "1", *few]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "`A`, pass@1: no departure from a constant rate seen" in printed
     assert "B optimises a different objective from A" in printed
-    for run in runs:
-        with Image.open(run.path / "trajectory.png") as picture:
-            picture.load()
+    assert all((run.path / "trajectory.png").is_file() for run in runs)
     assert default_sizes(runs[0]) == [1, 8]
     # With all 8 samples drawn nearly every prompt starts out solved, which does not take the other k with it.
     for options in (["--k", "9"], ["--resamples", "38"], ["--k", "8", *few]):
         assert command.main(["--run", str(runs[0].path), *options]) == 2
         assert " ".join(options[:2]) in capsys.readouterr().err
     assert command.main(["--run", str(runs[0].path), "--k", "1", "8", *few]) == 0
-    assert "--k 8" in " ".join(capsys.readouterr().out.split())
