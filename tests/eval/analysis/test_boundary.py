@@ -44,13 +44,11 @@ def test_limits_by_hand():
     assert separable_from(8, prompts=1) == 5
 
 
-def test_pass_at_k(passk_result):
+def test_rows_are_pass_at_k_with_the_paired_gain(passk_result):
     # n = 2: base counts 0 and 1, so pass@1 = 1/4, pass@2 = 1/2; trained 1 and 2: 3/4 and 1.
     rows = boundary(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2)).rows
-    assert [row.k for row in rows] == [1, 2]
-    assert [(row.base.value, row.trained.value, row.gain.value) for row in rows] == [(0.25, 0.75, 0.5), (0.5, 1, 0.5)]
-    last = boundary(passk_result(base=[1, 3] * 10, trained=[1, 3] * 10, n=4)).rows[-1]
-    assert last.base == (1, pytest.approx(0.05 ** (1 / 20)), 1)
+    assert [(row.k, row.base.value, row.trained.value) for row in rows] == [(1, 0.25, 0.75), (2, 0.5, 1)]
+    assert rows[0].gain == pytest.approx((0.5, 0.5 - 1.5 * 0.1391, 0.5 + 0.5 * 0.1391), abs=1e-4)  # all prompts agree
 
 
 def test_counts_of_other_prompts_are_refused(passk_result):

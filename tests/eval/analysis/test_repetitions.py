@@ -107,10 +107,8 @@ def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
     ("names", "common"),
     [
         (["a_seed1", "a_seed2"], "a"),
-        (["variantA", "variantA_seed2"], "variantA"),
         (["lr0.1-s1", "lr0.1-s12"], "lr0.1"),
         (["seed0/A", "seed1/A"], ""),
-        (["one", "two"], ""),
     ],
 )
 def test_what_the_folders_of_seeds_have_in_common(names, common):
@@ -120,7 +118,6 @@ def test_what_the_folders_of_seeds_have_in_common(names, common):
 @pytest.mark.parametrize(
     ("folders", "names"),
     [
-        (["runs/a", "runs/b"], ["a", "b"]),
         (["runs/one/A", "runs/two/A", "runs/two/B"], ["one/A", "two/A", "B"]),
         (["runs/A", "runs/x/A"], ["runs/A", "x/A"]),
     ],

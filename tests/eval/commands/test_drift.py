@@ -82,17 +82,13 @@ def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch):
     by_level = {None: task, 2: Later()}
     monkeypatch.setattr("trl_prorl.tasks.registry.get_task", lambda name, level=None: by_level[level])
     assert drift.main(["--run", str(run_dir), "--prompts", "3", "--samples", "2", "--others", "parity@2"]) == 0
-    result = json.loads((run_dir / "drift.json").read_text())
-    own = result["points"][-1]
-    other = result["points"][-1]["others"]["parity@2"]
-    assert "text_perplexity" not in own  # the vocabulary has 18 characters
-    assert other["kl_to_base"] > 0
-    assert other["kl_to_base"] != own["kl_to_base"]
-    assert result["points"][0]["others"]["parity@2"]["kl_to_base"] == pytest.approx(0.0, abs=1e-6)
+    base, trained = json.loads((run_dir / "drift.json").read_text())["points"]
+    assert "text_perplexity" not in trained  # the vocabulary has 18 characters
+    assert base["others"]["parity@2"]["kl_to_base"] == pytest.approx(0.0, abs=1e-6)
+    other = trained["others"]["parity@2"]
+    assert 0 < other["kl_to_base"] != trained["kl_to_base"]
     held_out = HeldOut(run_dir, "test", 3, name=TaskName.parse("parity@2"))
-    samples = held_out.samples(held_out.trained, 2)
-    assert other["gold"] == samples["correct"].mean()
-    assert other["mean_tokens"] == samples["ids"].map(len).mean()
+    assert other["gold"] == held_out.samples(held_out.trained, 2)["correct"].mean()
 
 
 @pytest.mark.parametrize("arguments", ["--samples 0", "--temperature 0", "--checkpoints 5", "--others @2"])

@@ -47,14 +47,20 @@ def test_relative_paths_are_found_from_anywhere(project, monkeypatch):
 
 @pytest.mark.parametrize("name", ["Qwen/A", "A"])
 def test_a_name_on_the_hub_is_no_run_of_that_name(project, name):
-    """A full model trained from `Qwen/A`, in a folder of that name; unless the run noted that it was a folder."""
+    """A full model trained from `Qwen/A`, in a folder of that name."""
     run = project / "runs" / name
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.json").write_text("{}")
-    config = {"model_name_or_path": name}
-    assert with_local_paths(run, config) == config
-    (run / "env.json").write_text(json.dumps({"base_model": {"name": name, "hub_id": None}}))
-    assert with_local_paths(run, config) == {"model_name_or_path": str(run)}
+    assert with_local_paths(run, {"model_name_or_path": name}) == {"model_name_or_path": name}
+
+
+def test_what_looks_like_a_name_and_was_a_folder(project):
+    (project / "models/base").mkdir(parents=True)
+    (project / "models/base/config.json").write_text("{}")
+    run = project / "runs/study/A"
+    (run / "env.json").write_text(json.dumps({"base_model": {"name": "models/base", "hub_id": None}}))
+    found = with_local_paths(run, {"model_name_or_path": "models/base"})
+    assert found == {"model_name_or_path": str(project / "models/base")}
 
 
 @pytest.mark.parametrize("read_whole", [2**26, 2**20])
