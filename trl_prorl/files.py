@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import platform
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,36 +15,15 @@ STAGED = "_push-"  # begins the name of a folder that a push in the background r
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
     """
     Yield a path to write to instead of `path`, which is replaced when the block ends. A reader never sees half a
-    file; if writing fails, the old file stays. Two processes write to paths of their own, and the last one stays. What
-    a killed process left is removed by the next one that writes the file.
+    file; if writing fails, the old file stays. Two processes write to paths of their own, and the last one stays.
     """
     path = Path(path)
-    _remove_left_behind(path)
-    aside = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(2)}.part")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         yield aside
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def _remove_left_behind(path: Path) -> None:
-    """Remove what processes of this machine that are dead have written of a file."""
-    ours = re.compile(re.escape(f".{path.name}.{platform.node()}-") + r"(\d+)-[0-9a-f]+\.part")
-    for name in os.listdir(path.parent):
-        match = ours.fullmatch(name)
-        if match and not _is_alive(int(match[1])):
-            path.with_name(name).unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
 
 
 def free_name(path: Path) -> Path:

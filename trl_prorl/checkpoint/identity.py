@@ -59,8 +59,8 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
             value = getattr(config, field.name, None)
             is_open = value is None and field.name in CHOSEN_LATER
             if field.init and field.name not in left_out and not is_open:
-                keys[field.name] = as_plain(value)
-    return json.loads(json.dumps(keys))
+                keys[field.name] = value
+    return as_plain(keys)
 
 
 def _is_endless(config: Any) -> bool:

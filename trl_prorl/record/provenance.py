@@ -26,43 +26,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """
-    Collect the fields of a dataclass instance that differ from their defaults, as plain YAML values.
-
-    Args:
-        config: The instance.
-        always (`frozenset[str]`): Fields to include whatever their value, unless it is `None`.
-    """
-    keys = {}
-    for field in dataclasses.fields(config):
-        if not field.init:
-            continue
-        made = field.default_factory is not dataclasses.MISSING
-        default = field.default_factory() if made else field.default
-        value = getattr(config, field.name)
-        if value != default or field.name in always:
-            plain = as_plain(value)
-            if plain is not None:
-                keys[field.name] = plain
-    return keys
-
-
-def field_names(config: Any) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(config))
+# Keys of TRL that stand in `config.yaml` whatever their value.
+ALWAYS = ("beta", "temperature", "seed", "max_completion_length")
 
 
 def as_plain(value: Any) -> Any:
-    """Convert a value to one that YAML can hold; `None` for objects that a recipe cannot spell."""
-    if isinstance(value, str):
-        return str(getattr(value, "value", value))
-    if isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [as_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): as_plain(item) for key, item in value.items()}
-    return None
+    """Convert a value to what JSON and YAML can hold; objects that a recipe cannot spell become `None`."""
+    return json.loads(json.dumps(value, default=lambda other: None, skipkeys=True))
 
 
 def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
@@ -78,11 +48,18 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
     """
     from trl import GRPOConfig  # a report need not wait for it
 
-    ours = field_names(args) - field_names(GRPOConfig)
-    keys = set_keys(args, always=ours | {"beta", "temperature", "seed", "max_completion_length"})
-    for part in recipe:
-        keys.update(set_keys(part, always=field_names(part)))
-    keys = remove_secrets(keys)
+    defaults = {}
+    for field in dataclasses.fields(GRPOConfig):
+        made = field.default_factory is not dataclasses.MISSING
+        defaults[field.name] = field.default_factory() if made else field.default
+    keys = {}
+    for part in (args, *recipe):
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            is_own = part is not args or field.name not in defaults or field.name in ALWAYS
+            if field.init and (is_own or value != defaults[field.name]):
+                keys[field.name] = value
+    keys = {key: value for key, value in remove_secrets(as_plain(keys)).items() if value is not None}
     if "steps_per_generation" in keys:
         keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
     path = Path(run_dir) / CONFIG_FILE
@@ -162,17 +139,19 @@ NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep
 SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 
 
-def _is_secret(key: Any) -> bool:
-    return str(key) not in NO_SECRETS and SECRET_KEYS.search(str(key)) is not None
-
-
 def remove_secrets(config: Any) -> Any:
     """Remove tokens and passwords from a recipe, at any depth."""
-    if isinstance(config, dict):
-        return {key: remove_secrets(value) for key, value in config.items() if not _is_secret(key)}
+    if isinstance(config, str):
+        return SECRET_VALUES.sub("[removed]", config)
     if isinstance(config, list):
         return [remove_secrets(value) for value in config]
-    return SECRET_VALUES.sub("[removed]", config) if isinstance(config, str) else config
+    if not isinstance(config, dict):
+        return config
+    kept = {}
+    for key, value in config.items():
+        if SECRET_KEYS.search(str(key)) is None or key in NO_SECRETS:
+            kept[key] = remove_secrets(value) if isinstance(value, (str, list, dict)) else value
+    return kept
 
 
 def spell_command(words: list[str]) -> str:
@@ -183,27 +162,25 @@ def spell_command(words: list[str]) -> str:
     if "-c" in rest:  # code, not options
         rest = rest[: rest.index("-c") + 1] + ["…"]
     kept = [Path(python).name]
-    hidden = False
+    hides_next = False
     for word in rest:
-        name, equals, _ = word.partition("=")
-        if hidden and not word.startswith("--"):
-            hidden = False
-        elif name.startswith("--") and _is_secret(name[2:].replace("-", "_")):
-            hidden = not equals
-        else:
+        is_value = hides_next and not word.startswith("--")
+        option, equals, _ = word.partition("=")
+        is_secret = option.startswith("--") and not remove_secrets({option[2:].replace("-", "_"): 0})
+        hides_next = is_secret and not equals
+        if not is_value and not is_secret:
             kept.append(_without_secret(word))
-            hidden = False
     return " ".join(map(shell_quote, kept)).replace(str(Path.home()), "~")
 
 
 def _without_secret(word: str) -> str:
-    if "{" in word:  # a mapping, as text
-        key, brace, value = word.partition("{")
-        try:
-            return key + str(remove_secrets(yaml.load(brace + value, YAML)))
-        except yaml.YAMLError:
-            return "[removed]"
-    return SECRET_VALUES.sub("[removed]", word)
+    if "{" not in word:
+        return remove_secrets(word)
+    key, brace, mapping = word.partition("{")
+    try:
+        return key + str(remove_secrets(yaml.load(brace + mapping, YAML)))
+    except yaml.YAMLError:
+        return "[removed]"
 
 
 def plugin_options(env: dict[str, Any]) -> str:
