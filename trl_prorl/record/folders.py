@@ -140,7 +140,8 @@ class RunFolders:
             `ValueError`: The message names the key, the folder and the files.
         """
         for key, folder in self.paths.items():
-            if self.holds_record() if key == "run_dir" else self.has_traces():
+            is_known = self.holds_record() if key == "run_dir" else self.has_traces()
+            if is_known:
                 continue
             names = [path.name for path in find_named(folder, self.names[key]) if not _is_empty(path)]
             if names:
@@ -201,7 +202,8 @@ class RunFolders:
 
         A record in another folder counts where it names this `output_dir`: else it is that of a run elsewhere.
         """
-        traces = (RUN_ID_FILE, "training_args.bin", "checkpoint-*/trainer_state.json", "completions/*.parquet")
+        traces = [RUN_ID_FILE, "training_args.bin", "checkpoint-*/trainer_state.json"]
+        traces.append(f"{COMPLETIONS}/completions_*.parquet")
         if any(any(self.output_dir.glob(trace)) for trace in traces):
             return True
         if self.is_one or not self.holds_record():
@@ -336,7 +338,7 @@ class RunFolders:
         if len(names) > 5:
             listed += f" and {len(names) - 5} more"
         return (
-            f"{key}={str(self.paths[key])!r} holds {listed}: a run would overwrite that, and no run is on record "
+            f"{key}={str(getattr(self, key))!r} holds {listed}: a run would overwrite that, and no run is on record "
             f"there. Choose another {key}, or move what is there."
         )
 
