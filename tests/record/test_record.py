@@ -79,7 +79,8 @@ PASSK = {
 
 def test_one_id_from_the_first_checkpoint_to_the_model_at_the_end_and_through_a_resume(make_trainer, tmp_path):
     def train(name, resume=None, steps=2):
-        keys = {"output_dir": str(tmp_path / name), "run_dir": str(tmp_path / f"record_{name}"), "max_steps": steps or 1}
+        keys = {"output_dir": str(tmp_path / name), "run_dir": str(tmp_path / f"record_{name}")}
+        keys["max_steps"] = steps or 1
         trainer = make_trainer(**keys, num_iterations=1, save_strategy="steps", save_steps=1)
         if steps:
             trainer.train(resume_from_checkpoint=resume)
