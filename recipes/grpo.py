@@ -1,5 +1,5 @@
 """
-Any recipe, by a launcher: `accelerate launch recipes/grpo.py RECIPE [--key value ...]`, as `trl-prorl train RECIPE`.
+Any recipe: `accelerate launch recipes/grpo.py RECIPE [--key value ...]`, as `trl-prorl train RECIPE`.
 RECIPE is a file, such as `recipes/gsm8k/variantA.yaml`, or the name of a shipped one: `gsm8k/variantA`.
 """
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1].resolve()))  # this checkout, whichever is installed
 
-from trl_prorl.commands import main  # noqa: E402
+from trl_prorl.launch.command_line import main  # noqa: E402
 
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    main()

@@ -1,4 +1,4 @@
-"""Variant A. `accelerate launch recipes/grpo_variantA.py [--config RECIPE.yaml] [--key value ...]`"""
+"""Variant A. `accelerate launch recipes/grpo_variantA.py [RECIPE] [--key value ...]`"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Variant B. `accelerate launch recipes/grpo_variantB.py [--config RECIPE.yaml] [--key value ...]`"""
+"""Variant B. `accelerate launch recipes/grpo_variantB.py [RECIPE] [--key value ...]`"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Variant C. `accelerate launch recipes/grpo_variantC.py [--config RECIPE.yaml] [--key value ...]`"""
+"""Variant C. `accelerate launch recipes/grpo_variantC.py [RECIPE] [--key value ...]`"""
 
 import sys
 from pathlib import Path
