@@ -7,7 +7,6 @@ from huggingface_hub import ModelCard
 from run_record import write_run
 
 from trl_prorl.hub.card import model_card, remove_secrets
-from trl_prorl.record.base_model import identify
 
 
 SECRET = "hf_" + "S" * 34
@@ -110,6 +109,14 @@ def test_what_the_record_lacks_is_not_invented(folder, tmp_path):
     assert "pass@1" not in card.text
 
 
+def test_a_script_s_run_is_reproduced_by_its_command_alone(folder):
+    card = model_card(folder(config={"task": None}, env={"command": "accelerate launch mine.py --fast"}))
+    reproduce = card.text.partition("## Reproduce")[2].partition("## Citations")[0]
+    assert "`accelerate launch mine.py --fast`" in reproduce
+    assert "recipes/" not in reproduce
+    assert "trl-prorl train" not in reproduce
+
+
 def test_greedy_and_tasks_that_were_not_trained(folder):
     greedy = {"accuracy": 0.5, "interval": [0.0, 1.0], "correct": [0, 0, 1, 1]}
     base = {"accuracy": 0.25, "interval": [0.0, 0.75], "correct": [0, 0, 0, 1]}
@@ -133,16 +140,6 @@ def test_no_hub_name_is_invented_for_a_local_base(folder, tmp_path):
     # `models/qwen` was a folder where it was trained; here it looks like a name of the Hub.
     noted = {"name": "models/qwen", "hub_id": None, "origin": None}
     assert model_card(folder(adapter="models/qwen", env={"base_model": noted})).data.base_model is None
-
-
-def test_what_is_a_name_of_the_hub():
-    for name in ("Qwen/Qwen2.5-0.5B", "HuggingFaceTB/SmolLM2-135M-Instruct"):
-        assert identify(name).hub_id == name
-    cached = "/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c"
-    assert identify(cached).hub_id == "Qwen/Qwen2.5-0.5B"
-    others = "embedded embedded:reverse_digits:0 runs/embedded/2d64bc794f3d /data/models/qwen ./qwen qwen"
-    for name in others.split():
-        assert identify(name).hub_id is None, name
 
 
 def test_secrets_are_in_no_recipe(folder):

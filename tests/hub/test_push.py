@@ -11,12 +11,13 @@ import pytest
 import torch
 from hub_server import TOKEN
 from huggingface_hub import ModelCard, constants, snapshot_download
-from run_record import error_lines, modification_times, read_rows, write_run
+from run_record import error_lines, modification_times, write_run
 from safetensors.torch import load_file, save_file
 from tiny_run import load_adapter
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.checkpoint.files import why_unusable
+from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish
 from trl_prorl.record.run_id import write_run_id
@@ -69,23 +70,6 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
     found = {result.metric_type: result.metric_value for result in card.data.eval_results}
     expected = {name: passk["trained"][name] for name in ("pass@1", "pass@2")}
     assert found == expected | {"accuracy": passk["greedy"]["trained"]["accuracy"]}
-
-
-def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, hub, hub_forks):
-    hub.fail("/commit/", 500)
-    status, written, out = recipe()
-    assert status == 1
-    assert "Traceback" not in written
-    (line,) = error_lines(written)
-    assert "500" in line
-    assert line.endswith(f"`trl-prorl push --run {out}`")
-    assert hub.files("someone/a-run") == {}
-    assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
-    hub.failures.clear()
-    status, written = hub_forks.run("-m", "eval.push", *line.split("trl-prorl push ")[1].rstrip("`").split())
-    assert status == 0, written
-    for file in (*MODEL, *TOKENIZER, "metrics.jsonl", "events.jsonl"):
-        assert hub.files("someone/a-run")[file] == (out / file).read_bytes(), file
 
 
 NO_ADAPTER = "--hub_push_reference true --ref_reset_every 0"
@@ -179,17 +163,23 @@ def names(folder):
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_push_that_fails_in_the_middle_does_not_stop_the_training(online, run, caplog):
+def test_a_push_that_fails_loses_nothing_and_the_command_it_names_pushes(online, run, caplog):
     online.fail("/commit/", 500)
     trainer = run(**A, hub_model_id="someone/later", save_strategy="steps", save_steps=1)
     trainer._finish_current_push()
     assert trainer.state.global_step == 2
-    assert online.files("someone/later") == {}
     assert "the push to someone/later failed" in caplog.text
-    assert not list(Path(trainer.args.output_dir).glob("_*"))
+    out = Path(trainer.args.output_dir)
+    with pytest.raises(PushError, match="500") as failed:
+        trainer.push_to_hub()
+    assert str(failed.value).endswith(f"`trl-prorl push --run {out}`")
+    assert online.files("someone/later") == {}
+    assert not list(out.glob("_*"))
     online.failures.clear()
-    trainer.push_to_hub()
+    assert command.main(["--run", str(out)]) == 0
     assert set(online.files("someone/later")) == MODEL | TOKENIZER | RECORD
+    for file in (*MODEL, *TOKENIZER, "metrics.jsonl", "events.jsonl"):
+        assert online.files("someone/later")[file] == (out / file).read_bytes(), file
 
 
 # ---------------------------------------------------------------------------------------------------- the command
@@ -222,7 +212,6 @@ def folder(tmp_path):
     ("options", "pushed"),
     [
         ([], ADAPTER | RECORD),
-        (["--with-record"], ADAPTER | RECORD),
         (["--without-record"], ADAPTER),
         (["--with-reference"], ADAPTER | RECORD | REFERENCE),
     ],
