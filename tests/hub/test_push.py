@@ -11,7 +11,7 @@ import pytest
 import torch
 from hub_server import TOKEN
 from huggingface_hub import ModelCard, constants, snapshot_download
-from run_record import error_lines, modification_times, write_run
+from run_record import modification_times, write_run
 from safetensors.torch import load_file, save_file
 from tiny_run import load_adapter
 from transformers import AutoModelForCausalLM
@@ -20,6 +20,7 @@ from trl_prorl.checkpoint.files import why_unusable
 from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish
+from trl_prorl.launch.plan import Plan
 from trl_prorl.record.run_id import write_run_id
 
 
@@ -36,20 +37,10 @@ A = {"beta": 0.1, "ref_reset_every": 1, "max_steps": 2, "push_to_hub": True}
 # ------------------------------------------------------------------------------------------------ whole processes
 
 
-@pytest.fixture
-def recipe(hub_forks, tiny_model, tmp_path):
-    """A function that runs variant A in a process of its own: exit status, what it wrote, and the run folder."""
+def test_a_run_is_pushed_scored_and_pushed_again(hub, hub_forks, tiny_model, tmp_path):
     out = tmp_path / "a-run"
-
-    def run(*arguments):
-        options = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL.split(), *arguments]
-        return *hub_forks.run(SCRIPT, *options), out
-
-    return run
-
-
-def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_model, tmp_path):
-    status, written, out = recipe("--hub_model_id", "someone/reversed", "--hub_token", TOKEN)
+    options = ["--model_name_or_path", tiny_model, "--output_dir", str(out), "--hub_model_id", "someone/reversed"]
+    status, written = hub_forks.run(SCRIPT, *options, "--hub_token", TOKEN, *SMALL.split())
     assert status == 0, written[-3000:]
     assert set(hub.files("someone/reversed")) == MODEL | TOKENIZER | RECORD
     assert hub.repos["someone/reversed"]["commits"] == ["End of training"]
@@ -72,26 +63,21 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
     assert found == expected | {"accuracy": passk["greedy"]["trained"]["accuracy"]}
 
 
-NO_ADAPTER = "--hub_push_reference true --ref_reset_every 0"
+# ------------------------------------------------------------------------------------------------------- trainers
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key"),
+    ("keys", "named"),
     [
-        ("--hub_token hf_wrong", "hub_token"),
-        (NO_ADAPTER, "hub_push_reference=True"),
+        ({"hub_token": "hf_wrong"}, "Invalid user token.*hub_token"),
+        ({"hub_push_reference": True, "ref_reset_every": 0}, "hub_push_reference=True"),
     ],
 )
-def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(recipe, hub, arguments, key):
-    status, written, out = recipe(*arguments.split())
-    assert status == 2
-    (line,) = error_lines(written)
-    assert key in line
-    assert not out.exists()
-    assert hub.repos == {}
-
-
-# ------------------------------------------------------------------------------------------------------- trainers
+def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(online, make_trainer, monkeypatch, keys, named):
+    monkeypatch.setattr(Plan, "wrap", lambda plan: pytest.fail("a model is loaded"))
+    with pytest.raises(ValueError, match=named):
+        make_trainer(**A | keys)
+    assert online.repos == {}
 
 
 def test_the_adapter_that_comes_down_is_the_one_that_was_trained_with_the_reference_if_asked_for(
@@ -125,6 +111,7 @@ def test_every_save_pushes_the_model_and_leaves_the_reference_out(online, run):
     assert set(online.files("someone/saved")) == MODEL | TOKENIZER | RECORD
     weights = Path(trainer.args.output_dir, "checkpoint-2", "adapter_model.safetensors").read_bytes()
     assert online.files("someone/saved")["adapter_model.safetensors"] == weights
+    assert b"prolonged GRPO" in online.files("someone/saved")["README.md"], "it is not PEFT's"
     assert not list(Path(trainer.args.output_dir).glob("_*"))
 
 
