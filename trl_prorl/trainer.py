@@ -571,6 +571,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     # ------------------------------------------------------------------------- a step: its update, and its row
 
     def _get_grad_norm(self, model, grad_norm=None):
+        # Callbacks are not told the norm before the update.
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is not None:
             norm = float(norm)  # waits for the device, once for all parts and for TRL's log
@@ -580,6 +581,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         return norm
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
+        # No callback: of those that are added later, as by a resume, the row would miss what they do at a step's end.
         ends_step = self.meter.open  # called once more at the end of an epoch, with no step open
         if ends_step:
             self._end_step(self.state.global_step)
@@ -667,6 +669,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         return output
 
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):
+        # The training's own evaluations; `evaluate` is a script's, too.
         # Trainer's `eval_on_start`, which alone skips the scheduler, evaluates whenever `train` begins. A run that
         # goes on from a checkpoint has had that evaluation.
         if skip_scheduler and self._resume is not None:

@@ -192,6 +192,7 @@ class CheckpointMixin:
         return self._evaluates_as_trl or chooses or stops or triggers
 
     def _inner_training_loop(self, *args, **kwargs):
+        # Not in `train`: a checkpoint whose weights cannot be loaded changes nothing in the run's folders.
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
             for part in self.parts.values():
                 part.begin()
