@@ -425,7 +425,7 @@ class CheckpointMixin:
 
     def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
         """
-        Push as [`~transformers.Trainer.push_to_hub`] does, with the files of [`~trl_prorl.hub.publish`] in one commit.
+        Push as [`~transformers.Trainer.push_to_hub`] does, with the files of [`~trl_prorl.hub.publish`].
 
         Raises:
             [`~trl_prorl.errors.PushError`]: The upload failed; everything is on disk.
