@@ -75,6 +75,7 @@ def test_a_corrected_run_starts_in_the_same_folder(train):
 READ = [
     {"optim": "rmsprop", "optim_args": "momentum=0.9, alpha=0.5"},
     {"optim": "sgd", "optim_args": "momentum=0"},  # its default
+    {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=true"},
     {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2}},
     {"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": {"timescale": 5}},
     {"generation_kwargs": {"min_new_tokens": 2, "repetition_penalty": 1.1}},
