@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -55,7 +55,8 @@ def in_one_line(
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may be of ASCII alone
+            with suppress(OSError):  # of a file descriptor that has become another file's since
+                stream.reconfigure(errors="backslashreplace")  # a terminal may be of ASCII alone
     interrupt_as_usual()
     try:
         yield
