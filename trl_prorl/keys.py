@@ -225,7 +225,13 @@ COSINE = needs("length_reward", value="cosine")
 # A script may have added treatments.
 AN_ALPHA = Need(lambda value_of: value_of("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
 ADVANTAGES = (
-    *("raw", "centered", "group_normalized", "batch_normalized", "global_normalized", "rloo", "max"),
+    "raw",
+    "centered",
+    "group_normalized",
+    "batch_normalized",
+    "global_normalized",
+    "rloo",
+    "max",
     "best_of_group",
 )
 UNGROUPED_ADVANTAGES = ("global_normalized", "raw")  # they compare no completions of a prompt, so one is enough
