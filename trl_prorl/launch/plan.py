@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import trl
 from accelerate.utils import set_seed
+from packaging.version import Version
 from peft import PeftModel, get_peft_model
 from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
@@ -286,7 +287,7 @@ def _check_optimizer(args: ProRLConfig, optimizer) -> None:
 
 def _check_kernel(args: ProRLConfig) -> None:
     """Refuse a CPU with a TRL up to 1.15, whose head is a Triton kernel alone; Triton's interpreter runs it there."""
-    if args.device.type != "cpu" or hasattr(utils, "_use_triton"):
+    if args.device.type != "cpu" or Version(trl.__version__) >= Version("1.16"):
         return
     if utils._ChunkedLogProbFunction is None or os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
