@@ -182,6 +182,9 @@ WRONG = [
     {"pad_to_multiple_of": 0},
     {"reward_weights": [0.0, 0.0]},
     {"weight_decay": -0.1},
+    {"learning_rate": -1e-3},  # Adafactor ascends
+    {"per_device_eval_batch_size": 0},
+    {"num_generations_eval": -8},
     {"entropy_coef": NAN},
     {"max_steps": 0},
     {"num_train_epochs": 0},
@@ -194,6 +197,21 @@ RIGHT = [{"epsilon_high": INF}, {"reward_weights": [0.0, 1.0]}, {"pad_to_multipl
 def test_a_value_of_trl_s_that_would_train_something_else_is_refused(keys):
     name, value = next(iter(keys.items()))
     assert f"{name}={value!r}" in objection(**keys)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "named"),
+    [
+        ("generation_kwargs", {"top_p": 0}, "top_p=0"),  # greedy: all completions of a group are equal
+        ("generation_kwargs", {"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
+        ("generation_kwargs", '{"temperature": NaN}', "nan"),
+        ("chat_template_kwargs", {"truncation": True, "max_length": 4}, "truncation"),
+        ("chat_template_kwargs", '{"padding": "max_length"}', "padding"),
+    ],
+)
+def test_a_value_inside_a_mapping_that_would_train_something_else_is_refused(key, given, named):
+    line = objection(**{key: given})
+    assert key in line and named in line
 
 
 @pytest.mark.parametrize("keys", RIGHT, ids=lambda value: str(value))

@@ -29,7 +29,7 @@ from .objective.kl import gradient_bias
 from .refusals import REFUSALS
 from .resets.treatments import treatment_of
 from .text import nearest, short
-from .trl_values import check_training_values
+from .trl_values import check_mappings, check_training_values
 from .variants import variant_of
 
 
@@ -86,6 +86,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         best = self.metric_for_best_model
         greater = self.greater_is_better
         self._complete_as_trl()
+        check_mappings(self)
         if best is None:  # transformers takes the loss, which says nothing in GRPO: the trainer chooses
             self.metric_for_best_model = None
             self.greater_is_better = greater

@@ -15,18 +15,22 @@ MAY_BE_INFINITE = ("epsilon_high", "max_grad_norm")  # no bound
 # A negative one inverts what the key does, or blows up; TRL warns of nothing.
 NOT_NEGATIVE = (
     "beta epsilon epsilon_high vespo_k_pos vespo_k_neg entropy_coef_delta off_policy_mask_threshold "
-    "router_aux_loss_coef weight_decay eval_steps"
+    "router_aux_loss_coef weight_decay learning_rate eval_steps"
 ).split()
 # 0 stops the training, or divides by 0.
 POSITIVE = (
     "temperature top_p delta sapo_temperature_neg sapo_temperature_pos adam_epsilon vllm_importance_sampling_clip_max"
 ).split()
 SHARES = ("ref_model_mixup_alpha", "top_entropy_quantile")
-# A fraction is taken, and means another number, or fails in the first step without the key's name.
+# A fraction is taken, and means another number; or it fails, in the first step or at an evaluation hours later, without
+# the key's name.
 WHOLE_FROM_1 = (
     "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size "
-    "num_generations num_iterations max_completion_length ref_model_sync_steps pad_to_multiple_of"
+    "num_generations num_iterations max_completion_length ref_model_sync_steps pad_to_multiple_of "
+    "per_device_eval_batch_size num_generations_eval"
 ).split()
+# Arguments of the tokenizer, with which a chat template is applied.
+OF_TOKENIZERS = ("truncation", "max_length", "padding", "return_tensors", "return_assistant_tokens_mask")
 
 
 def check_training_values(args: Any) -> None:
@@ -37,19 +41,8 @@ def check_training_values(args: Any) -> None:
         `ValueError`: The line names the key, its value and what is right.
     """
     check_finite(args)
-    for name in (*NOT_NEGATIVE, *POSITIVE, *SHARES):
-        value = getattr(args, name, None)  # TRL 1.15 lacks some
-        if value is None:
-            continue
-        _refuse_unless(_is_number(value), name, value, "a number")
-        _refuse_unless(value >= 0, name, value, "at least 0")
-        _refuse_unless(value > 0 or name not in POSITIVE, name, value, "more than 0")
-        _refuse_unless(value <= 1 or name not in SHARES, name, value, "at most 1")
-    for name in WHOLE_FROM_1:
-        value = getattr(args, name, None)
-        if value is not None and value != "auto":
-            is_whole = _is_number(value) and value == int(value)
-            _refuse_unless(is_whole and value >= 1, name, value, "a whole number, at least 1")
+    for name in (*NOT_NEGATIVE, *POSITIVE, *SHARES, *WHOLE_FROM_1):
+        _check_number(name, name, getattr(args, name, None))  # TRL 1.15 lacks some
     weights = args.reward_weights
     if isinstance(weights, (list, tuple)) and weights and not any(weights):
         raise ValueError(f"reward_weights={weights!r} are all 0, so that no reward counts. Give one a weight.")
@@ -58,6 +51,39 @@ def check_training_values(args: Any) -> None:
             f"max_steps={args.max_steps} and num_train_epochs={args.num_train_epochs} train nothing. Set max_steps to "
             "1 or more."
         )
+
+
+def check_mappings(args: Any) -> None:
+    """
+    Refuse values inside the mappings of a [`~trl.GRPOConfig`], which may have been JSON until it was completed.
+
+    Raises:
+        `ValueError`: The line names the key, its value and what is right.
+    """
+    check_finite(args)
+    for name, value in (args.generation_kwargs or {}).items():
+        range_of = "max_completion_length" if name == "max_new_tokens" else name
+        _check_number(range_of, f"generation_kwargs: {name}", value)
+    for name in OF_TOKENIZERS:
+        if name in (args.chat_template_kwargs or {}):
+            raise ValueError(
+                f"chat_template_kwargs={args.chat_template_kwargs!r}: {name} is an argument of the tokenizer, which "
+                "would cut or pad prompts. Leave it out."
+            )
+
+
+def _check_number(name: str, given: str, value: Any) -> None:
+    """Refuse the value of a key by the range of a name, and say it of what was given."""
+    if value is None or (name == "pad_to_multiple_of" and value == "auto"):
+        return
+    if name in WHOLE_FROM_1:
+        is_whole = _is_number(value) and value == int(value)
+        _refuse_unless(is_whole and value >= 1, given, value, "a whole number, at least 1")
+    elif name in (*NOT_NEGATIVE, *POSITIVE, *SHARES):
+        _refuse_unless(_is_number(value), given, value, "a number")
+        _refuse_unless(value >= 0, given, value, "at least 0")
+        _refuse_unless(value > 0 or name not in POSITIVE, given, value, "more than 0")
+        _refuse_unless(value <= 1 or name not in SHARES, given, value, "at most 1")
 
 
 def check_model_values(model_args: Any) -> None:
