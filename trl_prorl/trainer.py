@@ -253,7 +253,10 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
     def create_scheduler(self, num_training_steps, *args, **kwargs):
-        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
+        try:
+            scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
+        except TypeError as error:  # of an argument that no schedule of this kind has
+            raise ValueError(f"lr_scheduler_kwargs={self.args.lr_scheduler_kwargs!r}: {error}.") from error
         check_schedule(self.args, scheduler, num_training_steps)
         for part in self.parts.values():
             part.schedule_made(scheduler)

@@ -49,6 +49,7 @@ UNREAD = [
     {"lr_scheduler_kwargs": {"evil": 1}, "lr_scheduler_type": "constant"},
     {"lr_scheduler_kwargs": {"evil": 1}, "lr_scheduler_type": "constant_with_warmup"},
     {"lr_scheduler_kwargs": {"lr_end": -1.0}, "lr_scheduler_type": "polynomial", "max_steps": 2},
+    {"lr_scheduler_kwargs": {"num_cycle": 2}, "lr_scheduler_type": "cosine"},
     {"generation_kwargs": {"evil": 1}},
     {"lora_modules_to_save": ["nope"]},
     {"lora_target_parameters": ["nope"]},

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import InputError
 from ..keys import BARE_WORDS
 from ..text import short
+from .no_code import FILES
 from .precision import AUTO
 from .recipe_yaml import Layers, merge
 
@@ -36,7 +37,8 @@ def check_types(layers: Layers, hints: Mapping[str, Any]) -> None:
     for key, value in merge(layers).items():
         is_auto = key == "bf16" and value == AUTO
         is_bare = key in BARE and isinstance(value, bool)
-        if key in hints and not (is_auto or is_bare or fits(value, hints[key])):
+        is_file = key in FILES and isinstance(value, str)  # the mapping in it was read by check_runs_no_code
+        if key in hints and not (is_auto or is_bare or is_file or fits(value, hints[key])):
             takes = " or ".join(dict.fromkeys(WORDS.get(kind, "text") for kind in _kinds(hints[key])))
             raise InputError(f"{file_of[key]}: {key}={short(value)}, and {key} takes {takes}.")
 
@@ -45,7 +47,7 @@ def fits(value: Any, hint: Any) -> bool:
     """Return whether a YAML value fits an annotation."""
     kinds = _kinds(hint)
     if isinstance(value, str) and dict in kinds:
-        return value.lstrip().startswith("{") or value.endswith(".json")
+        return value.lstrip().startswith("{")
     return any(_fits_kind(value, kind) for kind in kinds)
 
 

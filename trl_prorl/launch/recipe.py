@@ -182,7 +182,9 @@ class RecipeParser(TrlParser):
             self.set_defaults_with_config(**keys)  # as TrlParser does, which knows no base
         try:
             return super().parse_args_and_config(args, **kwargs)
-        except (TypeError, AttributeError, ArithmeticError, ImportError, RecursionError) as error:  # TRL's checks
+        except ImportError as error:  # a package that a key needs
+            raise InputError(" ".join(str(error).split())) from error
+        except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:  # TRL's checks
             raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
 
     def hints(self) -> dict[str, typing.Any]:
