@@ -181,6 +181,7 @@ WRONG = [
     {"max_completion_length": 2.5},
     {"pad_to_multiple_of": 0},
     {"reward_weights": [0.0, 0.0]},
+    {"reward_weights": 0.5},
     {"weight_decay": -0.1},
     {"learning_rate": -1e-3},  # Adafactor ascends
     {"per_device_eval_batch_size": 0},

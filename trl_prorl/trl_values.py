@@ -22,8 +22,8 @@ POSITIVE = (
     "temperature top_p delta sapo_temperature_neg sapo_temperature_pos adam_epsilon vllm_importance_sampling_clip_max"
 ).split()
 SHARES = ("ref_model_mixup_alpha", "top_entropy_quantile")
-# A fraction is taken, and means another number; or it fails, in the first step or at an evaluation hours later, without
-# the key's name.
+# A fraction means another number; or it fails in the first step, or at an evaluation hours later, and the key is not
+# named.
 WHOLE_FROM_1 = (
     "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size "
     "num_generations num_iterations max_completion_length ref_model_sync_steps pad_to_multiple_of "
@@ -44,7 +44,9 @@ def check_training_values(args: Any) -> None:
     for name in (*NOT_NEGATIVE, *POSITIVE, *SHARES, *WHOLE_FROM_1):
         _check_number(name, name, getattr(args, name, None))  # TRL 1.15 lacks some
     weights = args.reward_weights
-    if isinstance(weights, (list, tuple)) and weights and not any(weights):
+    are_weights = weights is None or (isinstance(weights, (list, tuple)) and all(map(_is_number, weights)))
+    _refuse_unless(are_weights, "reward_weights", weights, "a list of numbers")
+    if weights and not any(weights):
         raise ValueError(f"reward_weights={weights!r} are all 0, so that no reward counts. Give one a weight.")
     if args.max_steps == 0 or (args.max_steps < 0 and args.num_train_epochs <= 0):
         raise ValueError(
