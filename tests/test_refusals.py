@@ -183,6 +183,7 @@ WRONG = [
     {"reward_weights": [0.0, 0.0]},
     {"reward_weights": 0.5},
     {"weight_decay": -0.1},
+    {"log_level": "warn"},
     {"learning_rate": -1e-3},  # Adafactor ascends
     {"per_device_eval_batch_size": 0},
     {"num_generations_eval": -8},
@@ -231,6 +232,7 @@ def test_scale_rewards_may_be_true_or_false_as_in_trl(value, kept):
         {"lora_dropout": 1.0},
         {"lora_dropout": NAN},
         {"lora_alpha": 0},
+        {"bnb_4bit_quant_type": "int4"},
         {"lora_modules_to_save": "lm_head"},
         {"length_margin": 9, "length_reward": "overlong"},
         {"length_target": 9, "length_reward": "target"},

@@ -29,8 +29,11 @@ WHOLE_FROM_1 = (
     "num_generations num_iterations max_completion_length ref_model_sync_steps pad_to_multiple_of "
     "per_device_eval_batch_size num_generations_eval"
 ).split()
-# Arguments of the tokenizer, with which a chat template is applied.
-OF_TOKENIZERS = ("truncation", "max_length", "padding", "return_tensors", "return_assistant_tokens_mask")
+# With which the trainer itself applies a chat template, or which are the tokenizer's: prompts would be cut or padded.
+NOT_OF_TEMPLATES = (
+    "conversation tools chat_template add_generation_prompt continue_final_message tokenize padding truncation "
+    "max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs"
+).split()
 
 
 def check_training_values(args: Any) -> None:
@@ -41,6 +44,7 @@ def check_training_values(args: Any) -> None:
         `ValueError`: The line names the key, its value and what is right.
     """
     check_finite(args)
+    check_choices(args)
     for name in (*NOT_NEGATIVE, *POSITIVE, *SHARES, *WHOLE_FROM_1):
         _check_number(name, name, getattr(args, name, None))  # TRL 1.15 lacks some
     weights = args.reward_weights
@@ -66,11 +70,11 @@ def check_mappings(args: Any) -> None:
     for name, value in (args.generation_kwargs or {}).items():
         range_of = "max_completion_length" if name == "max_new_tokens" else name
         _check_number(range_of, f"generation_kwargs: {name}", value)
-    for name in OF_TOKENIZERS:
-        if name in (args.chat_template_kwargs or {}):
+    for name in args.chat_template_kwargs or {}:
+        if name in NOT_OF_TEMPLATES:
             raise ValueError(
-                f"chat_template_kwargs={args.chat_template_kwargs!r}: {name} is an argument of the tokenizer, which "
-                "would cut or pad prompts. Leave it out."
+                f"chat_template_kwargs={args.chat_template_kwargs!r}: {name} is for the trainer and its tokenizer to "
+                "say, not for a template. Leave it out."
             )
 
 
@@ -96,11 +100,28 @@ def check_model_values(model_args: Any) -> None:
         `ValueError`: The line names the key, its value and what is right.
     """
     check_finite(model_args)
+    check_choices(model_args)
     _refuse_unless(model_args.lora_alpha > 0, "lora_alpha", model_args.lora_alpha, "more than 0")
     dropout = model_args.lora_dropout
     _refuse_unless(0 <= dropout < 1, "lora_dropout", dropout, "at least 0 and less than 1")
     names = model_args.lora_modules_to_save
     _refuse_unless(not isinstance(names, str), "lora_modules_to_save", names, "a list of names")
+
+
+def check_choices(configuration: Any) -> None:
+    """
+    Refuse a word that a field's own metadata does not list: a parser looks at those of a command line alone.
+
+    Raises:
+        `ValueError`: The line names the key, its value and the words.
+    """
+    for field in fields(configuration):
+        value = getattr(configuration, field.name, None)
+        choices = field.metadata.get("choices")
+        if field.name == "ddp_backend":  # torch takes combinations, too
+            continue
+        if choices and value is not None and value not in choices:
+            raise ValueError(f"{field.name}={value!r} is not one of {', '.join(map(str, choices))}.")
 
 
 def check_finite(configuration: Any) -> None:
