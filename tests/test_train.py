@@ -231,13 +231,12 @@ def test_a_resume_from_another_working_directory_is_the_same_run(recipe, tmp_pat
 
 @pytest.mark.parametrize("key", ["output_dir", "run_dir"])
 def test_a_folder_that_cannot_be_made_is_told_before_a_model_is_loaded(tmp_path, key):
-    """Permissions do not tell: root has them in /proc."""
-    folders = {"output_dir": str(tmp_path / "out"), key: "/proc/deep/run"}
-    with pytest.raises(ValueError, match=f"{key}='/proc/deep/run'"):
+    (tmp_path / "file").write_text("mine")
+    folders = {"output_dir": str(tmp_path / "out"), key: str(tmp_path / "file" / "run")}
+    with pytest.raises(ValueError, match=f"{key}='{tmp_path}/file/run'"):
         check_folder(ProRLConfig(use_cpu=True, bf16=False, **folders), ())
-    assert not list(tmp_path.iterdir())  # what was made to find out is gone
     check_folder(ProRLConfig(use_cpu=True, bf16=False, output_dir=str(tmp_path / "out")), ())
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(recipe):

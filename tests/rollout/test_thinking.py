@@ -23,14 +23,14 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
     trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": make_interrupted_rollout(BUDGET, 4, TEXT)})
     forced = trainer.processing_class(TEXT, add_special_tokens=False).input_ids
     seen = []
-    buffered = record_results(trainer, "_generate_and_score_completions")
+    sampled = record_results(trainer, "_sample")
     reward = trainer.reward_funcs[0]
     trainer.reward_funcs[0] = lambda completion_ids, interrupted, **columns: (
         seen.append((completion_ids, interrupted)) or reward(completion_ids=completion_ids, **columns)
     )
     trainer.train()
     ids, interrupted = seen[0]
-    (batch,) = buffered
+    ((batch, _),) = sampled
     assert 0 < sum(interrupted) < ROWS
     for row in range(ROWS):
         length = int(batch["completion_mask"][row].sum())

@@ -25,7 +25,7 @@ def trained(make_trainer, tools_model):
         tools = {"tools": [tool], "processing_class": tokenizer}
         given = {"model": tools_model, "reward": rewarded, "trainer_kwargs": tools}
         trainer = speaks(make_trainer(*args, **given, **{**KEYS, **keys}))
-        trainer.made = record_results(trainer, "_generate_and_score_completions")
+        made = record_results(trainer, "_sample" if args == () else "_generate_and_score_completions")
         trainer.seen = []
         if isinstance(trainer, ProRLTrainer):
             record = trainer.recorder.micro_batch
@@ -33,6 +33,7 @@ def trained(make_trainer, tools_model):
                 trainer.seen.append((dict(found.batch), found.entropies)) or record(found)
             )
         trainer.train()
+        trainer.made = [found[0] if isinstance(found, tuple) else found for found in made]
         return trainer
 
     return build_and_train

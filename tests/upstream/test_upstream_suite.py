@@ -70,7 +70,7 @@ def test_a_page_names_the_seams_that_moved_and_no_others(seams):
 
 @pytest.mark.parametrize("triton", [True, False])
 def test_a_cpu_is_refused_where_trl_s_head_is_a_triton_kernel_alone(monkeypatch, triton):
-    monkeypatch.delattr(utils, "_use_triton")
+    monkeypatch.setattr("trl.__version__", "1.15.0")
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", object() if triton else None)
     args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8)
     for interprets in ("0", "1"):
