@@ -80,6 +80,7 @@ READ = [
     {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2}},
     {"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": {"timescale": 5}},
     {"generation_kwargs": {"min_new_tokens": 2, "repetition_penalty": 1.1}},
+    {"lora_task_type": "SEQ_CLS"},  # trains as CAUSAL_LM does
     {"lora_target_modules": ["q_proj", "v_proj"], "lora_modules_to_save": ["input_layernorm"]},
     {"lora_target_modules": ["q_proj", "v_proj"], "lora_target_parameters": ["up_proj.weight"], "lora_dropout": 0.0},
     {"use_peft": False, "lora_modules_to_save": ["nope"]},

@@ -86,6 +86,8 @@ def check_adapter_names(policy: torch.nn.Module, config: PeftConfig) -> None:
     # PEFT has put the layers that it changes one level down.
     parameters = [name.replace(".base_layer", "") for name, _ in policy.named_parameters()]
     for key, there in (("modules_to_save", modules), ("target_parameters", parameters)):
+        if key == "modules_to_save" and config.task_type not in (None, "CAUSAL_LM"):
+            continue  # PEFT has added the heads of such a task
         for name in getattr(config, key, None) or []:
             if not _is_among(name, there):
                 raise ValueError(f"lora_{key}: the model has no {name!r}. Correct it, or leave it out.")
