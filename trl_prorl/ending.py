@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -110,8 +111,18 @@ def as_bad_input() -> Iterator[None]:
         yield
     except (InputError, RunError, BrokenPipeError):
         raise
-    except (ValueError, OSError, ImportError) as error:
+    except ImportError as error:
+        from .upstream import with_cure
+
+        raise InputError(str(with_cure(error))) from error
+    except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
+
+
+def is_refusal_of_library(error: Exception) -> bool:
+    """Return whether TRL, transformers or PEFT raised an error themselves: some look at a key in the first step."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"].partition(".")[0] in ("trl", "transformers", "peft")
 
 
 def end_refused(error: Exception, code: int) -> NoReturn:

@@ -23,7 +23,7 @@ from .checkpoint.files import find_checkpoint, find_newest_checkpoint
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
-from .ending import describe_saved_state, end_interrupted, interrupt_as_usual
+from .ending import describe_saved_state, end_interrupted, interrupt_as_usual, is_refusal_of_library
 from .errors import InputError, RunError
 from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import main  # noqa: F401  which scripts import from here
@@ -272,8 +272,10 @@ def run(
         end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
     except (RunError, BrokenPipeError):
         raise
-    except (ValueError, OSError, ImportError, pickle.UnpicklingError) as error:
+    except (ValueError, OSError, ImportError, re.error, pickle.UnpicklingError) as error:
         if trainer is None or not trainer.has_begun:
+            raise InputError(str(error)) from error
+        if trainer.state.global_step == 0 and is_refusal_of_library(error):
             raise InputError(str(error)) from error
         if isinstance(error, InputError | OSError):
             raise RunError(str(error)) from error

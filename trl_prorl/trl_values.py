@@ -105,7 +105,8 @@ def check_model_values(model_args: Any) -> None:
     dropout = model_args.lora_dropout
     _refuse_unless(0 <= dropout < 1, "lora_dropout", dropout, "at least 0 and less than 1")
     names = model_args.lora_modules_to_save
-    _refuse_unless(not isinstance(names, str), "lora_modules_to_save", names, "a list of names")
+    are_names = names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))
+    _refuse_unless(are_names, "lora_modules_to_save", names, "a list of names")
 
 
 def check_choices(configuration: Any) -> None:

@@ -59,6 +59,10 @@ def logging(completions, log_metric=None, **columns):
 
 SETS = {"eval_dataset": {"easy": QUESTIONS["eval_dataset"], "hard": QUESTIONS["eval_dataset"]}}
 REFUSED = {
+    "a slip": ({"metric_for_best_model": "eval_rewrad"}, {}, "did you mean 'eval_reward'"),
+    "another's": ({"metric_for_best_model": "accuracy"}, {}, "'accuracy'"),
+    "no such reward": ({"metric_for_best_model": "eval_rewards/vowel/mean"}, {}, "eval_rewards/vowels/mean"),
+    "a trigger": ({"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_rewrad"}, {}, "ref_reset_metric"),
     "the worst, unset": ({"greater_is_better": False}, {}, "greater_is_better=False"),
     "several sets": ({}, SETS, "several sets"),
     "a rate by the loss": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "mode: max"),
@@ -81,8 +85,8 @@ def test_a_metric_that_a_reward_logs_is_known_at_the_first_evaluation(make_train
         trainer.train()
 
 
-def test_so_is_a_metric_that_a_trigger_watches(make_trainer):
-    keys = {**EACH_STEP, "load_best_model_at_end": False, "beta": 0.1, "ref_reset_stall": 1}
-    trainer = make_trainer(trainer_kwargs=QUESTIONS, ref_reset_metric="eval_rewrad", **keys)
-    with pytest.raises(ValueError, match="ref_reset_metric='eval_rewrad'.*eval_reward"):
-        trainer.train()
+@pytest.mark.parametrize("metric", ["eval_reward_std", "eval_easy_pass@2", "eval_hard_rewards/reward/std", "entropy"])
+def test_what_an_evaluation_has_is_no_slip(make_trainer, metric):
+    keys = {**UNSET, "metric_for_best_model": metric, "greater_is_better": True}
+    with pytest.raises(ValueError, match="neither a local folder"):  # the check of the metric is passed
+        make_trainer(model="no model is loaded", reward=JUDGED, trainer_kwargs={**QUESTIONS, **SETS}, **keys)

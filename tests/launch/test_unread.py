@@ -67,6 +67,33 @@ def test_what_nobody_would_read_ends_the_run_before_its_first_step(train, capsys
     assert not rows.exists() or not rows.read_text()
 
 
+# What TRL, transformers and PEFT refuse themselves, as late as in the first step, and a word of theirs.
+REFUSED = [
+    ({"loss_type": "ppo"}, "Unknown loss type: ppo"),
+    ({"top_k": -1}, "top_k"),
+    ({"lora_target_modules": "("}, "unterminated subpattern"),
+]
+
+
+@pytest.mark.parametrize("keys, words", REFUSED, ids=str)
+def test_what_a_library_refuses_is_a_line_in_its_own_words_and_the_folder_serves_again(train, capsys, keys, words):
+    with pytest.raises(SystemExit) as ended:
+        train(keys)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2
+    assert line.startswith("error: ") and words in line
+    assert train({}).read_text()
+
+
+def test_an_unforeseen_error_of_the_first_step_keeps_its_traceback(train, monkeypatch):
+    def wrong(*args, **keys):
+        raise ValueError("nobody foresaw it")
+
+    monkeypatch.setattr("trl_prorl.trainer.set_advantages", wrong)
+    with pytest.raises(ValueError, match="nobody foresaw it"):
+        train({})
+
+
 def test_a_corrected_run_starts_in_the_same_folder(train):
     with pytest.raises(SystemExit):
         train({"lr_scheduler_kwargs": {"lr_end": -1.0}, "lr_scheduler_type": "polynomial", "max_steps": 2})

@@ -1,5 +1,6 @@
 """Is there something to train on, does it fit, and is what it needs installed? Asked before a model is loaded."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -8,10 +9,11 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback
 from transformers.integrations import get_available_reporting_integrations
 from trl.import_utils import is_vllm_available
-from trl.trainer.utils import is_async_callable
+from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ..config import ProRLConfig
-from ..rollout.verdicts import find_verifier
+from ..rollout.verdicts import draw_sizes, find_verifier
+from ..text import nearest
 
 
 def check_packages(args: ProRLConfig) -> None:
@@ -95,8 +97,7 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
 
 def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) -> None:
     """
-    Refuse keys that need verdicts where no reward function has a verifier, and a verifier that is asynchronous. A
-    metric that no evaluation has is named by the first evaluation.
+    Refuse keys that need verdicts where no reward function has a verifier, and a verifier that is asynchronous.
 
     Args:
         functions (`Iterable`): The reward functions.
@@ -117,6 +118,52 @@ def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) 
         raise ValueError(
             f"the verifier {verifier.__qualname__!r} of a reward function is asynchronous: make it plain."
         )
+
+
+# What TRL measures in an evaluation, by the first part of its name; of rewards and pass@k the whole name counts.
+MEASURED = frozenset(
+    "reward reward_std loss frac_reward_zero_std entropy kl kl_old kl_base num_tokens policy_loss entropy_coef "
+    "aux_loss cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling "
+    "vespo prorl".split()
+)
+
+
+def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
+    """
+    Refuse a metric that no evaluation measures, because the first one may come hours later. Of reward functions that
+    log metrics of their own (`log_metric`), and of models, the first evaluation decides.
+
+    Args:
+        metrics (`Mapping[str, str]`): The metrics by the keys that name them.
+        functions (`Iterable`): The reward functions.
+        n (`int`): Completions of a prompt in an evaluation.
+        evaluation (`Dataset` or `dict`): The evaluation set, or several by name.
+
+    Raises:
+        `ValueError`: The line names the key, the metric and those that are measured.
+    """
+    if any(map(_may_log, functions)):
+        return
+    passes = [f"pass@{k}" for k in draw_sizes(n)]
+    means = [f"rewards/{get_callable_name(function)}/mean" for function in functions]
+    deviations = [name.replace("/mean", "/std") for name in means]
+    sets = evaluation if isinstance(evaluation, dict) else ()
+    for key, metric in metrics.items():
+        name = metric.removeprefix("eval_")
+        for of_set in sets:
+            name = name.removeprefix(f"{of_set}_")
+        family = name.partition("/")[0]
+        if name not in (*means, *deviations) and family not in MEASURED.union(passes):
+            known = [f"eval_{name}" for name in ("reward", *passes, *means, "loss")]
+            raise ValueError(
+                f"{key}={metric!r} is not measured: an evaluation has {', '.join(known)}{nearest(metric, known)}."
+            )
+
+
+def _may_log(function: Any) -> bool:
+    """Return whether a reward function may log metrics of its own, or is a model."""
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return code is None or "log_metric" in (*code.co_varnames, *code.co_consts)
 
 
 def check_rows(rows: Any, batch: int, num_generations: int, cure: str = "Give more rows") -> None:

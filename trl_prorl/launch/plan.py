@@ -46,6 +46,7 @@ from ..weights import whole_weights
 from .checks import (
     check_columns,
     check_in_one_place,
+    check_measured,
     check_packages,
     check_rows,
     check_verifier,
@@ -255,14 +256,17 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
         if isinstance(function, str):  # a model's name
             check_links(function, f"reward_funcs={function!r}")
     choose_best_metric(args, functions, evaluation, given.get("callbacks") or [])
-    needs_verdicts = {}
+    metrics = {}
+    if args.metric_for_best_model is not None:
+        metrics["metric_for_best_model"] = args.metric_for_best_model
+    if args.watches_metric:
+        metrics["ref_reset_metric"] = args.ref_reset_metric
+    needs_verdicts = {key: metric for key, metric in metrics.items() if "pass@" in metric}
     if args.guard_gap is not None:
         needs_verdicts["guard_gap"] = args.guard_gap
-    if "pass@" in (args.metric_for_best_model or ""):
-        needs_verdicts["metric_for_best_model"] = args.metric_for_best_model
-    if args.watches_metric and "pass@" in args.ref_reset_metric:
-        needs_verdicts["ref_reset_metric"] = args.ref_reset_metric
     check_verifier(functions, needs_verdicts)
+    if not has_environment:  # whose rewards are known when it is made
+        check_measured(metrics, functions, args.num_generations_eval or args.num_generations, evaluation)
 
 
 def _check_full_reference(args: ProRLConfig) -> None:
