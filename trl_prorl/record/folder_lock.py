@@ -7,6 +7,7 @@ parent holds nothing. Readers need no lock. Where the kernel has none, filelock 
 """
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from filelock import FileLock, Timeout
 LOCK_FILE = "run.lock"
 SECONDS = 0.5  # a look at the lock takes it for a moment, see `holder`
 HOLDER = b"process "  # begins what the file says
+BEGINS = (HOLDER, b'{"pid"', b"\0")  # what else it began with: in earlier releases, after a power loss
+OF_FILELOCK = re.compile(rb"\d+\n")  # of its own file
 
 
 class FolderInUseError(ValueError):
@@ -72,12 +75,12 @@ def _take(file: Path, lock: FileLock) -> None:
         if error.filename is None:  # of the lock, not of the file: on some network disks
             raise OSError(f"'{file.parent}' cannot be locked ({error}). Choose a folder on another disk.") from error
         raise
-    if not is_foreign_lock(file):  # else filelock has written it
+    if _is_ours(file):
         file.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
 
 
 def _leave(file: Path, lock: FileLock) -> None:
-    if lock.is_locked and lock.lock_counter == 1 and not is_foreign_lock(file):  # not in a forked child
+    if lock.is_locked and lock.lock_counter == 1 and _is_ours(file):  # not in a forked child
         file.unlink(missing_ok=True)  # before it is released: it is nobody else's yet
     lock.release()
 
@@ -150,6 +153,12 @@ def _refusal(folder: str | os.PathLike, who: str) -> str:
 
 def is_foreign_lock(file: Path) -> bool:
     """Whether a file of the lock's name was written by something else, and would be lost."""
-    if not os.path.lexists(file):
-        return False
-    return not file.is_file() or not file.read_bytes().startswith((HOLDER, b"\0")) and file.stat().st_size > 0
+    if not file.is_file():
+        return os.path.lexists(file)
+    return not _is_ours(file) and OF_FILELOCK.match(file.read_bytes()) is None
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file is one that [`_take`] writes, not filelock's own or something else."""
+    content = file.read_bytes() if file.is_file() else b""
+    return content == b"" or content.startswith(BEGINS)
