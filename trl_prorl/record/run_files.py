@@ -155,12 +155,12 @@ def read_json(path: str | os.PathLike, needed: Iterable[str] = ()) -> dict[str, 
     return content
 
 
-def _check_keys(content: Any, needed: Iterable[str], where: str) -> None:
+def _check_keys(content: Any, needed: Iterable[str], where: str, cure: str = "write it again") -> None:
     if not isinstance(content, dict):
-        raise InputError(f"{where} holds {short(content)}, not an object; write it again")
+        raise InputError(f"{where} holds {short(content)}, not an object; {cure}")
     for key in needed:
         if key not in content:
-            raise InputError(f"{where} has no {key!r}; write it again")
+            raise InputError(f"{where} has no {key!r}; {cure}")
 
 
 def parse_yaml(content: str, said: str) -> Any:
@@ -218,7 +218,8 @@ def read_jsonl(
     """
     if not Path(path).exists():
         return []
-    lines = read_text(path).rstrip(BLANK + "\n").split("\n")
+    text = read_text(path)
+    lines = text.rstrip(BLANK + "\n").split("\n")
     rows = []
     seen = {}
     for place, line in enumerate(lines, start=1):
@@ -226,12 +227,13 @@ def read_jsonl(
         try:
             row = parse_json(line)
         except ValueError as error:
-            if place == len(lines) and isinstance(error, json.JSONDecodeError):
+            may_be_cut = line.startswith("{") or not text.endswith("\n")
+            if place == len(lines) and may_be_cut and isinstance(error, json.JSONDecodeError):
                 if line and not growing:
                     logger.warning("%s: line %d, the last, is cut off and left out.", visible(str(path)), place)
                 break
             raise InputError(f"{where} is not JSON ({error}); remove the line") from error
-        _check_keys(row, needed, where)
+        _check_keys(row, needed, where, "remove the line")
         if unique is not None and seen.setdefault(row[unique], place) != place:
             raise InputError(
                 f"{where}: {unique} {row[unique]} stands in line {seen[row[unique]]} already; remove one of them"
