@@ -227,7 +227,7 @@ def read_jsonl(
         try:
             row = parse_json(line)
         except ValueError as error:
-            may_be_cut = line.startswith("{") or not text.endswith("\n")
+            may_be_cut = line == "" or line.startswith("{") or not text.endswith("\n")
             if place == len(lines) and may_be_cut and isinstance(error, json.JSONDecodeError):
                 if line and not growing:
                     logger.warning("%s: line %d, the last, is cut off and left out.", visible(str(path)), place)
