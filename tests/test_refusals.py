@@ -13,6 +13,7 @@ from trl_prorl.launch.command_line import launcher_keys
 from trl_prorl.launch.recipe import parse_recipe
 from trl_prorl.refusals import refuse_losses
 from trl_prorl.train import TaskArguments
+from trl_prorl.trl_values import NOT_NEGATIVE, POSITIVE, SHARES, WHOLE_FROM_1
 
 
 CPU = {"output_dir": "run", "use_cpu": True, "bf16": False}
@@ -214,6 +215,16 @@ def test_a_value_of_trl_s_that_would_train_something_else_is_refused(keys):
 def test_a_value_inside_a_mapping_that_would_train_something_else_is_refused(key, given, named):
     line = objection(**{key: given})
     assert key in line and named in line
+
+
+# By range, a value outside that is wrong for each of its keys.
+OUTSIDE = {-1: NOT_NEGATIVE, 0: POSITIVE, 1.5: (*SHARES, *WHOLE_FROM_1)}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for value, names in OUTSIDE.items() for name in names])
+def test_each_key_of_trl_s_that_has_a_range_is_looked_at(name, value):
+    """One that is misspelt in a list would be looked for in vain."""
+    assert f"{name}={value!r} must be " in objection(**{name: value})
 
 
 @pytest.mark.parametrize("keys", RIGHT, ids=lambda value: str(value))

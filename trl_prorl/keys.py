@@ -88,11 +88,15 @@ WORDS = {
 }
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, as NumPy's are; a bool is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def fits(value: Any, kind: Any) -> bool:
-    """Return whether a value is of a type that stands in [`WORDS`]; NumPy's numbers are numbers, bools are none."""
+    """Return whether a value is of a type that stands in [`WORDS`]."""
     if kind in (int, float):
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        return is_number and math.isfinite(value) and (kind is float or value == int(value))
+        return is_number(value) and math.isfinite(value) and (kind is float or value == int(value))
     if kind == list[str]:
         return isinstance(value, list) and value != [] and all(isinstance(name, str) for name in value)
     return isinstance(value, kind)

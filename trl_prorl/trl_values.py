@@ -6,8 +6,9 @@ nothing. Each was tried on bare TRL 1.16; what those refuse themselves is not he
 import math
 from collections.abc import Iterator
 from dataclasses import fields
-from numbers import Real
 from typing import Any
+
+from .keys import is_number
 
 
 MAY_BE_INFINITE = ("epsilon_high", "max_grad_norm")  # no bound
@@ -48,7 +49,7 @@ def check_training_values(args: Any) -> None:
     for name in (*NOT_NEGATIVE, *POSITIVE, *SHARES, *WHOLE_FROM_1):
         _check_number(name, name, getattr(args, name, None))  # TRL 1.15 lacks some
     weights = args.reward_weights
-    are_weights = weights is None or (isinstance(weights, (list, tuple)) and all(map(_is_number, weights)))
+    are_weights = weights is None or (isinstance(weights, (list, tuple)) and all(map(is_number, weights)))
     _refuse_unless(are_weights, "reward_weights", weights, "a list of numbers")
     if weights and not any(weights):
         raise ValueError(f"reward_weights={weights!r} are all 0, so that no reward counts. Give one a weight.")
@@ -83,10 +84,10 @@ def _check_number(name: str, given: str, value: Any) -> None:
     if value is None or (name == "pad_to_multiple_of" and value == "auto"):
         return
     if name in WHOLE_FROM_1:
-        is_whole = _is_number(value) and value == int(value)
+        is_whole = is_number(value) and value == int(value)
         _refuse_unless(is_whole and value >= 1, given, value, "a whole number, at least 1")
     elif name in (*NOT_NEGATIVE, *POSITIVE, *SHARES):
-        _refuse_unless(_is_number(value), given, value, "a number")
+        _refuse_unless(is_number(value), given, value, "a number")
         _refuse_unless(value >= 0, given, value, "at least 0")
         _refuse_unless(value > 0 or name not in POSITIVE, given, value, "more than 0")
         _refuse_unless(value <= 1 or name not in SHARES, given, value, "at most 1")
@@ -147,10 +148,6 @@ def _numbers_in(value: Any, depth: int = 0) -> Iterator[float]:
         inside = value.values() if isinstance(value, dict) else value
         for single in inside:
             yield from _numbers_in(single, depth + 1)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _refuse_unless(is_right: bool, name: str, value: Any, words: str) -> None:

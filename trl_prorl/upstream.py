@@ -43,6 +43,19 @@ class Fact(NamedTuple):
     uses: tuple[str, ...] = ()
 
 
+# Of a generation batch, which TRL fills and its loss reads.
+COLUMNS = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "advantages",
+    "num_items_in_batch",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+)
 FACTS = (
     # A trainer is made: the arguments that are read by their names, and the attributes that are read or set.
     Fact(
@@ -127,16 +140,7 @@ FACTS = (
             "use_adapter",
             "ref",
             "batch_size",
-            "prompt_ids",
-            "prompt_mask",
-            "completion_ids",
-            "completion_mask",
-            "tool_mask",
-            "advantages",
-            "num_items_in_batch",
-            "old_per_token_logps",
-            "ref_per_token_logps",
-            "sampling_per_token_logps",
+            *COLUMNS,
             "reward",
             "reward_std",
             "frac_reward_zero_std",
@@ -157,16 +161,7 @@ FACTS = (
             "beta",
             "epsilon_low",
             "epsilon_high",
-            "prompt_ids",
-            "prompt_mask",
-            "completion_ids",
-            "completion_mask",
-            "tool_mask",
-            "advantages",
-            "num_items_in_batch",
-            "old_per_token_logps",
-            "ref_per_token_logps",
-            "sampling_per_token_logps",
+            *COLUMNS,
             "current_gradient_accumulation_steps",
             "entropy",
             "kl",

@@ -41,6 +41,21 @@ def train(tmp_path):
     return train
 
 
+@pytest.fixture
+def refused(train, capsys):
+    """A function that returns the one line with which the recipe is refused, with some keys in their place."""
+
+    def refused(keys):
+        with pytest.raises(SystemExit) as ended:
+            train(keys)
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert ended.value.code == 2
+        assert line.startswith("error: ")
+        return line
+
+    return refused
+
+
 UNREAD = [
     {"optim_args": "a=b"},
     {"optim_args": "momentum=0.9"},  # AdamW has none
@@ -57,12 +72,8 @@ UNREAD = [
 
 
 @pytest.mark.parametrize("keys", UNREAD, ids=str)
-def test_what_nobody_would_read_ends_the_run_before_its_first_step(train, capsys, tmp_path, keys):
-    with pytest.raises(SystemExit) as ended:
-        train(keys)
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2
-    assert line.startswith("error: ") and next(iter(keys)) in line
+def test_what_nobody_would_read_ends_the_run_before_its_first_step(refused, tmp_path, keys):
+    assert next(iter(keys)) in refused(keys)
     rows = tmp_path / "run" / "metrics.jsonl"
     assert not rows.exists() or not rows.read_text()
 
@@ -76,12 +87,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("keys, words", REFUSED, ids=str)
-def test_what_a_library_refuses_is_a_line_in_its_own_words_and_the_folder_serves_again(train, capsys, keys, words):
-    with pytest.raises(SystemExit) as ended:
-        train(keys)
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2
-    assert line.startswith("error: ") and words in line
+def test_what_a_library_refuses_is_a_line_in_its_own_words_and_the_folder_serves_again(train, refused, keys, words):
+    assert words in refused(keys)
     assert train({}).read_text()
 
 
@@ -94,9 +101,8 @@ def test_an_unforeseen_error_of_the_first_step_keeps_its_traceback(train, monkey
         train({})
 
 
-def test_a_corrected_run_starts_in_the_same_folder(train):
-    with pytest.raises(SystemExit):
-        train({"lr_scheduler_kwargs": {"lr_end": -1.0}, "lr_scheduler_type": "polynomial", "max_steps": 2})
+def test_a_corrected_run_starts_in_the_same_folder(train, refused):
+    refused({"lr_scheduler_kwargs": {"lr_end": -1.0}, "lr_scheduler_type": "polynomial", "max_steps": 2})
     assert train({}).read_text()
 
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from trl_prorl import KLSpike, Periodic, Stall
-from trl_prorl.resets.triggers import Trigger, TriggerSet
+from trl_prorl import KLSpike, Periodic, ProRLConfig, Stall
+from trl_prorl.resets.triggers import Trigger, TriggerSet, configured_triggers
 
 
 NAN = math.nan
@@ -97,3 +97,21 @@ def test_state_survives_json_in_the_middle_of_a_series():
     assert fired == expected
     assert {r.reason for r in fired} == {"periodic", "kl_spike", "stall"}
     assert second.state_dict() == whole.state_dict()
+
+
+def test_the_keys_make_the_trigger_that_they_describe():
+    """The least loss is best: 0.6 improves on 1.0 by more than 0.3, and 0.4 on 0.6 by less."""
+    args = ProRLConfig(
+        use_cpu=True,
+        bf16=False,
+        beta=0.1,
+        eval_strategy="steps",
+        eval_steps=1,
+        ref_reset_stall=1,
+        ref_reset_metric="eval_loss",
+        ref_reset_metric_mode="min",
+        ref_reset_min_delta=0.3,
+    )
+    (trigger,) = configured_triggers(args)
+    reasons = [trigger.observe_evaluation(step, {"eval_loss": loss}) for step, loss in enumerate((1.0, 0.6, 0.4))]
+    assert [reason and reason.reason for reason in reasons] == [None, None, "stall"]

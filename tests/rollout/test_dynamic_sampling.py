@@ -292,10 +292,11 @@ def test_cosine_by_hand():
 
 def test_a_length_reward_is_on_for_some_steps_and_off_for_others():
     assert [is_on(step, 2, 3) for step in range(8)] == [True, True, False, False, False, True, True, False]
-    reward = cosine_length_reward(longest=4, least=-1.0, on=1, off=2)
+    keys = TaskArguments(task="parity", length_reward="cosine", length_least=-2.0, length_on=1, length_off=2)
+    reward = keys.make_rewards(keys.make_task(), max_completion_length=4)[1]
     ids = [[], [1, 1], [1] * 4]
     at = [reward(completion_ids=ids, trainer_state=SimpleNamespace(global_step=step)) for step in range(4)]
-    assert at[0] == at[3] == pytest.approx([0.0, -0.5, -1.0])
+    assert at[0] == at[3] == pytest.approx([0.0, -1.0, -2.0])
     assert at[1] == at[2] == [0.0, 0.0, 0.0]
 
 

@@ -134,7 +134,6 @@ EVALUATIONS = {
 RESUME = "resume"
 NONFINITE = "nonfinite"
 COLLAPSE = "entropy_collapse"
-UNMERGED = "unmerged_generation"
 REWARD_COLLAPSE = "collapse"
 ROLLBACK = "rollback"
 NO_SIGNAL = "no_signal"

@@ -112,11 +112,6 @@ def _scale(name: str) -> Treatment | None:
     return Treatment(name, first, second, clears_step=match["step"] is not None)
 
 
-def is_treatment(name: Any) -> bool:
-    """Whether a value is the name of a treatment."""
-    return isinstance(name, str) and (name in TREATMENTS or _scale(name) is not None)
-
-
 def names_with_alpha() -> list[str]:
     """Return the treatments in which `optimizer_reset_alpha` has an effect, those that a script has added included."""
     return [name for name, treatment in TREATMENTS.items() if treatment.uses_alpha]
