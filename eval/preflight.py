@@ -80,9 +80,9 @@ def preflight(
     `output_dir` of its own.
 
     Args:
-        trainer ([`ProRLTrainer`]): A trainer of a single process. Completions are right by the attribute `verifier` of
-            its first reward function that has one, else by the task, else where the first function gives the full
-            reward of 1.
+        trainer ([`ProRLTrainer`]): A trainer of a single process. Completions are right by the attribute
+            `batch_verifier` of its first reward function that has one, else by the task, else where the first function
+            gives the full reward of 1.
         task ([`~trl_prorl.tasks.Task`], *optional*): Gives the gold answers; without it none is checked, so
             that a wrong reward cannot be told from a base that solves nothing.
         prompts (`int`, *optional*, defaults to `32`): Prompts of the training set to sample.

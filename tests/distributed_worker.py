@@ -82,7 +82,7 @@ def evaluation(model, out, batch):
     def reward(prompts, **columns):
         return [float(prompt[-1]["content"].removeprefix("say ")) for prompt in prompts]
 
-    reward.verifier = verifier
+    reward.batch_verifier = verifier
     given = {"reward_funcs": reward, "train_dataset": rows, "eval_dataset": rows}
     trainer = small_trainer(model, out, "full", given, per_device_eval_batch_size=batch)
     metrics = trainer.evaluate()

@@ -49,7 +49,7 @@ def constant(value, verifier=None):
         return [value] * len(completions)
 
     if verifier is not None:
-        reward.verifier = verifier
+        reward.batch_verifier = verifier
     return reward
 
 

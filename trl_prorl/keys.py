@@ -491,9 +491,9 @@ class ProlongedKeys:
             Whether a collapse stops the run, with a checkpoint.
         guard_gap (`float`, *optional*):
             Fires when the share of correct completions (`gold` in the record, by the task's `verify` or a reward
-            function's `verifier`) has fallen by more than this from its highest value while the reward is no lower
-            than it was then, both as averages over 40 optimizer steps: possible reward hacking. It needs more steps
-            than that. `None`: off.
+            function's `batch_verifier`) has fallen by more than this from its highest value while the reward is no
+            lower than it was then, both as averages over 40 optimizer steps: possible reward hacking. It needs more
+            steps than that. `None`: off.
         guard_gap_action (`str`, *optional*, defaults to `"event"`):
             What then happens: `"event"` (an event in the record, and a warning), `"reset"` (a reset of the reference
             is requested too) or `"stop"` (the run ends, with a checkpoint).

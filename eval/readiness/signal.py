@@ -33,9 +33,9 @@ PAYS_WRONG = "groups that pay a wrong answer like a right one"
 NEEDED_KL = "KL to the base that right answers need"
 UNSEEN = "not measured: no verifier"
 JUDGED = (
-    "give the reward function an attribute verifier, or pass task=. Where only a judge, a rubric or a reward model "
-    "can tell, nothing here and no guard_gap sees that it is gamed: keep a KL to the base (beta with kl_target), read "
-    "samples, and evaluate with another judge"
+    "give the reward function an attribute batch_verifier, or pass task=. Where only a judge, a rubric or a reward "
+    "model can tell, nothing here and no guard_gap sees that it is gamed: keep a KL to the base (beta with kl_target), "
+    "read samples, and evaluate with another judge"
 )
 ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
 NEVER = 0.9  # share of completions cut at which the end token may be at fault
@@ -108,7 +108,7 @@ def sample_base(
     if verifier is None and task is None:
         found.source = FULL_REWARD
     elif verifier is not None:
-        name = getattr(verifier, "__qualname__", "verifier")
+        name = getattr(verifier, "__qualname__", "batch_verifier")
         verifier = guard_reward(verifier, name, trainer.args.reward_timeout, "stop")
     for start in range(0, len(rows), together):
         batch = [dict(row) for row in rows[start : start + together]]

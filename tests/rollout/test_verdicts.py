@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
-from trl_prorl.rollout.verdicts import draw_sizes, measure_pass_at_k
+from trl_prorl.rollout.verdicts import draw_sizes, find_verifier, measure_pass_at_k
 from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 
@@ -34,7 +34,7 @@ def judged(verdicts, rewards=None):
         evaluates = prompts[0][0]["content"].startswith("tell")
         return [next(verdicts) if evaluates else False for _ in completions]
 
-    reward.verifier = verifier
+    reward.batch_verifier = verifier
     return reward
 
 
@@ -191,7 +191,7 @@ def vowels_judged(completions, **columns):
     return vowels(completions)
 
 
-vowels_judged.verifier = lambda completions, **columns: [len(c[-1]["content"]) % 2 == 0 for c in completions]
+vowels_judged.batch_verifier = lambda completions, **columns: [len(c[-1]["content"]) % 2 == 0 for c in completions]
 
 
 def test_without_a_verifier_there_is_no_such_metric(run):
@@ -257,4 +257,21 @@ def test_a_task_s_verifier_is_its_verify_and_not_its_reward():
     completions = [[{"role": "assistant", "content": text}] for text in ("1 2 2 3", "1 1 2 3")]
     columns = {"answer": ["1 1 2 3"] * 2, "prompt": ["sort"] * 2}
     assert reward(completions, **columns) == [1.0, 1.0]
-    assert reward.verifier(completions, **columns) == [False, True]
+    assert reward.batch_verifier(completions, **columns) == [False, True]
+    assert reward.verifier is reward.batch_verifier
+
+
+def test_the_earlier_name_of_batch_verifier_works_and_yields_to_it():
+    def old(completions, **columns):
+        return [True] * len(completions)
+
+    def new(completions, **columns):
+        return [False] * len(completions)
+
+    judged_by_both = constant(0.0, new)
+    judged_by_both.verifier = old
+    judged_by_old = constant(0.0)
+    judged_by_old.verifier = old
+    assert find_verifier([constant(0.0), judged_by_old]) is old
+    assert find_verifier([judged_by_both]) is new
+    assert find_verifier([constant(0.0)]) is None

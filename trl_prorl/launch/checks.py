@@ -82,7 +82,7 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
         if isinstance(evaluation, dict):
             raise ValueError(
                 "metric_for_best_model is not set, and the evaluation has several sets. Set it to that of one, as "
-                f"eval_{next(iter(evaluation), 'NAME')}_pass@1, for which a reward function needs a verifier."
+                f"eval_{next(iter(evaluation), 'NAME')}_pass@1, for which a reward function needs a batch_verifier."
             )
         metric = "eval_reward" if find_verifier(functions) is None else "eval_pass@1"
         args.metric_for_best_model = metric
@@ -97,7 +97,7 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
 
 def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) -> None:
     """
-    Refuse keys that need verdicts where no reward function has a verifier, and a verifier that is asynchronous.
+    Refuse keys that need verdicts if no reward function has a `batch_verifier`, and an asynchronous `batch_verifier`.
 
     Args:
         functions (`Iterable`): The reward functions.
@@ -110,13 +110,13 @@ def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) 
     if verifier is None:
         for key, value in needs_verdicts.items():
             raise ValueError(
-                f"{key}={value!r} needs to know which completions are correct, and no reward function has a verifier. "
-                "Leave it out, or give a function one: function.verifier = verify, which is called as the function "
-                "itself and returns a bool for each completion."
+                f"{key}={value!r} needs to know which completions are correct, and no reward function has a "
+                "batch_verifier. Remove the key, or set reward.batch_verifier = verify, where "
+                "verify(completions, **columns) returns one bool per completion."
             )
     elif is_async_callable(verifier):
         raise ValueError(
-            f"the verifier {verifier.__qualname__!r} of a reward function is asynchronous: make it plain."
+            f"batch_verifier {verifier.__qualname__!r} of a reward function is asynchronous: define it without async."
         )
 
 

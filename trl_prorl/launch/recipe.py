@@ -117,23 +117,30 @@ def rows_of_columns(columns: Mapping[str, typing.Any], count: int) -> list[dict[
 
 def task_reward(task) -> Callable[..., list[float]]:
     """
-    Make a TRL reward function of a task, with its verifier for evaluations.
+    Make a TRL reward function from a task.
+
+    Its attribute `batch_verifier` tells evaluations, `guard_gap` and preflight which completions are correct.
 
     Args:
-        task (`Task`): Its `reward_many` and `verify_many` get the plain text of completions, and a row for each.
+        task ([`~trl_prorl.tasks.Task`]): `reward_many` and `verify_many` receive the plain text of the completions and
+            one row per completion.
+
+    Returns:
+        `Callable[..., list[float]]`: Called as `reward(completions, **columns)`, like every reward function of TRL.
     """
 
     def reward(completions, **columns):
         texts = [transcript(completion) for completion in completions]
         return task.reward_many(texts, rows_of_columns(columns, len(texts)))
 
-    def verifier(completions, **columns):
+    def batch_verifier(completions, **columns):
         texts = [transcript(completion) for completion in completions]
         return task.verify_many(texts, rows_of_columns(columns, len(texts)))
 
     reward.__name__ = task.name
-    verifier.__name__ = verifier.__qualname__ = f"{task.name}.verify"
-    reward.verifier = verifier
+    batch_verifier.__name__ = batch_verifier.__qualname__ = f"{task.name}.verify"
+    reward.batch_verifier = batch_verifier
+    reward.verifier = batch_verifier  # its earlier name
     return reward
 
 

@@ -42,7 +42,7 @@ SECONDS = "s"
 GPU = "a GPU"
 REUSED = "samples used after an update"
 DYNAMIC = "`dynamic_sampling_rounds`"
-VERIFIER = "a recipe's task, or a reward function with a `verifier`"
+VERIFIER = "a recipe's task, or a reward function with a `batch_verifier`"
 
 BY_PRECEDENCE = ", else ".join(f"`{anchor.key}`" for anchor in ANCHORS)
 

@@ -1,8 +1,8 @@
 """
 Which completions are correct, whatever reward they got: `gold` of a generation batch, pass@k of an evaluation.
 
-A reward function says so by an attribute `verifier`, which is called as the function itself and returns a bool for
-each completion. Recipes have it from their task's `verify`.
+A reward function has an attribute `batch_verifier`, which is called with the same arguments and returns one bool per
+completion. Recipes have it from their task's `verify`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,13 +15,13 @@ from .evaluation_rows import count_rows
 from .rewards import guard_reward
 
 
+ATTRIBUTES = ("batch_verifier", "verifier")  # the second is the earlier name of the first
+
+
 def find_verifier(functions: Iterable[Any]) -> Callable | None:
-    """Find the verifier of the first reward function that has one; `None` if none has."""
-    for function in functions:
-        verifier = getattr(function, "verifier", None)
-        if callable(verifier):
-            return verifier
-    return None
+    """Return the `batch_verifier` of the first reward function that has one, or `None`."""
+    found = (getattr(function, name, None) for function in functions for name in ATTRIBUTES)
+    return next((verifier for verifier in found if callable(verifier)), None)
 
 
 def draw_sizes(n: int) -> list[int]:
@@ -61,7 +61,7 @@ def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str
 
 class Verdicts:
     """
-    Gathers the verdicts of one evaluation; there are none where no reward function has a verifier.
+    Gathers the verdicts of one evaluation. Without a `batch_verifier` there are none.
 
     Args:
         functions (`Iterable`): The reward functions.
@@ -72,7 +72,7 @@ class Verdicts:
     def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
         self.n = n
         verifier = find_verifier(functions)
-        self.name = getattr(verifier, "__qualname__", "verifier")
+        self.name = getattr(verifier, "__qualname__", "batch_verifier")
         self._verify = None if verifier is None else guard_reward(verifier, self.name, seconds, "stop")
         self.begin()
 
@@ -91,7 +91,7 @@ class Verdicts:
             completions (`list`): Their completions.
 
         Returns:
-            `list[bool]`: Verdicts of all processes; empty without a verifier.
+            `list[bool]`: Verdicts of all processes; empty without a `batch_verifier`.
 
         Raises:
             [`RewardError`]: The verifier raised, took too long, or returned what is neither true nor false.

@@ -40,7 +40,7 @@ def make(folder, rows=None, reward=None, model=None, peft_config=None, **keys):
 
 def own_reward(function):
     """A reward function of one's own beside the task's verifier."""
-    function.verifier = task_reward(TASK).verifier
+    function.batch_verifier = task_reward(TASK).batch_verifier
     return function
 
 
