@@ -877,6 +877,28 @@ def qwen_curve() -> Figure:
     return add_legend(figure, axes[0, 0])
 
 
+def reward_hacking() -> Figure:
+    """Draw README's picture: training on a reward that can be hacked, with and without a KL."""
+    block = all_blocks()["gamed"]
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    titles = {"reward": "reward", "gold": "accuracy of the same completions"}
+    lines = [
+        ("control_target0.14", "control", "KL to a fixed reference, kl_target: 0.14", "-"),
+        ("plain", "plain", "no KL", "--"),
+    ]
+    for panel, (column, title) in zip(axes, titles.items(), strict=True):
+        for arm, variant, label, dashes in lines:
+            values = curves(block, "gamed_sorting", arm, column, 2).T.groupby(level="base_seed").mean()
+            mean = values.mean()
+            half = values.sem() * stats.t.ppf(0.975, len(values) - 1)
+            panel.plot(mean, label=label, color=colour_of(variant), linewidth=2, linestyle=dashes)
+            panel.fill_between(mean.index, mean - half, mean + half, color=colour_of(variant), alpha=0.2, linewidth=0)
+        panel.set(title=title, xlabel="training step", xticks=range(0, block.steps + 1, 200), ylim=(0, 1.03))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
 def pictures(every: Sequence[Number]) -> Iterator[tuple[str, Figure]]:
     """Draw the pictures that pages show, by name."""
     of_blocks = {
@@ -898,6 +920,7 @@ def main() -> None:
     pd.DataFrame(every).to_csv(STUDY / "pages" / "numbers.csv", index=False, float_format="%.6g")
     for name, figure in pictures(every):
         figure.savefig(STUDY / "pictures" / f"{name}.png", dpi=100, metadata={"Software": None})
+    reward_hacking().savefig(STUDY.parent / "docs" / "reward_hacking.png", dpi=200, metadata={"Software": None})
 
 
 if __name__ == "__main__":
