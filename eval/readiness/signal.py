@@ -34,8 +34,8 @@ NEEDED_KL = "KL to the base that right answers need"
 UNSEEN = "not measured: no verifier"
 JUDGED = (
     "give the reward function an attribute batch_verifier, or pass task=. Where only a judge, a rubric or a reward "
-    "model can tell, nothing here and no guard_gap sees that it is gamed: keep a KL to the base (beta with kl_target), "
-    "read samples, and evaluate with another judge"
+    "model can tell, nothing here and no guard_gap sees that it is gamed: keep a KL to the base (beta with "
+    "kl_target), read samples, and evaluate with another judge"
 )
 ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
 NEVER = 0.9  # share of completions cut at which the end token may be at fault
