@@ -37,7 +37,7 @@ SECTIONS = {
         "Beside the work": ["side", "core", *LONG, "modes", "reuse32"],
     },
     "pages/smollm2.md": {"SmolLM2": ["pretrained"], "Again, with": ["smollm2b"]},
-    "pages/qwen.md": {"A Qwen": ["qwen"], "The control": ["qwen"], "Cost": ["qwen"]},
+    "pages/qwen.md": {"A Qwen": ["qwen"], "With a fixed": ["qwen"], "Cost": ["qwen"]},
 }
 # What needs every step or a simulation: the code at the frozen commit has it. Settings. Other works.
 NOT_COMPUTED = {"0.038", "16.8", "98.7", "93.5", "95.2", "0.485", "0.733", "0.068", "0.25", "0.7"}
