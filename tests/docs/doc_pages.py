@@ -38,9 +38,9 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """GitHub's anchors of headings: lower case, no punctuation, hyphens for spaces, a number for a repetition."""
+    """`<a id>`, and GitHub's anchors of headings: lower case, no punctuation, hyphens, a number for a repetition."""
     found: dict[str, int] = {}
-    result = set()
+    result = set(re.findall(r'<a id="([\w-]+)"></a>', text))
     for heading in re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.MULTILINE):
         heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -1,5 +1,7 @@
 """docs/methods.md: what a step costs is what runs count, and the keys of a variant make it."""
 
+import re
+
 import pytest
 import yaml
 from doc_pages import ROOT, blocks
@@ -27,19 +29,19 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("arm", CALLS)
-def test_what_a_step_costs_is_counted(arm, run):
-    variant = "control" if arm == "TRL" else arm
-    cheap = {"reuse_old_logps": arm != "TRL"}
+@pytest.mark.parametrize("row", CALLS)
+def test_what_a_step_costs_is_counted(row, run):
+    variant = "control" if row == "TRL" else row
+    cheap = {"reuse_old_logps": row != "TRL"}
     trainer = run(**KEYS[variant], **cheap, gradient_accumulation_steps=2, max_steps=2, num_iterations=2)
     rows = read_rows(trainer)
     assert trainer.args.variant == variant
     counted = tuple(sum(row[f"{kind}_forward_calls"] for row in rows) for kind in ("policy", "ref", "old"))
-    assert counted == tuple(2 * times for times in CALLS[arm])
+    assert counted == tuple(2 * times for times in CALLS[row])
 
 
-@pytest.mark.parametrize("arm", ["control", "A", "B", "C"])
-def test_the_keys_that_define_a_variant_make_it(arm):
-    _, section = METHODS.read_text().split(f"\n## {arm[0].upper()}{arm[1:]}\n")
+@pytest.mark.parametrize("variant", ["control", "A", "B", "C"])
+def test_the_keys_that_define_a_variant_make_it(variant):
+    section = re.split(rf"\n## .+ \({variant}\)\n", METHODS.read_text())[1]
     keys = yaml.safe_load(next(block.text for block in blocks(section) if block.language == "yaml"))
-    assert ProRLConfig(output_dir="run", use_cpu=True, bf16=False, **keys).variant == arm
+    assert ProRLConfig(output_dir="run", use_cpu=True, bf16=False, **keys).variant == variant
