@@ -9,5 +9,5 @@ from trl_prorl.tasks.registry import get_task, task_names, task_of_recipe
 
 __all__ = ["Task", "get_task", "task_names", "task_of_recipe"]
 
-# A file of a user's may import `tasks` from a checkout: there is one table of tasks, and one class of them.
+# A user's file may import `tasks` from a checkout; it must get the same registry and the same base class.
 sys.modules |= {f"{__name__}.base": base, f"{__name__}.registry": registry}

@@ -1,4 +1,4 @@
-"""The interface of a task, and the split of a question by its content."""
+"""The interface of a task, and how questions are split by content."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -18,8 +18,8 @@ VALIDATION_BUCKET = 1
 
 def stable_hash(*parts: object) -> int:
     """
-    Return a 64-bit hash of the parts, the same in every process and on every machine. Python's own `hash` is salted
-    per process, so it can decide neither splits nor seeds.
+    Return a 64-bit hash of the parts that is the same in every process and on every machine. Python's own `hash` is
+    salted per process, so it is unsuitable for splits and seeds.
     """
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
@@ -27,8 +27,8 @@ def stable_hash(*parts: object) -> int:
 
 def content_bucket(task: str, question: str) -> int:
     """
-    Return the bucket of a question's content, 0 to 9. Neither a seed nor a level enters, so a question is always in
-    the same split.
+    Return the bucket of a question, 0 to 9. It depends only on the content, not on seed or level, so a question is
+    always in the same split.
     """
     return stable_hash(task, question) % NUM_BUCKETS
 
@@ -51,7 +51,7 @@ def check_request(split: object, n: object, seed: object) -> None:
     Check the arguments of [`Task.rows`].
 
     Raises:
-        `ValueError`: If the split is unknown, `n` is neither `None` nor an integer >= 1, or `seed` is no integer.
+        `ValueError`: If the split is unknown, `n` is neither `None` nor an integer >= 1, or `seed` is not an integer.
     """
     if split not in SPLITS:
         raise ValueError(f"split={split!r} must be one of {', '.join(SPLITS)}")
@@ -66,55 +66,55 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
 
 
-# What training and evaluation call of a task.
+# Methods of a task that training and evaluation call.
 METHODS = ("rows", "reply", "answer_of", "verify", "reward", "verify_many", "reward_many", "has_answer", "gold")
 
 
 def check_task(task: object) -> None:
     """
-    Check what a class of a user's gives in the place of a [`Task`].
+    Check that a user's class can be used as a [`Task`].
 
     Raises:
-        `ValueError`: A method or attribute is missing, or of the wrong kind.
+        `ValueError`: If a method or attribute is missing or has the wrong type.
     """
     owner = type(task).__qualname__
     for method in METHODS:
         found = getattr(task, method, None)
         if found is None:
-            raise ValueError(f"{owner} has no method {method!r}: derive it from trl_prorl.tasks.Task")
+            raise ValueError(f"{owner} has no method {method!r}. Derive the class from trl_prorl.tasks.Task")
         if not callable(found):
-            raise ValueError(f"{owner}.{method} is a {type(found).__name__}: write it as a method of the class")
+            raise ValueError(f"{owner}.{method} is a {type(found).__name__}, not a method. Define it as a method")
     name = getattr(task, "name", None)
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{owner}.name={name!r} must be a text: the task's name")
+        raise ValueError(f"{owner}.name={name!r} must be a non-empty string: the name of the task")
     check_integer(f"{owner}.turns", getattr(task, "turns", None), least=1)
 
 
 def check_dataset(task: "Task", rows: object) -> "Dataset":
     """
-    Return the rows of a task, as [`Task.rows`] returned them.
+    Return the result of [`Task.rows`] unchanged, after checking it.
 
     Raises:
-        `ValueError`: They are no dataset with prompts.
+        `ValueError`: If it is not a `datasets.Dataset` with a column `prompt`.
     """
     from datasets import Dataset
 
     owner = type(task).__qualname__
     if not isinstance(rows, Dataset):
         raise ValueError(
-            f"{owner}.rows returned a {type(rows).__name__}: return a datasets.Dataset, as Dataset.from_list(rows)"
+            f"{owner}.rows returned a {type(rows).__name__}. Return a datasets.Dataset: Dataset.from_list(rows)"
         )
     if "prompt" not in rows.column_names:
-        raise ValueError(f"{owner}.rows returned a dataset without the column 'prompt'; it has {rows.column_names}")
+        raise ValueError(f"{owner}.rows returned a dataset without a column 'prompt'. Columns: {rows.column_names}")
     return rows
 
 
 def build_dataset(name: str, level: int, prompts: Sequence[str], answers: Sequence[str], columns=()) -> "Dataset":
     """
     Return the rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.
-    `columns` holds the task's further columns, row by row; every row has the same keys.
+    `columns` contains the task's further columns, one dictionary per row, all with the same keys.
     """
-    from datasets import Dataset  # not for a list of tasks
+    from datasets import Dataset  # slow to import, and not needed to list tasks
 
     data = {
         "prompt": [[{"role": "user", "content": prompt}] for prompt in prompts],
@@ -130,13 +130,13 @@ def build_dataset(name: str, level: int, prompts: Sequence[str], answers: Sequen
 
 class Task(ABC):
     """
-    Questions whose answers can be checked.
+    Questions whose answers a program can verify.
 
     Attributes:
         name (`str`): name of the task in the registry.
         level (`int`): difficulty, from 1.
-        turns (`int`): the most turns that a completion has. Of more than one, its text has each turn and each reply
-            on a line of its own.
+        turns (`int`): maximum number of turns per completion. With more than one, the text of a completion has each
+            turn and each reply on its own line.
     """
 
     name: str
@@ -146,16 +146,16 @@ class Task(ABC):
     @abstractmethod
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """
-        Return questions of one split; the same arguments always give the same rows, and no question occurs twice.
-        Splits are disjoint by content, whatever the seed.
+        Return questions of one split. The same arguments always give the same rows, and no question occurs twice.
+        Splits share no question, whatever the seed.
 
         Args:
             split (`str`): `"train"`, `"validation"` or `"test"`.
-            n (`int` or `None`): number of rows; `None` means all of them, which only a finite data set has.
+            n (`int` or `None`): number of rows; `None` means all rows, which only a finite data set supports.
             seed (`int`, *optional*, defaults to `0`): selects the rows and their order.
 
         Returns:
-            `datasets.Dataset`: With the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
+            `datasets.Dataset`: with the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
                 `level` (`int`) and the task's further columns.
 
         Raises:
@@ -164,45 +164,44 @@ class Task(ABC):
 
     def reply(self, turns: Sequence[str], row: Mapping) -> str | None:
         """
-        Return what is replied, in one line, to the last of the turns so far; `None` ends the completion. Only asked
-        where there is more than one turn. Never raises on any text.
+        Return the reply to the last turn, as one line; `None` ends the completion. Called only for tasks with several
+        turns. Must not raise on any text.
         """
         return None
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:
         """
-        Return the answer that a completion gives, right or wrong, in a form in which equal answers are equal texts as
-        far as the task can tell; `None` if it gives none. Any text is one, unless the task says otherwise. Never
-        raises on any text.
+        Extract the answer of a completion, correct or not, normalised so that equal answers are equal texts where the
+        task can do that; `None` if there is no answer. By default any non-empty text is an answer. Must not raise on
+        any text.
         """
         return completion.strip() or None
 
     @abstractmethod
     def verify(self, completion: str, row: Mapping) -> bool:
-        """Return whether the completion, as plain text, answers the row correctly; never raises on any text."""
+        """Return whether the completion, as plain text, is correct for the row. Must not raise on any text."""
 
     def reward(self, completion: str, row: Mapping) -> float:
         """
-        Return the reward of the completion in [0, 1]; never raises on any text. It is 1.0 if the completion is correct
-        and, unless the task says otherwise, only then. Otherwise it is 0.0, unless the task grades.
+        Return the reward of the completion, in [0, 1]. By default it is 1.0 for a correct completion and 0.0 for any
+        other; a task may grade wrong answers. Must not raise on any text.
         """
         return float(self.verify(completion, row))
 
     def verify_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[bool]:
-        """Call [`Task.verify`] for each completion with its row; side by side where that is faster."""
+        """Call [`Task.verify`] for each completion with its row, in parallel where that is faster."""
         return [self.verify(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
     def reward_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
-        """Call [`Task.reward`] for each completion with its row; side by side where that is faster."""
+        """Call [`Task.reward`] for each completion with its row, in parallel where that is faster."""
         return [self.reward(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
     def has_answer(self, completion: str, row: Mapping) -> bool:
         """
-        Return whether the completion holds anything that [`Task.verify`] would take for an answer, right or wrong; see
-        [`Task.answer_of`].
+        Return whether the completion contains an answer, correct or not; see [`Task.answer_of`].
         """
         return self.answer_of(completion, row) is not None
 
     def gold(self, row: Mapping) -> str:
-        """Return a completion of the row that [`Task.verify`] accepts."""
+        """Return the reference completion of the row, which [`Task.verify`] accepts."""
         return row["answer"]

@@ -1,4 +1,4 @@
-"""Is a string of brackets balanced."""
+"""Decide whether a string of brackets is balanced."""
 
 from random import Random
 
@@ -10,7 +10,8 @@ CLOSER = {"(": ")", "[": "]", "{": "}"}
 
 def is_balanced(brackets: str) -> bool:
     """
-    Return whether every closing bracket of a string of `()[]{}` closes the latest open bracket, and none stays open.
+    Return whether every closing bracket of a string of `()[]{}` closes the latest open bracket, and no bracket stays
+    open.
     """
     expected = []
     for bracket in brackets:
@@ -39,9 +40,9 @@ def sample_balanced(rng: Random, pairs: int) -> str:
 
 def sample_unbalanced(rng: Random, pairs: int) -> str:
     """
-    Return an unbalanced string of `2 * pairs` brackets, `pairs` >= 2: a balanced one with two brackets swapped. The
-    first and the last bracket and the count of each kind stay the same, so neither the length, nor the ends, nor
-    counting distinguishes the two classes.
+    Return an unbalanced string of `2 * pairs` brackets, `pairs` >= 2: a balanced string with two brackets swapped. The
+    first and last bracket and the count of each kind stay the same, so length, ends and counts do not reveal the
+    class.
     """
     while True:
         brackets = list(sample_balanced(rng, pairs))
@@ -53,17 +54,17 @@ def sample_unbalanced(rng: Random, pairs: int) -> str:
 
 class BracketMatching(GeneratedTask):
     """
-    Is a string of brackets balanced: `balanced, yes or no? ([]{})` -> `yes`.
+    Decide whether a string of brackets is balanced: `balanced, yes or no? ([]{})` -> `yes`.
 
-    Level L, 1 to 8, has 5 to L + 5 pairs of brackets, every number equally likely; about half of the questions are
-    balanced (fewer, once nearly all balanced strings of a split are drawn). A guess scores 0.5 on average.
+    Level L, 1 to 8, has 5 to L + 5 pairs of brackets, every number equally likely. About half of the questions are
+    balanced (fewer once nearly all balanced strings of a split are drawn). Guessing scores 0.5 on average.
     """
 
     name = "bracket_matching"
 
     def sample(self, rng: Random) -> tuple[str, str]:
-        # Fewer than 5 pairs have so few balanced strings that draws without repetition would leave mostly unbalanced
-        # strings, and a short length would give the answer away.
+        # With fewer than 5 pairs there are so few balanced strings that draws without repetition would be mostly
+        # unbalanced, and a short length would reveal the answer.
         pairs = rng.randint(5, self.level + 5)
         balanced = rng.random() < 0.5
         brackets = sample_balanced(rng, pairs) if balanced else sample_unbalanced(rng, pairs)

@@ -1,4 +1,4 @@
-"""Short Python functions, tested in a sandbox."""
+"""Write short Python functions, tested in a sandbox."""
 
 import re
 import textwrap
@@ -14,14 +14,14 @@ from trl_prorl.tasks.sandbox import Limits, Program, Sandbox
 
 
 REWARDS = ("exact", "share")
-# An unclosed fence ends with the text, because the closing fence may be a stop string.
+# An unclosed block extends to the end of the text, because the closing fence may be a stop string.
 FENCED = re.compile(r"^[ \t]*(`{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def extract_code(completion: str, entry_point: str = "") -> str:
     """
-    Return the last fenced block of a completion that defines the function, else the last block; the whole completion
-    if there is none. An example or its output may follow the solution. A block in a list item is indented as a whole.
+    Return the last fenced block that defines the function, or else the last block, or else the entire completion. An
+    example or its output may follow the solution. A block in a list item may be indented.
     """
     blocks = [dedented(block.group(2)) for block in FENCED.finditer(completion)]
     name = re.escape(entry_point)
@@ -32,8 +32,7 @@ def extract_code(completion: str, entry_point: str = "") -> str:
 
 def dedented(code: str) -> str:
     """
-    Return code without the indentation that all its lines share. `dedent` empties lines of spaces, so it gets indented
-    code only.
+    Remove common indentation. Only indented code is changed, because `dedent` also empties lines of spaces.
     """
     return textwrap.dedent(code) if code[:1] in (" ", "\t") else code
 
@@ -42,24 +41,23 @@ class Code(LoadedTask, GeneratedTask):
     """
     Write a Python function that passes unit tests.
 
-    Without a path the functions are generated: level L, 1 to 8, has L steps on a list of numbers or on words, and a
-    last step. The code is the last fenced block of a completion that defines the function, or the whole completion; it
-    runs in a [`~trl_prorl.tasks.sandbox.Sandbox`].
+    Without a path the functions are generated: level L, 1 to 8, has L steps on a list of numbers or words, and a final
+    step. The code is the last fenced block that defines the function, or the entire completion. It runs in a
+    [`~trl_prorl.tasks.sandbox.Sandbox`].
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty of the generated functions, from 1 to 8.
-        path (`str`, *optional*): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`, in the form of
-            MBPP, of HumanEval, or with `prompt` and `tests`; see `tasks/code_formats.py`.
+        path (`str`, *optional*): a JSON Lines file, or a folder with `train.jsonl` and `test.jsonl`, in the format of
+            MBPP or HumanEval, or with `prompt` and `tests`; see `tasks/code_formats.py`.
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all tests or nothing) or `"share"` (the share of
             tests that pass).
-        seconds (`int`, *optional*, defaults to `2`): processor time of a run; the limit of wall-clock time is three
-            times that.
-        memory_mib (`int`, *optional*, defaults to `512`): memory of a run.
-        allow_weak_sandbox (`bool`, *optional*, defaults to `False`): run without bubblewrap where it does not work.
-        workers (`int`, *optional*): runs at a time; by default as many as there are processors.
+        seconds (`int`, *optional*, defaults to `2`): CPU time limit of a run; three times as much wall-clock time.
+        memory_mib (`int`, *optional*, defaults to `512`): memory limit of a run.
+        allow_weak_sandbox (`bool`, *optional*, defaults to `False`): run without bubblewrap if it does not work here.
+        workers (`int`, *optional*): parallel runs; by default the number of CPUs.
 
     Raises:
-        `ValueError`: if an option has an impossible value, if the file is not as described, or if there is no sandbox.
+        `ValueError`: if an option has an invalid value, the file has another form, or no sandbox is available.
     """
 
     name = "code"
@@ -81,7 +79,7 @@ class Code(LoadedTask, GeneratedTask):
         self._reward = reward
         self.load(path, parse_problem)
         self._sandbox = Sandbox(Limits(seconds, 3.0 * seconds, memory_mib), allow_weak_sandbox, workers)
-        self._passed: dict[Program, int] = {}  # of the last batch, which a reward and a verifier both ask for
+        self._passed: dict[Program, int] = {}  # results of the last batch, which both reward and verifier need
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
         function = sample_function(rng, self.level)
@@ -113,13 +111,13 @@ class Code(LoadedTask, GeneratedTask):
         return [float(share == 1.0) for share in shares]
 
     def shares(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
-        """Return the share of its row's tests that each completion passes; several run at a time."""
+        """Return the share of its row's tests that each completion passes. Programs run in parallel."""
         programs = []
         for completion, row in zip(completions, rows, strict=True):
             name = row["entry_point"]
             code = extract_code(completion, name)
             programs.append(Program(code, tuple(row["tests"]), name, row.get("setup") or ""))
-        # A text without the function's name cannot define it, and the same program need not run twice.
+        # Skip texts without the function's name, which cannot define it, and duplicates.
         to_run = list(dict.fromkeys(program for program in programs if program.entry_point in program.code))
         if not self._passed.keys() >= set(to_run):
             passed = self._sandbox.run_many(to_run)

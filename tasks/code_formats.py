@@ -1,4 +1,4 @@
-"""Files of programming problems: MBPP's form, HumanEval's form, and this project's plain form."""
+"""Read programming problems in the format of MBPP, of HumanEval, or in this project's plain format."""
 
 import ast
 import builtins
@@ -12,14 +12,14 @@ INSTRUCTION = "Answer with the Python code in one fenced block."
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    Make a problem of a row in one of three forms, which differ in the key that holds the tests.
+    Convert a row in one of three formats, which differ in the key of the tests.
 
     - `test_list` (MBPP): `text` or `prompt`, `code`, and optionally `test_imports`, `test_setup_code`.
     - `test` (HumanEval): `prompt`, `canonical_solution`, `entry_point`; `test` defines `check(candidate)`.
     - `tests`: `prompt`, a list of statements, and optionally `entry_point`, `setup`, `solution`.
 
     Raises:
-        `ValueError`: If the row has none of these forms.
+        `ValueError`: If the row has none of these formats.
     """
     if row.get("test_list") is not None:
         return parse_mbpp(row, source)
@@ -28,8 +28,8 @@ def parse_problem(row: Mapping, source: str) -> Problem:
     if row.get("tests") is not None:
         return parse_plain(row, source)
     raise ValueError(
-        f"{source}: there is no 'test_list' (as in MBPP), no 'test' (as in HumanEval) and no 'tests' (a list of "
-        f"assert statements); there are: {', '.join(row) or 'none'}"
+        f"{source}: one of 'test_list' (as in MBPP), 'test' (as in HumanEval) or 'tests' (a list of assert "
+        f"statements) is needed. Keys: {', '.join(row) or 'none'}"
     )
 
 
@@ -40,7 +40,7 @@ def make_problem(question: str, solution: str, tests: list[str], entry_point: st
 
 def parse_mbpp(row: Mapping, source: str) -> Problem:
     """
-    The first test calls the function under test; the prompt shows that test, for the function's name and types.
+    The first test calls the function under test. The prompt shows this test, so the model knows name and types.
     """
     question = need(row, ["text", "prompt"], str, source)
     solution = need(row, ["code"], str, source)
@@ -53,7 +53,7 @@ def parse_mbpp(row: Mapping, source: str) -> Problem:
 
 
 def parse_humaneval(row: Mapping, source: str) -> Problem:
-    """The part of the prompt before the function (imports, helpers) is the setup of code and tests."""
+    """The part of the prompt before the function (imports, helpers) becomes the setup of code and tests."""
     prompt = need(row, ["prompt"], str, source)
     entry_point = need(row, ["entry_point"], str, source)
     solution = need(row, ["canonical_solution"], str, source)
@@ -86,14 +86,14 @@ def check_syntax(code: object, source: str) -> None:
 
 
 def checked_tests(tests: list, key: str, source: str) -> list[str]:
-    """Return the tests; each must be Python."""
+    """Return the tests, after checking the syntax of each."""
     for index, test in enumerate(tests):
         check_syntax(test, f"{source}: {key!r}, test {index}")
     return tests
 
 
 def defined_names(code: str) -> set[str]:
-    """Return the names that statements define at their top level; none if the code is not Python."""
+    """Return the names defined at the top level; an empty set if the code is not Python."""
     try:
         statements = ast.parse(code).body
     except (SyntaxError, ValueError):
@@ -111,11 +111,12 @@ def defined_names(code: str) -> set[str]:
 
 def called_name(test: str, setup: str, solution: str, source: str) -> str:
     """
-    Return the first name that a test calls and the solution defines, else the first that neither Python nor the setup
-    defines. The solution comes first because it may redefine a built-in name, as MBPP's solutions do with `sum`.
+    Return the first name that a test calls and the solution defines, or else the first called name that neither Python
+    nor the setup defines. The solution comes first because it may redefine a built-in name, as MBPP's solutions do
+    with `sum`.
 
     Raises:
-        `ValueError`: If there is none.
+        `ValueError`: If there is no such name.
     """
     calls = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
     names = [call.id for call in calls if isinstance(call, ast.Name)]

@@ -1,4 +1,4 @@
-"""Small functions to write, composed of steps, each with a description in words and in Python."""
+"""Generate small functions from steps, each described in words and in Python."""
 
 from collections.abc import Callable
 from random import Random
@@ -10,8 +10,8 @@ class Step(NamedTuple):
     One step of a function.
 
     Attributes:
-        text (`str`): a description, as part of a sentence in the imperative; may hold `{k}`.
-        source (`str`): the step as an expression of `xs`; may hold `{k}`.
+        text (`str`): a description, as part of an imperative sentence; may contain `{k}`.
+        source (`str`): the step as an expression in `xs`; may contain `{k}`.
         low, high (`int`): range of `k`.
     """
 
@@ -28,14 +28,14 @@ class Step(NamedTuple):
 
 class Family(NamedTuple):
     """
-    Functions of one type of argument.
+    Functions with the same type of argument.
 
     Attributes:
         argument (`str`): a description of the argument.
         name (`str`): name of the argument.
-        steps (`tuple[Step, ...]`): from the type to the type.
-        last (`tuple[Step, ...]`): from the type to the result.
-        sample (`Callable[[Random], object]`): a random argument.
+        steps (`tuple[Step, ...]`): steps whose result has the type of the argument.
+        last (`tuple[Step, ...]`): steps that compute the final result.
+        sample (`Callable[[Random], object]`): draws a random argument.
     """
 
     argument: str
@@ -142,7 +142,7 @@ TEXT = Family(
 
 FAMILIES = (NUMBERS, TEXT)
 NUM_TESTS = 8
-MIN_RESULTS = 4  # different results of the tests; with fewer a constant would pass too many tests
+MIN_RESULTS = 4  # different results of the tests; with fewer, a constant would pass too many tests
 
 
 class Function(NamedTuple):
@@ -153,7 +153,7 @@ class Function(NamedTuple):
         text (`str`): its description.
         entry_point (`str`): its name.
         source (`str`): a solution.
-        arguments, results (`list`): arguments of the tests, and the solution's results for them.
+        arguments, results (`list`): arguments of the tests, and the results of the solution.
     """
 
     text: str
@@ -164,7 +164,7 @@ class Function(NamedTuple):
 
 
 def sample_function(rng: Random, level: int) -> Function:
-    """Return a function of `level` steps and a last step; it is not constant on its tests."""
+    """Draw a function of `level` steps and a final step that is not constant on its tests."""
     while True:
         family = rng.choice(FAMILIES)
         steps = [step.filled(rng) for step in rng.sample(family.steps, k=level)]
@@ -185,7 +185,7 @@ def sample_function(rng: Random, level: int) -> Function:
 
 
 def sample_arguments(rng: Random, family: Family) -> list:
-    """Return the empty argument, which solutions often forget, and others, all different."""
+    """Return different arguments, including the empty one, which solutions often forget."""
     found = {}
     while len(found) < NUM_TESTS - 1:
         argument = family.sample(rng)
@@ -195,7 +195,7 @@ def sample_arguments(rng: Random, family: Family) -> list:
 
 
 def run(source: str, entry_point: str, arguments: list) -> list:
-    """Return the result of one of our functions for each argument."""
+    """Return the result of a generated function for each argument."""
     namespace: dict = {}
     exec(source, namespace)
     return [namespace[entry_point](argument) for argument in arguments]

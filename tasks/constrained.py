@@ -1,4 +1,4 @@
-"""Short texts of a prescribed form, with many correct answers."""
+"""Short texts of a given form, with many correct answers."""
 
 import json
 import re
@@ -13,7 +13,7 @@ WORD = re.compile("[A-Za-z]{2,}")
 
 
 def has_initials(text: str, letters: str) -> bool:
-    """Return whether a text has, for each of `letters`, one word of two or more letters a to z that starts with it."""
+    """Return whether a text has, for each of `letters` in order, one word of two or more letters starting with it."""
     words = text.split()
     return (
         len(words) == len(letters)
@@ -23,7 +23,7 @@ def has_initials(text: str, letters: str) -> bool:
 
 
 def has_lengths(text: str, count: int, length: int, letter: str) -> bool:
-    """Return whether a text is `count` different words of `length` letters a to z that all start with `letter`."""
+    """Return whether a text consists of `count` different words of `length` letters that all start with `letter`."""
     words = text.lower().split()
     return (
         len(words) == len(set(words)) == count
@@ -33,7 +33,7 @@ def has_lengths(text: str, count: int, length: int, letter: str) -> bool:
 
 
 def has_keys(text: str, keys: str) -> bool:
-    """Return whether a text is a JSON object with exactly these keys of one letter, each once, whatever the values."""
+    """Return whether a text is a JSON object with exactly these one-letter keys, each once. Values do not matter."""
     try:
         # Pairs, because a dict would hide a key that occurs twice.
         pairs = json.loads(text, object_pairs_hook=lambda pairs: ("object", [key for key, _ in pairs]))
@@ -49,8 +49,8 @@ class Constrained(GeneratedTask):
     """
     Write a text of a given form: `3 words of 2+ letters starting with b q t`, `JSON object with exactly the keys a k`.
 
-    Level L, 1 to 8, asks for 2 to L + 2 words or keys; a third of the questions each asks for first letters, for
-    different words of one length and first letter, and for JSON. Every text of the form is correct.
+    Level L, 1 to 8, requires 2 to L + 2 words or keys. There are three equally frequent kinds of questions: words with
+    given first letters, different words of one length and first letter, and JSON. Every text of that form is correct.
     """
 
     name = "constrained"

@@ -1,4 +1,4 @@
-"""Constraints on a text that a program can check, in the manner of IFEval (Zhou et al. 2023, arXiv 2311.07911)."""
+"""Constraints on a text that a program can check, similar to IFEval (Zhou et al. 2023, arXiv 2311.07911)."""
 
 import re
 import string
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-# A line that does nothing but separate paragraphs.
+# A line that only separates paragraphs.
 SEPARATOR = re.compile(r"(?m)^[ \t]*\*\*\*[ \t]*$")
 BULLET = re.compile(r"(?m)^[ \t]*- +\S")
 PLACEHOLDER = re.compile(r"\[[^\[\]\n]+\]")
@@ -15,7 +15,7 @@ SIGNS = string.punctuation + "“”‘’„«»…–—"
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without surrounding signs; a lone sign such as a bullet is no word."""
+    """Return the words of a text in lower case, without surrounding punctuation; a bullet alone is not a word."""
     return [word for word in (part.strip(SIGNS) for part in text.casefold().split()) if word]
 
 
@@ -43,10 +43,9 @@ def ends_with(text: str, phrase: str) -> bool:
 class Constraint(NamedTuple):
     """
     Attributes:
-        slot (`str`): a question has at most one constraint of a slot, so that its constraints do not contradict one
-            another.
-        text (`str`): the sentence of the prompt, to be formatted with the parameters.
-        check (`Callable[..., bool]`): whether a text fulfils the constraint, given the parameters by name.
+        slot (`str`): a question has at most one constraint per slot, so its constraints do not contradict each other.
+        text (`str`): the sentence of the prompt, a format string for the parameters.
+        check (`Callable[..., bool]`): returns whether a text fulfils the constraint, given the parameters by name.
     """
 
     slot: str
@@ -105,5 +104,5 @@ def describe(kind: str, parameters: dict) -> str:
 
 
 def fulfils(text: str, kind: str, parameters: dict) -> bool:
-    """Return whether the text fulfils the constraint; a text without any word fulfils none."""
+    """Return whether the text fulfils the constraint. A text without any word fulfils no constraint."""
     return bool(words(text)) and CONSTRAINTS[kind].check(text, **parameters)

@@ -14,7 +14,7 @@ class DigitChecksum(GeneratedTask):
     """
     Last digit of the sum of digits: `digit sum mod 10: 12345` -> `5`.
 
-    Level L, 1 to 8, has strings of 3 to L + 5 digits, every length equally likely, leading zeros included. A guess
+    Level L, 1 to 8, has strings of 3 to L + 5 digits, every length equally likely, leading zeros included. Guessing
     scores 0.1 on average.
     """
 

@@ -1,4 +1,4 @@
-"""The marks of a final answer, and the texts that count as one number rather than a sum or a list."""
+"""Find the marked final answer of a text, and decide whether it is a single number, not a sum or a list."""
 
 import re
 from fractions import Fraction
@@ -7,7 +7,7 @@ from fractions import Fraction
 # An opening \boxed{, any escaped character, or a brace.
 TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
-MAX_LENGTH = 200  # characters of a text that may be a number, because some of the parsing takes more than linear time
+MAX_LENGTH = 200  # characters; longer texts are not parsed, because parsing is slower than linear
 
 DIGITS = "[0-9]{1,40}"
 DECIMAL = rf"(?:{DIGITS}(?:\.{DIGITS})?|\.{DIGITS})"
@@ -28,7 +28,7 @@ BARE_UNITS = rf"{BARE_UNIT}(?:(?:\s+|-|\s*/\s*)(?:[A-Za-z]{{2,}}|[ahs](?![A-Za-z
 TEXT_UNIT = rf"<(?:[A-Za-z][A-Za-z .,'/-]+|[mghslLAVWJNCF]){EXPONENT}?>{EXPONENT}?"
 TEXT_UNITS = rf"(?:\s*(?:/\s*)?{TEXT_UNIT})+"
 UNIT = re.compile(rf"(?:\s*(?:\\?%|°|\^\{{?\\circ\}}?))?(?:{TEXT_UNITS}|{BARE_UNITS})?\s*(?:\.\s*)?")
-# Words that are no unit, because they scale the number, calculate with it, or bring another number.
+# Words that are not units: they scale the number, calculate with it, or are numbers themselves.
 NOT_A_UNIT = re.compile(
     r"\b(?:M(?!&)|(?i:k|mn|bn|mil|million|billion|trillion|lakh|crore|thousand|hundred|dozen|tenth|hundredth|thousandth|half|"
     r"third|minus|plus|negative|divided|multiplied|squared|cubed|factorial|or|sqrt|pi|zero|two|three|four|five|six|seven|"
@@ -52,8 +52,8 @@ SLASHED = re.compile(rf"({DIGITS})\s*/\s*({DIGITS})")
 
 def boxed(text: str) -> list[str]:
     """
-    Return the contents of every `\\boxed{}` of a text, in order of their ends; an unclosed box is skipped. Of nested
-    boxes only the innermost counts. The function takes linear time.
+    Return the contents of every `\\boxed{}` of a text, in order of their ends. Unclosed boxes are skipped. Only the
+    innermost of nested boxes counts. The function takes linear time.
     """
     found = []
     opened = 0
@@ -67,14 +67,14 @@ def boxed(text: str) -> list[str]:
             stack.append(None)
         elif token.group() == "}" and stack:
             box = stack.pop()
-            # A box that was opened in the meantime lies inside.
+            # Skip this box if another box was opened inside it.
             if box is not None and box[1] == opened:
                 found.append(text[box[0] : token.start()])
     return found
 
 
 def number_value(number: str) -> Fraction | None:
-    """Return the exact value of a number in the form of [`as_number`]; `None` if it divides by zero."""
+    """Return the exact value of a number in the notation of [`as_number`]; `None` for a division by zero."""
     sign, whole, top, bottom, decimal, power = VALUE.fullmatch(number).groups()
     if decimal is not None:
         value = Fraction(decimal) * Fraction(10) ** int(power or 0)
@@ -87,14 +87,15 @@ def number_value(number: str) -> Fraction | None:
 
 def unwrapped(command: re.Match) -> str:
     """
-    Return the content of a `\\text{}`: unchanged if it begins like a number, otherwise in the brackets of [`UNIT`].
+    Return the content of a `\\text{}`: unchanged if it starts like a number, otherwise in the brackets that [`UNIT`]
+    expects.
     """
     content = command.group(1).strip()
     return f"<{content}>" if content[:1].isalpha() else f" {content}"
 
 
 def without_braces(text: str) -> str:
-    """Return a text without the braces that group and without `\\text{}` and its relatives, the innermost first."""
+    """Remove grouping braces, and `\\text{}` and similar commands, from the inside out."""
     before = None
     while text != before:
         before = text
@@ -104,17 +105,17 @@ def without_braces(text: str) -> str:
 
 def as_number(text: str) -> str | None:
     """
-    Return a text that is one number in whatever notation, as plain LaTeX without its unit; `None` for anything else.
+    Convert a text that is one number, in any notation, to plain LaTeX without its unit; `None` for anything else.
 
     Fractions (`\\frac{1}{2}`, `\\dfrac12`, `1/2`), mixed numbers, powers of ten (`4\\times 10^{3}`), thousands
-    separators (`1,234`, `1{,}234`, `1\\,234`), signs, currencies, units, tags and emphasis are notation. Calculations
-    (`40+2`, `6\\cdot 7`, `\\sqrt{9}`), several numbers (`41 42`, `1, 2`) and terms (`5x`, `2ab`) are not: a unit
-    stands in a `\\text{}`, or is a word that is no product of variables.
+    separators (`1,234`, `1{,}234`, `1\\,234`), signs, currencies, units, tags and emphasis are accepted. Calculations
+    (`40+2`, `6\\cdot 7`, `\\sqrt{9}`), several numbers (`41 42`, `1, 2`) and terms (`5x`, `2ab`) are not. A unit must
+    be in a `\\text{}`, or a word that cannot be a product of variables.
     """
     if len(text) > MAX_LENGTH:
         return None
     text = TAG.sub(" ", text).replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    # LaTeX has a thin space between groups of three digits; an ordinary space separates two numbers.
+    # A thin space groups digits by three; an ordinary space separates two numbers.
     text = re.sub(r"(?<=[0-9])(?:\\[,!]|~)(?=[0-9]{3})", ",", text)
     text = without_braces(SPACING.sub(" ", text))
     text = DELIMITERS.sub("", text).strip(EMPHASIS)
@@ -126,5 +127,5 @@ def as_number(text: str) -> str | None:
     unit = text[match.end() :]
     if UNIT.fullmatch(unit) is None or NOT_A_UNIT.search(unit):
         return None
-    # An e would be Euler's number to a reader of LaTeX.
+    # In LaTeX a bare e would be read as Euler's number.
     return re.sub(r"(?i)e([+-]?[0-9]+)$", r"\\times10^{\1}", "".join(match.group().split()))

@@ -1,4 +1,4 @@
-"""Tasks whose questions are generated: an endless supply, drawn by hashed seeds."""
+"""Tasks with generated questions, drawn from hashed seeds."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 MAX_LEVEL = 8
-# One attempt in ten finds a new question of the rarest split, so this many misses mean that none is left.
+# About one attempt in ten hits the rarest split, so after this many misses no new question is left.
 MAX_MISSES = 1000
 
 
@@ -22,7 +22,7 @@ class GeneratedTask(Task):
     A task that draws its questions from a random generator.
 
     Args:
-        level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8; the task's docstring says what it sets.
+        level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8; the task's docstring describes the levels.
 
     Raises:
         `ValueError`: If the level is not an integer from 1 to 8.
@@ -34,25 +34,25 @@ class GeneratedTask(Task):
     def checked_level(self, level: object) -> int:
         check_integer("level", level)
         if not 1 <= level <= MAX_LEVEL:
-            raise ValueError(f"level={level}: {self.name} has the levels 1 to {MAX_LEVEL}")
+            raise ValueError(f"level={level} must be from 1 to {MAX_LEVEL} for the task {self.name}")
         return level
 
     @abstractmethod
     def sample(self, rng: Random) -> tuple[str, str] | tuple[str, str, dict]:
-        """Draw one question; return the text of its prompt, its answer and, if the task has any, further columns."""
+        """Draw one question: its prompt as text, the reference answer and, optionally, a dict of further columns."""
 
     def content(self, prompt: str) -> str:
         """
-        Return the part of a prompt that identifies the question: it decides the split, and no two drawn questions
-        share it.
+        Return the part of a prompt that identifies the question. It decides the split, and is unique among the drawn
+        questions.
         """
         return prompt
 
     def rows(self, split: str, n: int, seed: int = 0) -> "Dataset":
-        """See [`Task.rows`]; `n=None` is refused, because generated questions have no end."""
+        """See [`Task.rows`]. `n=None` raises an error, because the number of generated questions is unlimited."""
         check_request(split, n, seed)
         if n is None:
-            raise ValueError(f"n=None: {self.name} generates its questions, so say how many")
+            raise ValueError(f"n=None: the task {self.name} generates its questions. Set n to a number")
         drawn: dict[str, tuple] = {}
         while len(drawn) < n:
             question = self._draw(split, n, seed, drawn)
@@ -65,13 +65,13 @@ class GeneratedTask(Task):
     def _draw(self, split: str, n: int, seed: int, seen: Mapping[str, tuple]) -> tuple:
         """Return the next question of the split that is not in `seen`, as [`GeneratedTask.sample`] returned it."""
         for attempt in range(MAX_MISSES):
-            # A hash of every coordinate, rather than the sum of seed and index, keeps the streams of two seeds apart.
+            # Hash every coordinate: adding seed and index would make the streams of two seeds overlap.
             rng = Random(stable_hash(self.name, self.level, split, seed, len(seen), attempt))
             question = self.sample(rng)
             content = self.content(question[0])
             if content not in seen and content_split(self.name, content) == split:
                 return question
         raise ValueError(
-            f"n={n}: only {len(seen)} different {split} questions of {self.name} were found at level {self.level}; "
-            "ask for fewer rows or for a higher level"
+            f"n={n}: only {len(seen)} different {split} questions of {self.name} exist at level {self.level}. "
+            "Use fewer rows or a higher level"
         )

@@ -21,7 +21,7 @@ MAX_MARKED = 16
 INSTRUCTION = "Reason step by step and end with `#### ` and the number."
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
-# The braces of \boxed may hold more braces, as in \boxed{\textbf{\text{\$9{,}500}}}.
+# The braces of \boxed may contain more braces, as in \boxed{\textbf{\text{\$9{,}500}}}.
 BRACED = r"[^{}]*"
 for _level in range(5):
     BRACED = rf"(?:[^{{}}]|\{{{BRACED}\}})*"
@@ -35,7 +35,7 @@ NUMBER = re.compile(
     r"(.*)",  # a unit, a percent sign, a full stop
     re.DOTALL,
 )
-# Square metres and degrees: their digits and signs are no calculation.
+# Square metres and degrees: their digits and signs are not a calculation.
 UNIT_SIGNS = re.compile(r"(?<=[A-Za-z])(?:\^\{?[23]\}?|[²³])|\^\{?\\circ\}?")
 # Signs of a calculation in the text after a number: operators, commands of LaTeX, and variables, which are single
 # letters other than units, "a" and the T of "T-shirts".
@@ -48,10 +48,12 @@ HEADING = re.compile(r"[\s*_]*(?:step|part|case|stage|phase|section|method)\s+#?
 
 def parse_number(text: str) -> Decimal | None:
     """
-    Return the number at the beginning of a text, or `None` if the text does not begin with a number or goes on after
-    it. Thousands separators, a currency sign, `x =`, a bracket and Markdown emphasis before the number and a unit
-    after it are allowed, but neither a second number (`41 42`, `40+2`, `1/2`, `18 or nineteen`), nor a variable
-    (`18/x`), nor a word or sign that changes the number (`2 million`, `2M`, `3!`).
+    Return the number at the beginning of a text; `None` if the text does not start with a number, or if something else
+    than a unit follows.
+
+    Allowed are thousands separators, a unit after the number, and before it a currency sign, `x =`, a bracket and
+    Markdown emphasis. Not allowed are a second number (`41 42`, `40+2`, `1/2`, `18 or nineteen`), a variable (`18/x`),
+    and a word or sign that changes the number (`2 million`, `2M`, `3!`).
     """
     if len(text) > MAX_LENGTH:
         return None
@@ -67,7 +69,7 @@ def parse_number(text: str) -> Decimal | None:
 
 
 def plain(number: Decimal) -> str:
-    """Return a number without a power of ten, and without zeros behind its decimals: equal numbers are equal texts."""
+    """Return a number without exponent and trailing zeros, so that equal numbers are equal texts."""
     text = f"{number:f}"
     if "." not in text:
         return text
@@ -76,8 +78,8 @@ def plain(number: Decimal) -> str:
 
 def marked_answers(text: str) -> list[str]:
     """
-    Return the texts after `####`, up to the end of the line, and in `\\boxed{}`. Markers without any digit, and
-    markers like `#### Step 1`, are Markdown headings and are skipped.
+    Return the texts after `####`, up to the end of the line, and in `\\boxed{}`. Markers without a digit, and markers
+    like `#### Step 1`, are Markdown headings and are skipped.
     """
     # `#### \boxed{42}` is one answer in two markers.
     marked = BOXED.findall(text) + HASHES.findall(BOXED.sub(r"\1", text))
@@ -91,8 +93,8 @@ def marked_answers(text: str) -> list[str]:
 
 def is_number(part: str, gold: str) -> bool:
     """
-    Return whether a marked answer is the number, in any notation. Numbers are compared exactly, whether they are
-    decimal or in another notation (`\\frac{1}{2}`, `4 \\times 10^{3}`).
+    Return whether a marked answer equals the number, in any notation (`0.5`, `\\frac{1}{2}`, `4 \\times 10^{3}`). The
+    comparison is exact.
     """
     number = parse_number(part)
     return equal_number(gold, part) if number is None else number == Decimal(gold)
@@ -100,35 +102,35 @@ def is_number(part: str, gold: str) -> bool:
 
 def check_path(path: str) -> str:
     """
-    Return the place of the data: the absolute path of a local folder, or the name of a data set on the Hub.
+    Return where the data is: the absolute path of a local folder, or the name of a dataset on the Hub.
 
     Raises:
-        `ValueError`: If the path is neither, or if the folder misses a file.
+        `ValueError`: If the path is neither, or if a file is missing from the folder.
     """
     if not isinstance(path, (str, Path)):
-        raise ValueError(f"path={path!r} must be a folder or the name of a data set on the Hub")
+        raise ValueError(f"path={path!r} must be a folder or the name of a dataset on the Hub")
     folder = Path(path).expanduser()
     if folder.is_dir():
         for file in FILES.values():
             if not (folder / file).is_file():
                 raise ValueError(
-                    f"path={str(path)!r}: the folder has no {file}; put {' and '.join(FILES.values())} there"
+                    f"path={str(path)!r}: the folder has no {file}. It needs {' and '.join(FILES.values())}"
                 )
         return str(folder.resolve())
     if not HUB_NAME.fullmatch(str(path)):
         raise ValueError(
-            f"path={str(path)!r} is neither an existing folder nor a name on the Hub (owner/name); "
-            "give the folder that holds train.jsonl and test.jsonl"
+            f"path={str(path)!r} is neither an existing folder nor a name on the Hub (owner/name). "
+            "Give a folder with train.jsonl and test.jsonl"
         )
     return str(path)
 
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    Return a problem from a row with `question` and `answer`, which ends in `#### ` and a number.
+    Convert a row with `question` and `answer`, which ends in `#### ` and a number.
 
     Raises:
-        `ValueError`: If the row is not like that.
+        `ValueError`: If the row has another form.
     """
     question, solution = (need(row, [key], str, source) for key in ("question", "answer"))
     _, marker, final = solution.rpartition("####")
@@ -147,22 +149,22 @@ def load_from(path: str) -> dict[str, list[Problem]]:
         path (`str`): the result of [`check_path`].
 
     Returns:
-        The problems of `"train"`, `"validation"` (the tenth of the training file that the hash of the question picks)
-        and `"test"` (the test file). A training question whose normalised text is in the test file as well is dropped.
+        The problems of `"train"`, `"validation"` (10 % of the training file, selected by the hash of the question) and
+        `"test"` (the test file). Training questions that occur in the test file are dropped.
 
     Raises:
-        `ValueError`: If the data cannot be read or do not have the form described in [`GSM8K`].
+        `ValueError`: If the data cannot be read or does not have the form described in [`GSM8K`].
     """
     if Path(path).is_dir():
         return load_problems(GSM8K.name, path, parse_problem)
-    from datasets import load_dataset  # not for a list of tasks
+    from datasets import load_dataset  # slow to import, and not needed to list tasks
 
     try:
         rows = {split: load_dataset(path, "main", split=split) for split in FILES}
     except OSError as error:
         raise ValueError(
-            f"path={path!r} is not a folder here, and the Hub did not give it ({error}); check the name and the "
-            "connection, or give the folder that holds train.jsonl and test.jsonl"
+            f"path={path!r} is not a local folder, and could not be loaded from the Hub ({error}). Check the name and "
+            "the connection, or give a folder with train.jsonl and test.jsonl"
         ) from error
     files = (
         by_question(
@@ -178,7 +180,7 @@ class MarkedNumber(Task):
 
     def verify(self, completion: str, row: Mapping) -> bool:
         marked = marked_answers(completion)
-        # Several markers have to agree; a completion with a thousand of them is no answer.
+        # All markers must agree. More than MAX_MARKED markers count as no answer.
         return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:
@@ -193,19 +195,19 @@ class GSM8K(MarkedNumber):
     """
     Grade-school math word problems that end in a number ([Cobbe et al., 2021](https://arxiv.org/abs/2110.14168)).
 
-    The test split is the data set's own; validation is a tenth of its training file, picked by content. A solution has
-    to end with `#### ` and the number, or hold it in `\\boxed{}`, and every marker has to hold that number; see
-    [`is_number`]. `level` is always 1.
+    The test split is the dataset's own. Validation is 10 % of its training file, selected by content. A completion is
+    correct if it has the number after `#### ` or in `\\boxed{}`, and every marker has that number; see [`is_number`].
+    `level` is always 1.
 
     Args:
         path (`str`, *optional*, defaults to `"openai/gsm8k"`): name on the Hub (configuration `main`), or a local
-            folder with `train.jsonl` and `test.jsonl`, whose lines are objects with `question` and `answer`, the
-            answer ending in `#### 42`.
-        instruction (`str`, *optional*): what a prompt says below its question; by default "Reason step by step and end
-            with `#### ` and the number." A short one for short completions may say "in a few short lines".
+            folder with `train.jsonl` and `test.jsonl`. Their lines are objects with `question` and `answer`; the
+            answer ends in `#### 42`.
+        instruction (`str`, *optional*): text below each question; by default "Reason step by step and end with `#### `
+            and the number." For short completions, ask for "a few short lines".
 
     Raises:
-        `ValueError`: If the path is neither, if the folder misses a file, or if the instruction is no text.
+        `ValueError`: If the path is neither, if a file is missing, or if the instruction is empty or not a string.
     """
 
     name = "gsm8k"
@@ -214,7 +216,7 @@ class GSM8K(MarkedNumber):
     def __init__(self, path: str = "openai/gsm8k", instruction: str = INSTRUCTION):
         self.path = check_path(path)
         if not isinstance(instruction, str) or not instruction.strip():
-            raise ValueError(f"instruction={instruction!r} must be a text: it stands below each question")
+            raise ValueError(f"instruction={instruction!r} must be a non-empty string: the text below each question")
         self.instruction = instruction
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":

@@ -15,18 +15,18 @@ class Guess(GeneratedTask):
     """
     Guess a number within four turns: `guess 52817` -> `4`, `guess > 4` -> `7`, `guess < 7` -> `5`.
 
-    Level L, 1 to 8, has the numbers 0 to L + 1, so that bisection always finds them. A turn's guess is its first
-    digit. The reply says on which side of it the number is, or is `guess` to a turn without a digit; the game ends at
-    the right guess or after the fourth turn. The number in the prompt names the game and tells nothing of the one to
-    guess, so held-out games are new, and their numbers are those of training.
+    Level L, 1 to 8, has the numbers 0 to L + 1, so bisection always finds the number. The guess of a turn is its first
+    digit. The reply is `guess > 4` or `guess < 4`, or `guess` if the turn has no digit. The game ends at the correct
+    guess or after the fourth turn. The number in the prompt identifies the game and is unrelated to the number to
+    guess, so held-out games are new but have the same numbers as in training.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
-        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` pays a game that is won; `"near"` pays a lost one
-            too, by its last guess: half of 1 less a tenth for each number that it is off.
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` rewards only a won game. `"near"` also rewards a
+            lost game, by its last guess: (1 - d / 10) / 2 for a guess that is d off.
 
     Raises:
-        `ValueError`: If the level or the reward is not one of these.
+        `ValueError`: If the level or the reward is invalid.
     """
 
     name = "guess"
@@ -53,7 +53,7 @@ class Guess(GeneratedTask):
         return guess_of(completion.rstrip().split("\n")[::2][-1])
 
     def verify(self, completion: str, row: Mapping) -> bool:
-        """Return whether it is a whole game, with the replies that the task gives, and its last guess is right."""
+        """Return whether this is a complete game with the task's own replies, and its last guess is correct."""
         lines = completion.rstrip().split("\n")
         guesses = lines[::2]
         replies = [self.reply(guesses[:count], row) for count in range(1, len(guesses) + 1)]
@@ -69,7 +69,7 @@ class Guess(GeneratedTask):
         return (1 - distance / 10) / 2
 
     def gold(self, row: Mapping) -> str:
-        """Return the game that bisection plays."""
+        """Return the game played by bisection."""
         left = range(self.level + 2)
         lines = []
         while True:

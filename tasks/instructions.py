@@ -1,4 +1,4 @@
-"""Following instructions that a program can check."""
+"""Follow instructions that a program can check."""
 
 import functools
 import json
@@ -32,21 +32,21 @@ WORDS = (
 
 class Instructions(GeneratedTask):
     """
-    A short text about a topic that meets each of several checkable constraints.
+    Write a short text about a topic that meets several checkable constraints.
 
-    Level L, 1 to 8, sets 1 + L // 2 constraints (length, words to use or avoid, capitals, layout, ending, letters,
-    placeholders) and texts of about 8 + 4 L words. Only the constraints are paid, not the meaning of the text.
+    Level L, 1 to 8, has 1 + L // 2 constraints (length, words to use or avoid, capitals, layout, ending, letters,
+    placeholders) and texts of about 8 + 4 L words. The reward checks only the constraints, not the meaning.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all constraints or nothing) or `"share"` (the
             share of constraints met).
-        sense (`bool`, *optional*, defaults to `False`): a correct text, beside the constraints, names its topic, has
-            at least 90 % words of a dictionary, and does not say the same three words twice. *The reward stays as it
-            is*, so that it can be gamed: texts without sense score 1 too.
+        sense (`bool`, *optional*, defaults to `False`): to be correct, a text must also name its topic, consist of at
+            least 90 % dictionary words, and not repeat any three words in a row. *The reward does not change*, so it
+            can be hacked: texts without sense get full reward too.
 
     Raises:
-        `ValueError`: If the level or the reward is not one of these, or no dictionary is installed.
+        `ValueError`: If an option is invalid, or no dictionary is installed.
     """
 
     name = "instructions"
@@ -65,7 +65,7 @@ class Instructions(GeneratedTask):
         for slot in rng.sample(slots, 1 + self.level // 2):
             kinds_of_slot = [kind for kind, constraint in CONSTRAINTS.items() if constraint.slot == slot]
             kinds.append(rng.choice(kinds_of_slot))
-        # The text comes first and its constraints are derived from it, so that they can be met together.
+        # Compose the text first and derive the constraints from it, so they can be met together.
         topic = rng.choice(TOPICS) if self._known else None
         length = rng.randint(8, 8 + 4 * self.level)
         noun = topic.split()[-1] if topic else None
@@ -96,16 +96,16 @@ class Instructions(GeneratedTask):
 
 def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None) -> tuple[str, dict[str, dict]]:
     """
-    Write a text that meets constraints. It makes no sense; it shows that they do not contradict one another.
+    Write a text that meets the constraints. It makes no sense; it shows that they do not contradict each other.
 
     Args:
         rng (`Random`): draws the words.
         kinds (`list[str]`): the constraints.
-        length (`int`): about how many words the text has.
-        noun (`str`, *optional*): one of its words.
+        length (`int`): approximate number of words.
+        noun (`str`, *optional*): a word that the text must contain.
 
     Returns:
-        The text, and the parameters of the constraints by kind.
+        The text, and the parameters of each constraint by kind.
     """
     drawn = rng.choices(WORDS, k=length)
     if noun:
@@ -151,7 +151,7 @@ def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None)
 
 
 def lay_out(drawn: list[str], kinds: list[str], pieces: int) -> str:
-    """Lay words out as a text; bullet points, paragraphs or sentences come in `pieces` parts."""
+    """Arrange words as a text; bullet points, paragraphs and sentences get `pieces` parts."""
     size = len(drawn) // pieces
     parts = [drawn[i * size : (i + 1) * size] for i in range(pieces - 1)]
     parts.append(drawn[(pieces - 1) * size :])
@@ -167,10 +167,10 @@ def lay_out(drawn: list[str], kinds: list[str], pieces: int) -> str:
     return " ".join(lines) + "."
 
 
-# Signs, which a program can check, that a text is English about its topic; no sign is paid by a reward.
+# Checks for `sense`: is the text English, and about its topic? The reward does not use them.
 
 WORD = re.compile(r"\w+(?:'\w+)?")
-LEAST_WORDS = 0.9  # share of a text that has to be in the dictionary
+MIN_KNOWN = 0.9  # minimum share of a text's words that must be in the dictionary
 
 
 def tokens(text: str) -> list[str]:
@@ -180,21 +180,21 @@ def tokens(text: str) -> list[str]:
 
 def names(text: str, topic: str) -> bool:
     """
-    Return whether a text has the last word of a topic, "street" of "a quiet street", in the singular or the plural.
+    Return whether a text contains the last word of the topic ("street" for "a quiet street"), in singular or plural.
     """
     noun = topic.split()[-1].removesuffix("s")
     return any(token.removesuffix("'s").removesuffix("s") == noun for token in tokens(text))
 
 
 def is_english(text: str, known: Callable[[str], bool]) -> bool:
-    """Return whether at least 90 % of a text's words and numbers are in a dictionary; an empty text is none."""
+    """Return whether at least 90 % of a text's words and numbers are in a dictionary; `False` for an empty text."""
     found = tokens(text)
     count = sum(known(token.removesuffix("'s")) or known(token) for token in found)
-    return bool(found) and count >= LEAST_WORDS * len(found)
+    return bool(found) and count >= MIN_KNOWN * len(found)
 
 
 def repeats(text: str) -> bool:
-    """Return whether the same three words follow one another twice."""
+    """Return whether any three consecutive words occur twice."""
     found = tokens(text)
     triples = list(zip(found, found[1:], found[2:], strict=False))
     return len(set(triples)) < len(triples)
@@ -205,9 +205,9 @@ def makes_sense(text: str, topic: str, known: Callable[[str], bool]) -> bool:
     Return whether a text names its topic, is English, and does not repeat itself.
 
     Args:
-        text (`str`): The text.
-        topic (`str`): "the sea"; its own words count as words of the dictionary.
-        known (`Callable[[str], bool]`): Whether a word in lower case is in the dictionary.
+        text (`str`): the text.
+        topic (`str`): the topic, such as "the sea". Its own words count as dictionary words.
+        known (`Callable[[str], bool]`): returns whether a word in lower case is in the dictionary.
     """
     own = set(tokens(topic))
     return names(text, topic) and is_english(text, lambda word: word in own or known(word)) and not repeats(text)
@@ -216,14 +216,14 @@ def makes_sense(text: str, topic: str, known: Callable[[str], bool]) -> bool:
 @functools.cache
 def english_words() -> Callable[[str], bool]:
     """
-    Return a dictionary: 160,000 English words with their inflections, that come with pyspellchecker (MIT).
+    Return a lookup of 160,000 English words with their inflections, from pyspellchecker (MIT).
 
     Raises:
-        `ValueError`: Pyspellchecker is not installed.
+        `ValueError`: If pyspellchecker is not installed.
     """
     if find_spec("spellchecker") is None:
         raise ValueError(
-            "the option sense needs a list of English words: `pip install pyspellchecker` (`trl-prorl smollm2` does)"
+            "sense=True needs a list of English words. Run `pip install pyspellchecker`, or `trl-prorl smollm2`"
         )
     from spellchecker import SpellChecker
 

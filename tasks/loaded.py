@@ -1,4 +1,4 @@
-"""Tasks whose questions come from a file of JSON Lines, which is checked on reading and split by content."""
+"""Tasks that read questions from a JSON Lines file, validate it, and split it by content."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,11 +30,11 @@ class Problem(NamedTuple):
     One question of a file.
 
     Attributes:
-        question (`str`): decides the split and the order; two questions that differ only in case and spaces count as
-            one.
+        question (`str`): decides the split and the order; two questions that differ only in case and whitespace are
+            duplicates.
         answer (`str`): the column `answer`.
         columns (`dict`): further columns.
-        prompt (`str`): the text that the model reads.
+        prompt (`str`): the text of the prompt.
     """
 
     question: str
@@ -53,12 +53,12 @@ def read_jsonl(file: Path) -> list[dict]:
     Return the objects of a JSON Lines file; empty lines are skipped.
 
     Raises:
-        `ValueError`: If the file is missing or empty, or a line is no JSON object.
+        `ValueError`: If the file is missing or empty, or a line is not a JSON object.
     """
     if not file.is_file():
-        raise ValueError(f"path={str(file)!r}: there is no such file; give a file of JSON Lines, one object a line")
+        raise ValueError(f"path={str(file)!r}: there is no such file. Use a JSON Lines file, one object per line")
     rows = []
-    # Some editors begin a file with a byte order mark.
+    # Some editors write a byte order mark at the start of a file.
     lines = file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -67,56 +67,56 @@ def read_jsonl(file: Path) -> list[dict]:
             row = parse_json(line)
         except ValueError as error:
             raise ValueError(
-                f"path={str(file)!r}, line {number} cannot be read as JSON Lines: {error}; put one object on each line"
+                f"path={str(file)!r}, line {number} cannot be read as JSON Lines: {error}. Put one object on each line"
             ) from error
         if not isinstance(row, dict):
-            raise ValueError(f"path={str(file)!r}, line {number} is not an object but {line.strip()[:40]!r}")
+            raise ValueError(f"path={str(file)!r}, line {number} is not an object: {line.strip()[:40]!r}")
         rows.append(row)
     if not rows:
-        raise ValueError(f"path={str(file)!r} has no rows; put one object on each line")
+        raise ValueError(f"path={str(file)!r} has no rows. Put one object on each line")
     return rows
 
 
 def need(row: Mapping, keys: Sequence[str], kind: type | tuple, source: str):
     """
-    Return the value of the first of `keys` that the row has.
+    Return the value of the first of `keys` that exists in the row.
 
     Raises:
-        `ValueError`: If it has none, or if the value is of another type or empty.
+        `ValueError`: If none exists, or if the value has another type or is empty.
     """
     wanted = " or ".join(repr(key) for key in keys)
     types = kind if isinstance(kind, tuple) else (kind,)
     kinds = " or ".join(KINDS[one] for one in types)
-    expected = f"every row needs {wanted} as {kinds}, not empty"
+    expected = f"Every row needs {wanted} as {kinds}, not empty"
     key = next((key for key in keys if row.get(key) is not None), None)
     if key is None:
-        raise ValueError(f"{source}: {wanted} is missing (there are: {', '.join(row) or 'none'}); {expected}")
+        raise ValueError(f"{source}: {wanted} is missing (keys: {', '.join(row) or 'none'}). {expected}")
     if not isinstance(row[key], kind) or row[key] in ("", [], {}):
-        raise ValueError(f"{source}: {key!r} is {short(row[key])}; {expected}")
+        raise ValueError(f"{source}: {key!r} is {short(row[key])}. {expected}")
     return row[key]
 
 
 def load_problems(name: str, path: str | Path, parse: Callable[[dict, str], Problem]) -> dict[str, list[Problem]]:
     """
-    Read a file, or a folder with `train.jsonl` and `test.jsonl`, and split it by content. Of one file, a tenth is test
-    and a tenth validation, by the hash of the question. Of a folder, the test file is test and a tenth of the training
-    file is validation; training questions that occur in the test file are dropped.
+    Read a file, or a folder with `train.jsonl` and `test.jsonl`, and split it by content.
+
+    A single file is split by the hash of the question: 10 % test and 10 % validation. A folder keeps its test file;
+    10 % of its training file becomes validation, and training questions that occur in the test file are dropped.
 
     Args:
-        name (`str`): name of the task; it enters the hash.
+        name (`str`): name of the task; part of the hash.
         path (`str` or `Path`): the file or the folder.
-        parse (`Callable[[dict, str], Problem]`): makes a problem of a row, given the row and its name for errors.
+        parse (`Callable[[dict, str], Problem]`): converts a row to a problem; gets the row and its position, for error
+            messages.
 
     Returns:
         The problems of `"train"`, `"validation"` and `"test"`.
 
     Raises:
-        `ValueError`: If the path does not exist, or if `parse` refuses a row.
+        `ValueError`: If the path does not exist, or if `parse` rejects a row.
     """
     if not isinstance(path, (str, Path)):
-        raise ValueError(
-            f"path={path!r} must be a file of JSON Lines, or a folder with {' and '.join(FILES.values())}"
-        )
+        raise ValueError(f"path={path!r} must be a JSON Lines file, or a folder with {' and '.join(FILES.values())}")
     place = Path(path).expanduser()
     if place.is_dir():
         train, test = (_parse_file(place / file, parse) for file in FILES.values())
@@ -132,7 +132,7 @@ def _parse_file(file: Path, parse: Callable[[dict, str], Problem]) -> dict[str, 
 
 
 def by_question(problems: Iterable) -> dict:
-    """Return problems by their normalised question; of equal questions the first is kept."""
+    """Return problems by normalised question; the first of several duplicates is kept."""
     found: dict = {}
     for problem in problems:
         found.setdefault(normalise_question(problem.question), problem)
@@ -140,7 +140,7 @@ def by_question(problems: Iterable) -> dict:
 
 
 def split_training_file(name: str, train: Mapping[str, Problem], test: Mapping[str, Problem]) -> dict:
-    """Split off a tenth of the training problems as validation; drop those that are in the test file as well."""
+    """Move 10 % of the training problems to validation; drop training problems that are in the test file too."""
     splits: dict[str, list[Problem]] = {"train": [], "validation": [], "test": list(test.values())}
     for text, problem in train.items():
         if text not in test:
@@ -153,16 +153,16 @@ def loaded_rows(
     name: str, path: str | Path, splits: Mapping[str, Sequence[Problem]], split: str, n: int | None, seed: int
 ) -> "Dataset":
     """
-    Return rows of one split in the order that the seed gives, whatever the order of the file; `n=None` means all rows.
+    Return rows of one split, in an order that depends on the seed and not on the file; `n=None` means all rows.
 
     Raises:
-        `ValueError`: If an argument is wrong or there are fewer than `n`.
+        `ValueError`: If an argument is wrong or the split has fewer than `n` rows.
     """
     check_request(split, n, seed)
     problems = splits[split]
     if not problems or (n is not None and n > len(problems)):
         raise ValueError(
-            f"n={n}: {name} has {len(problems)} {split} questions in path={str(path)!r}; ask for fewer rows or give a "
+            f"n={n}: {name} has {len(problems)} {split} questions in path={str(path)!r}. Use fewer rows or a "
             "larger file"
         )
     shuffled = sorted(problems, key=lambda problem: stable_hash(name, split, seed, problem.question))[:n]
@@ -171,15 +171,15 @@ def loaded_rows(
 
 
 class LoadedTask(Task):
-    """A task whose questions come from a file, or are generated by its other base if there is no `path`."""
+    """A task that reads its questions from `path`, or generates them by its other base class if there is no path."""
 
     def load(self, path: str | None, parse: Callable[[dict, str], Problem]) -> None:
-        """Read the questions of a file or folder with [`load_problems`], unless the path is `None`."""
+        """Read the questions of a file or folder with [`load_problems`], unless `path` is `None`."""
         self.path = path
         self._problems = None if path is None else load_problems(self.name, path, parse)
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
-        """See [`Task.rows`]; only questions from a file accept `n=None`."""
+        """See [`Task.rows`]. Only questions from a file support `n=None`."""
         if self._problems is None:
             return super().rows(split, n, seed)
         return loaded_rows(self.name, self.path, self._problems, split, n, seed)

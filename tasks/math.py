@@ -1,4 +1,4 @@
-"""Competition problems whose answer is an expression (MATH and files like it)."""
+"""Competition problems whose answer is an expression (MATH and similar files)."""
 
 import re
 from collections.abc import Mapping
@@ -9,28 +9,28 @@ from trl_prorl.tasks.math_equality import MAX_LENGTH, equal, equal_number
 
 
 INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."
-# Signs of a calculation that is left to the reader; an answer may have them only if the reference has them too.
+# Signs of an unevaluated calculation. An answer may contain them only if the reference answer does.
 UNEVALUATED = re.compile(
     r"\\(?:int|sum|prod|lim|binom|partial)(?![A-Za-z])|\\d?frac\s*\{\s*d\s*\}\s*\{\s*d\s*[A-Za-z]|!"
 )
 VARIABLE = re.compile(r"\s*[A-Za-z]\s*=(?!=)")
 IGNORED = re.compile(r"\s|\\[,;:! ]|\\(?:left|right)(?![A-Za-z])|\\?\$|\.$")
-# A number with its base: 2516_8, 1A_{16}, (101)_{\text{two}}. math-verify ignores the base. Only a base above ten has
-# letters, because 2A_1 is a term.
+# A number with its base: 2516_8, 1A_{16}, (101)_{\text{two}}. math-verify ignores the base. Letters are digits only in
+# bases above ten; 2A_1 is a term.
 BASE = re.compile(r"[0-9][)}]*_(?:[0-9]|\{)|(?<![A-Za-z\\])[0-9A-F]{2,}[)}]*_\{?(?:1[1-9]|[23][0-9]|\\text)")
 # Upright i and e, which math-verify ignores.
 UPRIGHT = re.compile(r"([A-Za-z]?)\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}")
 WRAPPING = re.compile(r"\\(?:text|mathrm|mathbf|textbf)(?![A-Za-z])|[{}()]")
-# Signs of a calculation or a formula, as opposed to a name or a letter that the question mentions.
+# Signs of a calculation or formula, in contrast to a name or a letter from the question.
 FORMULA = re.compile(r"[-+*/^]|\\[A-Za-z]")
 
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    Return a problem from a row with `problem` (or `question`) and `answer`, or `solution` with one `\\boxed{}`.
+    Convert a row with `problem` (or `question`) and `answer`, or `solution` with one `\\boxed{}`.
 
     Raises:
-        `ValueError`: If the row is not like that.
+        `ValueError`: If the row has another form.
     """
     question = need(row, ["problem", "question"], str, source)
     answer = need(row, ["answer", "solution"], str, source)
@@ -38,7 +38,7 @@ def parse_problem(row: Mapping, source: str) -> Problem:
         answers = boxed(answer)
         if not answers:
             raise ValueError(
-                f"{source}: 'solution' holds no \\boxed{{}}; put the final answer into one, or add 'answer'"
+                f"{source}: 'solution' has no \\boxed{{}}. Put the final answer into one, or add 'answer'"
             )
         answer = answers[-1]
     return Problem(question, answer.strip(), {}, f"{question}\n{INSTRUCTION}")
@@ -46,13 +46,14 @@ def parse_problem(row: Mapping, source: str) -> Problem:
 
 def normalise(answer: str) -> str:
     """
-    Return an answer without spaces and dollar signs, with `\\frac` for its relatives: equal texts are equal answers.
+    Normalise an answer: no spaces or dollar signs, and `\\frac` for `\\dfrac` and `\\tfrac`. Equal texts are equal
+    answers.
     """
     return IGNORED.sub("", answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip())
 
 
 def bracketed(text: str) -> str | None:
-    """Return the bracket around a normalised answer of several parts, `(` or `\\{`; `None` if there is none."""
+    """Return the opening bracket of a normalised tuple or set, `(` or `\\{`; `None` for anything else."""
     for opening, closing in (("(", ")"), ("\\{", "\\}")):
         if text.startswith(opening) and text.endswith(closing) and "," in text:
             return opening
@@ -61,10 +62,11 @@ def bracketed(text: str) -> str | None:
 
 def is_answer(answer: str, gold: str) -> bool:
     """
-    Return whether an answer equals the reference: as text, or else according to math-verify. If the reference is a
-    number, the answer has to be one number too, not a sum or a list. Otherwise an expression is allowed, but no
-    integral, limit, sum sign or factorial that the reference does not have, and no approximate decimal number. A
-    number with a base is compared as text. A tuple in parentheses has an order, and is no set.
+    Return whether an answer equals the reference answer, as text or according to math-verify.
+
+    If the reference is a number, the answer must be a single number, not a sum or a list. Otherwise an expression is
+    allowed, but no integral, limit, sum sign or factorial that the reference does not have, and no rounded decimal. A
+    number with a base is compared as text. A tuple in parentheses is ordered, and does not equal a set.
     """
     short = normalise(answer)
     wanted = normalise(gold)
@@ -87,13 +89,13 @@ def is_answer(answer: str, gold: str) -> bool:
 
 def plain(answer: str) -> str:
     """
-    Return an answer with its upright letters in italics; a space keeps a letter apart from the command before it.
+    Replace upright letters (`\\text{e}`) by plain ones; a space separates a letter from a command before it.
     """
     return UPRIGHT.sub(lambda match: f"{match.group(1)} {match.group(2)}".strip(), answer)
 
 
 def exact(answer: str) -> str:
-    """Return a decimal number as a fraction, which math-verify does not round; any other answer as it is."""
+    """Convert a decimal number to a fraction, which math-verify does not round. Other answers stay unchanged."""
     number = as_number(answer)
     if number is None or "." not in number:
         return answer
@@ -104,7 +106,7 @@ def exact(answer: str) -> str:
 
 
 def repeats(answer: str, gold: str, question: str) -> bool:
-    """Return whether an answer is a formula copied from the question, in which the reference does not stand."""
+    """Return whether an answer is a formula copied from the question, and the question lacks the reference answer."""
     question = normalise(question)
     formula = normalise(VARIABLE.sub("", answer, count=1))
     if FORMULA.search(formula) is None or as_number(formula) is not None:
@@ -114,7 +116,7 @@ def repeats(answer: str, gold: str, question: str) -> bool:
 
 def question_of(row: Mapping) -> str:
     """
-    Return the text of a row's prompt, for which TRL's reward functions have another name; empty if there is none.
+    Return the text of a row's prompt, which TRL's reward functions call `prompts`; empty if there is none.
     """
     messages = row.get("prompt") or row.get("prompts") or []
     if isinstance(messages, str):
@@ -126,16 +128,16 @@ class Math(LoadedTask):
     """
     Problems from a file, answered in `\\boxed{}` ([Hendrycks et al., 2021](https://arxiv.org/abs/2103.03874)).
 
-    The completion needs a single answer: all its boxes have to hold the same text. A formula of the question is no
-    answer unless the reference is in the question too. `level` is always 1.
+    The completion needs a single answer: all its boxes must contain the same text. A formula copied from the question
+    is not an answer, unless the question contains the reference answer. `level` is always 1.
 
     Args:
-        path (`str`): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is an object
-            with `problem` (or `question`) and `answer` (or `solution`, which holds the answer in `\\boxed{}`).
+        path (`str`): a JSON Lines file, or a folder with `train.jsonl` and `test.jsonl`. Every line is an object with
+            `problem` (or `question`) and `answer` (or `solution`, with the answer in `\\boxed{}`).
             [`load_problems`] describes the split.
 
     Raises:
-        `ValueError`: If there is no such file, it is empty, or a row is not like that.
+        `ValueError`: If there is no such file, it is empty, or a row has another form.
     """
 
     name = "math"
@@ -143,7 +145,7 @@ class Math(LoadedTask):
 
     def __init__(self, path: str | None = None):
         if path is None:
-            raise ValueError("path is missing: the task math reads a file of JSON Lines with 'problem' and 'answer'")
+            raise ValueError("path is missing: the task math needs a JSON Lines file with 'problem' and 'answer'")
         self.load(path, parse_problem)
 
     def verify(self, completion: str, row: Mapping) -> bool:

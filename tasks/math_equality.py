@@ -1,4 +1,4 @@
-"""Whether two mathematical answers are the same, as math-verify reads them."""
+"""Compare two mathematical answers with math-verify."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -8,23 +8,24 @@ from trl_prorl.tasks.worker import Worker
 
 
 SECONDS = 5.0
-MAX_LENGTH = 1000  # characters; no answer is longer, and parsing takes more than linear time
+MAX_LENGTH = 1000  # characters; longer answers are not parsed, because parsing is slower than linear
 
 WORKER = Worker(Path(__file__).with_name("isolated") / "math_worker.py", SECONDS)
 
 
 def equal(gold: str, answer: str) -> bool:
     """
-    Return whether math-verify considers the two equal, with exact numbers in place of its 15 digits; never raises on
-    any text, and returns `False` after 5 s. It works in a separate process, which is killed at the limit. No signal
-    interrupts `(9^{9^{9^{9}}}, 1)`, where a single integer power is compared, and math-verify's signals fail outside
-    the main thread.
+    Return whether math-verify considers two answers equal, with exact numbers instead of its 15 digits. Never raises
+    on any text, and returns `False` after 5 s.
+
+    It runs in a separate process, which is killed at the limit: no signal interrupts the single integer power in
+    `(9^{9^{9^{9}}}, 1)`, and math-verify's signals fail outside the main thread.
 
     Args:
         gold (`str`), answer (`str`): LaTeX without delimiters, such as `\\frac{1}{2}`.
 
     Raises:
-        `RuntimeError`: If math-verify cannot be started at all.
+        `RuntimeError`: If math-verify cannot be started.
     """
     if max(len(gold), len(answer)) > MAX_LENGTH:
         return False
@@ -33,7 +34,7 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def is_integer(number: str) -> bool:
-    """Return whether a number in plain LaTeX is written as an integer, perhaps with zeros after the point."""
+    """Return whether a number in plain LaTeX is an integer, possibly with zeros after the decimal point."""
     try:
         return Decimal(number) % 1 == 0
     except InvalidOperation:
@@ -42,9 +43,9 @@ def is_integer(number: str) -> bool:
 
 def equal_number(gold: str, answer: str) -> bool:
     """
-    Return whether the answer is exactly the number, in any notation of [`as_number`]; a calculation is not. Rational
-    numbers are compared exactly, because math-verify rounds: it takes 0.333333 for a third. A fraction in place of an
-    integer, as in `84/2`, counts as a division that was not carried out.
+    Return whether the answer is exactly this number, in any notation of [`as_number`]. Rational numbers are compared
+    exactly, because math-verify rounds: it accepts 0.333333 for 1/3. A fraction instead of an integer, such as `84/2`,
+    counts as an unevaluated division.
 
     Args:
         gold (`str`): a number in plain LaTeX.

@@ -16,27 +16,27 @@ def check_members(tasks: object) -> dict[str, dict]:
     Return the members of a mixture, each with its options and a `weight` above 0.
 
     Raises:
-        `ValueError`: If it is no such mapping.
+        `ValueError`: If `tasks` is not such a mapping.
     """
     if not isinstance(tasks, Mapping) or not tasks:
-        raise ValueError(f"tasks={tasks!r} must map the names of tasks to weights, as in {{gsm8k: 0.5, code: 0.3}}")
+        raise ValueError(f"tasks={tasks!r} must map task names to weights, as in {{gsm8k: 0.5, code: 0.3}}")
     members = {}
     for name, member in tasks.items():
         options = dict(member) if isinstance(member, Mapping) else {"weight": member}
         weight = options.get("weight")
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not number or not 0 < weight < float("inf"):
-            raise ValueError(f"tasks: the weight of {name!r} is {weight!r}; it must be a number above 0")
+            raise ValueError(f"tasks: the weight of {name!r} must be a number above 0, not {weight!r}")
         if options.get("task", name) == "mixture":
-            raise ValueError(f"tasks: {name!r} is a mixture itself; name its members instead")
+            raise ValueError(f"tasks: {name!r} is a mixture itself. List its members instead")
         members[str(name)] = options
     return members
 
 
 def shares(weights: Sequence[float], n: int) -> list[int]:
     """
-    Return the owner of each of `n` places, such that every beginning is as close to the weights as possible. Each
-    place goes to the member that is furthest behind its share; among equals to the first.
+    Assign `n` places to members, so that every prefix matches the weights as closely as possible. Each place goes to
+    the member that is furthest below its share; the first one in a tie.
     """
     total = sum(weights)
     counts = [0] * len(weights)
@@ -51,7 +51,7 @@ def shares(weights: Sequence[float], n: int) -> list[int]:
 
 def call_member(name: str) -> Callable:
     """
-    Return a method of a mixture that calls the method of the member to which the row, its last argument, belongs.
+    Return a method of a mixture that calls the same method of the row's member. The row is the last argument.
     """
 
     def method(self, *arguments):
@@ -61,7 +61,7 @@ def call_member(name: str) -> Callable:
     return method
 
 
-# The methods of a task that are about one row.
+# The methods of a task with an argument `row`.
 METHODS_OF_ROW = [name for name, method in vars(Task).items() if "row" in getattr(method, "__annotations__", ())]
 OfMembers = type(Task)("OfMembers", (Task,), {name: call_member(name) for name in METHODS_OF_ROW})
 
@@ -70,15 +70,15 @@ class Mixture(OfMembers):
     """
     Several tasks in given proportions; every row belongs to one task, which verifies and rewards it.
 
-    The column `task` holds the name of the member. Columns that a member does not have are `None` in its rows.
+    The column `task` contains the name of the member. Columns that a member does not have are `None` in its rows.
 
     Args:
-        tasks (`dict`): name -> weight, or name -> options of the task and `weight`; with the option `task` the name is
-            free, so that a task can occur twice:
+        tasks (`dict`): name -> weight, or name -> options of the task and `weight`. With the option `task` you choose
+            the name, so a task can occur twice:
             `{"gsm8k": 0.5, "easy": {"task": "code", "level": 1, "weight": 0.2}}`.
 
     Raises:
-        `ValueError`: If it is no such mapping, or a task cannot be made.
+        `ValueError`: If `tasks` is not such a mapping, or a task cannot be created.
     """
 
     name = "mixture"
@@ -95,22 +95,22 @@ class Mixture(OfMembers):
                 raise ValueError(f"tasks, {name!r}: {error}") from error
             turns = self.members[name].turns
             if turns > 1:
-                raise ValueError(f"tasks: {name!r} has up to {turns} turns, a mixture one: train on it by itself")
+                raise ValueError(f"tasks: {name!r} has up to {turns} turns, which a mixture does not support")
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
-        """See [`Task.rows`]; `n=None` is refused, and a member whose share is below one row is an error."""
-        from datasets import Dataset  # not for a list of tasks
+        """See [`Task.rows`]. `n=None`, and a member whose share is below one row, raise an error."""
+        from datasets import Dataset  # slow to import, and not needed to list tasks
 
         check_request(split, n, seed)
         if n is None:
-            raise ValueError("n=None: a mixture has no end, so say how many rows (train_rows)")
+            raise ValueError("n=None: a mixture is unlimited. Set the number of rows (train_rows)")
         places = shares(list(self.weights.values()), n)
         parts = []
         for position, (name, task) in enumerate(self.members.items()):
             count = places.count(position)
             if not count:
                 raise ValueError(
-                    f"n={n}: the weight {self.weights[name]:g} of {name!r} gives it no row; ask for more rows"
+                    f"n={n}: the weight {self.weights[name]:g} of {name!r} gives it no row. Use more rows"
                 )
             parts.append(iter(task.rows(split, count, seed)))
         names = list(self.members)
@@ -125,7 +125,7 @@ class Mixture(OfMembers):
         return self._by_member("reward_many", completions, rows)
 
     def _by_member(self, method: str, completions: Sequence[str], rows: Sequence[Mapping]) -> list:
-        """Call the method of every member with its rows; the results are in the order given."""
+        """Call the method of every member with its rows; return the results in the original order."""
         results: list = [None] * len(rows)
         for name, task in self.members.items():
             places = [i for i, row in enumerate(rows) if row["task"] == name]

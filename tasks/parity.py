@@ -12,9 +12,9 @@ def parity(bits: str) -> str:
 
 class Parity(GeneratedTask):
     """
-    Is the number of ones even or odd: `ones even or odd? 10110` -> `odd`.
+    Decide whether the number of ones is even or odd: `ones even or odd? 10110` -> `odd`.
 
-    Level L, 1 to 8, has strings of 4 to 4 L + 8 bits, every length equally likely. A guess scores 0.5 on average.
+    Level L, 1 to 8, has strings of 4 to 4 L + 8 bits, every length equally likely. Guessing scores 0.5 on average.
     """
 
     name = "parity"

@@ -1,6 +1,6 @@
 """
-`--plugin FILE`: a Python file of the user's that registers a task or, for the run of a script, has its held-out rows
-and its verifier. Only a command line can name one, because recipes are passed around and run no code.
+`--plugin FILE`: load a user's Python file that registers a task, or that defines the held-out rows and the verifier of
+a script's run. Only the command line can name such a file: recipes are shared, so they must not run code.
 """
 
 import importlib.util
@@ -12,25 +12,25 @@ from trl_prorl.errors import InputError
 from trl_prorl.tasks import registry
 
 
-# The functions of a file that stand for a task where a script's run is evaluated; the second may be left out.
+# Functions of a plugin that replace a task when a script's run is evaluated. The second is optional.
 ROWS = "held_out_rows"
 VERIFY = "verify"
-OWN = "own"  # what tables call such rows
-HELD_OUT: dict[Path, ModuleType] = {}  # plugins that have them
+OWN = "own"  # task name of such rows in tables
+HELD_OUT: dict[Path, ModuleType] = {}  # plugins that define these functions
 LOADING: list[str] = []  # the plugin that is being loaded
 
 
 def load_plugin(file: str, may_have_rows: bool = False) -> None:
     """
-    Run the file once, as a module of its own name that finds the files beside it.
+    Run the file once, as a module of its own name that can import the files next to it.
 
     Args:
-        file (`str`): The file.
-        may_have_rows (`bool`, *optional*, defaults to `False`): Whether it may have held-out rows in the place of a
-            task, because it is for an evaluation.
+        file (`str`): path of the file.
+        may_have_rows (`bool`, *optional*, defaults to `False`): whether the file may define held-out rows instead of a
+            task, as it may for an evaluation.
 
     Raises:
-        `InputError`: It is not there, raises, trains, or has nothing that is asked for.
+        `InputError`: If the file is missing, raises an exception, trains, or registers nothing.
     """
     path = Path(file).expanduser().resolve()
     if path in registry.PLUGINS:
@@ -38,20 +38,20 @@ def load_plugin(file: str, may_have_rows: bool = False) -> None:
     if not path.is_file() or path.suffix != ".py":
         raise InputError(f"--plugin {file}: there is no such Python file")
     if path.stem in sys.modules:
-        raise InputError(f"--plugin {file}: a module called {path.stem} is loaded already; rename the file")
+        raise InputError(f"--plugin {file}: a module called {path.stem} is already loaded. Rename the file")
     before = registry.TASKS | registry.PREFIXES
     module = _run(file, path)
     entries = registry.TASKS | registry.PREFIXES
     added = {name: place for name, place in entries.items() if before.get(name) != place}
     has_rows = may_have_rows and hasattr(module, ROWS)
     if not added and not has_rows:
-        cure = f"it needs TASKS['NAME'] = '{path.stem}:CLASS'"
+        cure = f"Add TASKS['NAME'] = '{path.stem}:CLASS'"
         if may_have_rows:
-            cure += f" or, for the run of a script, functions {ROWS}() and {VERIFY}(completion, row)"
-        raise InputError(f"--plugin {file} registers no task; {cure}")
+            cure += f" or, to evaluate a script's run, the functions {ROWS}() and {VERIFY}(completion, row)"
+        raise InputError(f"--plugin {file} registers no task. {cure}")
     for name, place in added.items():
         if not isinstance(name, str):
-            raise InputError(f"--plugin {file} registers a task as {name!r}; its name must be a text")
+            raise InputError(f"--plugin {file} registers a task as {name!r}. The name must be a string")
         try:
             registry.class_at(name, place)
         except ValueError as error:
@@ -62,7 +62,7 @@ def load_plugin(file: str, may_have_rows: bool = False) -> None:
 
 
 def _run(file: str, path: Path) -> ModuleType:
-    """Run the file as a module, and return it."""
+    """Run the file as a module, and return the module."""
     sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
@@ -70,23 +70,23 @@ def _run(file: str, path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"--plugin {file} stopped with {type(error).__name__}: {error}") from error
+        raise InputError(f"--plugin {file} raised {type(error).__name__}: {error}") from error
     finally:
         LOADING.remove(file)
     return module
 
 
 def check_not_loading() -> None:
-    """Refuse a training that begins because the script that trains was named as a plugin."""
+    """Raise `InputError` if a training starts because the training script itself was passed as a plugin."""
     if LOADING:
         raise InputError(
-            "the file trains when it is loaded, and the run that is evaluated would be set aside; put what trains "
-            "below `if __name__ == '__main__':`"
+            "the plugin starts a training when it is loaded, which would replace the run to evaluate. Put the "
+            "training code below `if __name__ == '__main__':`"
         )
 
 
 def without_plugins(argv: list[str]) -> list[str]:
-    """Load each `--plugin FILE` of a command line, and return the command line without them."""
+    """Load each `--plugin FILE` of a command line, and return the remaining arguments."""
     rest = []
     words = iter(argv)
     for word in words:
@@ -97,6 +97,6 @@ def without_plugins(argv: list[str]) -> list[str]:
         if not equals:
             file = next(words, "")
         if not file:
-            raise InputError("--plugin needs the path of a Python file after it")
+            raise InputError("--plugin needs the path of a Python file")
         load_plugin(file)
     return rest

@@ -1,4 +1,4 @@
-"""The families of reasoning-gym, through one adapter."""
+"""An adapter for the families of reasoning-gym."""
 
 import json
 import re
@@ -24,8 +24,8 @@ WORKER = Worker(Path(__file__).with_name("isolated") / "rg_worker.py", SECONDS)
 
 def extract_answer(completion: str) -> str:
     """
-    Return the content of the last `<answer></answer>`, or the whole completion if there is none, without surrounding
-    space.
+    Return the content of the last `<answer></answer>`, or the entire completion if there is none, without surrounding
+    whitespace.
     """
     answers = ANSWER.findall(completion)
     return (answers[-1] if answers else completion).strip()
@@ -35,16 +35,17 @@ class ReasoningGym(GeneratedTask):
     """
     A family of [reasoning-gym](https://arxiv.org/abs/2505.24760), such as `rg:chain_sum`.
 
-    An answer is correct only if the scorer gives exactly 1.0, because scorers give parts of a point for many wrong
-    answers. Questions are made and scored in a separate process that is locked up and killed at its limits (5 s for a
-    score), because some scorers evaluate the answer.
+    An answer is correct only if the scorer gives exactly 1.0, because scorers give partial credit for many wrong
+    answers. Some scorers evaluate the answer as code, so questions are generated and scored in a sandboxed process,
+    which is killed at its limits (5 s per score).
 
     Args:
         family (`str`): name of the family, `chain_sum` in `rg:chain_sum`.
-        level (`int`, *optional*): level of the family's curriculum, from 1 to 8; a higher level than the family has
-            means its highest. By default the family's own settings are used, and the column `level` is 0.
-        config (`dict`, *optional*): settings of the family, such as `{"min_terms": 2}`; they override the level's.
-        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` or `"score"`, the scorer's points.
+        level (`int`, *optional*): level of the family's curriculum, from 1 to 8, capped at the family's highest level.
+            By default the family's own settings are used, and the column `level` is 0.
+        config (`dict`, *optional*): settings of the family, such as `{"min_terms": 2}`; they override those of the
+            level.
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (0 or 1) or `"score"` (the scorer's points).
 
     Raises:
         `ValueError`: If reasoning-gym is not installed, or has no such family, level or setting.
@@ -53,29 +54,29 @@ class ReasoningGym(GeneratedTask):
     def __init__(self, family: str, level: int | None = None, config: dict | None = None, reward: str = "exact"):
         self.name = f"rg:{family}"
         if find_spec("reasoning_gym") is None:
-            raise ValueError(f"{self.name} needs reasoning-gym, which is not installed: `pip install 'trl-prorl[rg]'`")
+            raise ValueError(f"{self.name} needs reasoning-gym. Install it with `pip install 'trl-prorl[rg]'`")
         check_choice("reward", reward, REWARDS)
         if level is not None:
             self.checked_level(level)
         if config is not None and not isinstance(config, dict):
             raise ValueError(f"config={config!r} must be a mapping of {family}'s settings")
         if set(config or {}) & {"seed", "size"}:
-            raise ValueError(f"config={config!r}: seed and size are set by the split, the seed and the number of rows")
+            raise ValueError(f"config={config!r} must not set seed or size. They follow from split, seed and rows")
         self.level = level or 0
         self._reward = reward
         self._settings = {"family": family, "level": level, "config": config or {}}
         reply = WORKER.ask({"do": "check", **self._settings}, MAKING_SECONDS)
         problem = (
-            reply.get("problem", "it cannot be made")
+            reply.get("problem", "its questions cannot be generated")
             if reply
-            else f"one question takes more than {MAKING_SECONDS:g} s"
+            else f"generating one question takes more than {MAKING_SECONDS:g} s"
         )
         if problem:
             raise ValueError(f"{self.name}: {' '.join(problem.split())}")
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
-        # The random generator comes from a hash of name, level, split, seed and index. reasoning-gym adds seed and
-        # index, so its own streams would overlap.
+        # `rng` is seeded by a hash of name, level, split, seed and index. reasoning-gym adds seed and index, so its
+        # own streams would overlap.
         seed = rng.getrandbits(32)
         reply = WORKER.ask({"do": "make", **self._settings, "seed": seed}, MAKING_SECONDS)
         if not reply:
@@ -102,5 +103,5 @@ class ReasoningGym(GeneratedTask):
         return min(max(score, 0.0), 1.0) if score == score else 0.0
 
     def gold(self, row: Mapping) -> str:
-        """Return the family's own answer; a few families have only a scorer, and then this text is not accepted."""
+        """Return the family's reference answer. A few families have only a scorer, which does not accept this text."""
         return f"<answer>{row['answer']}</answer>"

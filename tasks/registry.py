@@ -25,13 +25,13 @@ TASKS = {
     "stem": "trl_prorl.tasks.stem:Stem",
     "sums": "trl_prorl.tasks.sums:Sums",
 }
-# Prefix -> the class of all its tasks, which takes the rest of the name as its first argument.
+# Prefix -> class of its tasks. The rest of the name becomes the first argument.
 PREFIXES = {"rg": "trl_prorl.tasks.reasoning_gym:ReasoningGym"}
-PLUGINS = []  # files of `--plugin`, which have added to them
+PLUGINS = []  # files that `--plugin` has loaded
 
 
 def task_names() -> list[str]:
-    """Return the names that [`get_task`] knows, sorted."""
+    """Return the names of all registered tasks, sorted."""
     return sorted(TASKS)
 
 
@@ -40,34 +40,34 @@ def task_class(name: str) -> type[Task]:
     Return the class of a task.
 
     Raises:
-        `ValueError`: If there is no such task, or no class where it is registered.
+        `ValueError`: If there is no such task, or its registry entry is wrong.
     """
     return class_at(name, _place(name))
 
 
 def class_at(name: str, place: object) -> type[Task]:
     """
-    Return the class that an entry of the registry names, `"module:Class"`.
+    Return the class of a registry entry, `"module:Class"`.
 
     Raises:
-        `ValueError`: It names none.
+        `ValueError`: If the entry does not name a complete task class.
     """
-    entry = f"the task {name!r} is registered as {place!r}"
+    entry = f"task {name!r}: the registry entry {place!r}"
     if not isinstance(place, str) or not re.fullmatch(r"[\w.]+:\w+", place):
-        raise ValueError(f"{entry}, which is not of the form 'module:Class'; write it as 'own:Roman'")
+        raise ValueError(f"{entry} is not of the form 'module:Class'. Write it like 'own:Roman'")
     module, _, attribute = place.partition(":")
     try:
         found = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports another that is not
-        raise ValueError(f"{entry}, and there is no module {error.name!r}") from error
+            raise  # the module exists, but one of its imports does not
+        raise ValueError(f"{entry} cannot be imported: there is no module {error.name!r}") from error
     if not inspect.isclass(found):
-        what = "nothing" if found is None else f"a {type(found).__name__}"
-        raise ValueError(f"{entry}, and {attribute!r} is {what} there; name a class")
+        what = "not defined" if found is None else f"a {type(found).__name__}"
+        raise ValueError(f"{entry} must name a class, but {attribute!r} is {what}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise ValueError(f"{entry}, and that class lacks {missing}; write what it lacks")
+        raise ValueError(f"{entry} names an abstract class. Implement {missing}")
     return found
 
 
@@ -77,27 +77,27 @@ def _place(name: str) -> str:
         place = PREFIXES.get(name.partition(":")[0])
     if place is None:
         raise ValueError(
-            f"name={name!r} is not a task{nearest(str(name), TASKS)}. Tasks: {', '.join(task_names())}; rg:NAME for "
-            "the families of reasoning-gym; a task of yours is named after --plugin FILE.py"
+            f"name={name!r} is not a task{nearest(str(name), TASKS)}. Tasks: {', '.join(task_names())}, and rg:NAME "
+            "for a family of reasoning-gym. To add your own, pass --plugin FILE.py"
         )
     return place
 
 
 def check_name(name: str) -> None:
-    """Raise `ValueError` as [`get_task`] does if there is no such task; nothing is imported."""
+    """Raise the `ValueError` of [`get_task`] if there is no such task, without importing it."""
     for one in parse_weights(name) if isinstance(name, str) and "," in name else [name]:
         _place(one)
 
 
 def get_task(name: str, **options) -> Task:
     """
-    Return a task by its name.
+    Create a task by its name.
 
     Args:
         name (`str`): one of [`task_names`], `rg:` and a family of reasoning-gym, or several names with weights
-            (`"gsm8k:0.5,code:0.3"`), which make a [`~trl_prorl.tasks.mixture.Mixture`] of the tasks with
-            their defaults.
-        options: options of the task, such as `level`; its docstring lists them.
+            (`"gsm8k:0.5,code:0.3"`) for a [`~trl_prorl.tasks.mixture.Mixture`] of tasks with their default
+            options.
+        options: options of the task, such as `level`; the task's docstring lists them.
 
     Example:
 
@@ -108,13 +108,13 @@ def get_task(name: str, **options) -> Task:
     ```
 
     Raises:
-        `ValueError`: If there is no such task, if it has no such option, or if an option has an impossible value, or
-            if a class of a user's lacks what a task needs.
+        `ValueError`: If there is no such task or option, if an option has an invalid value, or if a user's class is
+            not a complete task.
     """
     if isinstance(name, str) and "," in name:
         if options:
             raise ValueError(
-                f"task={name!r} takes no {', '.join(options)}: write task: mixture and give every task its options in "
+                f"task={name!r} accepts no {', '.join(options)}. Set task: mixture, and give each task its options in "
                 "task_options: {tasks: {gsm8k: {weight: 0.5, path: ...}}}"
             )
         return get_task("mixture", tasks=parse_weights(name))
@@ -135,10 +135,10 @@ def get_task(name: str, **options) -> Task:
 
 def parse_weights(text: str) -> dict[str, dict]:
     """
-    Parse `"gsm8k:0.5,rg:chain_sum:0.2"` into the mapping that [`~trl_prorl.tasks.mixture.Mixture`] takes.
+    Parse `"gsm8k:0.5,rg:chain_sum:0.2"` into the mapping that [`~trl_prorl.tasks.mixture.Mixture`] needs.
 
     Raises:
-        `ValueError`: If a part is not a name, a colon and a number.
+        `ValueError`: If a part does not have the form `NAME:WEIGHT`, or a name occurs twice.
     """
     members: dict[str, dict] = {}
     for part in text.split(","):
@@ -149,24 +149,24 @@ def parse_weights(text: str) -> dict[str, dict]:
             number = None
         if not name or number is None:
             raise ValueError(
-                f"task={text!r}: {part.strip()!r} is not a task and its weight, as in 'gsm8k:0.5,code:0.3'"
+                f"task={text!r}: {part.strip()!r} does not have the form TASK:WEIGHT, as in 'gsm8k:0.5,code:0.3'"
             )
         if name in members:
-            raise ValueError(f"task={text!r} names {name!r} twice; use the task mixture with task_options instead")
+            raise ValueError(f"task={text!r} names {name!r} twice. Use task: mixture with task_options instead")
         members[name] = {"weight": number}
     return members
 
 
 def task_of_recipe(name: str, level: int | None = None, options: dict | None = None, path: str | None = None) -> Task:
     """
-    Return the task that a recipe's keys name, for training and for evaluation alike.
+    Create the task of a recipe, for training and for evaluation.
 
     Args:
-        name (`str`): the key `task`; a mixture is `mixture`, with its members in `task_options`, or names with
+        name (`str`): the key `task`. A mixture is `mixture` with its members in `task_options`, or names with
             weights.
-        level (`int`, *optional*): the key `task_level`; `None` is the task's own default.
+        level (`int`, *optional*): the key `task_level`; `None` selects the task's default.
         options (`dict`, *optional*): the key `task_options`.
-        path (`str`, *optional*): the key `dataset_name`: a Hub name or a local folder, for a task that reads data.
+        path (`str`, *optional*): the key `dataset_name`: a Hub name or a local path, for a task that reads data.
 
     Raises:
         `ValueError`: As [`get_task`].

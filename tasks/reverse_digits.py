@@ -18,13 +18,13 @@ class ReverseDigits(GeneratedTask):
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
-        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` pays the correct answer; `"ends"` pays digits of
-            the right number whose first and last are right, so that *wrong answers score 1 too*, such as `54021`.
-        first, last (`int`, *optional*, defaults to `1`): how many digits at either end `"ends"` wants right, 0 or
-            more. A string that is no longer than both together has to be right as a whole.
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` rewards the correct answer. `"ends"` only checks
+            the number of digits and the first and last ones, so it *gives wrong answers full reward*, such as `54021`.
+        first, last (`int`, *optional*, defaults to `1`): how many digits at each end `"ends"` checks, 0 or more. If a
+            string is not longer than both together, all its digits are checked.
 
     Raises:
-        `ValueError`: If an argument is not one of these.
+        `ValueError`: If an argument is invalid.
     """
 
     name = "reverse_digits"
@@ -35,7 +35,7 @@ class ReverseDigits(GeneratedTask):
         for name, count in (("first", first), ("last", last)):
             check_integer(name, count, least=0)
             if reward == "exact" and count != 1:
-                raise ValueError(f"{name}={count} needs reward='ends'; reward='exact' pays the whole answer alone")
+                raise ValueError(f"{name}={count} needs reward='ends'. reward='exact' checks all digits")
         self._reward = reward
         self._first = first
         self._last = last

@@ -1,4 +1,4 @@
-"""Runs code that a model wrote against tests, where it can do no harm and cannot fake a pass."""
+"""Run model-written code against tests, isolated, so that it can do no harm and cannot fake a pass."""
 
 import os
 import pickle
@@ -21,7 +21,7 @@ from trl_prorl.tasks.worker import PIPES
 
 ISOLATED = Path(__file__).with_name("isolated")
 HARNESS = "harness.py"
-START_SECONDS = 30.0  # in addition to a run's own time; a start takes well below one second
+START_SECONDS = 30.0  # in addition to the time of a run; starting usually takes well below one second
 INSTALL = "`apt-get install -y bubblewrap` (elsewhere: your distribution's package `bubblewrap`)"
 WEAK = (
     "allow_weak_sandbox: without bubblewrap model-written code can read every file that this user can read, other "
@@ -36,7 +36,7 @@ class Limits:
     The limits of one run.
 
     Attributes:
-        cpu_seconds (`int`): processor time of the code, and of the tests.
+        cpu_seconds (`int`): CPU time of the code, and of the tests.
         wall_seconds (`float`): time from start to verdict.
         memory_mib (`int`): address space of each process.
     """
@@ -52,10 +52,10 @@ class Program(NamedTuple):
 
     Attributes:
         code (`str`): the model's code.
-        tests (`tuple[str, ...]`): statements, usually one `assert` each; they call the code's functions by name, and
-            see arguments and results by value.
+        tests (`tuple[str, ...]`): statements, usually one `assert` each. They call the code's functions by name;
+            arguments and results are passed by value.
         entry_point (`str`): name of the function under test.
-        setup (`str`): statements that run before the code and, in their own process, before the tests.
+        setup (`str`): statements that run before the code and, in another process, before the tests.
     """
 
     code: str
@@ -65,8 +65,8 @@ class Program(NamedTuple):
 
 
 def mounts(paths: Sequence[Path]) -> Iterator[str]:
-    """Return arguments that make bubblewrap show these folders and files, read-only, and links as links."""
-    # The folders above them, which bubblewrap would close to everyone but root.
+    """Return bubblewrap arguments that mount these folders and files read-only, and keep links as links."""
+    # Parent folders, which bubblewrap would otherwise make accessible to root only.
     for parent in sorted({parent for path in paths for parent in path.parents if parent != Path("/")}):
         yield from ("--perms", "0755", "--dir", str(parent))
     for path in dict.fromkeys(paths):
@@ -78,10 +78,9 @@ def mounts(paths: Sequence[Path]) -> Iterator[str]:
 
 def bubblewrap_command(python: Path, root: bool) -> list[str]:
     """
-    Return the command that starts the harness in a file system which holds Python, the system's libraries and nothing
-    else. It has no `/proc`, `/tmp`, `/home` or `/etc`, and nothing in it can be written. As root no user namespace is
-    made, because root would remain the kernel's root there, to whom the limit on processes does not apply. The harness
-    becomes nobody instead.
+    Return the command that starts the harness in a read-only file system with Python and the system's libraries, and
+    without `/proc`, `/tmp`, `/home` and `/etc`. Root gets no user namespace: it would remain the kernel's root there,
+    and the limit on processes would not apply. The harness switches to the user nobody instead.
     """
     prefix = python.parent.parent
     libraries = [Path(root, name) for root in ("/usr", "/") for name in ("lib", "lib32", "lib64", "libx32")]
@@ -102,28 +101,27 @@ def bubblewrap_command(python: Path, root: bool) -> list[str]:
 
 
 def python_command(python: Path, folder: Path) -> list[str]:
-    """Return the harness under an interpreter that sees neither its own nor the user's packages."""
+    """Return the command that starts the harness without site-packages and user packages."""
     return [str(python), "-s", "-S", str(folder / HARNESS)]
 
 
 class Sandbox:
     """
-    A place to run model-written code.
+    Run model-written code in isolation.
 
-    Under bubblewrap it is unprivileged and sees no network, environment, home folder or other process; it cannot
-    write, start processes or threads, and is killed at its limits. The tests run in a process of their own, which
-    calls the code by value and answers with a nonce that the code's process never held: see
+    Under bubblewrap, the code is unprivileged, sees no network, environment, home folder or other processes, cannot
+    write files or start processes or threads, and is killed at its limits. The tests run in a separate process, which
+    calls the code by value and answers with a nonce that the code's process never sees; see
     `tasks/isolated/harness.py`.
 
     Args:
         limits ([`Limits`], *optional*): the limits of a run.
-        allow_weak (`bool`, *optional*, defaults to `False`): run without bubblewrap where it does not work, and warn;
-            `WEAK` says what that mode does not stop.
-        workers (`int`, *optional*): runs at a time in [`Sandbox.run_many`]; by default as many as there are
-            processors.
+        allow_weak (`bool`, *optional*, defaults to `False`): run without bubblewrap if it does not work here, with a
+            warning (`WEAK`) about what is then not isolated.
+        workers (`int`, *optional*): parallel runs in [`Sandbox.run_many`]; by default the number of CPUs.
 
     Raises:
-        `ValueError`: If bubblewrap does not work here and the weaker mode is not allowed or does not work either.
+        `ValueError`: If bubblewrap does not work here, and the weaker mode is not allowed or does not work either.
     """
 
     def __init__(self, limits: Limits | None = None, allow_weak: bool = False, workers: int | None = None):
@@ -132,8 +130,8 @@ class Sandbox:
         problem = find_problem("bubblewrap")
         if problem and not allow_weak:
             raise ValueError(
-                f"model-written code needs a sandbox: {problem}; or set allow_weak_sandbox: true, which leaves this "
-                "user's files readable"
+                f"model-written code needs a sandbox: {problem}. Or set allow_weak_sandbox: true, which lets the code "
+                "read this user's files"
             )
         if problem:
             self.isolation = "weak"
@@ -145,15 +143,15 @@ class Sandbox:
 
     def run(self, program: Program) -> int:
         """
-        Return the number of tests that pass; 0 if the limits end the run, because the nonce never arrives then.
+        Return the number of tests that pass; 0 if a limit ends the run, because the nonce never arrives then.
 
         Raises:
-            `RuntimeError`: If the sandbox itself does not start, which says nothing about the code.
+            `RuntimeError`: If the sandbox itself does not start.
         """
         return run_here(self.isolation, self.limits, program)
 
     def run_many(self, programs: Sequence[Program]) -> list[int]:
-        """Call [`Sandbox.run`] for each program, several at a time."""
+        """Call [`Sandbox.run`] for each program, in parallel."""
         with ThreadPoolExecutor(self.workers) as pool:
             return list(pool.map(self.run, programs))
 
@@ -165,7 +163,7 @@ def frame(content: dict) -> bytes:
 
 
 def run_here(isolation: str, limits: Limits, program: Program) -> int:
-    """Call [`run_command`] with this process's interpreter and user."""
+    """Call [`run_command`] with the current interpreter and user."""
     python = Path(os.path.realpath(sys.executable))
     if isolation == "bubblewrap":
         is_root = os.geteuid() == 0
@@ -178,9 +176,9 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
     Start the harness and return the number of tests that pass; see [`Sandbox.run`].
 
     Args:
-        command (`Sequence[str]`): the command that starts it.
-        drop_root (`bool`): whether it starts as root and has to become nobody.
-        limits ([`Limits`]), program ([`Program`]): the run.
+        command (`Sequence[str]`): the command that starts the harness.
+        drop_root (`bool`): whether it starts as root and must switch to the user nobody.
+        limits ([`Limits`]), program ([`Program`]): limits of the run, and the program.
     """
     nonce = secrets.token_hex(16)
     code = program.code.encode("utf-8", "replace").decode()  # lone surrogates can be neither compiled nor sent
@@ -200,7 +198,7 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
         except subprocess.TimeoutExpired as late:
             if late.output:
                 raise
-            # The harness has not even started, as can happen on a busy machine: that is not the code's fault.
+            # The harness has not started yet, as can happen on a busy machine. This is not the code's fault.
             output, errors = process.communicate(timeout=START_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
@@ -208,7 +206,7 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
     lines = output.decode("ascii", "replace").splitlines()
     if not lines or lines[0] != "ready":
         said = " ".join(errors.decode("utf-8", "replace").split())
-        none = f"no sign of it in {limits.wall_seconds + START_SECONDS:g} s"
+        none = f"no answer within {limits.wall_seconds + START_SECONDS:g} s"
         raise RuntimeError(f"the sandbox did not start: {said or none}")
     if len(lines) != 2:
         return 0
@@ -222,15 +220,15 @@ PROBE = Program("def twice(n):\n    return 2 * n", ("import decimal, heapq\nasse
 @lru_cache(maxsize=2)
 def find_problem(isolation: str) -> str | None:
     """
-    Return why this kind of isolation does not work here, and the cure; `None` if it works. Tested once per process.
+    Return why this isolation does not work here, and what to do; `None` if it works. Tested once per process.
     """
     if sys.platform != "linux" or os.uname().machine not in MACHINES:
-        return f"it works on Linux on {' or '.join(MACHINES)} only"
+        return f"it needs Linux on {' or '.join(MACHINES)}"
     if isolation == "bubblewrap" and shutil.which("bwrap") is None:
-        return f"bubblewrap is not installed: {INSTALL}"
+        return f"bubblewrap is not installed. Run {INSTALL}"
     try:
         passed = run_here(isolation, Limits(wall_seconds=30.0, cpu_seconds=20), PROBE)
-        reason = None if passed == 1 else "a trivial test does not pass in it"
+        reason = None if passed == 1 else "a trivial test fails in it"
     except (RuntimeError, OSError) as error:
         reason = str(error)
     if reason and isolation == "bubblewrap":

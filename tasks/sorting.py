@@ -10,7 +10,7 @@ from random import Random
 from trl_prorl.tasks.generated import GeneratedTask
 
 
-# No leading zeros, so that two numbers are equal exactly if their texts are equal.
+# No leading zeros: two numbers are equal exactly if their texts are equal.
 INTEGER = re.compile("0|-?[1-9][0-9]*")
 
 
@@ -20,14 +20,14 @@ def exact_reward(given: Sequence[str], required: Sequence[str]) -> float:
 
 
 def are_as_many_numbers(given: Sequence[str], required: Sequence[str]) -> bool:
-    """Return whether an answer has the required number of words, each an integer written without leading zeros."""
+    """Return whether an answer has the required number of words, each an integer without leading zeros."""
     return len(given) == len(required) and all(INTEGER.fullmatch(text) for text in given)
 
 
 def distance_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    Return the share of positions that hold the required number: 1/4 for `7 2 2 5` where `0 1 2 3` is required. It is 0
-    if the count is wrong or something is not an integer written without leading zeros.
+    Return the share of positions with the required number: 1/4 for `7 2 2 5` if `0 1 2 3` is required. It is 0 if the
+    count is wrong or a word is not an integer without leading zeros.
     """
     if not are_as_many_numbers(given, required):
         return 0.0
@@ -36,17 +36,17 @@ def distance_reward(given: Sequence[str], required: Sequence[str]) -> float:
 
 def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    Give one point for each number of the question that occurs in the answer, one for each adjacent pair of the answer
-    whose second number is not the smaller one, divided by the 2n - 1 points possible with n numbers.
+    Give one point for each number of the question that occurs in the answer, and one for each adjacent pair of the
+    answer in ascending order (ties included), divided by the 2n - 1 points possible with n numbers.
 
-    For the question `3 1 0 2` the answer `7 2 2 5` has only the 2, and the pairs 2 2 and 2 5 in order: 3/7. The answer
-    `0 3 1 2` has all four numbers, and the pairs 0 3 and 1 2: 6/7. It is 0 if the count is wrong or something is not
-    an integer written without leading zeros. The reward ignores how often a number occurs: where digits repeat, *some
-    wrong answers score 1 too*, such as `1 2 2` for the question `1 1 2`.
+    For the question `3 1 0 2`, the answer `7 2 2 5` contains only the 2, and the ordered pairs 2 2 and 2 5: 3/7. The
+    answer `0 3 1 2` contains all four numbers, and the ordered pairs 0 3 and 1 2: 6/7. It is 0 if the count is wrong
+    or a word is not an integer without leading zeros. The reward ignores how often a number occurs. If digits repeat,
+    it *gives some wrong answers full reward*, such as `1 2 2` for the question `1 1 2`.
     """
     if not are_as_many_numbers(given, required):
         return 0.0
-    # Decimal, because int refuses texts of some thousand digits.
+    # Decimal, because int() fails on texts of several thousand digits.
     numbers = [Decimal(text) for text in given]
     occurring = set(given)
     included = sum(number in occurring for number in required)
@@ -56,14 +56,14 @@ def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> 
 
 def nearness_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    Return the closeness of each number to the required number in its place. Where 9 is required, `distance` gives
-    nothing for 8, and `nearness` gives nearly a point. With the required digits b_i and the largest error m_i =
-    max(b_i, 9 - b_i) that a digit can have in place i, it is 1 - sum_i min(|a_i - b_i|, m_i) / sum_i m_i. It is 0 if
-    the count is wrong or something is not an integer written without leading zeros.
+    Return how close each number is to the required number in its position. If 9 is required, `distance` gives 8 no
+    point, and `nearness` nearly a full one. With the required digits b_i and the largest possible error m_i =
+    max(b_i, 9 - b_i) of position i, it is 1 - sum_i min(|a_i - b_i|, m_i) / sum_i m_i. It is 0 if the count is wrong
+    or a word is not an integer without leading zeros.
     """
     if not are_as_many_numbers(given, required):
         return 0.0
-    # float, because int refuses texts of some thousand digits; they become inf, which the minimum cuts.
+    # float, because int() fails on texts of several thousand digits. They become inf, which min() bounds.
     numbers = [float(text) for text in given]
     targets = [float(text) for text in required]
     largest = [max(target, 9 - target) for target in targets]
@@ -85,10 +85,10 @@ def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
 
 def inclusion_lcs_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    Give half of the points for the required numbers, half for their order; graded even if the count is wrong. Unlike
-    `inclusion_ordering` it is 1 for the right answer alone. With N = max(len(given), len(required)), it is (|given ∩
-    required| + LCS(given, required)) / (2 N), where the intersection is that of multisets and LCS the length of the
-    longest common subsequence. The denominator has the larger of the two lengths, so that padding does not pay.
+    Give half of the points for the required numbers and half for their order, even if the count is wrong. Unlike
+    `inclusion_ordering`, only the correct answer gets 1. With N = max(len(given), len(required)), it is (|given ∩
+    required| + LCS(given, required)) / (2 N), with the multiset intersection and the length of the longest common
+    subsequence (LCS). Dividing by the larger length gives no reward for padding.
     """
     included = (Counter(given) & Counter(required)).total()
     ordered = longest_common_subsequence(given, required)
@@ -108,20 +108,20 @@ class Sorting(GeneratedTask):
     """
     Sort digits in ascending order: `sort 7 3 9 1` -> `1 3 7 9`.
 
-    Level L, 1 to 8, has L + 3 digits, repetitions included. Every reward lies in [0, 1] and is 1.0 for a correct
-    answer; only `"inclusion_ordering"` is 1.0 for some wrong answers too.
+    Level L, 1 to 8, has L + 3 digits, which may repeat. Every reward is in [0, 1] and is 1.0 for a correct answer.
+    Only `"inclusion_ordering"` also gives some wrong answers 1.0.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
         reward (`str`, *optional*, defaults to `"exact"`):
 
-            | | 1 point for | 0 where the count is wrong |
+            | | 1 point for | 0 if the count is wrong |
             |---|---|---|
             | `"exact"` | the correct answer | yes |
             | `"distance"` | each position that matches: [`distance_reward`] | yes |
             | `"inclusion_ordering"` | each number included, each ordered pair: [`inclusion_ordering_reward`] | yes |
-            | `"nearness"` | each position, less by its error: [`nearness_reward`] | yes |
-            | `"inclusion_lcs"` | each number, each that is in order: [`inclusion_lcs_reward`] | no |
+            | `"nearness"` | each position, minus its error: [`nearness_reward`] | yes |
+            | `"inclusion_lcs"` | each number, and each number in order: [`inclusion_lcs_reward`] | no |
 
     Raises:
         `ValueError`: If the level or the reward is not one of these.
@@ -132,7 +132,7 @@ class Sorting(GeneratedTask):
     def __init__(self, level: int = 3, reward: str = "exact"):
         super().__init__(level)
         if not isinstance(reward, str) or reward not in REWARDS:
-            raise ValueError(f"reward={reward!r}: {self.name} has the rewards {', '.join(REWARDS)}")
+            raise ValueError(f"reward={reward!r} must be one of {', '.join(REWARDS)}")
         self._reward = REWARDS[reward]
 
     def sample(self, rng: Random) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Multiple-choice questions of science."""
+"""Multiple-choice science questions."""
 
 import re
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from trl_prorl.tasks.stem_templates import sample_question
 LETTERS = "ABCDEFGHIJ"
 NUM_CHOICES = 4
 INSTRUCTION = "Reason step by step and end with `Answer: ` and the letter."
-# The letter may stand on the next line, after a heading.
+# The letter may be on the next line, after a heading.
 MARKED = re.compile(r"(?i:answer)[*_]{0,3}[ \t]*:[ \t*_]*\n?([^\n]*)")
 DRESS = " *_`$.()}"
-# The letter, bare or with the usual marks, followed by nothing but the text of its choice.
+# The letter, plain or with the usual marks. Only the text of its choice may follow.
 LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])(?![A-Za-z])[\s*_`$)\]}.:,]*(.*)", re.DOTALL | re.IGNORECASE)
 
 
@@ -27,32 +27,32 @@ def format_question(question: str, choices: list[str]) -> str:
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    Make a problem of a row with `question`, `choices` (2 to 10 texts) and `answer` (a letter, or the place from 0).
+    Convert a row with `question`, `choices` (2 to 10 strings) and `answer` (a letter, or an index from 0).
 
     Raises:
-        `ValueError`: if the row is not like that.
+        `ValueError`: if the row has another form.
     """
     question = need(row, ["question"], str, source)
     choices = need(row, ["choices"], list, source)
     answer = need(row, ["answer"], (str, int), source)
     if not 2 <= len(choices) <= len(LETTERS) or not all(isinstance(choice, str) for choice in choices):
-        raise ValueError(f"{source}: 'choices' must be 2 to {len(LETTERS)} texts")
+        raise ValueError(f"{source}: 'choices' must be 2 to {len(LETTERS)} strings")
     letters = LETTERS[: len(choices)]
     letter = answer
     if isinstance(answer, int) and 0 <= answer < len(letters):
         letter = letters[answer]
     if letter not in tuple(letters):
         raise ValueError(
-            f"{source}: 'answer' is {answer!r}; it must be a letter from A to {letters[-1]}, or its place from 0"
+            f"{source}: 'answer' is {answer!r}. It must be a letter from A to {letters[-1]}, or an index from 0"
         )
-    # The same words with other choices are another question; the same choices in another order are not.
+    # Other choices make it another question; the same choices in another order do not.
     content = "\n".join([question, *sorted(choices)])
     return Problem(content, letter, {"choices": choices}, format_question(question, choices))
 
 
 def extract_letter(completion: str, choices: list[str]) -> str | None:
     """
-    Return the letter after `Answer:` or in `\\boxed{}`, or the letter that is the whole completion; `None` unless
+    Return the letter after `Answer:` or in `\\boxed{}`, or the letter that is the entire completion; `None` unless
     there is exactly one. Only the text of its choice may follow the letter.
     """
     marked = MARKED.findall(completion) + boxed(completion)
@@ -74,19 +74,19 @@ def read_letter(text: str, choices: list[str]) -> str | None:
 
 class Stem(LoadedTask, GeneratedTask):
     """
-    Multiple-choice questions of science: physics, chemistry and biology.
+    Multiple-choice science questions: physics, chemistry and biology.
 
-    Without a path they are generated from formulas, with four choices; level L, 1 to 8, draws from the 2 + 2 L
-    simplest of 18 kinds. The choices are the right answers of four questions of one kind, so a guess, even one that
-    considers the choices, scores 1 over their number.
+    Without a path, questions are generated from formulas, with four choices. Level L, 1 to 8, draws from the 2 + 2 L
+    simplest of 18 kinds. The choices are the correct answers of four questions of the same kind, so guessing scores
+    25 %, even if the guess takes the choices into account.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty of the generated questions, from 1 to 8.
-        path (`str`, *optional*): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is
-            an object with `question`, `choices` (a list of texts) and `answer` (a letter, or the place from 0).
+        path (`str`, *optional*): a JSON Lines file, or a folder with `train.jsonl` and `test.jsonl`. Every line is an
+            object with `question`, `choices` (a list of strings) and `answer` (a letter, or an index from 0).
 
     Raises:
-        `ValueError`: If the level is not one of these, or the file is not as described.
+        `ValueError`: If the level is not from 1 to 8, or the file has another form.
     """
 
     name = "stem"

@@ -1,4 +1,4 @@
-"""Multiple-choice questions of school physics, chemistry and biology, made from formulas."""
+"""Multiple-choice questions of school physics, chemistry and biology, generated from formulas."""
 
 from collections.abc import Callable
 from random import Random
@@ -6,12 +6,12 @@ from random import Random
 
 class Formula:
     """
-    The right answer to a kind of question.
+    The correct answer to one kind of question.
 
     Args:
         unit (`str`): unit of the answer.
-        answer (`Callable[..., float]`): the right value.
-        quantities (`tuple[int, ...]`): possible values by name, in the units that the text names.
+        answer (`Callable[..., float]`): computes the correct value.
+        quantities (`tuple[int, ...]`): possible values by name, in the units of the text.
     """
 
     def __init__(self, unit: str, answer: Callable[..., float], **quantities: tuple[int, ...]):
@@ -23,8 +23,7 @@ class Formula:
 SMALL = tuple(range(2, 60))
 LARGE = tuple(range(10, 500, 5))
 
-# The questions, to be formatted with the quantities, from one step of calculation to two or three; level L of the task
-# uses the first 2 + 2 L.
+# Format strings for the quantities, from one step of calculation to two or three. Level L uses the first 2 + 2 L.
 TEMPLATES = {
     "A car covers {s} m in {t} s at constant speed. What is its speed?": Formula(
         "m/s", lambda s, t: s / t, s=LARGE, t=SMALL
@@ -82,22 +81,23 @@ TEMPLATES = {
 
 
 def written(value: float, unit: str) -> str:
-    """Return a quantity with four significant digits."""
+    """Format a quantity with four significant digits."""
     return f"{float(f'{value:.4g}'):.10g} {unit}"
 
 
 def varied(rng: Random, formula: Formula, base: dict[str, int]) -> dict[str, int]:
-    """Return the quantities with a new draw of one of them."""
+    """Return the quantities with one of them drawn again."""
     name = rng.choice(list(formula.quantities))
     return {**base, name: rng.choice(formula.quantities[name])}
 
 
 def sample_question(rng: Random, level: int, num_choices: int) -> tuple[str, list[str], int]:
     """
-    Return text, choices (all different) and the place of the right one; level 1 to 8. Each choice is the right answer
-    of a question of this kind, and the question is drawn from these at the end. So the choices alone say nothing.
-    Wrong values derived from the right value, by a mistake or a factor, would give it away as the value that the
-    others have in common.
+    Return text, choices (all different) and the index of the correct choice; level 1 to 8.
+
+    Each choice is the correct answer of a question of this kind, and the question is drawn last. So the choices alone
+    do not reveal the answer. Wrong values derived from the correct one, by a mistake or a factor, would reveal it as
+    the value that all choices have in common.
     """
     text, formula = rng.choice([*TEMPLATES.items()][: 2 + 2 * level])
     base = {name: rng.choice(options) for name, options in formula.quantities.items()}

@@ -1,4 +1,4 @@
-"""Chains of additions, worked out step by step: grade-school arithmetic in the small."""
+"""Chains of additions, solved step by step: grade-school arithmetic for the smallest models."""
 
 from collections.abc import Mapping
 from random import Random
@@ -13,7 +13,7 @@ REWARDS = ("exact", "steps")
 
 
 def working(terms: list[int]) -> str:
-    """Return the additions one after the other: `17+48=65 65+5=70` for 17, 48 and 5."""
+    """Return the additions in order: `17+48=65 65+5=70` for 17, 48 and 5."""
     steps = []
     total = terms[0]
     for term in terms[1:]:
@@ -24,17 +24,17 @@ def working(terms: list[int]) -> str:
 
 class Sums(MarkedNumber, GeneratedTask):
     """
-    Add numbers one after the other, and mark the sum: `add 17 48 5` -> `17+48=65 65+5=70 #### 70`.
+    Add numbers step by step, and mark the sum: `add 17 48 5` -> `17+48=65 65+5=70 #### 70`.
 
-    Level L, 1 to 8, has 2 to L + 1 numbers, every count equally likely; one number in four has two digits, the others
-    have one. An answer is correct if it holds the sum after `####`, as in
-    [`~trl_prorl.tasks.gsm8k.GSM8K`]. The working is a way to it, and is not required.
+    Level L, 1 to 8, has 2 to L + 1 numbers, every count equally likely. A quarter of the numbers have two digits, all
+    others one. A completion is correct if it has the sum after `####`, as in [`~trl_prorl.tasks.gsm8k.GSM8K`]. The
+    additions are not required.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
-        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` is 1 for a correct answer and 0 for any other;
-            `"steps"` gives a wrong answer with n additions to do 1/(n+2) for a marked number, and 1/(n+2) for each
-            addition that stands in its place before the mark.
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` is 1 for a correct answer and 0 for any other.
+            `"steps"` also grades wrong answers: with n additions to do, a marked number is worth 1/(n+2), and so is
+            each addition in its correct position before the mark.
 
     Raises:
         `ValueError`: If the level or the reward is not one of these.

@@ -1,4 +1,4 @@
-"""A helper process that answers one question at a time, and is killed if an answer takes too long."""
+"""A helper process that answers one request at a time, and is killed if an answer takes too long."""
 
 import atexit
 import json
@@ -19,15 +19,15 @@ PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 class Worker:
     """
-    A script that reads JSON objects, one a line, from its standard input and writes one for each; its first line is
-    `{"ready": true}`.
+    A script that reads JSON objects from its standard input, one per line, and writes one JSON object for each; its
+    first line is `{"ready": true}`.
 
-    It is started at the first question, serves threads in turn, and is started anew after it was killed and in a
-    forked process. It ends with this process, because its input ends.
+    It starts at the first request and serves threads in turn. It is restarted after it was killed, and in a forked
+    process. It ends with this process, because its input ends.
 
     Args:
         script (`Path`): file of the script.
-        seconds (`float`): time for one answer.
+        seconds (`float`): time limit for one answer.
     """
 
     def __init__(self, script: Path, seconds: float):
@@ -37,11 +37,11 @@ class Worker:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._unread = b""
-        self._known: dict[bytes, dict] = {}  # a reward and a verifier ask the same of a batch
+        self._known: dict[bytes, dict] = {}  # reward and verifier send the same requests for a batch
 
     def ask(self, request: dict, seconds: float | None = None) -> dict | None:
         """
-        Return the answer; `None` if none came in time or the process died. That answer is then lost.
+        Return the answer; `None` if it took too long or the process died.
 
         Raises:
             `RuntimeError`: If the process does not start.
@@ -54,7 +54,7 @@ class Worker:
                 return self._known[text]
             if self._process is None:
                 self._start()
-            with suppress(OSError):  # it has died, and the output has ended
+            with suppress(OSError):  # the process has died; reading then returns None
                 self._process.stdin.write(text + b"\n")
                 self._process.stdin.flush()
             line = self._read_line(self.seconds if seconds is None else seconds)
@@ -67,23 +67,23 @@ class Worker:
             return self._known[text]
 
     def close(self) -> None:
-        """End the process, if this process owns it; the next question starts another."""
+        """End the process, if this process owns it. The next request starts a new one."""
         atexit.unregister(self.close)
         if self._owner == os.getpid() and self._process is not None:
             self._stop()
 
     def _start(self) -> None:
-        # Sets have the same order every time. Threads of a linear algebra library would only reserve memory.
+        # A fixed hash seed gives sets a fixed order. Threads of a linear algebra library would only use memory.
         env = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen([sys.executable, str(self.script)], env=env, **PIPES)
         if self._read_line(START_SECONDS) is None:
             errors = self._stop().decode("utf-8", "replace").split("\n")
-            reason = " ".join(errors[-2:]).strip() or f"no sign of it in {START_SECONDS:g} s"
+            reason = " ".join(errors[-2:]).strip() or f"no answer within {START_SECONDS:g} s"
             raise RuntimeError(f"{self.script.name} did not start: {reason}")
         atexit.register(self.close)
 
     def _stop(self) -> bytes:
-        """End the process. Returns what it wrote to its standard error."""
+        """End the process, and return its standard error."""
         self._process.kill()
         errors = self._process.communicate()[1]
         self._process = None
@@ -91,7 +91,7 @@ class Worker:
         return errors
 
     def _read_line(self, seconds: float) -> bytes | None:
-        """Return the next line; `None` at the end of the output or of the time."""
+        """Return the next line; `None` at the end of the output or after the time limit."""
         deadline = time.monotonic() + seconds
         descriptor = self._process.stdout.fileno()
         while b"\n" not in self._unread:

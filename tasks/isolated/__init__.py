@@ -1,6 +1,6 @@
 """
-Scripts that run in separate processes, with the standard library (and the one library that each serves).
+Scripts that run in separate processes, with the standard library and at most the one library that they wrap.
 
-They are started by their path and import nothing of `tasks`, so that they start fast. In a separate folder,
-`tasks/code.py` and similar files do not hide modules of the standard library from them.
+They are started by path and import nothing from `tasks`, so they start fast. They are in a separate folder, where
+`tasks/code.py` and similar files do not shadow modules of the standard library.
 """

@@ -1,4 +1,4 @@
-"""The loop of a helper process: a JSON object a line in, a JSON object a line out."""
+"""The loop of a helper process: one JSON object per line in, one JSON object per line out."""
 
 import json
 import os
@@ -11,15 +11,15 @@ from lockdown import limit, refuse_system_calls
 
 def answer_lines(answer: Callable[[dict], dict], memory_mib: int, seconds: int) -> None:
     """
-    Lock this process up and answer until the input ends; an exception gives an empty answer.
+    Isolate this process, and answer requests until the input ends. An exception gives an empty answer.
 
     Args:
-        answer (`Callable[[dict], dict]`): makes an answer of a request.
-        memory_mib (`int`): address space.
-        seconds (`int`): limit for one request, after which the kernel ends the process if its owner is gone and has
-            not.
+        answer (`Callable[[dict], dict]`): computes the answer to a request.
+        memory_mib (`int`): limit of the address space.
+        seconds (`int`): time limit for one request, after which the kernel kills the process, in case its owner is
+            gone.
     """
-    # Only answers may reach the pipe, whatever a library prints.
+    # Libraries may print, but only answers may reach the pipe.
     output = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)

@@ -1,4 +1,4 @@
-"""Whether two expressions of SymPy have the same value. math-verify itself compares 6 decimals or 15 digits."""
+"""Compare the values of two SymPy expressions. math-verify itself compares only 6 decimals or 15 digits."""
 
 from fractions import Fraction
 from math import factorial
@@ -8,24 +8,24 @@ import sympy
 from sympy.core.evalf import evalf, fastlog
 
 
-MAX_BITS = 2**16  # of an exact number: 9^{9^9} has a billion
-# Working precision for irrational numbers: a difference beyond 2,400 of their digits counts as zero. At a point of
-# variables one beyond 150 digits does, because several points would have to agree by chance.
+MAX_BITS = 2**16  # size limit of exact numbers: 9^{9^9} has a billion bits
+# Working precision for irrational numbers: a difference beyond 2,400 digits counts as zero. At a point of variables,
+# 150 digits are enough, because several points would have to agree by chance.
 NUMBER_BITS = 2**14
 POINT_BITS = 2**10
-ACCURATE = 20  # bits of a difference that is none of rounding
-# Expressions with variables are compared at points. Their sizes differ, so that |x - 5| is not taken for 5 - x.
+ACCURATE = 20  # a difference with this many accurate bits is not a rounding error
+# Expressions with variables are compared at points of different sizes, so |x - 5| does not equal 5 - x.
 SCALES = (1, 1, 3, 3, 20, 20, 400, 400)
-# What only symbolic work can compare.
+# Expressions that can only be compared symbolically.
 SYMBOLIC = (sympy.Integral, sympy.Derivative, sympy.Sum, sympy.Product, sympy.Limit)
 
 
 class TooLarge(ArithmeticError):
-    """An exact number of more than `MAX_BITS`."""
+    """Raised for an exact number of more than `MAX_BITS`."""
 
 
 def decimal(text: str) -> sympy.Expr:
-    """Return a number as it is written, `1,234`, `0.25` or `1E-20`: an integer, or one times a power of ten."""
+    """Convert `1,234`, `0.25` or `1E-20` exactly: to an integer, or an integer times a power of ten."""
     digits, _, exponent = text.replace(",", "").lower().partition("e")
     whole, _, places = digits.partition(".")
     number = sympy.Integer(whole + places)
@@ -47,7 +47,7 @@ def bounded(value: Fraction) -> Fraction:
 
 
 def power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    """Return the power of an integer exponent; `None` for another one, whose value may be irrational."""
+    """Return the power for an integer exponent; `None` for other exponents, whose value may be irrational."""
     if exponent.denominator != 1 or (base == 0 and exponent < 0):
         return None
     if abs(exponent) * (bits(base) - 1) > MAX_BITS:
@@ -60,14 +60,14 @@ def rational_value(expression: sympy.Basic, point: dict[str, Fraction]) -> Fract
     Return the exact value of an expression of rational numbers, + − × ÷ ^ and !; `None` for anything else.
 
     Args:
-        expression (`sympy.Basic`): unevaluated, as math-verify parses it.
+        expression (`sympy.Basic`): an unevaluated expression, as math-verify parses it.
         point (`dict[str, Fraction]`): values of the variables, by name.
 
     Raises:
-        [`TooLarge`]: If the value of any part of it is too large, also of a part of what is not rational.
+        [`TooLarge`]: If the value of any part is too large, even if the expression as such is not rational.
     """
     if expression.is_Float:
-        return Fraction(str(expression))  # the digits as they were written
+        return Fraction(str(expression))  # the digits as written
     if expression.is_Rational:
         return Fraction(int(expression.p), int(expression.q))
     if expression.is_Symbol:
@@ -113,7 +113,7 @@ def size(value: tuple) -> float:
 def same_number(gold: sympy.Expr, answer: sympy.Expr, precision: int) -> bool | None:
     """
     Return whether two numbers are equal: their difference, computed with `precision` bits, has no accurate digit, or
-    is below half of these bits. Returns `None` if one of them has no value.
+    is below half of these bits. Return `None` if one of them cannot be evaluated.
     """
     options = {"maxprec": precision}
     values = [evalf(number, 2 * ACCURATE, dict(options)) for number in (gold, answer, gold - answer)]
@@ -125,7 +125,7 @@ def same_number(gold: sympy.Expr, answer: sympy.Expr, precision: int) -> bool | 
 
 
 def same_at(gold: sympy.Expr, answer: sympy.Expr, point: dict[str, Fraction]) -> bool | None:
-    """Return whether two expressions have the same value at a point; `None` if one of them has none."""
+    """Return whether two expressions have the same value at a point; `None` if one cannot be evaluated."""
     values = [rational_value(expression, point) for expression in (gold, answer)]
     if None not in values:
         return values[0] == values[1]
@@ -137,13 +137,13 @@ def same_at(gold: sympy.Expr, answer: sympy.Expr, point: dict[str, Fraction]) ->
 
 
 def at(expression: sympy.Expr, point: dict[str, Fraction]) -> sympy.Expr:
-    """Return an expression with numbers in place of its variables."""
+    """Substitute numbers for the variables of an expression."""
     numbers = {name: sympy.Rational(value.numerator, value.denominator) for name, value in point.items()}
     return expression.xreplace({symbol: numbers[symbol.name] for symbol in expression.free_symbols})
 
 
 def points(names: list[str]) -> list[dict[str, Fraction]]:
-    """Return values for the variables, drawn at random but always the same; without variables one empty point."""
+    """Return pseudo-random values for the variables, always the same; one empty point without variables."""
     if not names:
         return [{}]
     random = Random(0)
@@ -155,7 +155,7 @@ def same_expression(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     Return whether two expressions are equal, as numbers or for all values of their variables.
 
     Raises:
-        [`TooLarge`]: If their values are too large to be computed, at the first point already.
+        [`TooLarge`]: If the values at the first point are too large to be computed.
     """
     equal_points = 0
     if not gold.has(*SYMBOLIC) and not answer.has(*SYMBOLIC):
@@ -186,11 +186,10 @@ def percentage(expression: sympy.Basic) -> sympy.Basic | None:
 def same_value(gold: sympy.Basic, answer: sympy.Basic, *precision: int) -> bool:
     """
     Return whether two expressions, or two matrices, are equal. `x %` equals x and x/100, as in math-verify. Rational
-    numbers are compared exactly, others by
-    [`same_number`], expressions with variables at points.
+    numbers are compared exactly, other numbers by [`same_number`], expressions with variables at points.
 
     Args:
-        precision (`int`): the digits of math-verify, which do not matter.
+        precision (`int`): the digits that math-verify passes; ignored.
 
     Raises:
         [`TooLarge`]: If a number in them is too large to be computed.

@@ -1,14 +1,14 @@
 """
-Runs tests against code, inside a sandbox: the tests in one process, the code in another.
+Run tests against code inside a sandbox: the tests in one process, the code in another.
 
-The process with the tests calls the code over a pipe, and only plain values come back. So the code has nothing to
-find: the tests and the nonce are never in its memory, an `__eq__` of its own does not pass the pipe, and there is no
-`assert` in its reach to patch.
+The process with the tests calls the code over a pipe, and only plain values come back. So the code cannot cheat: the
+tests and the nonce are never in its memory, a custom `__eq__` does not pass the pipe, and the code cannot patch the
+`assert` statements.
 
-Standard input holds two frames (4 bytes of length, big endian, then a pickle): first the data for the code's process,
-`{"setup", "code", "memory_mib", "cpu_seconds", "drop_root"}`, and after the fork the data for the tests' process
-alone, `{"tests", "entry_point", "nonce"}`. Standard output gets `ready`, and at the end a line with the nonce and the
-number of tests passed.
+Standard input contains two frames (4 bytes of length, big endian, then a pickle). The first is for the code's process:
+`{"setup", "code", "memory_mib", "cpu_seconds", "drop_root"}`. The second, read after the fork, is for the tests'
+process only: `{"tests", "entry_point", "nonce"}`. Standard output gets `ready`, and at the end a line with the nonce
+and the number of passed tests.
 """
 
 import builtins
@@ -22,12 +22,12 @@ from lockdown import become_nobody, die_with_parent, hide_memory, limit, no_more
 
 MAX_FRAME = 2**24
 MODULE = "solution"
-PROTOCOL = 5  # the first that holds a bytearray without naming its class
+PROTOCOL = 5  # the first protocol that pickles a bytearray without naming its class
 PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 
 class PlainUnpickler(Unpickler):
-    """Unpickles built-in containers and values, but no class or function."""
+    """Unpickle built-in containers and values, but no classes or functions."""
 
     def find_class(self, module, name):
         if (module, name) == ("builtins", "complex"):
@@ -36,7 +36,7 @@ class PlainUnpickler(Unpickler):
 
 
 def read_frame(descriptor: int) -> bytes:
-    """Return the next frame, and not a byte more. Raises `EOFError` at the end, and if a frame is too long."""
+    """Read exactly one frame. Raise `EOFError` at the end of the input, and if the frame is too long."""
     size = int.from_bytes(read_exactly(descriptor, 4), "big")
     if size > MAX_FRAME:
         raise EOFError(f"a frame of {size} bytes")
@@ -62,12 +62,12 @@ def write_frame(descriptor: int, payload: bytes) -> None:
 
 def plain(value):
     """
-    Return the value in built-in types; subclasses of these become the type itself. Raises `TypeError` for anything
+    Convert a value to built-in types; instances of subclasses become the built-in type. Raise `TypeError` for anything
     else.
     """
     for kind in PLAIN:
         if isinstance(value, kind):
-            # Called on the type, so that no method of a subclass answers.
+            # Call the built-in type, not a method of the subclass.
             return value if type(value) is kind else kind(value)
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
@@ -78,7 +78,7 @@ def plain(value):
 
 
 def new_module(setup: str) -> dict:
-    """Return the namespace of a new module in which `setup` has run; classes defined there can be pickled."""
+    """Run `setup` in a new module and return its namespace. Classes defined there can be pickled."""
     module = type(sys)(MODULE)
     sys.modules[MODULE] = module
     exec(compile(setup, "<setup>", "exec"), module.__dict__)
@@ -86,7 +86,7 @@ def new_module(setup: str) -> dict:
 
 
 def serve(given: dict, requests: int, replies: int) -> None:
-    """Run the code, then call its functions on request, until the other side closes."""
+    """Run the code, then call its functions on request until the pipe closes."""
     limit(given["memory_mib"], given["cpu_seconds"])
     no_more_processes()
     refuse_system_calls()
@@ -119,12 +119,12 @@ class Remote:
             return value
         kind = getattr(builtins, value, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
-            raise kind.__new__(kind)  # some exceptions cannot be made with no arguments
+            raise kind.__new__(kind)  # some exceptions cannot be created without arguments
         raise RuntimeError(value)
 
 
 def names_of(code) -> set[str]:
-    """Return the global names (and attributes) that a code object uses, the functions defined in it included."""
+    """Return the global names (and attributes) that a code object uses, including its inner functions."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, type(code)):
@@ -134,8 +134,8 @@ def names_of(code) -> set[str]:
 
 def count_passed(setup: str, tests: list[str], entry_point: str, requests: int, replies: int) -> int:
     """
-    Return the number of tests that run to their end. Names that neither the setup nor Python defines belong to the
-    code.
+    Return the number of tests that finish without an exception. Names that neither the setup nor Python defines are
+    functions of the code.
     """
     namespace = new_module(setup)
     namespace[entry_point] = Remote(entry_point, requests, replies)
@@ -165,7 +165,7 @@ def main() -> None:
     hide_memory()
     child = os.fork()
     if child == 0:
-        # Nothing of the tests' side stays open, above all not standard input, because the nonce will arrive there.
+        # Close everything of the tests' side, above all standard input, where the nonce will arrive.
         for descriptor in (0, 1, 2):
             os.dup2(nowhere, descriptor)
         for descriptor in (nowhere, answer, requests_in, replies_out):

@@ -1,11 +1,10 @@
 """
-A process gives up everything that text written by a model must not have: other processes, the network, changes of
-files.
+Remove the privileges that model-written code must not have: starting processes, using the network, changing files.
 
-Linux's seccomp refuses system calls, for good and for every descendant
-([manual](https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html)). The list names the refused calls,
-because an interpreter needs hundreds of others. It is a second wall behind bubblewrap, and the only wall where
-bubblewrap is missing.
+Linux's seccomp denies system calls, permanently and for all child processes
+([manual](https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html)). The list contains the denied
+calls, because an interpreter needs hundreds of others. It is a second line of defence behind bubblewrap, and the only
+one without bubblewrap.
 """
 
 import ctypes
@@ -43,7 +42,7 @@ PROCESSES = {
     "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274),
 }
-# Calls for memory that outlives a process, or that is not counted as its own, belong here too.
+# Includes calls for memory that outlives a process or is not counted as its own.
 CHANNELS = {
     "socket": (41, 198),
     "io_uring_setup": (425, 425),
@@ -116,26 +115,26 @@ KERNEL = {
     "reboot": (169, 142),
 }
 REFUSED = {**PROCESSES, **CHANNELS, **FILES, **KERNEL}
-# Calls that open a file, with the index of the argument that holds the flags: refused for anything but reading.
+# Calls that open a file, with the index of the flags argument; allowed for reading only.
 OPENING = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# Calls from this number on are newer than this list; x86_64's second set of numbers (x32) lies above it as well.
+# Calls from this number on are newer than this list. The second set of numbers of x86_64 (x32) is above it, too.
 FIRST_UNKNOWN = 452
 
-# Machine -> (its name in the kernel, place in the pairs of numbers above).
+# Machine -> (its constant in the kernel, index in the pairs of numbers above).
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
-# Instructions of a filter.
+# Instructions of a seccomp filter.
 LOAD = 0x20
 JUMP_IF_EQUAL = 0x15
 JUMP_IF_AT_LEAST = 0x35
 JUMP_IF_ANY_BIT = 0x45
 RETURN = 0x06
-# What it returns.
+# Return values of the filter.
 ALLOW = 0x7FFF0000
 REFUSE = 0x00050000 | 1  # 1 is EPERM, which raises an exception in Python
 KILL = 0x80000000
-# Bytes into the kernel's `seccomp_data`.
+# Offsets in the kernel's `seccomp_data`, in bytes.
 NUMBER_AT = 0
 MACHINE_AT = 4
 ARGUMENTS_AT = 16
@@ -149,13 +148,13 @@ NOBODY = 65534
 
 def filter_program(machine: str) -> bytes:
     """
-    Return the filter as the kernel reads it: instructions of 8 bytes (code, jump if true, jump if false, operand).
+    Return the filter in the kernel's format: instructions of 8 bytes (code, jump if true, jump if false, operand).
 
     Raises:
-        `OSError`: If the numbers of this machine's system calls are not known.
+        `OSError`: If the system calls of this machine are unknown.
     """
     if machine not in MACHINES:
-        raise OSError(f"the system calls of {machine!r} are not known, only those of {', '.join(MACHINES)}")
+        raise OSError(f"system calls of {machine!r} are unknown. Supported: {', '.join(MACHINES)}")
     audit_name, place = MACHINES[machine]
     steps = [
         (LOAD, 0, 0, MACHINE_AT),
@@ -196,10 +195,10 @@ def prctl(operation: int, first: int, second: int = 0) -> None:
 
 def refuse_system_calls() -> None:
     """
-    Refuse the system calls of `REFUSED` from now on.
+    Deny the system calls of `REFUSED` from now on.
 
     Raises:
-        `OSError`: If the machine is not known or the kernel has no seccomp.
+        `OSError`: If the machine is unknown or the kernel has no seccomp.
     """
     instructions = filter_program(os.uname().machine if sys.maxsize > 2**32 else "32-bit")
     program = FilterProgram(len(instructions) // 8, instructions)
@@ -208,17 +207,17 @@ def refuse_system_calls() -> None:
 
 
 def hide_memory() -> None:
-    """Keep other processes of the same user, including children, from reading this process's memory."""
+    """Prevent other processes of the same user, including children, from reading this process's memory."""
     prctl(PR_SET_DUMPABLE, 0)
 
 
 def die_with_parent() -> None:
-    """Make the kernel end this process when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     prctl(PR_SET_PDEATHSIG, 9)
 
 
 def become_nobody() -> None:
-    """Give up root for good, because the kernel applies limits on the number of processes to everyone but root."""
+    """Give up root permanently: the kernel does not apply the limit on processes to root."""
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -226,8 +225,8 @@ def become_nobody() -> None:
 
 def limit(memory_mib: int, cpu_seconds: int | None = None) -> None:
     """
-    Limit the address space (MiB) and the processor time (s); forbid files and memory dumps. Beyond the time the kernel
-    kills the process; beyond the memory Python raises `MemoryError`.
+    Limit the address space (MiB) and the CPU time (s), and forbid writing files and core dumps. At the time limit the
+    kernel kills the process; at the memory limit Python raises `MemoryError`.
     """
     limits = {
         resource.RLIMIT_AS: memory_mib * 2**20,
@@ -245,5 +244,5 @@ def limit(memory_mib: int, cpu_seconds: int | None = None) -> None:
 
 
 def no_more_processes() -> None:
-    """Refuse further processes and threads by the limit on their number, which holds for everyone but root."""
+    """Allow no further processes or threads, through the limit on their number, which does not apply to root."""
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))

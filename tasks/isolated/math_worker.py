@@ -1,4 +1,4 @@
-"""Compares two mathematical answers with math-verify; `tasks/math_equality.py` talks to it."""
+"""Compare two mathematical answers with math-verify. Used by `tasks/math_equality.py`."""
 
 import logging
 
@@ -8,7 +8,7 @@ from latex2sympy2_extended import latex2sympy2
 from math_verify import grader, parse, verify
 
 
-# math-verify reads a decimal as a float, and takes numbers for equal that agree in 6 decimals or 15 digits.
+# math-verify parses decimals as floats, and accepts numbers that agree in 6 decimals or 15 digits.
 latex2sympy2._Latex2Sympy.parse_number = lambda self, text: decimal(text)
 latex2sympy2.Number = decimal
 grader.sympy_numeric_eq = same_value
@@ -16,8 +16,8 @@ grader.sympy_symbolic_eq = same_value
 
 
 def compare(request: dict) -> dict:
-    """Answer `{"gold", "answer"}`, both LaTeX without delimiters -> `{"equal"}`."""
-    # math-verify's own time limits are signals, which cannot interrupt a power of integers; the owner kills this
+    """Answer `{"gold", "answer"}`, both LaTeX without delimiters, with `{"equal"}`."""
+    # math-verify's own time limits are signals, which cannot interrupt a power of integers. The owner kills this
     # process instead.
     gold, answer = (parse(f"\\boxed{{{request[key]}}}", parsing_timeout=None) for key in ("gold", "answer"))
     for expression in gold + answer:

@@ -1,8 +1,8 @@
 """
-An `eval` for answers: numbers, lists and formulas, and nothing that could reach the scorer.
+A restricted `eval` for answers: numbers, lists and formulas, but nothing that could manipulate the scorer.
 
-A plain `eval` would give an answer control of the process, and with it of the score. So libraries that call `eval` on
-an answer get this function in its place.
+Python's `eval` would give an answer control over the process, and so over the score. Libraries that call `eval` on an
+answer get this function instead.
 """
 
 import ast
@@ -19,17 +19,17 @@ NODES = (
     *(ast.Call, ast.keyword, ast.Name),
 )
 BUILTINS = ("abs", "bool", "complex", "float", "int", "max", "min", "pow", "round", "sum")
-FUNCTIONS = ("cbrt", "root", "sqrt")  # sympy's, beside its classes
+FUNCTIONS = ("cbrt", "root", "sqrt")  # functions of sympy, in addition to its classes
 
-# Unevaluated calculations: otherwise the integral of a question would be its own antiderivative.
+# Unevaluated calculations. If they were allowed, the integral of a question would be its own antiderivative.
 UNEVALUATED = ("Derivative", "Integral", "Limit", "Product", "Subs", "Sum")
 
 
 def check_plain(source: str, names: dict) -> None:
     """
-    Raise `ValueError` unless an expression is made of constants, operators, containers, and calls of plain names. A
-    name is plain if it is one of a few functions, or a class or an object of sympy but no unevaluated calculation.
-    There are no attributes, so nothing leads from these names to anything else.
+    Raise `ValueError` unless an expression consists of constants, operators, containers, and calls of plain names. A
+    plain name is one of a few functions, or a class or object of sympy that is not an unevaluated calculation.
+    Attributes are not allowed, so these names give access to nothing else.
     """
     for node in ast.walk(ast.parse(source.strip(), mode="eval")):
         if not isinstance(node, NODES):
@@ -40,7 +40,7 @@ def check_plain(source: str, names: dict) -> None:
 
 
 def is_plain_name(name: str, value: object) -> bool:
-    """Return whether a name with this value may stand in an expression; see [`check_plain`]."""
+    """Return whether a name with this value is allowed in an expression; see [`check_plain`]."""
     if name in UNEVALUATED:
         return False
     if name in FUNCTIONS or isinstance(value, Basic):
@@ -52,14 +52,13 @@ def is_plain_name(name: str, value: object) -> bool:
 
 def guard(modules: tuple[str, ...]) -> None:
     """
-    Make `eval` refuse an expression that is not plain if a module whose name starts with one of these calls it on a
-    text.
+    Make `eval` raise an error for text that is not plain, if the calling module's name starts with one of `modules`.
     """
     builtins.eval = guarded(builtins.eval, modules)
 
 
 def guarded(evaluate: Callable, modules: tuple[str, ...]) -> Callable:
-    """Return the `eval` that [`guard`] puts in the place of Python's."""
+    """Return the `eval` with which [`guard`] replaces Python's."""
 
     def plain_eval(source, *scopes):
         caller = sys._getframe(1)

@@ -1,10 +1,9 @@
 """
-Makes and scores questions of reasoning-gym; `tasks/reasoning_gym.py` talks to it.
+Generate and score questions of reasoning-gym. Used by `tasks/reasoning_gym.py`.
 
-Some of its scorers call `eval` on the answer (`spiral_matrix`, `string_insertion`, `n_queens`, `binary_matrix`;
-sympy's parser elsewhere). Here `eval` takes plain values and formulas only, in a process that can start no other
-process, open no connection and change no file. The questions depend on the order of sets, which is fixed for this
-process.
+Some scorers call `eval` on the answer (`spiral_matrix`, `string_insertion`, `n_queens`, `binary_matrix`); others call
+sympy's parser. Here `eval` accepts only plain values and formulas, and the process cannot start other processes, open
+connections or change files. The questions depend on the order of sets, which is fixed for this process.
 """
 
 import re
@@ -18,16 +17,16 @@ from reasoning_gym.coaching.base_curriculum import BaseCurriculum
 from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 
-# Answers that can be right only by chance, tried on a few questions.
+# Answers that can only be correct by chance, tried on a few questions.
 PROBES = ("no such answer", "", "0", "nan", "inf")
 PROBE_SEEDS = range(4)
-# Every comparison with such a number is false, and every distance from it is no number, so its score is chance.
+# NaN and infinities make comparisons and distances meaningless, so their score would be arbitrary.
 NO_NUMBER = re.compile(r"(?<![A-Za-z0-9_])(?:nan|inf|infinity|oo|zoo)j?(?![A-Za-z0-9_])", re.IGNORECASE)
 
 
 def configuration(family: str, level: int | None, config: tuple) -> dict:
     """
-    Return the settings of a family at a level of its curriculum (from 1), or its own settings; `config` overrides
+    Return the settings of a family at a level of its curriculum (from 1), or its default settings. `config` overrides
     both.
     """
     settings = {}
@@ -40,7 +39,7 @@ def configuration(family: str, level: int | None, config: tuple) -> dict:
 
 @lru_cache(maxsize=4096)
 def question(family: str, level: int | None, config: tuple, seed: int) -> tuple:
-    """Return a data set of one question, and that question."""
+    """Return a dataset of one question, and that question."""
     settings = {**configuration(family, level, config), "seed": seed, "size": 1}
     dataset = reasoning_gym.create_dataset(family, **settings)
     return dataset, dataset[0]
@@ -48,9 +47,11 @@ def question(family: str, level: int | None, config: tuple, seed: int) -> tuple:
 
 def answer(request: dict) -> dict:
     """
-    `{"do": "check", "family", "level", "config"}` -> `{"problem"}`, `None` if there is none.
-    `{"do": "make", ..., "seed"}` -> `{"question", "answer"}`.
-    `{"do": "score", ..., "seed", "answer"}` -> `{"score"}`.
+    Answer a request:
+
+    - `{"do": "check", "family", "level", "config"}` with `{"problem"}`, `None` if there is no problem;
+    - `{"do": "make", ..., "seed"}` with `{"question", "answer"}`;
+    - `{"do": "score", ..., "seed", "answer"}` with `{"score"}`.
     """
     family = request["family"]
     level = request["level"]
@@ -65,7 +66,7 @@ def answer(request: dict) -> dict:
 
 def score(dataset, entry: dict, text: str) -> float:
     """
-    Return the scorer's points; 0 for an answer with NaN or an infinity, unless the family's own answer has one too.
+    Return the scorer's points; 0 for an answer with NaN or infinity, unless the reference answer has one too.
     """
     if NO_NUMBER.search(text) and not NO_NUMBER.search(entry["answer"] or ""):
         return 0.0
@@ -73,7 +74,7 @@ def score(dataset, entry: dict, text: str) -> float:
 
 
 def is_fooled(dataset, entry: dict, text: str) -> bool:
-    """Return whether a text that is not the answer gets a full point."""
+    """Return whether a text that is not the answer gets full reward."""
     try:
         return text != (entry["answer"] or "").strip() and score(dataset, entry, text) == 1.0
     except Exception:
@@ -81,12 +82,12 @@ def is_fooled(dataset, entry: dict, text: str) -> bool:
 
 
 def find_problem(family: str, level: int | None, config: tuple) -> str | None:
-    """Return the problem with the name or the settings."""
+    """Return what is wrong with the name or the settings; `None` if they work."""
     if family not in DATASETS:
         nearest = get_close_matches(family, DATASETS, n=3) or sorted(DATASETS)
-        return f"reasoning-gym has no family {family!r}; the nearest of its {len(DATASETS)} are {', '.join(nearest)}"
+        return f"reasoning-gym has no family {family!r}. The nearest of its {len(DATASETS)}: {', '.join(nearest)}"
     if level is not None and not has_curriculum(family):
-        return f"level={level}: {family} has no curriculum; set its config instead"
+        return f"level={level}: {family} has no curriculum. Set config instead"
     try:
         questions = [question(family, level, config, seed) for seed in PROBE_SEEDS]
     except Exception as error:
@@ -95,7 +96,7 @@ def find_problem(family: str, level: int | None, config: tuple) -> str | None:
         fooled = sum(is_fooled(*each, probe) for each in questions)
         # game_of_life_halting of 0.1.25 takes bool() of the text; coin_flip's tolerance is above its probabilities.
         if fooled > len(questions) / 2:
-            return f"its scorer gives a full point for nonsense ({probe!r}), so nothing can be learned from it"
+            return f"its scorer gives nonsense ({probe!r}) full reward, so a model cannot learn from it"
     return None
 
 

@@ -68,7 +68,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
     [
         ("", "has no rows"),
         ("{}\nnot json\n", "line 2 cannot be read as JSON Lines"),
-        ("[1]\n", "line 1 is not an object but '.1.'"),
+        ("[1]\n", "line 1 is not an object.*1"),
         ("{}\n" + '{"a":' * 50_000 + "1" + "}" * 50_000 + "\n", "line 2 cannot be read as JSON Lines: it is nested"),
         (
             f'{{"problem": {"1" * 5000}}}\n',

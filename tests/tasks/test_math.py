@@ -299,7 +299,7 @@ def test_a_long_text_is_not_read(task, monkeypatch):
         ({"problem": "a"}, "'answer' or 'solution' is missing"),
         ({"problem": "a", "answer": 1}, "'answer' is 1"),
         ({"problem": "", "answer": "1"}, "'problem' is ''"),
-        ({"problem": "a", "solution": "It is 1."}, "'solution' holds no .*boxed"),
+        ({"problem": "a", "solution": "It is 1."}, "'solution' has no .*boxed"),
     ],
 )
 def test_bad_rows(tmp_path, write_jsonl, row, message):

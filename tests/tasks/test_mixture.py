@@ -86,8 +86,8 @@ def test_names_with_weights_are_a_mixture():
     [
         ({}, "tasks={} must map"),
         (["parity"], "tasks=.'parity'. must map"),
-        *(({"parity": weight}, "the weight of 'parity'") for weight in (0, -1, True, "half", float("nan"))),
-        ({"parity": {"level": 2}}, "the weight of 'parity' is None"),
+        *(({"parity": weight}, "'parity'.*above 0") for weight in (0, -1, True, "half", float("nan"))),
+        ({"parity": {"level": 2}}, "'parity'.*None"),
         ({"parit": 1}, "'parit': name='parit' is not a task"),
         ({"parity": {"weight": 1, "levle": 2}}, "'parity': levle=2 .* mean 'level'"),
         ({"inner": {"weight": 1, "task": "mixture"}}, "'inner' is a mixture itself"),
@@ -101,8 +101,8 @@ def test_wrong_members(tasks, message):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("parity:0.5,sorting", "'sorting' is not a task and its weight, as in 'gsm8k:0.5,code:0.3'"),
-        ("parity:x,sorting:1", "'parity:x' is not a task and its weight"),
+        ("parity:0.5,sorting", "'sorting' .* 'gsm8k:0.5,code:0.3'"),
+        ("parity:x,sorting:1", "'parity:x' .* 'gsm8k:0.5,code:0.3'"),
         ("parity:1,parity:2", "names 'parity' twice"),
     ],
 )
@@ -112,7 +112,7 @@ def test_wrong_names_with_weights(name, message):
 
 
 def test_names_with_weights_take_no_options():
-    with pytest.raises(ValueError, match="task='parity:1,sorting:1' takes no level: write task: mixture.*task_opt"):
+    with pytest.raises(ValueError, match="task='parity:1,sorting:1' .*level.*task: mixture.*task_opt"):
         task_of_recipe("parity:1,sorting:1", level=3)
 
 

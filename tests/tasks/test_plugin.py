@@ -98,15 +98,15 @@ def plugin(rows=ROWS, more="pass", name="'own'", place="'own:Own'"):
 
 # What a file has, and what is said of it when it is loaded, or when its task is made.
 WRONG = [
-    ("raise SystemExit(0)", "stopped with SystemExit"),
-    ("def", "stopped with SyntaxError"),
+    ("raise SystemExit(0)", "SystemExit"),
+    ("def", "SyntaxError"),
     ("x = 1", "registers no task"),
     (plugin(place="Own"), "not of the form 'module:Class'"),
     (plugin(place="'Own'"), "not of the form 'module:Class'"),
     (plugin(place="'nowhere:Own'"), "no module 'nowhere'"),
-    (plugin(place="'own:Onw'"), "'Onw' is nothing there"),
+    (plugin(place="'own:Onw'"), "'Onw' is not defined"),
     (plugin(place="'own:TASKS'"), "'TASKS' is a dict"),
-    (plugin(place="'trl_prorl.tasks:Task'"), "lacks rows, verify"),
+    (plugin(place="'trl_prorl.tasks:Task'"), "rows, verify"),
     (plugin(name="5"), "registers a task as 5"),
     (plugin(more="rows = [1]"), "Own.rows is a list"),
     (plugin(more="turns = 0"), "Own.turns=0"),
@@ -159,7 +159,7 @@ def test_every_command_refuses_in_one_line(tmp_path, command, begin):
     (tmp_path / "broken.py").write_text("1 / 0")
     status, written = command(f"{begin} --plugin broken.py")
     assert status == 2 and written.count("\n") == 1, written[-2000:]
-    assert written.startswith("error: --plugin broken.py stopped with ZeroDivisionError")
+    assert written.startswith("error: --plugin broken.py") and "ZeroDivisionError" in written
 
 
 @pytest.mark.parametrize(
