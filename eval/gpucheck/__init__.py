@@ -1,1 +1,1 @@
-"""What `trl-prorl gpu-check` checks and measures on a GPU: `parts.py` has the list."""
+"""The parts of `trl-prorl gpu-check`, which checks and measures on a GPU; `parts.py` has the list."""

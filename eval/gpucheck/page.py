@@ -1,4 +1,4 @@
-"""The page about a card, from the folder of results."""
+"""Write the page about a GPU from the folder of results."""
 
 import json
 import re
@@ -12,17 +12,23 @@ from trl_prorl.eval.stepcost.tables import ratio
 
 LIST = "<!-- Written by eval.gpu_check. -->"
 STAGES = ("generation", "scoring", "update")
-COLUMNS = ["arm", *(f"{stage}, s" for stage in (*STAGES, "whole step")), "update phase ×", "whole step ×", "peak, GiB"]
+COLUMNS = [
+    "variant",
+    *(f"{stage}, s" for stage in (*STAGES, "whole step")),
+    "update phase ×",
+    "whole step ×",
+    "peak, GiB",
+]
 NOTE = (
-    f"Seconds of an optimizer step, medians; scoring and update are the update phase. ×: times as fast as {BASELINE}. "
-    "Peak: of the update, above the models."
+    f"Seconds per optimizer step (medians). Scoring and update form the update phase. ×: speedup over {BASELINE}. "
+    "Peak: memory of the update, above the models."
 )
-OBJECTIVE = "B optimises a different objective from A's and TRL's."
-TOY = "On a CPU the parts run at toy size: the sizes in what follows are those of a card."
+OBJECTIVE = "B optimizes a different objective from A and TRL."
+TOY = "On a CPU the parts run at toy size. The sizes in the headings below are for a GPU."
 
 
 def page(folder: Path, machine: dict) -> str:
-    """All parts that have a result; those without are named."""
+    """Return the page: every part with its result, or \"Not measured\"."""
     memory = f" {machine['memory']} GiB;" if "memory" in machine else ""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}. {OBJECTIVE}", ""]
@@ -36,33 +42,33 @@ def page(folder: Path, machine: dict) -> str:
 
 
 def draw_table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    """Return the lines of a Markdown table, with an empty one below."""
+    """Return the lines of a Markdown table, followed by an empty line."""
     return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)] + [""]
 
 
 def number(value: float) -> str:
-    """Three digits, without an exponent."""
+    """Format a number with three digits and no exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def section(result: Result) -> list[str]:
-    """Return a part: how many checks hold, those that do not, its tables, what was left out."""
-    lines = [f"{result.passed} of {result.passed + len(result.failed)} checks hold.", ""]
+    """Return the section of a part: number of passed checks, failures, tables, and what was skipped."""
+    lines = [f"{result.passed} of {result.passed + len(result.failed)} checks passed.", ""]
     if result.numbers:
         lines += draw_table(["", "measured"], [[name, number(value)] for name, value in result.numbers.items()])
     lines += [f"- **Failed: {name}**: {found}" for name, found in result.failed.items()]
     for title, arms in result.seconds.items():
         table = draw_table(COLUMNS, [row(arms, name) for name in arms])
         lines += [f"### {title}", "", *table, NOTE, ""]
-    lines += [f"- Left out: {name} ({reason})" for name, reason in result.skipped.items()]
+    lines += [f"- Skipped: {name} ({reason})" for name, reason in result.skipped.items()]
     lines.append("")
     return lines
 
 
 def row(arms: dict[str, dict], name: str) -> list[str]:
-    """Return the cells of an arm."""
+    """Return the cells of a variant."""
     mine = arms[name]
     seconds = [*(mine[stage] for stage in STAGES), statistics.median(mine["whole"])]
     ratios = [ratio(arms, name, rounds=kind)[0] for kind in ("phase", "whole")]
@@ -71,7 +77,7 @@ def row(arms: dict[str, dict], name: str) -> list[str]:
 
 
 def publish(folder: Path, root: Path, machine: dict) -> Path:
-    """Write the page into `docs/gpu` of a checkout, with the numbers beside it, and list it there."""
+    """Write the page and its raw numbers into `docs/gpu` of a checkout, and list it in the README there."""
     docs = root / "docs" / "gpu"
     where = docs / (re.sub(r"[^a-z0-9]+", "-", machine["device"].lower()).strip("-") + ".md")
     files = {name: folder / f"{name}.json" for name in PARTS}

@@ -1,6 +1,6 @@
 """
-The parts of `trl-prorl gpu-check`, each a command in a process of its own with a limit: the tests that run on a GPU,
-`step-cost`, rollouts of a large batch, and a few whole steps.
+The parts of `trl-prorl gpu-check`: the tests that run on a GPU, `step-cost`, rollouts of a large batch, and a few
+complete steps. Each part is a command in a separate process with a time limit.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ import trl_prorl
 from trl_prorl.files import replaced
 
 
-ROOT = Path(trl_prorl.__file__).parent.parent  # of a checkout, where there is one
+ROOT = Path(trl_prorl.__file__).parent.parent  # root of the checkout, if there is one
 TESTS = "tests"
 COST = "cost"
 LARGE = "cost-large"
 ROLLOUTS = "rollouts"
 STEPS = "steps"
 VLLM = "vllm"
-PARTS = {  # title, and seconds on a card after which a part is stopped: 20 minutes in all
-    TESTS: ("Right: the tests that run on a GPU", 360),
-    COST: ("The cost of a step", 210),
-    LARGE: ("The cost of a step, the larger model, completions of 512 tokens", 270),
-    ROLLOUTS: ("Rollouts of 512 rows and 512 tokens", 90),
-    STEPS: ("Steps: memory, launches, waits", 120),
+PARTS = {  # title, and time limit in seconds on a GPU: 20 minutes in total
+    TESTS: ("Correctness: the tests that run on a GPU", 360),
+    COST: ("Time of a step", 210),
+    LARGE: ("Time of a step, larger model, completions of 512 tokens", 270),
+    ROLLOUTS: ("Rollouts: 512 completions of 512 tokens", 90),
+    STEPS: ("Steps: memory growth, kernel launches, synchronizations", 120),
     VLLM: ("The same rollouts with vLLM", 150),
 }
 MODULES = {
@@ -42,7 +42,7 @@ MODULES = {
     STEPS: "trl_prorl.eval.gpucheck.steps",
     VLLM: "trl_prorl.eval.gpucheck.rollouts",
 }
-REPORTS = {  # below the folder of the results
+REPORTS = {  # relative to the folder of results
     TESTS: "tests.xml",
     COST: "cost/arms.json",
     LARGE: "cost-large/growth.json",
@@ -68,21 +68,21 @@ TOY = {
     ROLLOUTS: TOY_SIZE,
     STEPS: TOY_SIZE,
 }
-LEAST_GIB = 20  # of a card, for the larger model
-LEAST = 20.0  # seconds that must be left for another part to begin
+MIN_GIB = 20  # GPU memory that the larger model needs
+MIN_SECONDS = 20.0  # a part starts only if at least this much time is left
 
 
 @dataclass
 class Result:
     """
-    What a part found.
+    The result of a part.
 
     Attributes:
-        made_with (`dict[str, str]`): Code, device and versions.
-        passed (`int`): Checks that hold.
-        failed, skipped (`dict[str, str]`): Names of checks, and of what was left out, with the reason.
-        seconds (`dict`): What `step-cost` measured, by setting and arm.
-        numbers (`dict[str, float]`): What else was measured, by name.
+        made_with (`dict[str, str]`): code, device and versions.
+        passed (`int`): number of passed checks.
+        failed, skipped (`dict[str, str]`): names of failed checks, and of skipped ones, with the reason.
+        seconds (`dict`): measurements of `step-cost`, by setting and variant.
+        numbers (`dict[str, float]`): other measurements, by name.
     """
 
     made_with: dict[str, str]
@@ -93,13 +93,13 @@ class Result:
     numbers: dict[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path, name: str) -> None:
-        """Write it, whole or not at all."""
+        """Write the result atomically."""
         with replaced(folder / f"{name}.json") as aside:
             aside.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path, name: str) -> "Result | None":
-        """Return a part's result, or `None`."""
+        """Return the result of a part, or `None` if there is none."""
         path = folder / f"{name}.json"
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 
@@ -114,8 +114,8 @@ def run_parts(
     say: Callable[[str], None],
 ) -> tuple[list[str], list[str]]:
     """
-    Run these parts, but for those that have passed already with this code on this device, unless `again` is set.
-    Return what failed, as `PART: CHECK`, and the parts for which these `minutes` left no time. `say` takes a line.
+    Run these parts. Parts that have already passed with this code on this device are skipped, unless `again` is set.
+    Return the failures, as `PART: CHECK: REASON`, and the parts for which `minutes` left no time. `say` prints a line.
     """
     began = time.monotonic()
     failed = []
@@ -123,25 +123,25 @@ def run_parts(
     for name in names:
         earlier = Result.read(folder, name)
         if not again and earlier and earlier.made_with == made_with and not earlier.failed:
-            say(f"{name:<11} passed already")
+            say(f"{name:<11} already passed")
             continue
         seconds = 60 * minutes - (time.monotonic() - began)
-        if seconds < LEAST:
+        if seconds < MIN_SECONDS:
             left.append(name)
             continue
         started = time.monotonic()
         result = run_part(name, cpu, folder, min(PARTS[name][1], seconds), made_with)
         result.write(folder, name)
         failed += [f"{name}: {check}: {why}" for check, why in result.failed.items()]
-        line = f"{result.passed} of {result.passed + len(result.failed)} checks hold"
+        line = f"{result.passed} of {result.passed + len(result.failed)} checks passed"
         if result.skipped:
-            line += f"; left out: {', '.join(result.skipped)}"
+            line += f"; skipped: {', '.join(result.skipped)}"
         say(f"{name:<11} {time.monotonic() - started:4.0f} s  {line}")
     return failed, left
 
 
 def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[str, str]) -> Result:
-    """Run one part, whose command is killed at the limit, in seconds, with all that it has begun."""
+    """Run one part. At the limit, in seconds, its command and all child processes are killed."""
     result = Result(made_with)
     log = folder / f"{name}.log"
     reason = reason_to_skip(name, cpu)
@@ -166,7 +166,7 @@ def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[s
 
 
 def command(name: str, cpu: bool, report: Path) -> list[str]:
-    """Return the command of a part, which writes this report."""
+    """Return the command of a part, which writes `report`."""
     if name == TESTS:
         options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--rootdir", str(ROOT), f"--junitxml={report}"]
         return [sys.executable, "-m", "pytest", *options, *marked_files()]
@@ -175,26 +175,26 @@ def command(name: str, cpu: bool, report: Path) -> list[str]:
 
 
 def run_command(command: list[str], log: Path, limit: float) -> str | None:
-    """Run a command; return why it did not end well, with its last line, or `None`."""
+    """Run a command. Return `None` if it succeeds, otherwise the reason with its last line."""
     with log.open("w") as written:
         process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            return f"was stopped after {limit:.0f} s"
+            return f"stopped after {limit:.0f} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what it has left behind
+                os.killpg(process.pid, signal.SIGKILL)  # including child processes
             process.wait()
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     if status == 0:
         return None
     last = lines[-1] if lines else ""
-    return f"ended with exit code {status}: {last[:300]}"
+    return f"exit code {status}: {last[:300]}"
 
 
 def reason_to_skip(name: str, cpu: bool) -> str | None:
-    """Return why a part does not run here, in a few words, or `None`."""
+    """Return why a part cannot run here, in a few words, or `None`."""
     if cpu and name == TESTS:
         return "needs a GPU; `make test` runs most of them on a CPU"
     if cpu and name == VLLM:
@@ -202,25 +202,25 @@ def reason_to_skip(name: str, cpu: bool) -> str | None:
     if name == VLLM and importlib.util.find_spec("vllm") is None:
         return "vllm is not installed"
     if name in (LARGE, ROLLOUTS, STEPS) and not cpu:
-        import torch  # not for the names above
+        import torch  # slow to import, and not needed for the names above
 
         gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-        if gib < LEAST_GIB:
-            return f"needs a card of {LEAST_GIB} GiB; this one has {gib:.0f}"
+        if gib < MIN_GIB:
+            return f"needs a GPU with {MIN_GIB} GiB, and this one has {gib:.0f}"
     if name == TESTS and not (ROOT / "tests" / "test_on_gpu.py").is_file():
-        return "the tests come with a checkout of the project only"
+        return "needs a checkout of the project, which has the tests"
     if name == TESTS and importlib.util.find_spec("pytest") is None:
         return "pytest is not installed (pip install -e '.[dev]')"
     return None
 
 
 def marked_files() -> list[str]:
-    """Return the files with such tests: it takes longer to collect all tests than to run these."""
+    """Return the files with GPU tests. Collecting all tests would take longer than running these."""
     return [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
 
 
 def read_report(report: Path, result: Result) -> None:
-    """Every test of pytest's report in JUnit's format as a check, or as skipped."""
+    """Add every test of a JUnit report to the result as passed, failed or skipped."""
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}: {case.get('name')}"
         wrong = [child.get("message", "") for kind in ("failure", "error") for child in case.findall(kind)]

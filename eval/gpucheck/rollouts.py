@@ -1,8 +1,8 @@
 """
-How long a batch of rollouts takes, and the most memory: `python -m trl_prorl.eval.gpucheck.rollouts`.
+Measure time and peak memory of a batch of rollouts: `python -m trl_prorl.eval.gpucheck.rollouts`.
 
-The batch is sampled by TRL's trainer, by ours (compactly), or by vLLM, each with the same random weights. A completion
-ends where the model says so, which with a large vocabulary of random weights hardly any does.
+The batch is sampled by TRL's trainer, by ours (compact generation), or by vLLM, each with the same random weights. A
+completion ends early only if the model samples the end token, which is rare with random weights and many tokens.
 """
 
 import argparse
@@ -25,18 +25,18 @@ from trl_prorl.eval.stepcost.trainers import make_trainer, sample_batch, silence
 TRL = "TRL"
 PLAIN = "plain"
 VLLM = "vLLM"
-TRAINERS = {TRL: DEFAULT, PLAIN: "plain packed"}  # arms of `step-cost`: a reference changes nothing in a rollout
+TRAINERS = {TRL: DEFAULT, PLAIN: "plain packed"}  # variants of `step-cost`; a reference has no effect on rollouts
 WARM_UP = 8  # tokens
 
 
 def sample_tokens(trainer: GRPOTrainer, prompts: list[list[int]], tokens: int) -> float:
-    """Sample a completion of so many tokens for each prompt. Returns the seconds."""
+    """Sample a completion of at most `tokens` tokens per prompt. Return the seconds."""
     trainer.generation_config.max_new_tokens = tokens
     return sample_batch(trainer, prompts)[0]
 
 
 def measure_trainer(name: str, args: argparse.Namespace) -> dict[str, float]:
-    """Measure the sampling of TRL's trainer or of ours."""
+    """Measure sampling with TRL's trainer or with ours."""
     batches = Batches(args, 1.0, fixed=args.longest)
     arm = ARMS[TRAINERS[name]]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), silence_training():
@@ -48,12 +48,12 @@ def measure_trainer(name: str, args: argparse.Namespace) -> dict[str, float]:
         seconds = sample_tokens(trainer, prompts, args.longest)
         peak = trainer.watch.peak()
     del trainer
-    gc.collect()  # a trainer refers to itself, and would count as held while the next is measured
+    gc.collect()  # free the trainer (a reference cycle), so that its memory does not count for the next one
     return found_numbers(name, seconds, args.longest, peak)
 
 
 def found_numbers(name: str, seconds: float, tokens: int, peak: float | None) -> dict[str, float]:
-    """Name what was measured of a sampler."""
+    """Return the measurements of a sampler by name."""
     numbers = {f"{name}: a token of all rows, ms": 1000 * seconds / tokens}
     numbers[f"{name}: a generation batch, s"] = seconds
     if peak is not None:
@@ -62,7 +62,7 @@ def found_numbers(name: str, seconds: float, tokens: int, peak: float | None) ->
 
 
 def measure_vllm(args: argparse.Namespace) -> dict[str, float]:
-    """Measure vLLM with its own settings and nine tenths of the memory, which it fills with its cache."""
+    """Measure vLLM with its default settings and 90 % of the memory, which it fills with its cache."""
     from vllm import LLM, SamplingParams
 
     batches = Batches(args, 1.0, fixed=args.longest)
@@ -91,7 +91,7 @@ def measure_vllm(args: argparse.Namespace) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: `step-cost`'s options of the size, where `--longest` is the length of every completion."""
+    """Entry point. Accepts the size options of `step-cost`; `--longest` is the length of every completion."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samplers", nargs="+", choices=[*TRAINERS, VLLM], default=list(TRAINERS))
     options, others = parser.parse_known_args(argv)

@@ -1,9 +1,10 @@
 """
-Does memory grow from step to step, and what does a step ask of the card? `python -m trl_prorl.eval.gpucheck.steps`.
+Check that memory does not grow over steps, and count kernel launches and synchronizations:
+`python -m trl_prorl.eval.gpucheck.steps`.
 
-A samples, scores and trains a few steps, always on the same batch, so that every step should take the same memory.
-torch's profiler counts the launches and the waits of two micro-batches. Those of a token are the difference between
-two rollouts, divided by the difference of their tokens.
+Variant A samples, scores and trains for a few steps, always on the same batch, so every step should need the same
+memory. torch's profiler counts the launches and waits of two micro-batches. The counts per token are the difference
+between two rollouts, divided by the difference of their lengths.
 """
 
 import argparse
@@ -47,7 +48,7 @@ class SameBatch(Batches):
 
 
 class HeldMemory(TrainerCallback):
-    """Notes the MiB that are held after each step: on the GPU, or by a process that trains without one."""
+    """Record the MiB in use after each step: GPU memory, or process memory without a GPU."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -59,7 +60,7 @@ class HeldMemory(TrainerCallback):
 
 
 def count_calls(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Sum up the launches and the waits among calls of CUDA, given as names and numbers."""
+    """Count launches and waits among CUDA calls, given as pairs of name and count."""
     found = {"launches": 0, "waits": 0}
     for name, number in counts:
         if name in LAUNCHES:
@@ -70,7 +71,7 @@ def count_calls(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def profile_call(call: Callable, *args, **kwargs) -> tuple[object, dict[str, int]]:
-    """Call a function. Returns its result, and the launches and waits that it asked for; 0 without a GPU."""
+    """Call a function. Return its result, and its launches and waits; 0 without a GPU."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -80,7 +81,7 @@ def profile_call(call: Callable, *args, **kwargs) -> tuple[object, dict[str, int
 
 
 def profile_micro_batches(trainer, numbers: Iterable[int]) -> list[dict[str, int]]:
-    """Let these micro-batches of a training, counted from 0 on, be profiled. Returns the list that gets the counts."""
+    """Profile these micro-batches of a training, counted from 0. Return the list that will contain the counts."""
     train = trainer.training_step
     found = []
     number = -1
@@ -99,7 +100,7 @@ def profile_micro_batches(trainer, numbers: Iterable[int]) -> list[dict[str, int
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """Train the steps. Returns `numbers` by name, and `failed` with what does not hold."""
+    """Train the steps. Return `numbers` by name, and `failed` with the failed checks."""
     batches = SameBatch(args, 1.0, fixed=args.longest)
     in_step = args.prompts * args.num_generations // args.micro_batch
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), silence_training():
@@ -116,7 +117,7 @@ def measure(args: argparse.Namespace) -> dict:
         trainer.args.max_steps = TRAINED
         held = HeldMemory(trainer.accelerator.device)
         trainer.add_callback(held)
-        # Of the second batch the first pass and a later one, and not a step's first micro-batch.
+        # Profile the first and a later pass over the second batch, but not the first micro-batch of a step.
         profiled = profile_micro_batches(trainer, [2 * in_step + 1, 3 * in_step + 1])
         trainer.train()
         rollouts = [profile_call(sample_tokens, trainer, prompts, length)[1] for length in LENGTHS]
@@ -128,7 +129,7 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def name_counts(profiled: list[dict[str, int]], rollouts: list[dict[str, int]]) -> dict[str, float]:
-    """Name the launches and waits of a micro-batch, and of a token."""
+    """Return launches and waits per micro-batch and per token, by name."""
     numbers = {}
     shorter, longer = rollouts
     for name in ("launches", "waits"):
@@ -139,21 +140,21 @@ def name_counts(profiled: list[dict[str, int]], rollouts: list[dict[str, int]]) 
 
 def summarise(rows: list[Mapping[str, float]], after_steps: list[float], counts: dict[str, float] | None) -> dict:
     """
-    Name what was measured. On a GPU, where there are counts and a peak of every step, check that memory does not grow.
+    Return the measurements by name. On a GPU, where `counts` and peak memory exist, check that memory does not grow.
     """
-    growth = after_steps[-1] - after_steps[1]  # in the first two all was allocated once
+    growth = after_steps[-1] - after_steps[1]  # everything is allocated within the first two steps
     numbers = {f"{NAME}: growth of the memory between steps, MiB": growth}
     failed = {}
     if counts is not None:
         numbers |= counts
         numbers[f"{NAME}: peak memory of a step, GiB"] = max(row["peak_memory_gib"] for row in rows)
         if growth > TOLERANCE:
-            failed[GROWTH] = f"after the last step {growth:.1f} MiB more are held than after the second"
+            failed[GROWTH] = f"{growth:.1f} MiB more are in use after the last step than after the second"
     return {"numbers": numbers, "failed": failed}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: `step-cost`'s options of the size, where `--longest` is the length of every completion."""
+    """Entry point. Accepts the size options of `step-cost`; `--longest` is the length of every completion."""
     args = parse(argv)
     found = measure(args)
     print(json.dumps(found))

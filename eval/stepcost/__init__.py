@@ -1,1 +1,1 @@
-"""What a step costs, part by part: arms, batches, trainers, stopwatch, measuring, tables and charts."""
+"""Time the stages of a training step: variants, batches, trainers, stopwatch, measurement, tables and charts."""

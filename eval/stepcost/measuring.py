@@ -1,4 +1,4 @@
-"""Rounds of all arms in turns with the medians of their stages, and the peak memory of each arm alone."""
+"""Time all variants in turns and take the median of each stage; measure the peak memory of each variant alone."""
 
 import argparse
 import multiprocessing
@@ -20,12 +20,12 @@ def measure(
     arms: dict, args, batches: Batches, iterations: int, checkpointing: bool, generate: bool
 ) -> dict[str, dict]:
     """
-    Run the arms in turns.
+    Run the variants in turns.
 
     Returns:
-        `dict[str, dict]`: by arm the median seconds of an optimizer step's `generation`, `scoring` and `update`, every
-        round's seconds of what `ROUNDS` names, and on a GPU the `peak` memory of the update phase in GiB, beyond what
-        is held before it.
+        `dict[str, dict]`: for each variant the median seconds of `generation`, `scoring` and `update` per optimizer
+        step, the seconds of every round for the keys in `ROUNDS`, and on a GPU the `peak` memory of the update phase
+        in GiB, above the memory that was allocated before it.
     """
     rounds = {name: defaultdict(list) for name in arms}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -36,7 +36,7 @@ def measure(
         }
         order = list(trainers)
         for number in range(args.rounds + 1):
-            # In turns, and not always in the same order.
+            # Rotate the order between rounds.
             first = number % len(order)
             for name in order[first:] + order[:first]:
                 trainer = trainers[name]
@@ -45,7 +45,7 @@ def measure(
                 with silence_training():
                     trainer.train()
                 if number == 0:
-                    continue  # the first round warms up
+                    continue  # warm-up
                 scoring = trainer.watch.seconds["scoring"]
                 step = trainer.watch.seconds["step"]
                 stages = {
@@ -59,7 +59,7 @@ def measure(
                     rounds[name][stage].append(seconds / iterations)
                 peak = trainer.watch.peak()
                 if peak is not None:
-                    rounds[name]["peak"].append(peak - trainer.watch.held)  # the models of all arms are there
+                    rounds[name]["peak"].append(peak - trainer.watch.held)  # the models of all variants are loaded
     result = {}
     for name, values in rounds.items():
         result[name] = {
@@ -75,8 +75,8 @@ def measure(
 
 def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
     """
-    GiB by which one arm's training raises the peak of memory, of the GPU's where it trains on one, else of its
-    process's resident memory; for a process of its own.
+    Return the GiB by which the training of one variant raises peak memory: GPU memory if it trains on a GPU, otherwise
+    the resident memory of its process. Call it in a separate process.
     """
     _, batches, iterations, checkpoint, generate = setting
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -86,7 +86,7 @@ def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if generate:
             trainer.generation_seconds(batches, 0)
-            trainer.watch.peak()  # before a step lets the device count anew
+            trainer.watch.peak()  # note it before a step resets the device's counter
         with silence_training():
             trainer.train()
         peak = trainer.watch.peak()
@@ -96,7 +96,7 @@ def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
 
 
 def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Measure the peak memory by setting and arm, each arm in a process of its own."""
+    """Measure the peak memory by setting and variant, each variant in a separate process."""
     results = {}
     for title, *setting in settings(args):
         results[title] = {}

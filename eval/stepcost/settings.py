@@ -1,4 +1,4 @@
-"""What is compared: shapes of models, batches with lengths of a task, the arms, and the command line."""
+"""What is compared: model shapes, batches with a task's lengths, the variants, and the command line."""
 
 import argparse
 import functools
@@ -18,11 +18,11 @@ SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vo
     "qwen2.5-0.5b": (896, 24, 14, 2, 4864, 151936),
     "qwen2.5-1.5b": (1536, 28, 12, 2, 8960, 151936),
 }
-FOLDER = Path(__file__).parent.parent  # GSM8K's lengths are of its texts, `instructions`' of SmolLM2's samples
-GRPOTrainer = "trl:GRPOTrainer"  # by name: they take seconds to import
+FOLDER = Path(__file__).parent.parent  # has the lengths of GSM8K's reference answers and of SmolLM2's samples
+GRPOTrainer = "trl:GRPOTrainer"  # by name, because importing takes seconds
 ProRLTrainer = "trl_prorl:ProRLTrainer"
 BASELINE = "TRL β>0"
-DEFAULT = "TRL β=0"  # as TRL trains where nothing is said of beta
+DEFAULT = "TRL β=0"  # TRL's default
 ACCELERATED = {"reuse_old_logps": True}
 PACKED = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
 ARMS = {
@@ -37,20 +37,20 @@ ARMS = {
     "B packed": (ProRLTrainer, {"beta_old": 0.02, **PACKED}),
     "C packed": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **PACKED}),
 }
-MORE_ARMS = {  # by name alone; frozen weights in fp32 where those of the run are in bf16, and both compute in bf16
+MORE_ARMS = {  # run only if named. fp32: frozen weights in fp32; the computation stays in bf16
     **{f"{name}, fp32": (GRPOTrainer, ARMS[name][1] | {"dtype": "float32"}) for name in (BASELINE, DEFAULT)},
     "ours, all off": (ProRLTrainer, {"beta": 0.02}),
 }
-FLOOR = "floor"  # no trainer: what the products and the weights' way through memory cost
+FLOOR = "floor"  # no trainer: the cost of matrix products and of reading the weights
 GROWTH_ARMS = (BASELINE, "A packed", "B packed")
 
 
 def new_model(args: argparse.Namespace, tokenizer, dtype=None):
     """
-    A model of `args.shape` in `dtype`, by default `args.dtype`, but fp32 where fp16 is that of the products alone; the
-    same weights whenever it is made.
+    Create a model of `args.shape` in `dtype`, always with the same weights. The default is `args.dtype`, or fp32 if
+    that is fp16, which is then used for matrix products only.
     """
-    import torch  # not for the names above
+    import torch  # slow to import, and not needed for the names above
     from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     if dtype is None:
@@ -77,12 +77,12 @@ def new_model(args: argparse.Namespace, tokenizer, dtype=None):
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    with torch.device(args.device):  # a CPU takes minutes to draw a billion random numbers
+    with torch.device(args.device):  # on a CPU, drawing a billion random numbers takes minutes
         return Qwen2ForCausalLM(config).to(dtype)
 
 
 class Batches:
-    """Prompts and completions of random tokens, the same for every arm; the lengths are drawn from a histogram."""
+    """Prompts and completions of random tokens, the same for every variant, with lengths drawn from a histogram."""
 
     def __init__(self, args: argparse.Namespace, scale: float, fixed: int | None = None):
         self.args = args
@@ -91,7 +91,7 @@ class Batches:
         self.histogram = lengths(args.task)
 
     def draw(self, number: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Prompt ids and completion ids of the generation batch of this number, a row per completion."""
+        """Return prompt ids and completion ids of a generation batch, one row per completion."""
         source = random.Random(number)
         args = self.args
         prompts = []
@@ -112,7 +112,7 @@ class Batches:
 
 
 def lengths(task: str) -> dict[str, list[int]]:
-    """Read how many of a task's prompts (`question`) and completions (`answer`) have so many tokens."""
+    """Read the histograms of a task's prompt lengths (`question`) and completion lengths (`answer`)."""
     return json.loads((FOLDER / f"{task}_lengths.json").read_text())
 
 
@@ -124,8 +124,8 @@ def mean_answer(task: str) -> float:
 
 def settings(args: argparse.Namespace):
     """
-    Yield title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting that the
-    command line names. A setting of growth sets the group size of `args` when its turn comes.
+    Yield title, variants, batches, inner passes, gradient checkpointing and whether to generate, for every setting of
+    the command line. A setting of `--mode growth` changes the group size in `args` when its turn comes.
     """
     checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
     names = args.arms or [*ARMS, FLOOR]
@@ -135,18 +135,18 @@ def settings(args: argparse.Namespace):
     if args.mode == "growth":
         yield from growth_settings(args, arms, checkpointing[0])
         return
-    texts = {"gsm8k": "gold answers", "instructions": "SmolLM2's texts"}[args.task]
+    texts = {"gsm8k": "GSM8K's reference answers", "instructions": "SmolLM2's texts"}[args.task]
     for iterations, scale, checkpoint in itertools.product(args.iterations, args.scale, checkpointing):
-        # With one pass B's penalty could do nothing, and is refused.
+        # With one inner pass B's penalty has no effect, and raises an error.
         chosen = {name: arm for name, arm in arms.items() if iterations > 1 or not name.startswith("B")}
-        title = f"μ={iterations}, {scale:g}× {texts}"
+        title = f"num_iterations={iterations}, {scale:g}× the length of {texts}"
         if checkpoint:
             title += ", gradient checkpointing"
         yield title, chosen, Batches(args, scale), iterations, checkpoint, not args.no_generation
 
 
 def growth_settings(args: argparse.Namespace, arms: dict, checkpointing: bool):
-    """Yield the settings of growth: completions of several lengths at G=8, and several G at 256 tokens."""
+    """Yield the settings of `--mode growth`: several completion lengths at G=8, and several G at 256 tokens."""
     arms = {name: arm for name, arm in arms.items() if name in GROWTH_ARMS}
     sizes = [(length, 8) for length in args.lengths]
     sizes += [(256, group) for group in args.groups if group != 8]
@@ -168,13 +168,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} [--OPTION VALUE ...]",
-        description="What a step costs, side by side with TRL.",
+        description="Time a training step and compare it with TRL.",
         formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
     )
     _add_options_of_arms(parser)
     _add_options_of_size(parser)
     args = parser.parse_args(argv)
-    import torch  # not for help and complaints
+    import torch  # slow to import, and not needed for --help and errors
 
     if args.device is None:
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -182,12 +182,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         args.dtype = default_dtype(args.device)
     args.dtype = getattr(torch, args.dtype)
     if args.micro_batch > args.prompts * args.num_generations:
-        parser.error(f"--micro_batch {args.micro_batch} exceeds --prompts {args.prompts} x --num_generations.")
+        parser.error(f"--micro_batch {args.micro_batch} must not exceed --prompts {args.prompts} x --num_generations.")
     return args
 
 
 def default_dtype(device: str) -> str:
-    """Choose the dtype of products: bf16 on a GPU, unless it only emulates it, as one older than Ampere does."""
+    """Return the dtype of matrix products: bf16 on a GPU, but fp16 before Ampere, which only emulates bf16."""
     import torch
 
     if device == "cpu":
@@ -197,61 +197,90 @@ def default_dtype(device: str) -> str:
 
 
 def _add_options_of_arms(parser: argparse.ArgumentParser) -> None:
-    """What is compared: the mode, arms, shape and task, and what the settings of `arms` vary."""
+    """Add options for what is compared: mode, variants, shape, task, and what the settings of `--mode arms` vary."""
     parser.add_argument(
-        "--mode", choices=["arms", "growth", "memory"], default="arms", metavar="MODE", help="arms, growth or memory"
+        "--mode",
+        choices=["arms", "growth", "memory"],
+        default="arms",
+        metavar="MODE",
+        help="measure variants (arms), sizes (growth) or memory",
     )
     parser.add_argument(
         "--arms",
         nargs="+",
         choices=[*(name for name in ARMS | MORE_ARMS if name != BASELINE), FLOOR],
         default=None,
-        metavar="ARM",
-        help=f"compared with {BASELINE}: everything, and in growth A and B packed",
+        metavar="VARIANT",
+        help=f"compare only these variants with {BASELINE}",
     )
-    parser.add_argument("--shape", choices=list(SHAPES), default="small", metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument(
-        "--task", choices=["gsm8k", "instructions"], default="gsm8k", metavar="TASK", help="has the lengths"
+        "--shape",
+        choices=list(SHAPES),
+        default="small",
+        metavar="SHAPE",
+        help=f"use a model of this shape: {', '.join(SHAPES)}",
     )
-    parser.add_argument("--rank", type=int, metavar="N", default=16, help="rank of LoRA; 0 is full fine-tuning")
-    parser.add_argument("--iterations", type=int, nargs="+", default=[2], metavar="μ", help="inner passes; B needs 2")
     parser.add_argument(
-        "--scale", type=float, nargs="+", default=[1.0], metavar="X", help="completions as multiples of gold answers"
+        "--task",
+        choices=["gsm8k", "instructions"],
+        default="gsm8k",
+        metavar="TASK",
+        help="take the lengths of this task: gsm8k or instructions",
+    )
+    parser.add_argument("--rank", type=int, metavar="N", default=16, help="set the LoRA rank; 0 is full fine-tuning")
+    parser.add_argument(
+        "--iterations", type=int, nargs="+", default=[2], metavar="μ", help="set num_iterations; B needs 2"
+    )
+    parser.add_argument(
+        "--scale", type=float, nargs="+", default=[1.0], metavar="X", help="multiply the length of completions"
     )
     parser.add_argument(
         "--checkpointing",
         choices=["off", "on", "both"],
         default="off",
         metavar="ON",
-        help="gradient checkpointing: off, on or both",
+        help="set gradient checkpointing: off, on or both",
     )
 
 
 def _add_options_of_size(parser: argparse.ArgumentParser) -> None:
-    """The sizes of a step, what growth varies, and the machine."""
-    parser.add_argument("--num_generations", type=int, metavar="G", default=8, help="completions of a prompt, G")
-    parser.add_argument("--prompts", type=int, metavar="N", default=4, help="prompts of an optimizer step")
-    parser.add_argument("--micro_batch", type=int, metavar="N", default=8, help="completions of one forward")
-    parser.add_argument("--template", type=int, metavar="N", default=30, help="tokens of the template in every prompt")
-    parser.add_argument("--longest", type=int, metavar="N", default=2048, help="completions are cut here")
-    parser.add_argument("--rounds", type=int, metavar="N", default=5, help="rounds after the one that warms up")
-    parser.add_argument("--no-generation", "--no_generation", action="store_true", help="do not time generation")
+    """Add options for the size of a step, what `--mode growth` varies, and the machine."""
+    parser.add_argument("--num_generations", type=int, metavar="G", default=8, help="set completions per prompt")
+    parser.add_argument("--prompts", type=int, metavar="N", default=4, help="set prompts per optimizer step")
+    parser.add_argument("--micro_batch", type=int, metavar="N", default=8, help="set completions per forward")
+    parser.add_argument(
+        "--template", type=int, metavar="N", default=30, help="add this many template tokens per prompt"
+    )
+    parser.add_argument("--longest", type=int, metavar="N", default=2048, help="truncate completions at this length")
+    parser.add_argument("--rounds", type=int, metavar="N", default=5, help="run this many rounds after warm-up")
+    parser.add_argument(
+        "--no-generation", "--no_generation", action="store_true", help="skip the timing of generation"
+    )
     parser.add_argument(
         "--lengths",
         type=int,
         metavar="N",
         nargs="+",
         default=[64, 256, 1024, 2048],
-        help="completion lengths of growth",
+        help="growth: use these completion lengths",
     )
-    parser.add_argument("--groups", type=int, metavar="G", nargs="+", default=[4, 8, 16, 32], help="G of growth")
-    parser.add_argument("--spread", action="store_true", help="growth: lengths spread as GSM8K's answers' are")
-    parser.add_argument("--device", choices=("cuda", "cpu"))  # one of several GPUs: CUDA_VISIBLE_DEVICES
     parser.add_argument(
-        "--clock", choices=["wall", "cpu"], default="wall", metavar="CLOCK", help="wall, or cpu on a busy machine"
+        "--groups", type=int, metavar="G", nargs="+", default=[4, 8, 16, 32], help="growth: use these group sizes"
     )
-    parser.add_argument("--threads", type=int, metavar="N", default=1, help="of a CPU; several count their waiting")
-    parser.add_argument("--dtype", default=None, help="float32, bfloat16, or float16 with weights in fp32")
+    parser.add_argument("--spread", action="store_true", help="growth: spread lengths like GSM8K's answers")
+    # CUDA_VISIBLE_DEVICES selects one of several GPUs.
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="choose the device; cuda if available")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/step_cost"), metavar="DIR", help="of results.json and the chart"
+        "--clock",
+        choices=["wall", "cpu"],
+        default="wall",
+        metavar="CLOCK",
+        help="measure wall time, or cpu time on a busy machine",
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", default=1, help="set CPU threads; with several, waiting counts too"
+    )
+    parser.add_argument("--dtype", default=None, help="set float32, bfloat16, or float16 (weights in fp32)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/step_cost"), metavar="DIR", help="write MODE.json and the chart here"
     )

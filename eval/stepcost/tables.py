@@ -1,4 +1,4 @@
-"""What was measured: how an arm compares with TRL, as tables of a terminal and as charts."""
+"""Compare the measured variants with TRL, as tables in the terminal and as charts."""
 
 import re
 import statistics
@@ -13,17 +13,17 @@ from trl_prorl.eval.stepcost.settings import BASELINE, DEFAULT, FLOOR
 from trl_prorl.variants import VARIANTS
 
 
-ROUNDS = {"generation": "generated", "update phase": "phase", "whole step": "whole"}  # heading and key of every round
+ROUNDS = {"generation": "generated", "update phase": "phase", "whole step": "whole"}  # heading -> key of every round
 BAR = "#56B4E9"
-WORDS = {  # of the arms whose names a reader of the chart may not know
-    BASELINE: "TRL, KL to a reference",
+LABELS = {  # of the variants in charts
+    BASELINE: "TRL, fixed reference",
     DEFAULT: "TRL, no KL",
     "plain packed": "trl-prorl, no KL",
-    "A packed": "trl-prorl, A: the reference moves",
-    "B packed": "trl-prorl, B: KL to π_old",
-    "C packed": "trl-prorl, C: A, Adam's state reset",
+    "A packed": "trl-prorl, moving reference (A)",
+    "B packed": "trl-prorl, old policy (B)",
+    "C packed": "trl-prorl, moving reference, optimizer reset (C)",
 }
-GROWTH_STYLES = {  # of `GROWTH_ARMS`
+GROWTH_STYLES = {  # for GROWTH_ARMS
     BASELINE: {"color": "#000000", "marker": "o"},
     "A packed": {"color": VARIANTS["A"].colour, "marker": "s"},
     "B packed": {"color": VARIANTS["B"].colour, "marker": "^"},
@@ -34,8 +34,8 @@ def ratio(
     result: dict[str, dict], name: str, baseline: str = BASELINE, rounds: str = "phase"
 ) -> tuple[float, float, float]:
     """
-    Return how many times as fast as the baseline an arm is in what `ROUNDS` names: median, least and greatest over
-    paired rounds.
+    Return the speedup of a variant over the baseline for a key of `ROUNDS`: median, minimum and maximum over paired
+    rounds.
     """
     pairs = [theirs / mine for mine, theirs in zip(result[name][rounds], result[baseline][rounds], strict=True)]
     return statistics.median(pairs), min(pairs), max(pairs)
@@ -47,12 +47,12 @@ def generates(result: dict[str, dict]) -> bool:
 
 
 def show(console: Console, title: str, result: dict[str, dict]) -> None:
-    """Seconds of a step; how many times as fast as the baseline an arm is; its multiples of the floor, if that ran."""
+    """Print the seconds of a step, the speedup over the baseline, and the multiple of the floor, if measured."""
     stages = ("generation", "scoring", "update")
-    seconds = Table("arm", *(f"{name}, s" for name in (*stages, "whole step")), title=title)
+    seconds = Table("variant", *(f"{name}, s" for name in (*stages, "whole step")), title=title)
     peaks = any("peak" in values for values in result.values())
     if peaks:
-        seconds.add_column("peak GiB, above what is held")
+        seconds.add_column("peak GiB, above the models")
     for name, values in result.items():
         numbers = [*(values[key] for key in stages), statistics.median(values["whole"])]
         cells = [f"{number:.3f}" for number in numbers]
@@ -61,11 +61,11 @@ def show(console: Console, title: str, result: dict[str, dict]) -> None:
         seconds.add_row(name, *cells)
     console.print(seconds)
     timed = {title: rounds for title, rounds in ROUNDS.items() if rounds == "phase" or generates(result)}
-    pairs = {f"times as fast as {BASELINE}": lambda name: (name, BASELINE)}
+    pairs = {f"speedup over {BASELINE}": lambda name: (name, BASELINE)}
     if FLOOR in result:
         pairs["multiples of the floor"] = lambda name: (FLOOR, name)
     for heading, pair in pairs.items():
-        ratios = Table("arm", *(f"{name} ×" for name in timed), title=f"{heading}, [least, greatest]")
+        ratios = Table("variant", *(f"{name} ×" for name in timed), title=f"{heading}, [min, max] over rounds")
         for name in result:
             found = (ratio(result, *pair(name), rounds) for rounds in timed.values())
             ratios.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in found))
@@ -73,9 +73,9 @@ def show(console: Console, title: str, result: dict[str, dict]) -> None:
 
 
 def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:
-    """A table for each setting: peak memory in GiB by arm, and as a share of TRL's."""
+    """Print a table per setting: peak memory of each variant in GiB, and relative to TRL."""
     for title, peaks in results.items():
-        table = Table("arm", "peak GiB", "of TRL's", title=title)
+        table = Table("variant", "peak GiB", "relative to TRL", title=title)
         for name, peak in peaks.items():
             table.add_row(name, f"{peak:.2f}", f"{peak / peaks[BASELINE]:.2f}")
         console.print(table)
@@ -83,8 +83,8 @@ def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:
 
 def draw(results: dict[str, dict[str, dict]], path: Path, baseline: str = BASELINE) -> None:
     """
-    Draw one panel a setting: the time of a whole step as a share of `baseline`'s in the same round. A bar is the
-    median over the rounds, each dot is a round, and the line spans all rounds.
+    Draw one panel per setting: the time of a whole step relative to `baseline` in the same round. A bar is the median
+    over the rounds, each dot is one round, and the line spans all rounds.
     """
     columns = min(3, len(results))
     rows = (len(results) + 2) // 3
@@ -100,21 +100,21 @@ def draw(results: dict[str, dict[str, dict]], path: Path, baseline: str = BASELI
             panel.hlines(place, min(shares), max(shares), color="black", linewidth=1)
             panel.scatter(shares, [place] * len(shares), s=9, color="black", zorder=3)
             panel.text(max(shares), place, f"  {median:.2f}", va="center", fontsize=8)
-        panel.set_yticks(range(len(names)), [WORDS.get(name, name) for name in names])
+        panel.set_yticks(range(len(names)), [LABELS.get(name, name) for name in names])
         panel.set_title(title, fontsize=9)
         panel.set_xlim(0, 1.12 * panel.get_xlim()[1])
-        panel.set_xlabel(f"time of a step / time of “{WORDS[baseline]}”, same round", fontsize=8)
+        panel.set_xlabel(f"time of a step relative to “{LABELS[baseline]}”, same round", fontsize=8)
         panel.tick_params(labelsize=8)
     for panel in axes[len(results) :]:
         panel.set_visible(False)
-    figure.supxlabel("B optimises another objective than A.", fontsize=8, style="italic")
+    figure.supxlabel("B optimizes a different objective.", fontsize=8, style="italic")
     figure.savefig(path, dpi=110)
 
 
 def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
     """
-    Seconds a step over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes: of generation
-    and of the whole step, or of the update phase alone if generation was not timed.
+    Draw seconds per step over the completion length at G=8, and over G at 256 tokens, on logarithmic axes: generation
+    and the whole step, or only the update phase if generation was not timed.
     """
     by_length = {}  # at G=8
     by_group = {}  # at 256 tokens
@@ -127,8 +127,8 @@ def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
         if length == 256:
             by_group[group] = result
     columns = (
-        ("tokens of a completion, G=8", by_length),
-        ("completions of a prompt, G, of 256 tokens", by_group),
+        ("tokens per completion, G=8", by_length),
+        ("completions per prompt, G, of 256 tokens", by_group),
     )
     timed = ("generation", "whole step") if all(map(generates, results.values())) else ("update phase",)
     figure = Figure(figsize=(9, 0.6 + 3 * len(timed)), layout="constrained")
@@ -139,15 +139,15 @@ def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
                     (size, statistics.median(result[name][ROUNDS[stage]])) for size, result in by_size.items()
                 )
                 if points:
-                    panel.plot(*zip(*points, strict=True), label=name, **style)
+                    panel.plot(*zip(*points, strict=True), label=LABELS[name], **style)
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
             panel.set_xticks(sorted(by_size), sorted(by_size))
             panel.set_xlabel(label)
-            panel.set_ylabel(f"{stage}, seconds a step")
+            panel.set_ylabel(f"{stage}, seconds per step")
             panel.yaxis.set_major_formatter("{x:g}")
             panel.yaxis.set_minor_formatter(NullFormatter())
             panel.grid(alpha=0.3)
     panel.legend()
-    figure.supxlabel("B optimises another objective than A.", fontsize=8, style="italic")
+    figure.supxlabel("B optimizes a different objective.", fontsize=8, style="italic")
     figure.savefig(path, dpi=110)

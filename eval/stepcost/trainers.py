@@ -1,4 +1,4 @@
-"""What is timed: a trainer of TRL or of ours on batches drawn beforehand, its generation, and the floor of a step."""
+"""What is timed: a TRL or trl-prorl trainer on prepared batches, its generation, and the floor of a step."""
 
 import contextlib
 import io
@@ -28,14 +28,14 @@ from trl_prorl.scoring.head import add_frozen_head
 from trl_prorl.scoring.packing import packed_logps
 
 
-FIRST = 8  # of the token ids that say which completion is which; special tokens are below
-PLACES = 1024  # of the products whose rate is measured
+FIRST = 8  # first token id that identifies a completion; lower ids are special tokens
+PLACES = 1024  # rows of the matrix products whose speed is measured
 
 
 class Stopwatch(TrainerCallback):
     """
-    Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip; and
-    the most memory that a GPU held meanwhile.
+    Measure the seconds of a trainer's steps, of its work around generation (which this benchmark's rollouts skip), and
+    the peak GPU memory.
     """
 
     def __init__(self, device: torch.device, clock: str):
@@ -47,7 +47,7 @@ class Stopwatch(TrainerCallback):
         self._peak = 0
 
     def begin(self) -> None:
-        """Measure anew; `held` is what the GPU holds already, in GiB."""
+        """Reset all measurements; `held` becomes the GPU memory that is already allocated, in GiB."""
         self.seconds.clear()
         self._peak = 0
         if self.device.type == "cuda":
@@ -55,7 +55,7 @@ class Stopwatch(TrainerCallback):
             self.held = torch.cuda.memory_allocated(self.device) / 2**30
 
     def peak(self) -> float | None:
-        """GiB, at most, since [`~Stopwatch.begin`]; `None` without a GPU, where it is not measured."""
+        """Return the peak memory in GiB since [`~Stopwatch.begin`]; `None` without a GPU."""
         if self.device.type != "cuda":
             return None
         self._peak = max(self._peak, torch.cuda.max_memory_allocated(self.device))
@@ -70,10 +70,10 @@ class Stopwatch(TrainerCallback):
         self.began = self.now()
 
     def time_end_of_step(self, function):
-        """`function`, with whose end a step ends; the call at the end of an epoch belongs to none."""
+        """Wrap a function whose return ends a step. A call at the end of an epoch belongs to no step."""
 
         def timed(*args, **kwargs):
-            self.peak()  # of the step, before our trainer writes it down and lets the device count anew
+            self.peak()  # note it before our trainer logs it and resets the device's counter
             result = function(*args, **kwargs)
             if self.began is not None:
                 self.seconds["step"] += self.now() - self.began
@@ -95,7 +95,7 @@ class Stopwatch(TrainerCallback):
 
 @contextlib.contextmanager
 def silence_training() -> Iterator[None]:
-    """Hide what a run prints and logs: a benchmark trains in one folder again and again, too briefly for a reset."""
+    """Hide output and warnings: a benchmark trains repeatedly in one folder, and too briefly for a reset."""
     logger = logging.getLogger("trl_prorl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -107,7 +107,7 @@ def silence_training() -> Iterator[None]:
 
 
 def mixed_precision(dtype: torch.dtype) -> dict[str, bool]:
-    """Return the keys that let a trainer multiply in a dtype."""
+    """Return the trainer keys for matrix products in a dtype."""
     return {"bf16": dtype is torch.bfloat16, "fp16": dtype is torch.float16}
 
 
@@ -115,8 +115,8 @@ def make_trainer(
     name: str, arm, args, batches: Batches, iterations: int, checkpointing: bool, folder: str
 ) -> GRPOTrainer:
     """
-    Return a trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The
-    arm's keys win over those that all arms share. The floor, which is no trainer, trains and generates in its own way.
+    Create the trainer of a variant, with rollouts from `batches` and rewards that differ within every group. Keys of
+    the variant override the shared ones. The floor is not a trainer; it trains and generates in its own way.
     """
     place, keys = arm
     cls = resolve_name(place) if isinstance(place, str) else place
@@ -152,7 +152,7 @@ def make_trainer(
     }
     config_class = ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig
     config = config_class(**(shared | keys))
-    # A full model is its own reference's source, so it needs a path; LoRA's reference is the base.
+    # In full fine-tuning TRL loads the reference from the model's path. With LoRA the reference is the base model.
     lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear") if args.rank else None
     rows = Dataset.from_dict({"prompt": ["x"] * args.prompts})
     tokenizer = byte_tokenizer()
@@ -174,7 +174,7 @@ def make_trainer(
     trainer.add_callback(watch)
     trainer.watch = watch
     trainer.generation_seconds = partial(generation_seconds, trainer)
-    # After on_step_end, and with it the row of the record is written.
+    # Called after on_step_end; it writes the row of the log file.
     trainer._maybe_log_save_evaluate = watch.time_end_of_step(trainer._maybe_log_save_evaluate)
     trainer._generate_and_score_completions = watch.time_call("scoring", trainer._generate_and_score_completions)
     return trainer
@@ -182,8 +182,8 @@ def make_trainer(
 
 class ForcedEnds(LogitsProcessor):
     """
-    Ends every completion at its length. A completion's first token is forced too, and says which one it is, for rows
-    are dropped on the way.
+    End every completion at its given length. The first token is forced too, and identifies the completion, because
+    finished rows are dropped on the way.
     """
 
     def __init__(self, lengths: list[int], width: int, end: int, device: torch.device):
@@ -198,7 +198,7 @@ class ForcedEnds(LogitsProcessor):
             scores = torch.full_like(scores, -math.inf)
             scores[rows, FIRST + rows] = 0.0
             return scores
-        # A row that has ended and is still computed, as transformers computes it, ends again and again.
+        # transformers keeps computing finished rows; these get the end token again.
         last = self.lengths[input_ids[:, self.width] - FIRST] <= done + 1
         scores[:, self.end] = -math.inf
         scores[last] = -math.inf
@@ -207,22 +207,22 @@ class ForcedEnds(LogitsProcessor):
 
 
 def sample_batch(trainer: GRPOTrainer, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
-    """Sample a completion for each prompt by the trainer's own method. Returns the seconds, and the completions."""
+    """Sample a completion per prompt with the trainer's own method. Return the seconds and the completions."""
     began = trainer.watch.now()
     with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
         made, _ = trainer._generate_single_turn(prompts, None, {}, trainer.num_generations)
     seconds = trainer.watch.now() - began
     if getattr(trainer, "compact", None) is not None:
-        trainer.compact.measures = False  # the batches that are trained on are others, and say nothing of the copy
+        trainer.compact.measures = False  # other batches are trained on, so the copy's error cannot be measured
     return seconds, made
 
 
 def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> float:
     """
-    Time one generation of a batch by the trainer's own method, its completions as long as they were drawn.
+    Time the generation of one batch with the trainer's own method, at the completion lengths of the batch.
 
     Raises:
-        `RuntimeError`: they are not.
+        `RuntimeError`: if the completions have other lengths.
     """
     prompts, completions = batches.draw(number)
     lengths = [max(2, len(ids)) for ids in completions]
@@ -241,15 +241,15 @@ def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> f
         for model in models:
             del model.generate
     if [len(ids) for ids in made] != lengths:
-        raise RuntimeError("the completions are not as long as they were drawn")
+        raise RuntimeError("the completions do not have the lengths of the batch")
     return seconds
 
 
 class Floor:
     """
-    An arm without trainer. Its update is a forward and a backward of the same packed tokens, in the dtype of the
-    frozen weights and without adapters; its generation is computed from two measured rates, those of copying the
-    weights and of multiplying by them: every decode step reads them once, and computes the rows that have not ended.
+    A lower bound without a trainer. Its update is a forward and a backward pass over the same packed tokens, in the
+    dtype of the frozen weights and without adapters. Its generation is computed from two measured speeds, of copying
+    the weights and of multiplying by them: every decoding step reads them once, and computes the unfinished rows.
     """
 
     def __init__(self, args, batches: Batches, iterations: int):
@@ -262,11 +262,11 @@ class Floor:
         add_frozen_head(self.model, 1.0)
         self.model.get_input_embeddings().register_forward_hook(lambda module, given, states: states.requires_grad_())
         self.watch = Stopwatch(torch.device(args.device), args.clock)
-        # The head is read in every step, an embedding is not; tied, they are one.
+        # Every step reads the head but not the embedding. Tied weights count as the head.
         self.weights = [layer.weight for layer in self.model.modules() if isinstance(layer, torch.nn.Linear)]
 
     def generation_seconds(self, batches: Batches, number: int) -> float:
-        """Return the seconds that one generation of a batch takes at least."""
+        """Return a lower bound on the seconds for generating one batch."""
         prompts, completions = batches.draw(number)
         size = sum(weight.numel() for weight in self.weights)
         widths = {weight.shape[1] for weight in self.weights}
@@ -276,7 +276,7 @@ class Floor:
             inputs[weight.shape[1]] @ weight.t()
         a_product = (self.watch.now() - began) / (PLACES * size)
         head = max(self.weights, key=torch.Tensor.numel)
-        copy = head.clone()  # its memory is there
+        copy = head.clone()  # allocate before timing
         began = self.watch.now()
         copy.copy_(head)
         reading = (self.watch.now() - began) / (2 * head.numel()) * size  # a copy reads and writes
@@ -286,7 +286,7 @@ class Floor:
         return max(map(len, completions)) * reading + a_product * products
 
     def train(self) -> None:
-        """The updates of one generation."""
+        """Run the updates of one generation batch."""
         args = self.args
         prompts, completions = self.batches.draw(self.generations)
         self.generations += 1
