@@ -55,7 +55,7 @@ def test_reference_and_base_are_the_policy_as_the_run_begins(make_trainer, of_tr
 def test_an_adapter_that_was_not_loaded_for_training_is_refused(make_trainer, of_trl, tiny_model):
     model = load_adapter(tiny_model, of_trl(True))
     trainer = make_trainer(model=model, lora=False, beta=0.3, ref_reset_every=2)  # to evaluate it, it is enough
-    with pytest.raises(ValueError, match="nothing of the model is trainable.*is_trainable=True"):
+    with pytest.raises(ValueError, match="no trainable parameter.*is_trainable=True"):
         trainer.train()
 
 
@@ -64,7 +64,7 @@ def test_a_recipe_and_a_resume_refuse_what_trl_has_left_and_say_where_to_read_on
     with pytest.raises(ValueError, match="holds an adapter, and a run begins with a whole model.*From a TRL run"):
         find_model(start)
     trainer = make_trainer(ProRLTrainer, **SAVED)
-    with pytest.raises(ValueError, match="written by TRL's own trainer; its weights can begin a new run.*From a TRL"):
+    with pytest.raises(ValueError, match="written by TRL's own trainer; its weights can start a new run.*From a TRL"):
         trainer.train(resume_from_checkpoint=start)
 
 

@@ -55,7 +55,7 @@ DEMOS = {  # `drift`: at most so many prompts, because a KL over the whole vocab
 SMOLLM2_STEPS = "40"
 CHECKPOINTS = 4  # of a run, including its end, for held-out pass@k over training
 TEXTS = 6  # prompts whose texts are printed
-KEPT = "runs that came to their end and samples that were drawn are kept. The same command goes on from there."
+KEPT = "finished runs and samples are kept. Repeat the same command to continue."
 console = Console()
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     """Train, evaluate and report, in the working directory; Ctrl-C ends it with one line."""
     with in_one_line(KEPT, debug=DEBUG in sys.argv):
         args, overrides = parse_options()
-        announce(f"demo: trains {', '.join(args.arms)} into {args.out}, evaluates them and writes a report")
+        announce(f"demo: training {', '.join(args.arms)} into {args.out}, then evaluation and a report")
         recipes = [args.recipes / f"{arm}.yaml" for arm in args.arms]
         print_starting_models(recipes, overrides)
         runs = []
@@ -85,11 +85,11 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
         "--model", choices=DEMOS, default="embedded", help="a tiny model and five recipes, or a pretrained one and two"
     )
     parser.add_argument("--recipes", type=Path, metavar="DIR", help="folder of recipes (default: tiny, or smollm2)")
-    parser.add_argument("--out", type=Path, help="where the runs go")
-    parser.add_argument("--arms", nargs="+", help="recipes of the folder, without .yaml")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="one run of every recipe for each seed")
-    parser.add_argument("--side-by-side", type=int, default=os.cpu_count(), help="runs that train at the same time")
-    parser.add_argument("--prompts", type=int, help="held-out prompts of the evaluation")
+    parser.add_argument("--out", type=Path, help="output folder")
+    parser.add_argument("--arms", nargs="+", help="recipes to train, without .yaml")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="seeds; every recipe is trained with each")
+    parser.add_argument("--side-by-side", type=int, default=os.cpu_count(), help="runs to train in parallel")
+    parser.add_argument("--prompts", type=int, help="number of held-out prompts")
     parser.add_argument("--samples", type=int, help="samples per prompt")
     model = parser.parse_known_args()[0].model
     parser.set_defaults(**DEMOS[model])
@@ -115,8 +115,8 @@ def print_starting_models(recipes: list[Path], overrides: list[str]) -> None:
     for name in sorted({value_of_key(recipe, overrides, "model_name_or_path") for recipe in recipes}):
         with as_bad_input():
             base = identify(embedded_model(name) if is_embedded(name) else name)
-        sha256 = f", SHA-256 of its weights {base.sha256[:12]}…" if base.sha256 else ""
-        console.print(f"base model: {base.name}{sha256}", soft_wrap=True)
+        sha256 = f"; SHA-256 of its weights: {base.sha256[:12]}…" if base.sha256 else ""
+        console.print(f"starting model: {base.name}{sha256}", soft_wrap=True)
 
 
 class DemoRun:
@@ -242,4 +242,4 @@ def show_runs(runs: list[Path], out: Path) -> None:
     from .eval.pages.summary import summary_table  # pandas takes a second
 
     console.print("", summary_table(runs).to_rich(narrow=True), "", sep="\n")
-    console.print(f"Everything else is in the report: {out / 'report.html'}", soft_wrap=True, highlight=False)
+    console.print(f"Report: {out / 'report.html'}", soft_wrap=True, highlight=False)

@@ -21,7 +21,7 @@ VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "OMP_", "PYTORCH_"
 
 def main() -> None:
     """Print TRL's list of versions, and ours."""
-    argparse.ArgumentParser("trl-prorl env", description="Versions and flags, for a report of a bug.").parse_args()
+    argparse.ArgumentParser("trl-prorl env", description="Print versions and hardware, for a bug report.").parse_args()
     from trl.scripts.env import print_env
 
     print_env()

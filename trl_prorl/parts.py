@@ -176,7 +176,7 @@ class Parts(dict[str, Part]):
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Go on from the states of the same parts; one that a changed key has switched on, or may join, begins."""
-        another_version = "because another version wrote it. Resume with that version, or begin a run of its own."
+        another_version = "because another version wrote it. Resume with that version, or start a new run."
         for name, part in self.items():
             if name in state:
                 try:

@@ -20,7 +20,7 @@ def as_verdict(value: Any, source: str) -> bool:
     number = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(number, bool | int | float) and number in (0, 1):
         return bool(number)
-    raise RewardError(f"{source} gave {value!r}, which is neither true nor false; give True or False.")
+    raise RewardError(f"{source} returned {value!r}, which is neither True nor False.")
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -43,9 +43,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if k < 1:
         raise ValueError(f"k={k} must be at least 1.")
     if k > n:
-        raise ValueError(f"k={k} exceeds n={n} samples of a prompt; draw more samples or lower k.")
+        raise ValueError(f"k={k} exceeds n={n} samples per prompt; draw more samples or lower k.")
     if not 0 <= c <= n:
-        raise ValueError(f"c={c} correct samples must lie between 0 and n={n}.")
+        raise ValueError(f"c={c} correct samples must be between 0 and n={n}.")
     # Python's integers: NumPy's do not hold a binomial.
     samples = int(n)
     wrong = samples - int(c)

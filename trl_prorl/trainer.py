@@ -236,7 +236,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def create_optimizer(self, *args, **kwargs):
         if not any(param.requires_grad for param in self.model.parameters()):
             raise ValueError(
-                "nothing of the model is trainable. Load an adapter for training: "
+                "the model has no trainable parameter. Load an adapter for training: "
                 "PeftModel.from_pretrained(model, folder, is_trainable=True)."
             )
         self._check_trained()  # a script may have changed what is trained

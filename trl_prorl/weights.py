@@ -103,7 +103,7 @@ def refuse_keys(
     missing: Iterable[str] = (),
     unexpected: Iterable[str] = (),
     mismatched: Iterable[str] = (),
-    cure: str = "It is damaged or of another model: save or download it again.",
+    cure: str = "It is damaged or belongs to another model: save or download it again.",
 ) -> None:
     """Raise an [`InputError`] if there are keys of any of these kinds."""
     faults = []
@@ -133,7 +133,7 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
                 for name, tensor in tensors.items():
                     tensor.copy_(held.get_tensor(name))
     except SafetensorError as error:
-        raise InputError(f"{file} is cut or corrupt ({error}): take another checkpoint.") from error
+        raise InputError(f"{file} is truncated or corrupt ({error}): use another checkpoint.") from error
 
 
 def check_files(folder: Path) -> None:
@@ -149,7 +149,7 @@ def check_files(folder: Path) -> None:
             with safe_open(file, framework="pt") as tensors:
                 held |= dict.fromkeys(tensors.keys(), file.name)
         except SafetensorError as error:
-            raise InputError(f"{file} is cut or corrupt ({error}): save or download it again.") from error
+            raise InputError(f"{file} is truncated or corrupt ({error}): save or download it again.") from error
     for index in folder.glob("*.safetensors.index.json"):
         named = json.loads(index.read_text())["weight_map"]
         refuse_keys(index, missing=[name for name in named if held.get(name) != named[name]])
@@ -183,7 +183,7 @@ def _insisting_on_adapter(load_adapter):
 
     @functools.wraps(load_adapter)
     def load(self, model_id, adapter_name, *args, **kwargs):
-        cure = "Load the adapter on the model and the class that it was trained on, or save it again."
+        cure = "Load the adapter with the model and class that it was trained with, or save it again."
         files = [Path(model_id, name) for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)]
         if Path(model_id).is_dir() and not any(file.is_file() for file in files):
             raise InputError(f"{files[0]} is missing: save or download the adapter again.")

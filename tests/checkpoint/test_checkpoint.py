@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, 
         find_checkpoint(str(newer), str(tmp_path))
     assert find_checkpoint(True, str(tmp_path))[0] == older
     harm(older)
-    with pytest.raises(ValueError, match="holds no checkpoint that is complete. .*checkpoint-10: .*checkpoint-9: "):
+    with pytest.raises(ValueError, match="no complete checkpoint.*checkpoint-10: .*checkpoint-9: "):
         find_checkpoint("true", str(tmp_path))
 
 

@@ -203,7 +203,7 @@ def test_a_disk_that_is_full_is_an_error_that_keeps_the_older_checkpoint(train, 
     written = (tmp_path / "log").read_text().splitlines()
     (message,) = [line for line in written if line.startswith("trl_prorl.errors.CheckpointError")]
     assert "checkpoint-4 could not be written" in message
-    assert "GiB are free" in message
+    assert "GiB free" in message
     assert "newest checkpoint is checkpoint-2" in message
     assert [path.name for path in out.glob("*checkpoint*")] == ["checkpoint-2"]
     assert find_newest_checkpoint(out)[0] == out / "checkpoint-2"

@@ -214,7 +214,7 @@ def test_a_nan_reward_goes_back_too(run, make_trainer, largest_difference, caplo
     back.train()
     (event,) = events(back, "rollback")
     assert (event["reason"], event["step_requested"], event["checkpoint"]) == ("nonfinite", 10, "checkpoint-8")
-    assert "Gone back to checkpoint-8" in caplog.text
+    assert "Rolled back to checkpoint-8" in caplog.text
     assert "'reward' returned nan" in caplog.text
     assert largest_difference(whole, back) == 0.0
 

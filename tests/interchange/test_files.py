@@ -134,10 +134,10 @@ RESET = {"mode": "soft", "alpha": 0.25, "restarts_schedule": False, "rewarmup_st
 SIDECARS = [
     (put("version", value=2), "version 2"),
     (put("schema", value="outputs"), "inputs"),
-    (swapped, f"tensor {FIRST} does not fit its hash"),
+    (swapped, f"tensor {FIRST} does not match its hash"),
     (lambda sidecar: sidecar["tensors"].insert(1, sidecar["tensors"][0]), f"tensor parameters/{A}"),
     (lambda sidecar: sidecar["tensors"].pop(1), f"tensor parameters/{B} is missing"),
-    (lambda sidecar: sidecar["tensors"][-1].update(name="steps/other"), "tensor steps/other does not belong"),
+    (lambda sidecar: sidecar["tensors"][-1].update(name="steps/other"), "tensor steps/other"),
     (put("values", value=[]), "values is a list"),
     (put("values", "groups", "…", value={"lr": 1.0}), "groups[0] has no 'beta1'"),
     (put("values", "groups", "…", "lr", value=float("nan")), "groups[0].lr is nan"),
@@ -148,16 +148,16 @@ SIDECARS = [
     (put("tensors", "…", "file", value="../x.safetensors"), "../x.safetensors"),
 ]
 OTHERS = [
-    (of_bytes(flipped), f"tensor exp_avg_sq/{B} does not fit its hash"),
+    (of_bytes(flipped), f"tensor exp_avg_sq/{B} does not match its hash"),
     (of_bytes(lambda whole: whole[:40]), f"parameters/{A}"),
     (of_bytes(lambda whole: whole[:-1]), f"parameters/{A}"),
-    (of_bytes(lambda whole: whole[: len(whole) // 2], "json"), "not a whole sidecar"),
-    (of_bytes(lambda whole: whole.replace(b'"lr": 0.01', b'"lr": 0.02'), "json"), "does not fit its own hash"),
+    (of_bytes(lambda whole: whole[: len(whole) // 2], "json"), "sidecar"),
+    (of_bytes(lambda whole: whole.replace(b'"lr": 0.01', b'"lr": 0.02'), "json"), "does not match its own hash"),
     (lambda folder: (folder / "inputs.json").unlink(), "missing"),
-    (of_tensors(lambda held: {FIRST: held[SECOND], SECOND: held[FIRST]}), f"tensor {FIRST} does not fit its hash"),
+    (of_tensors(lambda held: {FIRST: held[SECOND], SECOND: held[FIRST]}), f"tensor {FIRST} does not match its hash"),
     (of_tensors(lambda held: {TURNED: held[TURNED].T.contiguous()}), TURNED),
     (of_tensors(lambda held: {TURNED: held[TURNED].double()}), f"tensor {TURNED} is F64"),
-    (of_tensors(lambda held: {"stray": torch.ones(1)}), "tensor stray is in the file and not in the sidecar"),
+    (of_tensors(lambda held: {"stray": torch.ones(1)}), "tensor stray"),
 ]
 
 

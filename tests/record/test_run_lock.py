@@ -40,7 +40,7 @@ def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
     for _ in range(2):  # a refusal takes nothing, of two folders none
         with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on {socket.gethostname()}, since 20"):
             other.hold()
-        with pytest.raises(FolderInUseError, match=f"'{record}' is in use: process {os.getpid()} on "):
+        with pytest.raises(FolderInUseError, match=f"'{record}' is in use by another run: process {os.getpid()} on "):
             check_free(tmp_path, free, record)
         check_free(free)
     (out / "file").touch()
@@ -173,7 +173,7 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
         train.main(RECIPE, ["--config", str(RECIPE), "--output_dir", str(out), "--resume_from_checkpoint", "True"])
     (line,) = error_lines(capsys.readouterr().err)
     assert end.value.code == 2
-    assert f"is in use: process {process} on {socket.gethostname()}" in line
+    assert f"is in use by another run: process {process} on {socket.gethostname()}" in line
     assert (modification_times(out), modification_times(tmp_path / "record")) == before
     (tmp_path / "go").touch()
     assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
@@ -209,5 +209,5 @@ def test_two_ranks_are_one_run_and_say_one_line(forks, tiny_model, tmp_path):
     assert forks.status() == 2
     lock.release()
     (line,) = error_lines(log.read_text())
-    assert f"is in use: process {os.getpid()} on " in line
+    assert f"is in use by another run: process {os.getpid()} on " in line
     assert "Traceback" not in log.read_text()

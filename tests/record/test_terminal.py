@@ -45,7 +45,7 @@ def test_a_run_on_a_terminal_from_its_banner_to_the_next_command(train):
     again = train("--max_steps", "6", "--resume_from_checkpoint", "the run/checkpoint-2")
     assert "resumed from checkpoint-2" in again
     over = train("--max_steps", "2", "--resume_from_checkpoint", "the run/checkpoint-2")
-    assert [line for line in over if "finished, nothing to do" in line]
+    assert [line for line in over if "nothing to do" in line and "checkpoint-2" in line]
 
 
 @pytest.mark.parametrize("processes, times, keeps", [(2, 2, "gradient_accumulation_steps: 4"), (3, 3, None)])

@@ -331,7 +331,7 @@ def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, mon
         assert "whose rows cannot be selected" in probe(model, size)
     with monkeypatch.context() as patch:
         patch.setattr(model, "prepare_inputs_for_generation", lambda *args, **kwargs: 1 / 0)
-        assert "fails with it (ZeroDivisionError" in probe(model, size)
+        assert "(ZeroDivisionError" in probe(model, size)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "gpt2", "mamba"])
@@ -516,7 +516,7 @@ def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(ma
     assert trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing
 
 
-@pytest.mark.parametrize("merged, adapters", [("on", ["mine"]), ("off: not one adapter is active, but 2", ["a", "b"])])
+@pytest.mark.parametrize("merged, adapters", [("on", ["mine"]), ("off: 2 adapters are active", ["a", "b"])])
 def test_an_adapter_of_another_name_and_two_at_once(make_trainer, tiny_model, merged, adapters):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     policy = get_peft_model(model, LoraConfig(**LORA), adapter_name=adapters[0])
@@ -548,14 +548,14 @@ def test_a_copy_with_other_numbers_is_not_sampled(tiny_model):
     state = torch.get_rng_state()
     layer = policy.get_base_model().model.layers[1].self_attn.v_proj
     layer.merge = lambda *args, **kwargs: None
-    assert why_not_merged(policy).startswith("merged, its log-probabilities differ by ")
+    assert why_not_merged(policy).startswith("its log-probabilities differ by ")
     assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
     assert torch.equal(state, torch.get_rng_state())
     del layer.merge
     # A closure computes with the policy's layers, wherever it is copied to.
     around = policy.get_base_model().model.layers[1]
     around.forward = around.forward
-    assert "the forward of model.layers.1 is replaced" in why_not_merged(policy)
+    assert "model.layers.1 is replaced" in why_not_merged(policy)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

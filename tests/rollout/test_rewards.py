@@ -242,7 +242,7 @@ def test_in_a_script_of_one_s_own_its_frames_come_first_and_our_line_last(own, t
     assert status == 1
     assert written[-1] == (
         f"trl_prorl.errors.RewardError: reward function '{function}' raised KeyError: 'answer' "
-        f"({file}, line {raised}) for a batch of 4 that begins with 'say it'."
+        f"({file}, line {raised}) for a batch of 4 prompts starting with 'say it'."
     )
     assert {name for name, _ in frames[: frames.index((file, raised)) + 1]} == {file}
     assert (file, line_of("getattr(trainer, method)()")) in frames

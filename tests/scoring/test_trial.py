@@ -171,4 +171,4 @@ def test_a_late_layer_that_cannot_be_merged_is_found(make_trainer, tiny_model):
     model = of_tokenizer(tiny_model)
     replace_forward(model.model.layers[4].self_attn)
     made = make_trainer(model=model, compact_generation="on")
-    assert made.compact.merged.reason.endswith("the forward of model.layers.4.self_attn is replaced)")
+    assert made.compact.merged.reason.endswith("model.layers.4.self_attn is replaced)")

@@ -32,9 +32,9 @@ def check_initialisation(config: Any) -> None:
     value = "kasa" if key == "kasa_config" else getattr(config, key, None)
     if str(value).lower().startswith(CHANGES_THE_MODEL):
         raise ValueError(
-            f"{key}={value!r} changes the model's own weights, which no checkpoint holds: a resume, the "
-            "reference and the saved adapter would belong to different models. Set init_lora_weights: true (PiSSA is "
-            "reported to collapse in RL with verifiable rewards, arXiv 2512.23165)."
+            f"{key}={value!r} changes the base model's weights, which no checkpoint contains: after a resume, the "
+            "reference and the saved adapter would belong to different models. Set init_lora_weights: true (PiSSA "
+            "is reported to collapse in RL with verifiable rewards, arXiv 2512.23165)."
         )
 
 
@@ -56,8 +56,8 @@ def check_prefix(config: Any) -> None:
     peft = version("peft")
     if Version(transformers) >= Version("5.24") and Version(peft) < Version("0.22"):
         raise ValueError(
-            f"peft_type={config.peft_type.value}: with transformers {transformers} and PEFT {peft} completions would "
-            "be sampled without the prefix. Install transformers<5.24, or take a LoRA."
+            f"peft_type={config.peft_type.value} does not work with transformers {transformers} and PEFT {peft}: "
+            "completions would be sampled without the prefix. Install transformers<5.24, or use LoRA."
         )
 
 
@@ -70,8 +70,9 @@ def check_head(policy: PeftModel) -> None:
     """
     if isinstance(policy.get_output_embeddings(), BaseTunerLayer):
         raise ValueError(
-            "the peft_config has an adapter of the LM head, whose weight TRL reads without its adapter. Take the head "
-            "out of target_modules; with ensure_weight_tying the embeddings that share its weight, too."
+            "the peft_config puts an adapter on the LM head, but TRL reads the head's weight without its adapter. "
+            "Remove the head from target_modules; with ensure_weight_tying, remove the embeddings that share its "
+            "weight, too."
         )
 
 
@@ -89,18 +90,18 @@ OTHER_PRODUCTS = (
 def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
     if config is None:
         raise ValueError(
-            f"{given} {does} a LoRA adapter named 'default', and the model has none. Set use_peft: true (in a script, "
-            f"pass a peft_config), {leave}"
+            f"{given} {does} a LoRA adapter named 'default', and the model has none. Set use_peft: true (in a "
+            f"script, pass a peft_config), {leave}"
         )
     if config.peft_type != PeftType.LORA:
-        raise ValueError(f"{given} {does} LoRA, and the adapter is {config.peft_type.value}: {leave}")
+        raise ValueError(f"{given} {does} LoRA, but the adapter is {config.peft_type.value}: use LoRA, {leave}")
     other = [name for name in (*OTHER_PRODUCTS, "rank_pattern", "alpha_pattern") if getattr(config, name, None)]
     if str(config.init_lora_weights).lower() == "mica":
         other.append(f"init_lora_weights={config.init_lora_weights!r}")
     if other:
         raise ValueError(
-            f"{given} {does} a plain LoRA whose layers have one rank, and the adapter has {', '.join(other)}. Use "
-            f"init_lora_weights=True without it, {leave}"
+            f"{given} {does} a plain LoRA with the same rank in every layer, but the adapter has {', '.join(other)}. "
+            f"Remove that and use init_lora_weights=True, {leave}"
         )
 
 
@@ -117,7 +118,7 @@ def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = 
     Raises:
         `ValueError`: The message names the key, the value and the cure.
     """
-    _check_factors(config, f"{key}={value!r}", f"or leave {key} out.", begins_at_0)
+    _check_factors(config, f"{key}={value!r}", f"or remove {key}.", begins_at_0)
 
 
 def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool) -> None:
@@ -132,10 +133,10 @@ def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool
         right["init_lora_weights"] = (True, "gaussian")
     other = [f"{name}={getattr(config, name)!r}" for name in right if getattr(config, name) not in right[name]]
     if other:
-        begins = ", which begin at 0" if begins_at_0 else ""
+        begins = ", which start at 0" if begins_at_0 else ""
         raise ValueError(
-            f"{given} needs products of two factors{begins}, and the adapter has {', '.join(other)}. Leave "
-            f"that out, {leave}"
+            f"{given} needs a plain LoRA (a product of two factors{begins}), but the adapter has {', '.join(other)}. "
+            f"Remove that, {leave}"
         )
 
 
@@ -151,8 +152,8 @@ def check_loaded(model: PeftModel) -> None:
         zero = _factors_by_kind(model, adapter, zero=True)
         for kind in zero.keys() & _factors_by_kind(model, adapter, zero=False).keys():
             raise ValueError(
-                f"the adapter {adapter!r} of the model was not loaded whole: {zero[kind]} is zero, and other layers "
-                f"of that name are not. {LOAD_WHOLE}"
+                f"the adapter {adapter!r} of the model was loaded only partly: {zero[kind]} is zero, and other "
+                f"layers of that name are not. {LOAD_WHOLE}"
             )
 
 
@@ -185,18 +186,18 @@ def check_stacked(model: PeftModel, config: Any) -> None:
     Raises:
         `ValueError`: The message says what stands in the way, and the cure.
     """
-    merge = "or merge the trained one, and pass the merged model: docs/from-sft.md."
+    merge = "or merge the trained adapter and pass the merged model: docs/from-sft.md."
     if getattr(model.get_base_model(), "hf_quantizer", None) is not None:
         raise ValueError(
-            "a peft_config on a trained adapter of a quantised model: TRL rounds its adapters to bf16, the trained "
-            "one too. Load the model without load_in_4bit and load_in_8bit, or leave the peft_config out "
-            "and train that adapter on."
+            "a peft_config on a trained adapter does not work with a quantised model: TRL rounds its adapters to "
+            "bf16, including the trained one. Load the model without load_in_4bit and load_in_8bit, or leave the "
+            "peft_config out to continue training that adapter."
         )
     active = model.active_adapters
     if len(active) != 1:
         raise ValueError(
-            f"a peft_config on a trained adapter: of the model's adapters {', '.join(map(repr, active)) or 'none'} "
-            "is active. Activate the one to begin from: model.set_adapter(NAME)."
+            "a peft_config on a trained adapter needs one active adapter, and the model's active adapters are "
+            f"{', '.join(map(repr, active)) or 'none'}. Activate the one to start from: model.set_adapter(NAME)."
         )
     for adapter, begins_at_0 in ((model.peft_config[active[0]], False), (config, True)):
         which = "the peft_config" if begins_at_0 else "the trained adapter"
@@ -204,18 +205,18 @@ def check_stacked(model: PeftModel, config: Any) -> None:
     odd = _odd_layer(model)
     if odd is not None:
         raise ValueError(
-            f"a peft_config on a trained adapter needs adapters of linear layers, each of its own, and {odd} has "
-            f"another kind of adapter: train it on without a peft_config, {merge}"
+            f"a peft_config on a trained adapter supports linear layers that do not share an adapter, and {odd} has "
+            f"another kind of adapter: leave the peft_config out to continue training it, {merge}"
         )
     if not _factors_by_kind(model, active[0], zero=False):
         raise ValueError(
-            "a peft_config on a trained adapter that changes nothing, as one does whose file fits another model or "
-            f"class. {LOAD_WHOLE}"
+            "a peft_config on a trained adapter that changes nothing, probably because its file belongs to another "
+            f"model or class. {LOAD_WHOLE}"
         )
     if any(module.merged for module in model.modules() if isinstance(module, LoraLayer)):
         raise ValueError(
-            "a peft_config on a trained adapter that is merged into the model: model.unmerge_adapter() first, or "
-            "model.merge_and_unload() for good."
+            "a peft_config on a trained adapter that is merged into the model: call model.unmerge_adapter() first, "
+            "or model.merge_and_unload() to keep it merged."
         )
 
 
@@ -231,11 +232,11 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
     Raises:
         `ValueError`: The message names the key, the value and the cure.
     """
-    leave = "or leave lora_growth_every out."
+    leave = "or remove lora_growth_every."
     _check_plain(config, f"lora_growth_every={every}", "grows", leave)
     if config.r >= largest:
         raise ValueError(
-            f"lora_growth_max_rank={largest} leaves no room to grow: the adapter begins with rank {config.r} "
+            f"lora_growth_max_rank={largest} leaves no room to grow: the adapter starts with rank {config.r} "
             f"(lora_r). Raise it, {leave}"
         )
 
@@ -254,14 +255,14 @@ def check_growing_model(policy: PeftModel, key: str) -> None:
         if config.r != rank or odd:
             has = odd[0] if odd else f"rank {config.r}"
             raise ValueError(
-                f"{key} changes all adapters of a model together, and {name!r} has {has}, where 'default' has rank "
-                f"{rank}. Remove it with delete_adapter({name!r}), or leave {key} out."
+                f"{key} changes all adapters of a model together, and {name!r} has {has}, while 'default' has rank "
+                f"{rank}. Remove it with delete_adapter({name!r}), or remove {key}."
             )
     odd = _odd_layer(policy)
     if odd is not None:
         raise ValueError(
-            f"{key} changes adapters of linear layers, each of its own, and {odd} has another "
-            f"kind of adapter. Take it out of lora_target_modules, or leave {key} out."
+            f"{key} supports linear layers that do not share an adapter, and {odd} has another kind of adapter. "
+            f"Remove it from lora_target_modules, or remove {key}."
         )
 
 

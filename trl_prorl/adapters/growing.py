@@ -119,8 +119,8 @@ class Growth(Part):
         if saved["r"] < self._first or not has_scaling or not has_kind:
             raise ValueError(
                 f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into "
-                f"which one of rank {self._first} with a scaling of {scaling:g} does not grow. "
-                "Restore lora_r and lora_alpha, or begin a run of its own."
+                f"which an adapter of rank {self._first} with a scaling of {scaling:g} cannot grow. Restore lora_r "
+                "and lora_alpha, or start a new run."
             )
         if saved["r"] != mine.r:
             self._set_rank(saved["r"])

@@ -194,7 +194,7 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
     held = [key for key in OF_VALUES if state.get(key) is not None]
     unknown += [key for key in held if state[key].shape != shape]
     if unknown:
-        raise ValueError(f"optimizer state {unknown} is not understood: growth cannot say what becomes of it.")
+        raise ValueError(f"optimizer state {unknown} is unknown, so the adapter cannot grow.")
     return {key: resize(state[key], axis, rank) for key in held}
 
 
@@ -207,6 +207,6 @@ def check_growing_optimizer(cls: type) -> None:
     """
     if not issubclass(cls, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)):
         raise ValueError(
-            f"lora_growth_every does not understand the state of {cls.__module__}.{cls.__name__}: use torch's Adam, "
-            "AdamW or SGD (optim: adamw_torch)."
+            f"lora_growth_every does not support {cls.__module__}.{cls.__name__}: use torch's Adam, AdamW or SGD "
+            "(optim: adamw_torch)."
         )

@@ -53,9 +53,9 @@ def check_optimizer_by_entry(name: str, given: torch.optim.Optimizer | None) -> 
     elif given is not None or name in BY_ENTRY:
         return
     raise ValueError(
-        f"optim={name!r} with a peft_config on a trained adapter: the trained ranks stay, and this optimizer would "
-        "let their zero gradients change the updates of the new ones. Set optim to one of "
-        f"{', '.join(BY_ENTRY)}, or merge the trained adapter, and pass the merged model: docs/from-sft.md."
+        f"optim={name!r} does not work with a peft_config on a trained adapter: the trained ranks are frozen, and "
+        "this optimizer would let their zero gradients change the updates of the new ones. Set optim to one of "
+        f"{', '.join(BY_ENTRY)}, or merge the trained adapter and pass the merged model: docs/from-sft.md."
     )
 
 
@@ -90,8 +90,8 @@ def stack(model: PeftModel, config: LoraConfig, seed: int) -> PeftModel:
     if left_out:
         names = sorted({place.rpartition(".")[2] for place in left_out})
         raise ValueError(
-            f"a peft_config on a trained adapter has to cover its layers, and {', '.join(names)} are not among the "
-            "new one's. Add them to target_modules of the peft_config."
+            f"a peft_config on a trained adapter has to cover all its layers, and {', '.join(names)} are missing "
+            "from the new adapter. Add them to target_modules of the peft_config."
         )
     values = []
     for factor in factors:

@@ -72,7 +72,7 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
             final.rename(old)
         else:
             now = rename_abandoned(final)
-            logger.warning("%s was there already, and not of this run. It is now called %s.", final, now.name)
+            logger.warning("%s belonged to another run. It was renamed to %s.", final, now.name)
     aside.rename(final)
     shutil.rmtree(old, ignore_errors=True)
     sync(final.parent)
@@ -169,9 +169,8 @@ def describe_failed_write(target: Path, run_dir: Path, error: Exception) -> str:
     newest = f"The newest checkpoint is {max(steps, key=steps.get).name}" if steps else "There is no older checkpoint"
     free = shutil.disk_usage(run_dir).free / 2**30
     return (
-        f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
-        f"{newest}. Make room, lower save_total_limit or set another output_dir, and go on with "
-        "resume_from_checkpoint: true."
+        f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB free). {newest}. Free some "
+        "space, lower save_total_limit or set another output_dir, then resume with resume_from_checkpoint: true."
     )
 
 
@@ -186,8 +185,8 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
             return (
-                f"it has no {MANIFEST_FILE}: it is not complete, or was written by TRL's own trainer; its weights can "
-                'begin a new run (docs/howto-model.md, "From a TRL run")'
+                f"it has no {MANIFEST_FILE}: it is incomplete, or was written by TRL's own trainer; its weights can "
+                'start a new run (docs/howto-model.md, "From a TRL run")'
             )
         manifest = read_json(checkpoint / MANIFEST_FILE, ("resumable", "files"))
     except InputError as error:
@@ -203,7 +202,7 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
         return "it was saved with save_only_model, without optimizer and random states"
     for name, expected in files.items():
         if (content or expected["bytes"] <= SMALL) and file_sha256(checkpoint / name) != expected["sha256"]:
-            return f"{name} is damaged: its content is not what was written"
+            return f"{name} is damaged: it does not match its hash"
     return None
 
 
@@ -218,7 +217,7 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
     folder = Path(output_dir)
     if not folder.is_dir():
         return None, {}
-    skipped = {path.name: "the run ended while it was being written" for path in leftovers(folder)}
+    skipped = {path.name: "the run ended while writing it" for path in leftovers(folder)}
     steps = steps_of(folder)
     for path in sorted(steps, key=steps.get, reverse=True):
         reason = why_unusable(path, content)
@@ -245,20 +244,24 @@ def find_checkpoint(
         found, skipped = find_newest_checkpoint(output_dir, content)
         if found is None:
             listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
-            cure = "Start the run again in another output_dir" if skipped else "Leave it out to begin a run there"
+            cure = "Leave resume_from_checkpoint out to start a new run"
+            if skipped:
+                cure = "Start a new run in another output_dir"
             raise ValueError(
-                f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} holds no checkpoint that is "
-                f"complete.{listed} {cure}, or name a checkpoint of another folder."
+                f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} contains no complete "
+                f"checkpoint.{listed} {cure}, or set resume_from_checkpoint to a checkpoint in another folder."
             )
         return found, skipped
     path = Path(resume_from)
     if not path.is_dir():
-        raise ValueError(f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: there is no such folder.")
+        raise ValueError(
+            f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: the folder does not exist."
+        )
     check_links(path, f"resume_from_checkpoint={str(resume_from)!r}")
     reason = why_unusable(path, content)
     if reason is not None:
         raise ValueError(
-            f"resume_from_checkpoint={str(resume_from)!r} cannot be resumed from: {reason}. Name another one, or use "
-            "resume_from_checkpoint: true for the newest that is complete."
+            f"resume_from_checkpoint={str(resume_from)!r} cannot be resumed from: {reason}. Choose another "
+            "checkpoint, or set resume_from_checkpoint: true for the newest complete one."
         )
     return path, {}

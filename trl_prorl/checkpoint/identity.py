@@ -143,8 +143,8 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: boo
             raise ValueError(_refuse_length(changed, now))
         listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
         raise ValueError(
-            f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore them, or set "
-            "allow_config_change: true, which logs the change as an event."
+            f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore these values, or "
+            "set allow_config_change: true to resume with the new ones (logged as an event)."
         )
     return changed
 
@@ -158,10 +158,10 @@ def _refuse_length(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> 
         schedule += f" with warmup_steps={now.get('warmup_steps')}, a share of all steps,"
         lasting = "constant_with_warmup with a whole number of warmup_steps"
     return (
-        f"{listed}: with {schedule} the learning rate of every step depends on the length of the run, so that the "
-        "steps already done would have been others. Restore it, or set allow_config_change: true, which goes on at "
-        f"the rate of the new schedule and logs an event; a run begun with lr_scheduler_type: {lasting} goes on to "
-        "any length."
+        f"{listed}: with {schedule} the learning rate of every step depends on the length of the run, so the steps "
+        "already done would have used other rates. Restore it, or set allow_config_change: true to continue at the "
+        f"new schedule's rate (logged as an event). A run started with lr_scheduler_type: {lasting} can be extended "
+        "to any length."
     )
 
 
@@ -180,9 +180,10 @@ BATCH_KEYS = (
     "num_iterations",
     "processes",
 )
-OWN_RANDOM_STATES = "it acts as a run begins, and the checkpoint goes on with random states of its own"
+OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
+SPLIT_BATCH = "its half-used generation batch was split with the old value; at the end of a batch it can be changed"
 FROZEN_RANKS = "frozen ranks of the adapter"
-OTHER_SHAPES = "the checkpoint's weights and the optimizer's state have other shapes"
+OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
 # Keys that no resume can change, and why.
 FIXED = {
     "seed": OWN_RANDOM_STATES,
@@ -193,9 +194,9 @@ FIXED = {
     "lora_target_parameters": OTHER_SHAPES,
     "lora_modules_to_save": OTHER_SHAPES,
     "use_dora": OTHER_SHAPES,
-    FROZEN_RANKS: "the checkpoint's adapter lies upon another trained one",
-    "eval_on_start": "it acts before the first step alone",
-    "optim_target_modules": "the checkpoint holds the state of another optimizer",
+    FROZEN_RANKS: "the checkpoint's adapter was trained on top of a different adapter",
+    "eval_on_start": "it only acts before the first step",
+    "optim_target_modules": "the checkpoint contains the state of another optimizer",
 }
 
 
@@ -215,8 +216,8 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
     def refuse(key: str, why: str) -> None:
         old, new = changed[key]
         raise ValueError(
-            f"{key}: {old!r} -> {new!r} cannot be changed by a resume from {checkpoint.name}: {why}. Leave it at "
-            f"{old!r}, or begin a run of its own."
+            f"{key}: {old!r} -> {new!r} cannot be changed by a resume from {checkpoint.name}: {why}. Keep {old!r}, "
+            "or start a new run."
         )
 
     for key, (old, new) in changed.items():
@@ -226,18 +227,18 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         if why:
             refuse(key, why)
     if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
-        refuse("optim", "the checkpoint holds the state of another optimizer")
+        refuse("optim", "the checkpoint contains the state of another optimizer")
     schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}
     if schedules & PATH_DEPENDENT_SCHEDULES:
         for key in SCHEDULE_KEYS:
             if key in changed:
-                refuse(key, "that schedule's rate depends on the rates before it")
+                refuse(key, "this schedule's learning rate depends on earlier rates")
     if checkpoint.joinpath(buffer_file(0)).exists():
         for key in BATCH_KEYS:
             if key in changed:
-                refuse(key, "it lies inside a generation batch, which was cut by the old value; one at its end can be")
+                refuse(key, SPLIT_BATCH)
         if switched_on(changed, "beta"):
-            refuse("beta", "it lies inside a generation batch without the reference's log-probabilities")
+            refuse("beta", "its half-used generation batch has no log-probabilities of the reference")
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

@@ -137,7 +137,7 @@ class CheckpointMixin:
                 if planned is None:
                     raise
                 name = planned.checkpoint.name
-                logger.warning("Gone back to %s, instead of an end with this line: %s", name, error)
+                logger.warning("Rolled back to %s instead of stopping with: %s", name, error)
             self._event(planned.event)
             self.rollback.sync_event()
             self._resume = self._find_resume(str(planned.checkpoint))
@@ -421,7 +421,7 @@ class CheckpointMixin:
             with self._note_failure():
                 self.uploads.write_card(dataset_name, tags)
         except ValueError as error:
-            logger.warning("The model card is not up to date: %s", error)
+            logger.warning("The model card could not be updated: %s", error)
 
     def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
         """

@@ -68,7 +68,7 @@ class Resume:
         if resume_from is True or str(resume_from).lower() == "true":
             checkpoint = checkpoint_after_rollback(checkpoint, run_dir)
         for name, reason in skipped.items():
-            logger.warning("Checkpoint %s is skipped: %s.", name, reason)
+            logger.warning("Skipping checkpoint %s: %s.", name, reason)
         changed = check_same_run(read_json(checkpoint / IDENTITY_FILE), identity, allowed)
         check_change(changed, identity, checkpoint)
         state = read_json(checkpoint / "trainer_state.json")
@@ -89,8 +89,8 @@ class Resume:
         renamed = folders.abandon_newer(self.checkpoint, self.skipped)
         for name, now in renamed.items():
             logger.warning(
-                f"{name} is newer than {self.checkpoint.name}, from which the run goes on, and no longer part of the "
-                f"run. It is now called {now}; remove it if you like."
+                f"{name} is newer than {self.checkpoint.name}, from which the run resumes, so it was renamed to "
+                f"{now}. Delete it if you do not need it."
             )
         self.abandoned = list(renamed)
 

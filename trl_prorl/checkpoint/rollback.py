@@ -111,7 +111,7 @@ class Rollback(Part):
         share = end_by_best(rewards)
         if share is None or share >= COLLAPSE_SHARE:
             return None
-        event = make_event("collapse", step, step, "the reward is below half of its best", share, COLLAPSE_SHARE)
+        event = make_event("collapse", step, step, "the reward fell below half of its best", share, COLLAPSE_SHARE)
         best = int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())
         return {**event, "action": "stop", "last_good": self._steps[best]}
 

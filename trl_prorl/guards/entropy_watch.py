@@ -37,7 +37,13 @@ class EntropyWatch(Part):
         entropy = row.get("entropy")
         if not self.observe(entropy):
             return None
-        logger.warning("Entropy collapse at step %d: %.4g nats per token, below %.4g.", step, entropy, self.floor)
+        logger.warning(
+            "Entropy collapse at step %d: mean entropy %.4g nats per token, below entropy_floor=%.4g for %d steps.",
+            step,
+            entropy,
+            self.floor,
+            self.patience,
+        )
         reason = f"entropy below entropy_floor for {self.patience} steps"
         return {
             **make_event("entropy_collapse", step, step, reason, entropy, self.floor),

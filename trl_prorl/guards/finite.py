@@ -109,8 +109,8 @@ class FiniteGuard(Part):
             if not any(words in str(error) for words in NO_DISTRIBUTION):
                 raise
             prompts = list(dict.fromkeys(quoted(example.get("prompt")) for example in examples))
-            unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index: the GPU reports an assertion alone)"
-            finding = {"tensor": f"probabilities of the next token{unsure}, while sampling,", "prompts": prompts}
+            unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index error: the GPU does not tell which)"
+            finding = {"tensor": f"next-token probabilities{unsure} while sampling,", "prompts": prompts}
             self._log(step, "stop", finding)
             raise NonFiniteError(self._message(step, finding)) from error
 
@@ -126,7 +126,7 @@ class FiniteGuard(Part):
         batch = unread.batch
         mask = completion_mask(batch)
         # In the order in which one is computed from another.
-        tensors = {"advantages (a reward is not finite)": batch["advantages"]}
+        tensors = {"advantages (a reward is NaN or infinite)": batch["advantages"]}
         for anchor in ANCHORS:
             if anchor.column in batch:
                 tensors[f"log-probabilities of {anchor.words}"] = zero_masked(batch[anchor.column], mask)
@@ -184,8 +184,8 @@ class FiniteGuard(Part):
         finding = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
         self._log(step, "stop", finding)
         raise NonFiniteError(
-            f"NaN or infinity at step {step}: {finding['tensor']} after the update. The run stops; its last "
-            "checkpoint is kept. Lower learning_rate."
+            f"NaN or infinity at step {step}: {finding['tensor']} after the update. The run stops and keeps its last "
+            "checkpoint. Lower learning_rate."
         )
 
     def _note(self, tensor: str, batch=None) -> None:
@@ -203,7 +203,7 @@ class FiniteGuard(Part):
         more = f" and {len(finding['prompts']) - 3} more" if len(finding["prompts"]) > 3 else ""
         batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
         return (
-            f"NaN or infinity at step {step}: {finding['tensor']}{batch}. The run stops before the update; its last "
-            "checkpoint is kept. Lower learning_rate or the coefficient of the KL, or set nonfinite: skip to leave "
-            "such steps out."
+            f"NaN or infinity at step {step}: {finding['tensor']}{batch}. The run stops before this update and keeps "
+            "its last checkpoint. Lower learning_rate or the KL coefficient, or set nonfinite: skip to skip such "
+            "updates."
         )

@@ -68,7 +68,7 @@ class GuardGap(Part):
         if self.action == "reset":
             self.request(Reason("guard_gap", value=fall, threshold=self.gap, step=step))
         return {
-            **make_event("guard_gap", step, step, "gold fell, the reward did not", fall, self.gap),
+            **make_event("guard_gap", step, step, "accuracy (gold) fell, the reward did not", fall, self.gap),
             "action": self.action,
             "last_good": self._best_step,
         }

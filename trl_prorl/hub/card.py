@@ -211,7 +211,7 @@ def model_card(
 def _variant_meaning(record: Record) -> str:
     known = record.known_variant
     if known is None:
-        return "the record does not say which."
+        return "the run's files do not name it."
     sentences = [f"{known.description}."]
     resets = None if record.events is None else len(record.resets)
     missing_reset = describe_missing_reset(known.name, record.config, resets, record.steps)

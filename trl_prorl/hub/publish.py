@@ -74,8 +74,8 @@ def files_to_push(
     files = _matching(model_dir, MODEL_FILES)
     if not any(name.endswith(".safetensors") for name in files):
         raise ValueError(
-            f"'{model_dir}' holds no trained model (no adapter_model.safetensors, no model.safetensors): let the run "
-            "finish, or copy a checkpoint's files there."
+            f"'{model_dir}' contains no trained model (no adapter_model.safetensors, no model.safetensors): let the "
+            "run finish, or copy a checkpoint's files there."
         )
     check_files(model_dir)
     files |= _matching(model_dir, (*TOKENIZER_FILES, CARD_FILE))
@@ -83,8 +83,8 @@ def files_to_push(
         found = _matching(model_dir / REFERENCE_FOLDER, MODEL_FILES)
         if not found:
             raise ValueError(
-                f"'{model_dir}' has no adapter '{REFERENCE_FOLDER}' to push: only a LoRA run with a reference that "
-                "moves leaves one. Do not ask for the reference."
+                f"'{model_dir}' has no adapter '{REFERENCE_FOLDER}' to push: only a LoRA run with a moving reference "
+                "has one. Leave --with-reference (hub_push_reference) out."
             )
         files |= {f"{REFERENCE_FOLDER}/{name}": path for name, path in found.items()}
     if record:
@@ -159,8 +159,8 @@ def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) 
         return api.create_repo(name, private=private, exist_ok=True).repo_id
     except Exception as error:  # the client's errors have no class in common
         raise ValueError(
-            f"hub_model_id={name!r} cannot be pushed to ({_one_line(error)}). Set hub_model_id to NAMESPACE/NAME, and "
-            "log in with `hf auth login`, or set HF_TOKEN or hub_token to a token that may write there."
+            f"hub_model_id={name!r} cannot be pushed to ({_one_line(error)}). Set hub_model_id to NAMESPACE/NAME, "
+            "and log in with `hf auth login`, or set HF_TOKEN or hub_token to a token with write permission."
         ) from error
 
 
@@ -197,7 +197,7 @@ def upload(
         )
     except Exception as error:  # the client's errors have no class in common
         raise PushError(
-            f"the push to {repo} failed ({_one_line(error)}). Nothing is lost: the run is on disk. Try it again with "
+            f"the push to {repo} failed ({_one_line(error)}). The run is saved on disk. Try again with "
             f"{push_command(run_dir)}"
         ) from error
     finally:

@@ -39,8 +39,8 @@ class Uploads:
         adapter = (moves and given.get("peft_config") is not None) or (args.beta != 0.0 and is_adapter)
         if args.hub_push_reference and not adapter:
             raise ValueError(
-                "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a reference that moves "
-                "has. Leave hub_push_reference out."
+                "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a moving reference "
+                "has. Remove hub_push_reference."
             )
         self.api = make_api(args.hub_token)
         self.repo: str | None = None
@@ -95,7 +95,7 @@ class Uploads:
             staged = self._stage(Path(self.args.output_dir))
         except (ValueError, OSError) as error:
             again = push_command(trainer.run_dir)
-            raise PushError(f"the run is not pushed: {error} It is on disk; push it with {again}.") from error
+            raise PushError(f"the run was not pushed: {error} It is saved on disk; push it with {again}.") from error
         api = self._choose_api(token)
         job = partial(
             upload,
@@ -126,7 +126,7 @@ class Uploads:
         try:
             staged = self._stage(checkpoint, whole)
         except (ValueError, OSError) as error:
-            logger.warning("Training goes on, but %s is not pushed: %s", checkpoint.name, error)
+            logger.warning("Training continues, but %s was not pushed: %s", checkpoint.name, error)
             return
         done = f"epoch {int(trainer.state.epoch)}"
         if self.args.save_strategy == SaveStrategy.STEPS:
@@ -161,7 +161,7 @@ class Uploads:
                 replaced=whole,
             )
         except PushError as error:
-            logger.warning("Training goes on, but %s", error)
+            logger.warning("Training continues, but %s", error)
 
 
 def _as_list(value: str | list[str] | None) -> list[str]:

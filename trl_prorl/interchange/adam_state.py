@@ -23,18 +23,18 @@ def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
     inner = inner_of(optimizer)
     if type(inner) not in (torch.optim.Adam, torch.optim.AdamW):
         raise InputError(
-            f"optimizer {type(inner).__module__}.{type(inner).__name__}: only the state of torch's Adam and AdamW is "
-            "exchanged. Set optim: adamw_torch or adamw_torch_fused."
+            f"optimizer {type(inner).__module__}.{type(inner).__name__} is not supported: only torch's Adam and "
+            "AdamW can be exported. Set optim: adamw_torch or adamw_torch_fused."
         )
     for key in ("amsgrad", "maximize"):
         if any(group.get(key) for group in inner.param_groups):
-            raise InputError(f"optimizer {type(inner).__name__} with {key}=True is not exchanged: leave it out.")
+            raise InputError(f"optimizer {type(inner).__name__} with {key}=True cannot be exported: remove {key}.")
     names = {id(param): name for name, param in model.named_parameters()}
     found = {}
     for group in inner.param_groups:
         for param in group["params"]:
             if id(param) not in names:
-                raise InputError("The optimizer holds a parameter that is not the model's (sharded, or replaced).")
+                raise InputError("The optimizer contains a parameter that is not the model's (sharded, or replaced).")
             found[names[id(param)]] = param
     return found
 

@@ -184,11 +184,11 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
         for key, kind in (("format", str), ("schema", str), ("version", int)):
             check_type(sidecar.get(key) if isinstance(sidecar, dict) else None, kind, key)
     except FileNotFoundError:
-        raise InputError(f"{path} is missing: nothing was written there, or not to the end.") from None
+        raise InputError(f"{path} is missing: nothing was written there, or the write did not finish.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error}). Give the folder of an export.") from None
     except ValueError as error:
-        raise InputError(f"{path} is not a whole sidecar ({error}). Write it again.") from None
+        raise InputError(f"{path} is not a complete sidecar ({error}). Write it again.") from None
     if (sidecar["format"], sidecar["schema"]) != (FORMAT, cls.schema):
         is_one_of = f"{short(sidecar['format'])} {short(sidecar['schema'])}"
         raise InputError(f"{path} is {is_one_of}, not {FORMAT} {cls.schema}.")
@@ -205,11 +205,11 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {error}. Write it again.") from None
     if not fits_its_hash:
-        raise InputError(f"{path} does not fit its own hash: it was cut, altered or edited. Write it again.")
+        raise InputError(f"{path} does not match its own hash: it was truncated or changed. Write it again.")
     for entry in sidecar["tensors"]:
         where = f"{path}: tensor {entry['name']}"
         if sum(key in entry for key in HASHES) != 1:
-            raise InputError(f"{where} has not one hash, of {' or '.join(HASHES)}. Write it again.")
+            raise InputError(f"{where} needs exactly one hash, {' or '.join(HASHES)}. Write it again.")
         if entry["file"] != f"{cls.schema}.safetensors":
             raise InputError(f"{where} is in {entry['file']}, not in {cls.schema}.safetensors. Write it again.")
     return sidecar
@@ -220,7 +220,7 @@ def _check_names(path: Path, needed: Mapping[str, bool], names: list[str]) -> No
     counts = Counter(names)
     for name, count in counts.items():
         if name not in needed or count > 1:
-            raise InputError(f"{path}: tensor {name} does not belong to this schema, or stands there twice.")
+            raise InputError(f"{path}: tensor {name} is not part of this schema, or is listed twice.")
     for name in needed:
         if needed[name] and name not in counts:
             raise InputError(f"{path}: tensor {name} is missing.")
@@ -232,12 +232,12 @@ def _load(path: Path, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
     try:
         held = load_file(path)
     except FileNotFoundError:
-        raise InputError(f"{path} is missing, and with it tensor {first}.") from None
+        raise InputError(f"{path} is missing, so tensor {first} is, too.") from None
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is cut or corrupt, and with it tensor {first} ({error}).") from None
+        raise InputError(f"{path} is truncated or corrupt, so tensor {first} cannot be read ({error}).") from None
     for key in held:
         if key not in names:
-            raise InputError(f"{path}: tensor {key} is in the file and not in the sidecar.")
+            raise InputError(f"{path}: tensor {key} is in the file, but not in the sidecar.")
     for key, name in names.items():
         if key not in held:
             raise InputError(f"{path}: tensor {name} is missing from the file.")
@@ -254,5 +254,7 @@ def _checked(path: Path, entry: dict, held: Mapping[str, torch.Tensor]) -> torch
         raise InputError(f"{path}: tensor {name} is {found} in the file and {said} in the sidecar.")
     kind = next(key for key in HASHES if key in entry)
     if tensor_hash(name, tensor, HASHES[kind]) != entry[kind]:
-        raise InputError(f"{path}: tensor {name} does not fit its hash: altered, or another tensor in its place.")
+        raise InputError(
+            f"{path}: tensor {name} does not match its hash: it was changed, or replaced by another tensor."
+        )
     return tensor

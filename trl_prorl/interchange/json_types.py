@@ -35,7 +35,7 @@ def check_type(value: Any, kind: Any, at: str = "") -> None:
                 raise TypeMismatchError(f"{at or 'it'} has no {key!r}")
         for key, one in value.items():
             if key not in hints:
-                raise TypeMismatchError(f"{f'{at}.{key}' if at else key} is no key of the schema")
+                raise TypeMismatchError(f"{f'{at}.{key}' if at else key} is not a key of the schema")
             check_type(one, hints[key], f"{at}.{key}" if at else key)
         return
     plain = get_origin(kind) or kind

@@ -43,18 +43,18 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
     """
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
-        raise InputError(f"{folder} exists, and an export replaces nothing: give a folder that does not exist.")
+        raise InputError(f"{folder} exists, and an export overwrites nothing: give a folder that does not exist.")
     waiting = trainer.parts.get(EXPORT)
     if waiting is not None:
-        raise InputError(f"{waiting.folder} still waits for its update: export one update at a time.")
+        raise InputError(f"{waiting.folder} is still waiting for its update: export one update at a time.")
     if trainer.accelerator.num_processes > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise InputError("export_update needs the whole state in one process: train with one process, unsharded.")
+        raise InputError("export_update needs the complete state in one process: train with one process, unsharded.")
     try:
         factors(trainer.args.optimizer_reset, trainer.args.optimizer_reset_alpha)
     except ValueError as error:
         raise InputError(str(error)) from None
     if trainer.args.elastic_reset_every:
-        raise InputError("elastic_reset_every changes weights between updates, which no schema holds: leave it out.")
+        raise InputError("elastic_reset_every changes weights between updates, which no schema describes: remove it.")
     with writing(folder):  # now, and not after the minutes of a rollout
         pass
     export = NextUpdate(trainer, folder)
@@ -86,14 +86,16 @@ def import_update(trainer, folder: str | os.PathLike) -> UpdateOutputs:
     outputs = read(UpdateOutputs, folder)
     if (folder / f"{UpdateInputs.schema}.json").exists():
         if outputs.inputs != read_sidecar(UpdateInputs, folder)["sha256"]:
-            raise InputError(f"{folder}: the outputs are of other inputs than those beside them. Compute them again.")
+            raise InputError(
+                f"{folder}: the outputs belong to other inputs than those in this folder. Compute them again."
+            )
     if trainer.optimizer is None:
-        raise InputError("The trainer has no optimizer yet: import in a callback, once `train` has begun.")
+        raise InputError("The trainer has no optimizer yet: import in a callback, after `train` has started.")
     done = trainer.state.global_step
     if trainer.is_in_train and done > 0 and outputs.update not in (done, done + 1):
         raise InputError(
             f"{folder}: the outputs are of update {outputs.update}, and the trainer has made {done}: import those of "
-            f"{done} or {done + 1}. A run that has made no update takes any."
+            f"{done} or {done + 1}. A trainer that has made no update accepts any."
         )
     parameters = named_parameters(trainer.optimizer, trainer.accelerator.unwrap_model(trainer.model))
     for theirs, ours in zip_longest(outputs.names, parameters):

@@ -168,7 +168,7 @@ class NextUpdate(Part, TrainerCallback):
         parameters = named_parameters(optimizer, model)
         for name in self._gradients:
             if name not in parameters:
-                raise InputError(f"tensor gradients/{name} is of no parameter of the optimizer.")
+                raise InputError(f"tensor gradients/{name} belongs to no parameter of the optimizer.")
         before = self._before if self._before is not None else state_of(optimizer, parameters)
         growth = self._events.get("growth")
         reset = self._events.get("reset")
@@ -205,8 +205,8 @@ def writing(folder: Path) -> Iterator[Path]:
         yield aside
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"{folder} could not be written, and nothing of it is left ({error}): give a new folder, where there is "
-            "room and permission to write."
+            f"{folder} could not be written, and nothing of it is left ({error}): give a new folder with enough "
+            "space and write permission."
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

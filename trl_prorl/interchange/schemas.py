@@ -100,7 +100,7 @@ class Schema:
         hints = get_type_hints(cls)
         check_type(values, TypedDict("values", {name: hints[name] for name in names}))
         if values["update"] < 1:
-            raise TypeMismatchError(f"update is {values['update']}; numbers of updates begin at 1")
+            raise TypeMismatchError(f"update is {values['update']}; updates are numbered from 1")
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor by its label, in the order of the schema."""
@@ -245,7 +245,7 @@ class UpdateInputs(Schema):
         if listed != self.names:
             different = [group for group, name in zip(listed, self.names, strict=False) if group != name]
             wrong = different[0] if different else "the last one"
-            raise InputError(f"inputs: the groups list other parameters than names, from {wrong} on.")
+            raise InputError(f"inputs: groups and names list different parameters, from {wrong} on.")
         reset_factors(self.reset)
         for name, tensor in self.gradients.items():
             check_shape(
@@ -289,10 +289,10 @@ class UpdateOutputs(Schema):
         check_state(self)
         for name, tensor in self.tensors().items():
             if not tensor.isfinite().all():
-                raise InputError(f"outputs: tensor {name} holds NaN or infinity.")
+                raise InputError(f"outputs: tensor {name} contains NaN or infinity.")
         for name, tensor in self.exp_avg_sq.items():
             if (tensor < 0).any():
-                raise InputError(f"outputs: tensor exp_avg_sq/{name} is negative somewhere, and a square is not.")
+                raise InputError(f"outputs: tensor exp_avg_sq/{name} is negative somewhere; it is a mean of squares.")
         for name, tensor in self.steps.items():
             if tensor.item() < 0 or tensor.item() % 1:
                 raise InputError(f"outputs: tensor steps/{name} is {tensor.item():g}, not a number of updates.")

@@ -86,7 +86,7 @@ def token_weights(
         return mask / items_per_window
     if loss_type == "luspo":
         return mask / mask.size(0) / accumulation_steps
-    raise ValueError(f"loss_type={loss_type!r} is not one whose aggregation is known here.")
+    raise ValueError(f"loss_type={loss_type!r} is not supported: its aggregation is unknown.")
 
 
 def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -124,7 +124,7 @@ class OldPolicyAnchor(Anchor):
     kl_key = "kl_old"
     metric = "kl_old"
     measured_when = "samples used after an update"
-    never_scored = "with `reuse_old_logps` where that is sound"
+    never_scored = "with `reuse_old_logps`, where possible"
     works_in_reward = False  # as a batch is sampled, its KL is 0
 
     def make_model(self, models):
@@ -156,7 +156,7 @@ class BaseAnchor(Anchor):
     column = "base_per_token_logps"
     kl_key = "kl_base"
     metric = "kl_base"
-    measured_when = "`beta_base`, on its batches"
+    measured_when = "`beta_base`, on the batches it scores"
     never_scored = "without `beta_base`"
     copies_policy = True
 

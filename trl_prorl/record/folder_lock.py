@@ -146,8 +146,8 @@ def _holder_named_in(file: Path) -> str:
 
 def _refusal(folder: str | os.PathLike, who: str) -> str:
     return (
-        f"output_dir or run_dir {str(folder)!r} is in use: {who}, trains into it. Wait until it has ended, stop it, "
-        "or choose another folder."
+        f"output_dir or run_dir {str(folder)!r} is in use by another run: {who}. Wait until it ends, stop it, or "
+        "choose another folder."
     )
 
 

@@ -97,7 +97,7 @@ class RunFolders:
             whole = folder.absolute()
             there = next(path for path in (whole, *whole.parents) if os.path.lexists(path))
             if not there.is_dir() or not os.access(there, os.W_OK):
-                raise ValueError(f"{given} cannot be used: {there} is no folder that can be written. Choose another.")
+                raise ValueError(f"{given} cannot be used: {there} is not a writable folder. Choose another folder.")
             check_links(folder, given)
             if is_foreign_lock(folder / LOCK_FILE):
                 raise ValueError(self._describe_foreign(key, [LOCK_FILE]))
@@ -128,8 +128,8 @@ class RunFolders:
         earlier = self.find_earlier_run()
         if earlier is not None:
             raise ValueError(
-                f"output_dir={str(self.output_dir)!r} already holds a run ({earlier}): choose another output_dir, "
-                "remove it, or continue it with --resume_from_checkpoint True."
+                f"output_dir={str(self.output_dir)!r} already contains a run ({earlier}). Choose another output_dir, "
+                "delete it, or resume the run with --resume_from_checkpoint True."
             )
 
     def check_nothing_foreign(self) -> None:
@@ -163,8 +163,8 @@ class RunFolders:
             return
         if recorded is not None:
             raise ValueError(
-                f"run_dir={str(self.run_dir)!r} holds the record of another run than {checkpoint}, which would be "
-                "lost. Choose another run_dir, or move what is there."
+                f"run_dir={str(self.run_dir)!r} contains the log files of a different run than {checkpoint}, which "
+                "would be lost. Choose another run_dir, or move these files."
             )
         if checkpoint.resolve().parent == self.run_dir.resolve():  # the run's own folder, whose env.json is damaged
             return
@@ -186,8 +186,9 @@ class RunFolders:
             return
         if saved_run_id(self.output_dir) is None:  # else it is a run's own model
             raise ValueError(
-                f"output_dir={str(self.output_dir)!r} is the folder of the model itself, which the trained one would "
-                "replace. Choose another output_dir, and give resume_from_checkpoint the path of the checkpoint."
+                f"output_dir={str(self.output_dir)!r} is the folder of the starting model, which the trained model "
+                "would overwrite. Choose another output_dir, and set resume_from_checkpoint to the path of the "
+                "checkpoint."
             )
 
     # ------------------------------------------------------------------------------------ an earlier run
@@ -245,7 +246,7 @@ class RunFolders:
             model = Path(base).resolve()
             if model == self.output_dir.resolve() or any(model.is_relative_to(path.resolve()) for path in moving):
                 raise ValueError(
-                    f"output_dir={str(self.output_dir)!r} holds an earlier run, and the model {base!r} is a part of "
+                    f"output_dir={str(self.output_dir)!r} contains an earlier run, and the model {base!r} belongs to "
                     "it. Choose another output_dir."
                 )
         number = 1
@@ -257,7 +258,8 @@ class RunFolders:
             earlier.mkdir(exist_ok=True)
             path.rename(earlier / path.name)
         logger.warning(
-            "output_dir=%r held an earlier run, which is now in %s. Remove it if you like, or give each run a folder.",
+            "output_dir=%r contained an earlier run, which was moved to %s. Delete it if you do not need it, or "
+            "give each run its own folder.",
             str(self.output_dir),
             self.output_dir / name,
         )
@@ -338,8 +340,8 @@ class RunFolders:
         if len(names) > 5:
             listed += f" and {len(names) - 5} more"
         return (
-            f"{key}={str(getattr(self, key))!r} holds {listed}: a run would overwrite that, and no run is on record "
-            f"there. Choose another {key}, or move what is there."
+            f"{key}={str(getattr(self, key))!r} contains {listed}: a new run would overwrite this, and no earlier "
+            f"run wrote it. Choose another {key}, or move these files."
         )
 
 

@@ -35,8 +35,8 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
             if not Path(target).is_relative_to(root) and os.path.dirname(target) != blobs:
                 what = given or repr(str(folder))
                 raise InputError(
-                    f"{what} contains the link {os.path.relpath(link, root)!r}, which leads out of the folder, to "
-                    f"{target!r}: remove the link, or put a copy in its place"
+                    f"{what} contains the link {os.path.relpath(link, root)!r}, which points outside the folder, to "
+                    f"{target!r}: remove the link, or replace it with a copy"
                 )
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != WANDB)
 

@@ -80,7 +80,7 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
 
     if id(node) in counts:
         if counts[id(node)] == 0:
-            refuse("an anchor holds itself", node.start_mark)
+            refuse("an anchor contains itself", node.start_mark)
         return counts[id(node)]
     counts[id(node)] = 0
     total = 1
@@ -92,14 +92,14 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
         seen = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                refuse("a key is a list or a mapping; write text", key.start_mark)
+                refuse("a key is a list or a mapping; it must be text", key.start_mark)
             name = (key.tag, key.value)
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
                 refuse(f"the key {short(key.value)} is given twice", key.start_mark)
             seen.add(name)
             total += _count_values(value, counts)
     if total > MAX_YAML_VALUES:
-        refuse(f"its aliases repeat more than {MAX_YAML_VALUES:,} values; write out what is needed", node.start_mark)
+        refuse(f"its aliases expand to more than {MAX_YAML_VALUES:,} values; write the values out", node.start_mark)
     counts[id(node)] = total
     return total
 
@@ -131,10 +131,12 @@ def read_text(path: str | os.PathLike, most: int | None = None) -> str:
     try:
         size = os.path.getsize(path)
         if most is not None and size > most:
-            raise InputError(f"'{path}' has {size:,} bytes, and at most {most:,} are read; write it again")
+            raise InputError(f"'{path}' has {size:,} bytes, more than the {most:,} that are read; create it again")
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"'{path}' is no text ({error.reason} at byte {error.start}); write it again") from error
+        raise InputError(
+            f"'{path}' is not a text file ({error.reason} at byte {error.start}); create it again"
+        ) from error
     except OSError as error:
         raise InputError(f"'{path}' cannot be read ({error.strerror or error})") from error
 
@@ -150,14 +152,14 @@ def read_json(path: str | os.PathLike, needed: Iterable[str] = ()) -> dict[str, 
     try:
         content = parse_json(content)
     except ValueError as error:
-        raise InputError(f"'{path}' is not JSON ({error}); write it again") from error
+        raise InputError(f"'{path}' is not JSON ({error}); create it again") from error
     _check_keys(content, needed, f"'{path}'")
     return content
 
 
-def _check_keys(content: Any, needed: Iterable[str], where: str, cure: str = "write it again") -> None:
+def _check_keys(content: Any, needed: Iterable[str], where: str, cure: str = "create it again") -> None:
     if not isinstance(content, dict):
-        raise InputError(f"{where} holds {short(content)}, not an object; {cure}")
+        raise InputError(f"{where} contains {short(content)}, not an object; {cure}")
     for key in needed:
         if key not in content:
             raise InputError(f"{where} has no {key!r}; {cure}")
@@ -195,7 +197,7 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
     """
     content = parse_yaml(read_text(path, MAX_YAML_BYTES), f"'{path}'")
     if not isinstance(content, dict):
-        raise InputError(f"'{path}' holds a {type(content).__name__}; it must be a flat mapping of recipe keys")
+        raise InputError(f"'{path}' contains a {type(content).__name__}; it must be a flat mapping of recipe keys")
     return content
 
 
@@ -230,13 +232,15 @@ def read_jsonl(
             may_be_cut = line == "" or line.startswith("{") or not text.endswith("\n")
             if place == len(lines) and may_be_cut and isinstance(error, json.JSONDecodeError):
                 if line and not growing:
-                    logger.warning("%s: line %d, the last, is cut off and left out.", visible(str(path)), place)
+                    logger.warning(
+                        "%s: line %d (the last one) is truncated and was ignored.", visible(str(path)), place
+                    )
                 break
             raise InputError(f"{where} is not JSON ({error}); remove the line") from error
         _check_keys(row, needed, where, "remove the line")
         if unique is not None and seen.setdefault(row[unique], place) != place:
             raise InputError(
-                f"{where}: {unique} {row[unique]} stands in line {seen[row[unique]]} already; remove one of them"
+                f"{where}: {unique} {row[unique]} is already in line {seen[row[unique]]}; remove one of the two"
             )
         rows.append(row)
     return rows

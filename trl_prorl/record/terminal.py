@@ -65,16 +65,16 @@ def write_event_line(event: Mapping[str, Any]) -> str:
     if event["event"] == RESET:
         mix = event["ref_reset_mix"]
         if mix == 1.0:
-            parts.append("the reference becomes the policy")
+            parts.append("the reference is now the policy")
         elif mix == 0.0:
-            parts.append("the reference stays")
+            parts.append("the reference is unchanged")
         else:
-            parts.append(f"the reference moves by {mix:g}")
+            parts.append(f"the reference moved by {mix:g} towards the policy")
         parts.append(f"optimizer {event['optimizer_reset']}")
         if event.get("kl_before") is not None:
             parts.append(f"kl_ref was {event['kl_before']:.4g}")
     if event["event"] == GROWTH:
-        parts.append(f"rank {event['rank_before']} becomes {event['rank']}")
+        parts.append(f"rank {event['rank_before']} -> {event['rank']}")
     line = ", ".join(parts)
     if event.get("reason"):
         line += f" ({event['reason']})"
@@ -100,10 +100,10 @@ def describe_processes(args) -> str | None:
     if processes == 1:
         return None
     of_one = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    line = f"{processes} processes: a step trains on {of_one * processes} completions, {processes} times those of one"
+    line = f"{processes} processes: {of_one * processes} completions per step, {processes} times as many as with one"
     if args.gradient_accumulation_steps % processes == 0:
         accumulated = args.gradient_accumulation_steps // processes
-        line += f"; gradient_accumulation_steps: {accumulated} keeps {of_one}"
+        line += f"; set gradient_accumulation_steps: {accumulated} to keep {of_one}"
     return line
 
 
@@ -117,7 +117,7 @@ def banner(trainer, steps: int) -> list[str]:
     frozen = trainer.parts.get("frozen_ranks")
     if frozen is not None:
         trained -= frozen.size
-        kind = f"LoRA on a trained one of rank {frozen.rank}, "
+        kind = f"new LoRA on top of a trained one of rank {frozen.rank}, "
     facts = {
         "trains": f"{name} ({kind}{trained:,} parameters), {steps} steps",
         "reward": ", ".join(trainer.reward_func_names),
@@ -142,7 +142,7 @@ def describe_shared_prompts(trainer) -> list[str]:
     for which, rows in sets.items():
         share = trainer.share_in_training(rows)
         if share is None:
-            lines.append(f"{which} was not compared with the training set: their prompts cannot all be read")
+            lines.append(f"{which} could not be compared with the training set: some prompts cannot be read")
         elif share > 0:
             lines.append(f"{which} is not held-out: {share:.0%} of its prompts occur in the training set")
     return lines
@@ -153,8 +153,8 @@ def warn_of_low_rate(optimizer) -> None:
     rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
     if 0.0 < rate <= TRL_RATE:
         logger.warning(
-            f"learning_rate={rate:g} is too low for an adapter, which hardly changes: TRL's default, {TRL_RATE:g}, "
-            f"suits full fine-tuning. Set learning_rate: {LORA_RATES}."
+            f"learning_rate={rate:g} is too low for LoRA, the adapter will hardly change: TRL's default, "
+            f"{TRL_RATE:g}, is meant for full fine-tuning. Set learning_rate: {LORA_RATES}."
         )
 
 
@@ -211,7 +211,7 @@ class Terminal(PrinterCallback):
         if state.is_world_process_zero and guard is not None and steps <= guard.window:
             logger.warning(
                 f"guard_gap={guard.gap} cannot fire: it compares averages over {guard.window} optimizer steps, and "
-                f"the run ends at step {steps}. Raise max_steps, or leave guard_gap out."
+                f"the run ends at step {steps}. Raise max_steps, or remove guard_gap."
             )
         processes = describe_processes(args)
         if processes is not None:
@@ -224,7 +224,7 @@ class Terminal(PrinterCallback):
         if done and done < steps:
             self.say(f"resumed from checkpoint-{done}")
         elif done:
-            self.say(f"finished, nothing to do: checkpoint-{done} is the last step of {self.trainer.run_dir}")
+            self.say(f"nothing to do: {self.trainer.run_dir} already finished at checkpoint-{done}, its last step")
 
     def _resets_by_steps_alone(self, args) -> bool:
         """Whether `ref_reset_every` is the only trigger of resets."""
@@ -233,11 +233,11 @@ class Terminal(PrinterCallback):
 
     def _warn_of_no_reset(self, args, steps: int) -> None:
         first = args.first_reset(sys.maxsize)
-        is_control = "; it is the control" if args.variant in DIFFER_BY_RESETS else ""
+        is_control = ", so the run is the same as with a fixed reference" if args.variant in DIFFER_BY_RESETS else ""
         logger.warning(
-            f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} comes with the generation after "
-            f"step {first}, and the run ends at step {steps}{is_control}. Lower ref_reset_every, or raise max_steps "
-            "above that."
+            f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} would first reset after step "
+            f"{first}, and the run ends at step {steps}{is_control}. Lower ref_reset_every, or raise max_steps above "
+            f"{first}."
         )
 
     def on_train_end(self, args, state, control, **kwargs):

@@ -56,16 +56,16 @@ class Resets(Part):
         """
         if not self.possible:
             raise ValueError(
-                "A ReferenceResetCallback was added to a trainer whose reference cannot move: pass it in "
-                "callbacks=[...] when the trainer is made."
+                "A ReferenceResetCallback was added to a trainer that was created without resets: pass it in "
+                "callbacks=[...] when you create the trainer."
             )
         sets = tuple(f"eval_{name}_" for name in eval_dataset) if isinstance(eval_dataset, dict) else ("",)
         for metric in callback.metrics():
             if not metric.startswith(sets):
                 raise ValueError(
-                    f"{metric!r} is watched for resets, and eval_dataset has several sets, whose values TRL gives one "
-                    f"name: {', '.join(eval_dataset)}. Pass the one that decides, or watch a metric of one set, such "
-                    f"as {sets[0]}loss or {sets[0]}pass@1."
+                    f"{metric!r} triggers resets, but eval_dataset contains several sets, which TRL logs under the "
+                    f"same name: {', '.join(eval_dataset)}. Pass one of them, or watch a metric of one set, such as "
+                    f"{sets[0]}loss or {sets[0]}pass@1."
                 )
         self._untouched.append((callback, callback.state_dict()))
 
@@ -89,7 +89,7 @@ class Resets(Part):
         """See [`ProRLTrainer.request_reset`]."""
         if not self.possible:
             raise ValueError(
-                "A reset was requested of a trainer that was made without any: set ref_reset_every, or pass a "
+                "A reset was requested, but the trainer was created without resets: set ref_reset_every, or pass a "
                 "ReferenceResetCallback in callbacks=[...]."
             )
         self._requests.append(reason)

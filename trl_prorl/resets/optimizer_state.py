@@ -81,7 +81,9 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
             continue
         if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:  # its scale is in `absmax`
             if not treatment.is_factors:
-                raise ValueError(f"optimizer_reset={mode!r} changes moments one by one, and {key} holds 8-bit codes.")
+                raise ValueError(
+                    f"optimizer_reset={mode!r} needs the moments themselves, and {key} contains 8-bit codes."
+                )
             continue
         if key in FIRST_MOMENTS:
             found[key] = treatment.of("first", alpha)
@@ -113,9 +115,7 @@ def check_state(state: Mapping[str, Any]) -> None:
     """Raise `ValueError` if one parameter's state has an entry whose meaning is not known."""
     unknown = set(state) - {*FIRST_MOMENTS, *SECOND_MOMENTS, *NOT_MEMORY, STEP}
     if unknown:
-        raise ValueError(
-            f"optimizer state {sorted(unknown)} is not understood: a reset cannot say what becomes of it."
-        )
+        raise ValueError(f"optimizer state {sorted(unknown)} is unknown, so trl-prorl cannot reset it.")
 
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
@@ -132,17 +132,17 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
     name = full_name(cls)
     if treatment.changes and not treatment.changes & memory:
         what = " and ".join(MEMORY[part] for part in sorted(treatment.changes))
-        why = f"and {name} has none: it would do nothing"
+        why = f"but {name} has none, so nothing would be reset"
         if treatment.changes == {"step"} and issubclass(cls, ADAFACTORS):
-            why = f"and {name} forgets its second moment where that is 0: it would be another hard"
+            why = f"but {name} forgets its second moment when that is 0, so this would be the same as hard"
         useful = [other for other, treatment in TREATMENTS.items() if treatment.changes & memory]
         raise ValueError(
-            f"optimizer_reset={mode!r} changes {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "
+            f"optimizer_reset={mode!r} resets {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "
             "use Adam (optim: adamw_torch)."
         )
     if holds_codes(cls) and not treatment.is_factors:
         raise ValueError(
-            f"optimizer_reset={mode!r} changes moments one by one, and {name} holds codes of them. Set optim: "
+            f"optimizer_reset={mode!r} needs the moments themselves, and {name} stores 8-bit codes. Set optim: "
             "adamw_torch."
         )
 
@@ -157,8 +157,8 @@ def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> s
     if issubclass(cls, torch.optim.SGD):
         if not momentum:
             raise ValueError(
-                f"optimizer_reset has nothing to reset in {full_name(cls)} without momentum: pass "
-                "optimizers=(SGD(..., momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
+                f"optimizer_reset has no effect with {full_name(cls)} without momentum: pass optimizers=(SGD(..., "
+                "momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
             )
         return {"first"}
     if issubclass(cls, ADAFACTORS):
@@ -168,9 +168,9 @@ def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> s
     if holds_codes(cls) or issubclass(cls, (torch.optim.Adam, torch.optim.AdamW)):
         return {"first", "second", "step"}
     raise ValueError(
-        f"optimizer_reset does not understand the state of {full_name(cls)}: use torch's Adam, AdamW, Adafactor or "
-        "SGD with momentum (optim: adamw_torch, adamw_torch_fused, adafactor), or bitsandbytes' Adam family (optim: "
-        "adamw_8bit, paged_adamw_8bit), or set optimizer_reset: keep."
+        f"optimizer_reset does not support {full_name(cls)}: use torch's Adam, AdamW, Adafactor or SGD with momentum "
+        "(optim: adamw_torch, adamw_torch_fused, adafactor), or bitsandbytes' Adam family (optim: adamw_8bit, "
+        "paged_adamw_8bit), or set optimizer_reset: keep."
     )
 
 

@@ -53,7 +53,7 @@ class Treatment:
 
     def __post_init__(self):
         if self.takes_alpha and self.is_factors:
-            raise TypeError(f"{self.name} takes α and has no function that could: name α as a moment's factor.")
+            raise TypeError(f"{self.name} has an α that no moment uses: set first or second to α.")
 
     @property
     def is_factors(self) -> bool:
@@ -142,6 +142,6 @@ def factors(name: str, alpha: float) -> tuple[float, float, bool]:
     treatment = treatment_of(name, alpha)
     if not treatment.is_factors:
         raise ValueError(
-            f"optimizer_reset={name!r} is no factor on Adam's moments, and the schema holds nothing else."
+            f"optimizer_reset={name!r} cannot be exported: the schema describes only factors on Adam's moments."
         )
     return treatment.of("first", alpha), treatment.of("second", alpha), treatment.clears_step

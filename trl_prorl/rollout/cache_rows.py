@@ -120,5 +120,5 @@ def why_not_select(cache: Cache) -> str | None:
     """Say why rows of a cache cannot be selected; `None` if they can."""
     for layer in cache.layers:
         if not hasattr(layer, "batch_select_indices"):
-            return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected."
+            return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected one by one."
     return None

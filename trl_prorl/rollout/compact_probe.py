@@ -43,7 +43,7 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     """
     kind = rope_by_longest_row(model.config)
     if kind is not None:
-        return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped."
+        return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped early."
     device = next(model.parameters()).device
     name = type(model).__name__
     ids, mask = pad_left(_trial_prompts(vocabulary), 0)
@@ -75,11 +75,11 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
                 copies=copies,
             )
         except Exception as error:  # of whatever kind: the model's own code runs
-            return f"{name} fails with it ({first_line(error)})."
+            return f"{name} fails during compact generation ({first_line(error)})."
     precision = torch.finfo(next(model.parameters()).dtype).eps
     place = _first_difference(mine.ids, theirs.sequences, theirs.scores, ids.shape[1], precision)
     if place is not None:
-        return f"greedy tokens of {name} differ from those of generate, from the {place + 1}th on."
+        return f"greedy tokens of {name} differ from those of generate from token {place + 1} on."
     return None
 
 

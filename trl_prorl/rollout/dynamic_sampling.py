@@ -63,14 +63,14 @@ def find_functions(
     unknown = [name for name in wanted if name not in names]
     if unknown:
         raise ValueError(
-            f"dynamic_sampling_rewards={wanted!r}: {unknown[0]!r} is no reward function. Name one of "
+            f"dynamic_sampling_rewards={wanted!r}: {unknown[0]!r} is not a reward function. Choose from "
             f"{', '.join(names)}."
         )
     indices = [index for index, name in enumerate(names) if name in wanted]
     if weights is not None and not any(weights[index] for index in indices):
         raise ValueError(
-            f"dynamic_sampling_rewards={wanted!r} with reward_weights={list(weights)!r}: what has no weight decides "
-            "nothing. Name a function that has one."
+            f"dynamic_sampling_rewards={wanted!r} has only functions of weight 0 in "
+            f"reward_weights={list(weights)!r}. Name at least one with a weight other than 0."
         )
     return indices
 
@@ -161,12 +161,15 @@ class DynamicSampling(Part):
 
     def __init__(self, args, accelerator, dataset, group_size: int, pad_token_id: int, names: Sequence[str], weights):
         if not isinstance(dataset, Dataset):
-            raise ValueError("dynamic_sampling_rounds draws further prompts, which a streamed dataset does not allow.")
+            raise ValueError(
+                "dynamic_sampling_rounds samples additional prompts, which a streaming dataset does not support. "
+                "Load the dataset without streaming."
+            )
         part = args.per_device_train_batch_size * args.steps_per_generation
         if part % group_size:
             raise ValueError(
-                f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces whole groups, and a process holds "
-                f"{part} completions, not a multiple of num_generations={group_size}. Change "
+                f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces whole groups, so each process "
+                f"needs a multiple of num_generations={group_size} completions, not {part}. Change "
                 "per_device_train_batch_size or steps_per_generation."
             )
         self.rounds = args.dynamic_sampling_rounds

@@ -58,11 +58,11 @@ def why_not_compact(config: GenerationConfig) -> str | None:
     """Say why a generation with these settings cannot be compact, in one sentence; `None` if it can."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
-        return f"the settings of the generation ask for {mode.value.replace('_', ' ')}, which keeps rows together."
+        return f"the generation settings use {mode.value.replace('_', ' ')}, in which rows depend on each other."
     for key, plain in PLAIN_SETTINGS.items():
         value = getattr(config, key, None)
         if value not in plain:
-            return f"{key}={value!r} needs transformers' own loop."
+            return f"{key}={value!r} needs the generation loop of transformers."
     return None
 
 
@@ -222,7 +222,10 @@ class CompactGeneration(Part):
         self._bound = max(MERGED_BOUND, MORE_THAN_POLICY * difference)
         if of_copy <= self._bound:
             return None
-        self._unmerge(f"the copy was {of_copy:.2g} nats a token off the policy, which is {difference:.2g} off itself")
+        self._unmerge(
+            f"the merged copy differs from the policy by {of_copy:.2g} nats per token, more than rounding explains "
+            f"({difference:.2g})"
+        )
         return make_event("unmerged_generation", step, step, "copy_off_policy", of_copy, self._bound)
 
     def _unmerge(self, reason: str) -> None:

@@ -169,7 +169,7 @@ class MergedCopy:
         for name, layer in find_adapted_layers(self.model, adapter):
             replaced = _replaced_forward(self.model, name)
             if replaced is not None:
-                raise ValueError(f"the forward of {replaced} is replaced")
+                raise ValueError(f"the forward method of {replaced} is replaced")
             merged = MergedLayer(layer, adapter)
             self._layers.append(merged)
             self.model.set_submodule(name, merged.module)
@@ -232,7 +232,7 @@ def why_not_merged(policy: torch.nn.Module) -> str | None:
     if not isinstance(policy, PeftModel):
         return "the model has no adapter"
     if len(policy.active_adapters) != 1:
-        return f"not one adapter is active, but {len(policy.active_adapters)}"
+        return f"{len(policy.active_adapters)} adapters are active"
     adapter = policy.active_adapters[0]
     config = policy.peft_config[adapter]
     if config.peft_type != PeftType.LORA or getattr(config, "alora_invocation_tokens", None):
@@ -251,7 +251,7 @@ def why_not_merged(policy: torch.nn.Module) -> str | None:
     exact = all(param.dtype == torch.float32 for param in policy.parameters())
     bound = EXACT if exact else torch.inf
     if not difference <= bound:
-        return f"merged, its log-probabilities differ by {difference:.2g} nats a token"
+        return f"its log-probabilities differ by {difference:.2g} nats per token after merging"
     return None
 
 

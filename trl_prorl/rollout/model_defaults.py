@@ -68,4 +68,4 @@ def describe_unused(own: GenerationConfig, run: GenerationConfig) -> str | None:
         unused.append(f"{name}={text if len(text) <= 60 else text[:57] + '…'}")
     if not unused:
         return None
-    return f"the model's generation config has {', '.join(unused)}: not used, the run's own keys alone decide."
+    return f"ignored from the model's generation config: {', '.join(unused)}. Only the run's own keys apply."

@@ -158,7 +158,7 @@ def settle_models(
         if nonfinite == "stop":
             raise NonFiniteRewardError(
                 f"reward model {name!r} returned {rewards[broken, place][0].item()} for {int(broken.sum())} of "
-                f"{len(rewards)} completions. Mend it, or set nonfinite: skip."
+                f"{len(rewards)} completions. Fix it, or set nonfinite: skip."
             )
         rewards[broken, place] = math.inf if training else math.nan
     return rewards
@@ -177,8 +177,9 @@ def check_scored(reward: float, names: Sequence[str]) -> None:
     """
     if math.isnan(reward):
         raise RewardError(
-            f"reward functions {', '.join(map(repr, names))} returned None for every completion of a batch, so "
-            "nothing is learned. Return a number where a function applies, or set nonfinite: skip to go on."
+            f"reward functions {', '.join(map(repr, names))} returned None for every completion of a batch, so the "
+            "batch gives no gradient. Return a number where a function applies, or set nonfinite: skip to skip such "
+            "batches."
         )
 
 
@@ -217,11 +218,11 @@ class RewardGuard:
 
     def _check(self, rewards: Any, prompts: list) -> list:
         if isinstance(rewards, (str, bytes, dict)) or not hasattr(rewards, "__iter__"):
-            what = f"returned {type(rewards).__name__}, not a list of one number a completion,"
+            what = f"returned {type(rewards).__name__} instead of a list with one number per completion,"
             raise RewardError(self._describe(what, prompts))
         rewards = list(rewards)
         if prompts and len(rewards) != len(prompts):
-            what = f"returned {len(rewards)} rewards where {len(prompts)} were expected, one a completion,"
+            what = f"returned {len(rewards)} rewards instead of {len(prompts)}, one per completion,"
             raise RewardError(self._describe(what, prompts))
         return [self._check_one(reward, prompts, row) for row, reward in enumerate(rewards)]
 
@@ -234,13 +235,13 @@ class RewardGuard:
         if math.isfinite(value):
             return reward
         if self.nonfinite == "stop":
-            cure = " Mend it, return None where it does not apply, or set nonfinite: skip."
+            cure = " Fix it, return None for completions that it cannot score, or set nonfinite: skip."
             raise NonFiniteRewardError(self._describe(f"returned {value}", prompts, row, cure))
         return math.inf if self.training() else math.nan
 
     def _too_late(self, prompts: list) -> RewardError:
         what = f"did not return within reward_timeout={self.seconds:g} s"
-        cure = " Mend it, or raise reward_timeout (null: no limit)."
+        cure = " Make it faster, or raise reward_timeout (null: no limit)."
         return RewardError(self._describe(what, prompts, self._current_row(), cure))
 
     def _failed(self, error: Exception, prompts: list) -> RewardError:
@@ -256,7 +257,7 @@ class RewardGuard:
         if not prompts:
             where = ""
         elif row is None:
-            where = f" for a batch of {len(prompts)} that begins with {quoted(prompts[0])}"
+            where = f" for a batch of {len(prompts)} prompts starting with {quoted(prompts[0])}"
         else:
             where = f" for the prompt {quoted(prompts[row])}"
         return f"reward function {self.name!r} {what}{where}.{cure}"

@@ -16,10 +16,9 @@ from .outcome import groups_without_signal
 logger = logging.getLogger(__name__)
 
 PATIENCE = 20  # generation batches
-REASON = "no completion in the loss is of a group whose rewards differ, so nothing is learned from the rewards"
+REASON = "in every group all completions got the same reward, so the rewards give no gradient"
 CURE = (
-    "Look at the completions (log_completions: true), at what the reward functions return for them, and at the pass "
-    "rate (trl-prorl preflight)."
+    "Look at the completions (log_completions: true), the rewards they get, and the pass rate (trl-prorl preflight)."
 )
 
 

@@ -51,7 +51,7 @@ def ask_reply(task, turns: Sequence[str], row: Mapping) -> str | None:
         raised = f"raised {type(error).__name__}: {error}{locate_error(error, task.reply)}"
         raise RewardError(_failure(task, raised, row)) from own_traceback(error)
     if reply is not None and not isinstance(reply, str):
-        raise RewardError(_failure(task, f"returned {reply!r}, which is neither a text nor None,", row))
+        raise RewardError(_failure(task, f"returned {reply!r}, which is neither a string nor None,", row))
     return reply
 
 
@@ -69,7 +69,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
     """
     template = tokenizer.chat_template or ""
     if tokenizer.eos_token is None or not template:
-        raise ValueError("a task of several turns needs a base with a chat template and an end token.")
+        raise ValueError("a multi-turn task needs a model with a chat template and an end-of-text token.")
     tokenizer.chat_template = template if template.startswith(REPLIES) else REPLIES + template
     call = {"type": "function", "function": {"name": TOOL, "arguments": {"text": "{content}"}}}
     tokenizer.response_template = {
@@ -80,7 +80,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
         },
     }
     if not supports_tool_calling(tokenizer):
-        raise ValueError("a task of several turns needs a base whose chat template takes several messages.")
+        raise ValueError("a multi-turn task needs a model whose chat template supports several messages.")
     return tokenizer
 
 

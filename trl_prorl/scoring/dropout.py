@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 RANDOM_PARTS = ("drop", "jitter", "noise")  # parts of the names that layers give to such rates
 
 WHY = (
-    "With active dropout two forwards of the same weights differ, so a KL is not 0 where it should be and a reused "
-    "log-probability belongs to another network."
+    "Dropout is active, so two forward passes of the same weights differ: a KL is not 0 where it should be, and a "
+    "reused log-probability belongs to another network."
 )
 
 
@@ -63,7 +63,7 @@ def check_randomness(
     `ValueError`: naming the first rate that could be the reason, and the cure.
     """
     if sharded:
-        logger.warning("Weights are sharded, so that no forward has looked for dropout that has no module of its own.")
+        logger.warning("Weights are sharded, so dropout that is not a module was not looked for.")
         return
     device = next(model.parameters()).device
     length = min(16, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 16)
@@ -86,7 +86,7 @@ def check_randomness(
         random.setstate(python_state)
         np.random.set_state(numpy_state)
     if differs:
-        raise ValueError(f"two forwards in training give different logits under two seeds{_culprit(model)}")
+        raise ValueError(f"two forward passes in training mode give different logits with two seeds{_culprit(model)}")
 
 
 def _differ_by_seed(logits: Callable[[int], torch.Tensor], first: torch.Tensor) -> bool:
@@ -121,12 +121,12 @@ def _culprit(model: torch.nn.Module) -> str:
                 # Mixtral's `router_jitter_noise` is its layers' `jitter_noise`.
                 settings = model.config.to_dict()
                 keys = [other for other, value in settings.items() if key in other and value == rate]
-                return f": {name} has a rate of {rate} as {key}. {WHY} {_cure(keys[0] if keys else key)}"
-    return f". {WHY} Load the model without what is random in training."
+                return f": {name} has {key}={rate}. {WHY} {_cure(keys[0] if keys else key)}"
+    return f". {WHY} Load the model without whatever is random in training mode."
 
 
 def _cure(key: str) -> str:
     return (
-        f"disable_dropout does not reach it: load the model with {key}=0.0, in a recipe "
-        f"model_init_kwargs: {{{key}: 0.0}}."
+        f"disable_dropout does not change it: load the model with {key}=0.0, in a recipe model_init_kwargs: "
+        f"{{{key}: 0.0}}."
     )

@@ -83,9 +83,8 @@ def check_full_model(model, **config_kwargs) -> None:
     tied = model.config.tie_word_embeddings
     if not hasattr(model, "lm_head") or tied and not hasattr(getattr(model, "model", None), "embed_tokens"):
         raise ValueError(
-            "cast_lm_head_to_fp32=True finds a head as lm_head, and embeddings that share its weight as "
-            f"model.embed_tokens; {type(model).__name__} names them otherwise. Train a LoRA adapter, or set "
-            "cast_lm_head_to_fp32: false."
+            "cast_lm_head_to_fp32=True needs a head named lm_head, and tied embeddings named model.embed_tokens, "
+            f"which {type(model).__name__} does not have. Train a LoRA adapter, or set cast_lm_head_to_fp32: false."
         )
 
 

@@ -147,7 +147,7 @@ class Plan:
         pads_right = (completion_mask.diff() <= 0).all()
         if not (has_prompts and pads_left and pads_right):
             raise ValueError(
-                "attention_mask: prompts must not be empty, only padded on the left; completions on the right."
+                "attention_mask: prompts must be padded on the left and not empty, completions on the right."
             )
         prompts = prompt_mask.sum(1).tolist()
         completions = completion_mask.sum(1).tolist()
@@ -251,7 +251,7 @@ def plan_calls(
     longest = max(length([row]) for group in groups for row in group)
     if longest > limit:
         raise ValueError(
-            f"pack_max_tokens={max_tokens} is less than the {longest} tokens of a prompt with one completion: raise "
+            f"pack_max_tokens={max_tokens} is smaller than a prompt with one completion ({longest} tokens): raise "
             "it, or lower max_completion_length."
         )
     pieces = []
@@ -293,16 +293,16 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
         for name, adapter in model.peft_config.items():
             if adapter.peft_type != PeftType.LORA or getattr(adapter, "alora_invocation_tokens", None):
                 return (
-                    f"the adapter {name!r} is not a plain LoRA, and others may depend on where in a row a token "
-                    "stands."
+                    f"the adapter {name!r} is not a plain LoRA, so its output may depend on a token's place in the "
+                    "row."
                 )
         model = model.get_base_model()
     name = type(model).__name__
     config = model.config
     if not type(model).__module__.startswith("transformers."):
-        return f"{name} is not of transformers, and may not honour a mask of four dimensions."
+        return f"{name} is not a transformers model, and may not support a 4D attention mask."
     if config.get_text_config() is not config or config.is_encoder_decoder:
-        return f"{name} is not a decoder of text alone."
+        return f"{name} is not a text-only decoder."
     layers = getattr(config, "layer_types", None)
     others = set(layers or ()) - {"full_attention"}
     if others or getattr(model, "_is_stateful", False):
@@ -310,23 +310,21 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     for key in ("sliding_window", "keep_window_size", "index_topk_blocks"):
         value = getattr(config, key, None)
         if value:
-            return f"{key}={value}: in a packed row other tokens would fall out of what a token attends to."
+            return f"{key}={value}: in a packed row other tokens would fall out of a token's window."
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     if rope_type is None or "position_ids" not in inspect.signature(type(model).forward).parameters:
-        return (
-            f"{name} has no rotary positions common to its layers, without which padding may change log-probabilities."
-        )
+        return f"{name} has no rotary positions shared by its layers, so padding may change log-probabilities."
     if rope_type in ("dynamic", "longrope"):
         return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
     if config.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
-        return f"{name} normalises queries and keys after their rotation, so that its numbers depend on padding."
+        return f"{name} normalises queries and keys after their rotation, so its numbers depend on padding."
     if config._attn_implementation != "sdpa":
         return (
-            f"attn_implementation={config._attn_implementation!r} cannot be told who sees whom: load the model with "
+            f"attn_implementation={config._attn_implementation!r} does not support a 4D mask: load the model with "
             "'sdpa'."
         )
     if not model.is_backend_compatible():
-        return f"{name} hands nothing of a call on to its attention."
+        return f"{name} passes no arguments of a call on to its attention."
     if getattr(config, "output_router_logits", False):
         return "output_router_logits=True: the load-balancing loss averages over all tokens, and packing removes some."
     return None

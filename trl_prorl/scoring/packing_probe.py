@@ -85,8 +85,8 @@ def probe_values(
     if changes <= FACTOR * rounding:
         return None
     return (
-        f"log-probabilities of {name} in packed rows differ from those in padded rows by {changes:.2g} nats a token, "
-        f"and rounding explains {rounding:.2g}."
+        f"log-probabilities of {name} in packed rows differ from those in padded rows by {changes:.2g} nats per "
+        f"token, and rounding explains {rounding:.2g}."
     )
 
 
@@ -159,7 +159,7 @@ def probe_gradients(
             expected = compute_gradients(padded, params, vocabulary, device)
             found = compute_gradients(packed, params, vocabulary, device)
         except Exception as error:  # of any kind, because the model's own code runs
-            return f"the gradients of {type(model).__name__} in a packed row cannot be tried ({first_line(error)})."
+            return f"the gradients of {type(model).__name__} in a packed row cannot be tested ({first_line(error)})."
     return first_difference(found, expected, coarsest_unit(model, autocast))
 
 
@@ -226,9 +226,9 @@ def first_difference(
         if size(right) == 0.0 and size(mine) == 0.0:
             continue
         if size(mine) == 0.0:
-            return f"{name} gets no gradient from packed rows, and gets one from padded rows."
+            return f"{name} gets no gradient from packed rows, but one from padded rows."
         if right is None:
-            return f"{name} gets a gradient from packed rows, and gets none from padded rows."
+            return f"{name} gets a gradient from packed rows, but none from padded rows."
         difference = size(mine - right)
         # A gradient that is small beside the others may be the rest of large parts, which rounding does not cancel.
         if not difference <= max(allowed * size(right), unit * largest):

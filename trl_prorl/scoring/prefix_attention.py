@@ -263,7 +263,7 @@ def sdpa_or_prefix_attention(
         )
     unknown = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
     if unknown:
-        raise ValueError(f'Attention with {" and ".join(unknown)} cannot be packed: set pack_groups: "off".')
+        raise ValueError(f"Attention with {' and '.join(unknown)} cannot be packed: set pack_groups: 'off'.")
     return prefix_attention(query, key, value, prefix_layout, dropout, scaling), None
 
 

@@ -46,16 +46,15 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
     if isinstance(model, PeftModel):
         if model.active_adapters != ["default"]:
             raise ValueError(
-                f"the active adapter is {', '.join(map(repr, model.active_adapters))}, and beta and beta_base copy "
-                "the one named 'default'. Make or load the policy's adapter with "
-                'adapter_name="default".'
+                f"the active adapter is {', '.join(map(repr, model.active_adapters))}, but beta and beta_base copy "
+                "the one named 'default'. Create or load the policy's adapter with adapter_name='default'."
             )
         peft_config = model.peft_config["default"]
     bias = getattr(peft_config, "bias", "none")
     if bias != "none":
         raise ValueError(
-            f"bias={bias!r} trains biases of the model itself, of which there is one copy: neither the reference nor "
-            'the base would have its own. Set bias="none" in the peft_config, or train with beta=0 and beta_base=0.'
+            f"bias={bias!r} trains biases of the model itself, which the reference and the starting model share with "
+            "the policy. Set bias='none' in the peft_config, or train with beta=0 and beta_base=0."
         )
 
 
@@ -94,14 +93,14 @@ def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
     lost = [name for name in outside if name not in saved]
     if lost:
         raise ValueError(
-            f"{lost[0]} is trained outside the adapter {adapter!r}, and no adapter file contains it. "
-            "Name its module in modules_to_save of the peft_config, or freeze it: requires_grad_(False)."
+            f"{lost[0]} is trained outside the adapter {adapter!r}, and no adapter file contains it. Add its module "
+            "to modules_to_save of the peft_config, or freeze it: requires_grad_(False)."
         )
     if anchors:
         raise ValueError(
-            f"{next(iter(outside))} is trained outside the adapter {adapter!r}, and there is one copy of it: with "
-            f"{' and '.join(anchors)} the KL would be to a model that moves with the policy. Name its module in "
-            f"modules_to_save of the peft_config in its place, or set {' and '.join(f'{key}=0' for key in anchors)}."
+            f"{next(iter(outside))} is trained outside the adapter {adapter!r} and shared with the models of "
+            f"{' and '.join(anchors)}, so their KL would be to a model that moves with the policy. Add its module to "
+            f"modules_to_save of the peft_config, or set {' and '.join(f'{key}=0' for key in anchors)}."
         )
 
 
@@ -286,7 +285,9 @@ class AdapterReference(Reference):
     def load(self, folder: Path) -> None:
         """Read this process's part; PEFT loads a whole one. Raises `ValueError`: the checkpoint has none."""
         if not self.is_in(folder):
-            raise ValueError(f"{shard_file(folder)} is missing: resume from a checkpoint of as many processes.")
+            raise ValueError(
+                f"{shard_file(folder)} is missing: resume from a checkpoint of the same number of processes."
+            )
         shards = self._shards()
         if not shards:
             return

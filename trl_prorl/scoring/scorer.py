@@ -222,7 +222,9 @@ class Scorer:
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
-            raise ValueError(f"ref_compute='naive_epoch' and beta_base score text only; the batch has {unsupported}.")
+            raise ValueError(
+                f"ref_compute='naive_epoch' and beta_base support text only; the batch has {unsupported}."
+            )
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)
@@ -261,7 +263,7 @@ class Scorer:
         given = sorted(name for name, value in others.items() if value is not None and value is not False)
         if given:
             raise ValueError(
-                f"pack_groups={self.args.pack_groups!r} packs text alone; the batch has {', '.join(given)}."
+                f"pack_groups={self.args.pack_groups!r} supports text only; the batch has {', '.join(given)}."
             )
         size = batch_size or len(input_ids)
         batches = list(zip(input_ids.split(size), attention_mask.split(size), strict=True))

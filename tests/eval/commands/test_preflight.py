@@ -137,7 +137,7 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
         (["--beta", "0"], "beta=0"),
         (["--train_rows", "4"], "4 prompts"),
         (["--prompts", "1"], "--prompts 1"),
-        (["--output_dir", "held"], "already holds a run"),
+        (["--output_dir", "held"], "already contains a run"),
         (["--json", "held"], "--json held"),
     ],
 )

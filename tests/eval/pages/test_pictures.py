@@ -94,7 +94,7 @@ def test_evaluations_during_training_are_drawn(read_run):
 
 
 def test_accuracy_is_drawn_beside_the_reward(read_run):
-    event = {"event": "guard_gap", "step_applied": 15, "reason": "gold fell, the reward did not"}
+    event = {"event": "guard_gap", "step_applied": 15, "reason": "accuracy (gold) fell, the reward did not"}
     hacked = read_run("plain", steps=20, reward=0.9, gold=lambda step: 0.5 - step / 100, events=[event])
     axes = drawn(curve_panels([hacked, read_run("A", steps=20, reward=0.8)])[0])
     assert line(axes, "plain0: gold")[1][-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
