@@ -110,15 +110,13 @@ OPTIMIZERS = sorted(set(dir(torch.optim)) - {"LBFGS", "Optimizer", "SparseAdam"}
 def test_an_optimizer_is_refused_if_frozen_ranks_change_the_updates_of_the_others(name):
     cls = getattr(torch.optim, name)
     given = cls([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1)
-    with (
-        nullcontext() if counts_entries_alone(cls) else pytest.raises(ValueError, match=f"{name}' with a peft_config")
-    ):
+    with nullcontext() if counts_entries_alone(cls) else pytest.raises(ValueError, match=f"{name}'.* a peft_config"):
         check_optimizer_by_entry("adamw_torch", given)
 
 
 def test_by_the_key_too(upon):
     for optim in ("adafactor", "adamw_8bit", "galore_adamw"):
-        with pytest.raises(ValueError, match=f"optim='{optim}' with a peft_config"):
+        with pytest.raises(ValueError, match=f"optim='{optim}'.* a peft_config"):
             upon(beta=0.3, optim=optim)
 
 

@@ -105,8 +105,8 @@ GRADIENT = "gradient of base_model.model.model.layers.1.self_attn.v_proj.lora_B.
     "what, compact, tensor",
     [
         pytest.param(partial(spoil, REFERENCE), "off", "log-probabilities of the reference", marks=pytest.mark.gpu),
-        pytest.param(partial(spoil, BASE), "on", "probabilities of the next token", marks=pytest.mark.gpu),
-        (partial(spoil, BASE), "off", "probabilities of the next token"),  # an assertion on a GPU: see test_on_gpu.py
+        pytest.param(partial(spoil, BASE), "on", "next-token probabilities", marks=pytest.mark.gpu),
+        (partial(spoil, BASE), "off", "next-token probabilities"),  # an assertion on a GPU: see test_on_gpu.py
         pytest.param(spoil_gradient_once, "off", GRADIENT, marks=pytest.mark.gpu),
     ],
 )
@@ -180,7 +180,7 @@ def test_an_assertion_on_a_gpu_while_sampling(make_trainer):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     trainer._generate_single_turn = fail
-    with pytest.raises(NonFiniteError, match="at step 1: probabilities of the next token"):
+    with pytest.raises(NonFiniteError, match="at step 1: next-token probabilities"):
         trainer.train()
 
 

@@ -318,7 +318,7 @@ CHANGES = [
     ("steps", None, ""),  # the file is damaged once it is written
     # Numbers that no Adam has.
     ("exp_avg_sq", put("exp_avg_sq", ending_in(-1e-9)), " is .*negative"),
-    ("exp_avg", put("exp_avg", ending_in(float("nan"))), " holds NaN"),
+    ("exp_avg", put("exp_avg", ending_in(float("nan"))), " contains NaN"),
 ]
 
 

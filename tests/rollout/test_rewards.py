@@ -39,7 +39,7 @@ def test_what_trl_takes_is_passed_on(returned):
 @pytest.mark.parametrize(
     "returned, message",
     [
-        ([1.0], "'mine' returned 1 rewards where 2"),
+        ([1.0], "'mine' returned 1 rewards instead of 2"),
         ([1.0, 0.5, 0.0], "returned 3 rewards"),
         (1.0, "returned float"),
         (None, "returned NoneType"),
@@ -78,7 +78,7 @@ async def broken_later(prompts, **columns):
 
 
 @pytest.mark.parametrize(
-    "function, where", [(broken, "for the prompt 'second'"), (broken_later, "begins with 'first'")]
+    "function, where", [(broken, "for the prompt 'second'"), (broken_later, "starting with 'first'")]
 )
 def test_what_raises_is_named_with_the_place(function, where):
     said = f"'mine' raised KeyError: 'answer' .*test_rewards.py, line .*{where}"
@@ -153,7 +153,7 @@ def test_the_trainer_watches_its_reward_functions(make_trainer):
     def short(completions, **columns):
         return [1.0]
 
-    with pytest.raises(RewardError, match="'short' returned 1 rewards where 8"):
+    with pytest.raises(RewardError, match="'short' returned 1 rewards instead of 8"):
         make_trainer(reward=short).train()
     with pytest.raises(RewardError, match="'sleep' .*reward_timeout=0.3 s"):
         make_trainer(reward=sleep, reward_timeout=0.3).train()

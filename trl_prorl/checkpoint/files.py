@@ -217,7 +217,7 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
     folder = Path(output_dir)
     if not folder.is_dir():
         return None, {}
-    skipped = {path.name: "the run ended while writing it" for path in leftovers(folder)}
+    skipped = {path.name: "the run ended while it was being written" for path in leftovers(folder)}
     steps = steps_of(folder)
     for path in sorted(steps, key=steps.get, reverse=True):
         reason = why_unusable(path, content)

@@ -86,7 +86,7 @@ def check_randomness(
         random.setstate(python_state)
         np.random.set_state(numpy_state)
     if differs:
-        raise ValueError(f"two forward passes in training mode give different logits with two seeds{_culprit(model)}")
+        raise ValueError(f"logits in training mode differ between two seeds{_culprit(model)}")
 
 
 def _differ_by_seed(logits: Callable[[int], torch.Tensor], first: torch.Tensor) -> bool:
