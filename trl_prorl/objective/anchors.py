@@ -123,7 +123,7 @@ class OldPolicyAnchor(Anchor):
     column = "old_per_token_logps"
     kl_key = "kl_old"
     metric = "kl_old"
-    measured_when = "samples used after an update"
+    measured_when = "batches that are trained on after an update"
     never_scored = "with `reuse_old_logps`, where possible"
     works_in_reward = False  # as a batch is sampled, its KL is 0
 
@@ -152,7 +152,7 @@ class BaseAnchor(Anchor):
 
     name = "base"
     key = "beta_base"
-    words = "the base"
+    words = "the starting model"
     column = "base_per_token_logps"
     kl_key = "kl_base"
     metric = "kl_base"
