@@ -74,7 +74,7 @@ def test_a_script_refuses_what_it_would_overwrite(by_script, tmp_path, case):
     before = fill(out, FOREIGN[case])
     (line,) = by_script(out)
     named = ", ".join(sorted(name for name in FOREIGN[case].values() if name))
-    assert line.startswith(f"output_dir='{out}' holds {named}: ")
+    assert line.startswith(f"output_dir='{out}' contains {named}: ")
     assert hash_files(out) == before
 
 
@@ -82,7 +82,7 @@ def test_a_recipe_refuses_it_before_a_model_is_loaded(by_recipe, tmp_path):
     out = tmp_path / "out"
     before = fill(out, FOREIGN["git checkout"])
     (line,) = by_recipe(out)
-    assert f"output_dir='{out}' holds " in line
+    assert f"output_dir='{out}' contains " in line
     assert hash_files(out) == before
 
 
@@ -109,7 +109,7 @@ def test_a_folder_of_the_record(by_script, tmp_path):
     record = tmp_path / "record"
     before = fill(record, ["env.json"])
     (line,) = by_script(tmp_path / "script", run_dir=str(record))
-    assert line.startswith(f"run_dir='{record}' holds env.json: ")
+    assert line.startswith(f"run_dir='{record}' contains env.json: ")
     assert hash_files(record) == before
 
 
@@ -120,7 +120,7 @@ def test_a_record_elsewhere_says_nothing_about_an_output_dir_that_it_does_not_na
     assert by_script(tmp_path / "other", run_dir=str(record)) == []
     before = fill(out, ["model.safetensors", "_incomplete-checkpoint-7/notes.txt"]) | hash_files(record)
     (line,) = by_script(out, run_dir=str(record))
-    assert f"output_dir='{out}' holds _incomplete-checkpoint-7, model.safetensors: " in line
+    assert f"output_dir='{out}' contains _incomplete-checkpoint-7, model.safetensors: " in line
     assert hash_files(out) | hash_files(record) == before
 
 
