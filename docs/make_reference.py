@@ -253,16 +253,16 @@ def first_paragraph(documented: object) -> str:
     return linked(" ".join(paragraph.split()))
 
 
+def section_entries(documented: object, section: str) -> list[str]:
+    """Return the entries of a docstring's section that say name, type and meaning in one paragraph, a line each."""
+    body = inspect.getdoc(documented).partition(f"\n{section}:\n")[2].partition("\n\n")[0]
+    return [" ".join(entry.split()) for entry in re.split(r"\n(?= {4}\S)", body) if entry]
+
+
 def short_entries(cls: type, section: str) -> list[str]:
-    """Return the entries of a docstring's section that say name, type and meaning in one paragraph, as a list."""
-    body = inspect.getdoc(cls).partition(f"{section}:\n")[2].partition("\n\n")[0]
-    paragraphs = re.split(r"\n(?= {4}\w)", body)
-    lines = []
-    for paragraph in paragraphs:
-        name, _, text = " ".join(paragraph.split()).partition(" ")
-        if text:
-            lines.append(f"- `{name}` {linked(text)}")
-    return lines
+    """Return the entries of a docstring's section as a list."""
+    pairs = (entry.split(" ", 1) for entry in section_entries(cls, section))
+    return [f"- `{name}` {linked(text)}" for name, text in pairs]
 
 
 def trigger_section() -> list[str]:

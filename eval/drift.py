@@ -176,26 +176,42 @@ def drift(
     name: str = OWN,
 ) -> Measured:
     """
-    How far a run with rewards and data of your own has moved from base, stored and read like that of a task.
+    Measure the KL of the trained model to the starting model on held-out prompts, and the quality of its text; print
+    and store it.
 
-    Call it when training is over: it draws random numbers. Samples are shared with [`evaluate`], and base is the same.
+    Call it after training, because it draws random numbers. It reuses the samples of [`evaluate`].
 
     Args:
-        trainer ([`ProRLTrainer`]): That has trained, on one process.
-        rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and what the verifier needs.
-        verifier (`Callable`, *optional*): That of [`evaluate`], for the share of samples that is correct.
+        trainer ([`ProRLTrainer`]): A trainer that has finished training, in a single process.
+        rows (`datasets.Dataset`): Held-out rows with a `prompt` (chat messages or text) and the columns that
+            `verifier` reads.
+        verifier (`Callable`, *optional*): `verifier(completion, row) -> bool`, as in [`evaluate`]; adds the accuracy
+            of the samples.
         samples (`int`, *optional*, defaults to `4`): Samples per prompt.
-        temperature, max_new_tokens (*optional*): By default the run's.
+        temperature (`float`, *optional*): Sampling temperature; by default the run's.
+        max_new_tokens (`int`, *optional*): Maximum number of new tokens; by default the run's `max_completion_length`.
         seed (`int`, *optional*, defaults to `0`): Seed of the sampling.
         batch_size (`int`, *optional*, defaults to `512`): Sequences per call of `generate`.
-        name (`str`, *optional*, defaults to `"own"`): What tables call the data.
+        name (`str`, *optional*, defaults to `"own"`): Name of the data in tables and files.
 
     Returns:
-        [`~trl_prorl.eval.pages.measured.Measured`]: The content of `drift.json`, which is written into the run folder:
-            a dictionary that is shown as its tables.
+        `dict`: The content of `drift.json` in the run folder, shown as its tables. `points` has one entry for the
+            starting model and one for the trained model.
 
     Raises:
-        InputError: If it cannot be measured so.
+        [`InputError`]: `rows` have no prompts, `verifier` fails on the first row, an option is out of range, or there
+            are several processes.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import drift
+
+    >>> result = drift(trainer, rows, task.verify)
+    >>> start, trained = result["points"]
+    >>> start["step"], trained["step"]
+    (0, 4)
+    ```
     """
     command_lines.check_drift(samples, None, temperature, max_new_tokens, batch_size)
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}

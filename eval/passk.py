@@ -230,30 +230,45 @@ def evaluate(
     name: str = OWN,
 ) -> Measured:
     """
-    Held-out pass@k of a run with rewards and data of your own, base against trained, stored and read like a task's.
+    Measure held-out pass@k of the starting model and of the trained one, with 95 % intervals; print and store it.
 
-    Call it when training is over: it draws random numbers. Base is the model without its adapter; of full fine-tuning,
-    the model that the run began from, which is loaded.
+    Call it after training, because it draws random numbers. The starting model (`base`) is the model without its
+    adapter. In full fine-tuning the model that the run started from is loaded again.
 
     Args:
-        trainer ([`ProRLTrainer`]): That has trained, on one process.
-        rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and what the verifier needs.
-        verifier (`Callable`): `verifier(completion, row) -> bool` of a completion's text; must not raise on any text.
-            It is tried on the first row before anything is sampled.
+        trainer ([`ProRLTrainer`]): A trainer that has finished training, in a single process.
+        rows (`datasets.Dataset`): Held-out rows with a `prompt` (chat messages or text) and the columns that
+            `verifier` reads.
+        verifier (`Callable`): `verifier(completion, row) -> bool`: whether the text `completion` answers `row`
+            correctly. It must not raise on any text, and is tried on the first row before anything is sampled.
         n (`int`, *optional*, defaults to `16`): Samples per prompt.
-        k (`Sequence[int]`, *optional*): Sizes of the draw; by default those of 1, 4 and 8 up to `n`.
-        greedy (`bool`, *optional*, defaults to `True`): Also decode greedily.
-        temperature, max_new_tokens (*optional*): By default the run's.
+        k (`Sequence[int]`, *optional*): Values of k; by default 1, 4 and 8, up to `n`.
+        greedy (`bool`, *optional*, defaults to `True`): Evaluate greedy decoding, too.
+        temperature (`float`, *optional*): Sampling temperature; by default the run's.
+        max_new_tokens (`int`, *optional*): Maximum number of new tokens; by default the run's `max_completion_length`.
         seed (`int`, *optional*, defaults to `0`): Seed of the sampling.
         batch_size (`int`, *optional*, defaults to `512`): Sequences per call of `generate`.
-        name (`str`, *optional*, defaults to `"own"`): What tables call the data.
+        name (`str`, *optional*, defaults to `"own"`): Name of the data in tables and files.
 
     Returns:
-        [`~trl_prorl.eval.pages.measured.Measured`]: The content of `passk.json`, which is written into the run folder:
-            a dictionary that is shown as its table.
+        `dict`: The content of `passk.json` in the run folder, shown as its table. `base` and `trained` contain
+            `pass@K` and `interval@K` for each k, `gain` their difference, and `correct` the number of correct samples
+            of each prompt.
 
     Raises:
-        InputError: If it cannot be measured so.
+        [`InputError`]: `rows` have no prompts, `verifier` fails on the first row, an option is out of range, or there
+            are several processes.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import evaluate
+
+    >>> rows = task.rows("test", 32)  # rows that were not trained on
+    >>> result = evaluate(trainer, rows, task.verify, n=8, k=[1, 8])
+    >>> list(result["trained"])
+    ['pass@1', 'pass@8', 'interval@1', 'interval@8', 'correct', 'mean_tokens', 'truncated']
+    ```
     """
     if verifier is None:
         raise InputError("verifier=None: pass@k needs one; drift(trainer, rows) does without")

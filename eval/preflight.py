@@ -76,23 +76,37 @@ def preflight(
     trainer: ProRLTrainer, task=None, prompts: int = PROMPTS, console: Console | None = None
 ) -> list[Finding]:
     """
-    Look at a trainer that has not begun to train. It samples, trains two steps and is of no use afterwards; give it an
-    `output_dir` of its own.
+    Check, before a run, whether it can learn, whether it fits into memory, and whether its reward can be hacked.
+
+    It samples prompts of the training set and trains two steps, so the trainer cannot be used afterwards. Create one
+    for the preflight alone, with its own `output_dir`.
 
     Args:
-        trainer ([`ProRLTrainer`]): A trainer of a single process. Completions are right by the attribute
-            `batch_verifier` of its first reward function that has one, else by the task, else where the first function
-            gives the full reward of 1.
-        task ([`~trl_prorl.tasks.Task`], *optional*): Gives the gold answers; without it none is checked, so
-            that a wrong reward cannot be told from a base that solves nothing.
-        prompts (`int`, *optional*, defaults to `32`): Prompts of the training set to sample.
-        console (`Console`, *optional*): Gets a line for each stage and step.
+        trainer ([`ProRLTrainer`]): A trainer that was not used yet, in a single process. Correct completions are those
+            that the `batch_verifier` of its reward function accepts; without one, those that `task` accepts; without a
+            task, those with the full reward of 1 from the first reward function.
+        task ([`~trl_prorl.tasks.Task`], *optional*): Provides reference answers. Without a task they are not checked,
+            so a wrong reward function looks like a model that solves nothing.
+        prompts (`int`, *optional*, defaults to `32`): Number of training prompts to sample.
+        console (`rich.console.Console`, *optional*): Prints a line for each stage and step.
 
     Returns:
-        `list[Finding]`
+        `list[Finding]`: One finding per check: `what`, `number`, `change` (what to change, or empty), `level`
+            (`"fine"`, `"look"`: the run can learn, and could do better, or `"stop"`: it cannot learn) and `values`.
 
     Raises:
-        [`InputError`]: there is no data set whose prompts can be looked at twice, or there are several processes.
+        [`InputError`]: The training set is a stream, or there are several processes.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import ProRLConfig, ProRLTrainer, embedded_model, preflight, task_reward
+
+    >>> args = ProRLConfig("runs/preflight", learning_rate=5e-4, num_generations=4, bf16=False, report_to="none")
+    >>> trial = ProRLTrainer(embedded_model(), task_reward(task), args, task.rows("train", 64))
+    >>> findings = preflight(trial, task, prompts=8)
+    >>> changes = {finding.what: finding.change for finding in findings if finding.level != "fine"}
+    ```
     """
     check_trainer(trainer)
     available = len(trainer.train_dataset)

@@ -130,13 +130,26 @@ def build_dataset(name: str, level: int, prompts: Sequence[str], answers: Sequen
 
 class Task(ABC):
     """
-    Questions whose answers a program can verify.
+    Base class of tasks: questions whose answers can be verified. A subclass implements `rows` and `verify`; `reward`
+    is 1.0 for a correct completion and 0.0 for any other, unless the subclass grades.
 
     Attributes:
-        name (`str`): name of the task in the registry.
-        level (`int`): difficulty, from 1.
-        turns (`int`): maximum number of turns per completion. With more than one, the text of a completion has each
-            turn and each reply on its own line.
+        name (`str`): Name of the task in the registry.
+        level (`int`): Difficulty, from 1.
+        turns (`int`, defaults to `1`): Maximum number of turns of a completion. If there are several, its text
+            contains each turn and each reply on a line of its own.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl.tasks import get_task
+
+    >>> task = get_task("reverse_digits", level=3)
+    >>> row = task.rows("test", 1)[0]
+    >>> answer = row["prompt"][0]["content"].split()[-1][::-1]
+    >>> task.verify(answer, row), task.reward("no idea", row)
+    (True, 0.0)
+    ```
     """
 
     name: str
@@ -146,62 +159,59 @@ class Task(ABC):
     @abstractmethod
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """
-        Return questions of one split. The same arguments always give the same rows, and no question occurs twice.
-        Splits share no question, whatever the seed.
+        Return questions of one split. The same arguments always give the same rows, no question occurs twice, and the
+        splits share no question, whatever the seed.
 
         Args:
             split (`str`): `"train"`, `"validation"` or `"test"`.
-            n (`int` or `None`): number of rows; `None` means all rows, which only a finite data set supports.
-            seed (`int`, *optional*, defaults to `0`): selects the rows and their order.
+            n (`int` or `None`): Number of rows; `None` means all rows of a finite data set.
+            seed (`int`, *optional*, defaults to `0`): Selects the rows and their order.
 
         Returns:
             `datasets.Dataset`: with the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
                 `level` (`int`) and the task's further columns.
 
         Raises:
-            `ValueError`: If an argument is wrong or the split has fewer than `n` questions.
+            `ValueError`: An argument is wrong, or the split has fewer than `n` questions.
         """
 
     def reply(self, turns: Sequence[str], row: Mapping) -> str | None:
         """
-        Return the reply to the last turn, as one line; `None` ends the completion. Called only for tasks with several
-        turns. Must not raise on any text.
+        Return the reply to the last of the turns so far, in one line, or `None` to end the completion. Called only if
+        `turns` is more than 1. Must not raise on any text.
         """
         return None
 
     def answer_of(self, completion: str, row: Mapping) -> str | None:
         """
-        Extract the answer of a completion, correct or not, normalised so that equal answers are equal texts where the
-        task can do that; `None` if there is no answer. By default any non-empty text is an answer. Must not raise on
-        any text.
+        Return the answer in a completion, correct or wrong, normalised so that equal answers are equal texts, or
+        `None` if there is no answer. By default the complete text is the answer. Must not raise on any text.
         """
         return completion.strip() or None
 
     @abstractmethod
     def verify(self, completion: str, row: Mapping) -> bool:
-        """Return whether the completion, as plain text, is correct for the row. Must not raise on any text."""
+        """Return whether the completion (plain text) answers the row correctly. Must not raise on any text."""
 
     def reward(self, completion: str, row: Mapping) -> float:
         """
-        Return the reward of the completion, in [0, 1]. By default it is 1.0 for a correct completion and 0.0 for any
-        other; a task may grade wrong answers. Must not raise on any text.
+        Return the reward of the completion, in [0, 1]: by default 1.0 if it is correct, else 0.0. Must not raise on
+        any text.
         """
         return float(self.verify(completion, row))
 
     def verify_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[bool]:
-        """Call [`Task.verify`] for each completion with its row, in parallel where that is faster."""
+        """Call `verify` for each completion and its row; a subclass may do so in parallel."""
         return [self.verify(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
     def reward_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
-        """Call [`Task.reward`] for each completion with its row, in parallel where that is faster."""
+        """Call `reward` for each completion and its row; a subclass may do so in parallel."""
         return [self.reward(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
     def has_answer(self, completion: str, row: Mapping) -> bool:
-        """
-        Return whether the completion contains an answer, correct or not; see [`Task.answer_of`].
-        """
+        """Return whether the completion contains an answer, correct or wrong."""
         return self.answer_of(completion, row) is not None
 
     def gold(self, row: Mapping) -> str:
-        """Return the reference completion of the row, which [`Task.verify`] accepts."""
+        """Return a reference answer: a completion that `verify` accepts."""
         return row["answer"]

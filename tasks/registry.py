@@ -94,22 +94,29 @@ def get_task(name: str, **options) -> Task:
     Create a task by its name.
 
     Args:
-        name (`str`): one of [`task_names`], `rg:` and a family of reasoning-gym, or several names with weights
-            (`"gsm8k:0.5,code:0.3"`) for a [`~trl_prorl.tasks.mixture.Mixture`] of tasks with their default
-            options.
-        options: options of the task, such as `level`; the task's docstring lists them.
+        name (`str`): A name that `task_names()` lists, `rg:FAMILY` (a family of reasoning-gym), or several names with
+            weights, as `"gsm8k:0.5,code:0.3"`: a mixture of the tasks with their default options.
+        **options (`Any`): Options of the task, such as `level`. `trl-prorl tasks list` shows them.
+
+    Returns:
+        [`~trl_prorl.tasks.Task`]: The task.
+
+    Raises:
+        `ValueError`: There is no such task or option, an option has an impossible value, or a class that you
+            registered lacks a method of [`Task`].
 
     Example:
 
     ```python
-    task = get_task("reverse_digits", level=3)
-    row = task.rows("train", 1)[0]
-    task.reward(task.gold(row), row)  # 1.0
-    ```
+    >>> from trl_prorl.tasks import get_task, task_names
 
-    Raises:
-        `ValueError`: If there is no such task or option, if an option has an invalid value, or if a user's class is
-            not a complete task.
+    >>> "reverse_digits" in task_names()
+    True
+    >>> task = get_task("reverse_digits", level=3)
+    >>> row = task.rows("train", 1)[0]
+    >>> task.reward(task.gold(row), row)
+    1.0
+    ```
     """
     if isinstance(name, str) and "," in name:
         if options:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .embedded.shipped import embedded_model
     from .eval.drift import drift
     from .eval.passk import evaluate
+    from .eval.preflight import preflight
     from .launch.recipe import task_reward
     from .resets.callbacks import ReferenceResetCallback
     from .resets.triggers import KLSpike, Periodic, Reason, Stall, Trigger
@@ -33,6 +34,7 @@ __all__ = [
     "embedded_model",
     "evaluate",
     "load_model",
+    "preflight",
     "task_reward",
 ]
 
@@ -48,6 +50,7 @@ _MODULES = {
     "embedded_model": "embedded.shipped",
     "evaluate": "eval.passk",
     "load_model": "weights",
+    "preflight": "eval.preflight",
     "task_reward": "launch.recipe",
 }
 

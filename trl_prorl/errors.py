@@ -1,33 +1,33 @@
-"""Errors of a run that has begun and cannot go on. What cannot be started at all is a `ValueError`."""
+"""Errors that stop a run. Whatever is wrong before the first step raises a `ValueError`."""
 
 from .text import cut
 
 
 class InputError(ValueError):
-    """Bad input: a line of at most 500 characters that names the key or the file, the value and the cure."""
+    """Wrong input. One line, of at most 500 characters, names the key or file, the value and how to correct it."""
 
     def __init__(self, message: str = ""):
         super().__init__(cut(message, 500))
 
 
 class RunError(RuntimeError):
-    """The run stopped; its last complete checkpoint is kept."""
+    """A run stopped. Its last complete checkpoint is kept."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint, or the trained model, could not be written whole."""
+    """A checkpoint or the trained model could not be written completely."""
 
 
 class NonFiniteError(RunError):
-    """NaN or infinity where a number has to be."""
+    """NaN or infinity where a finite number is required."""
 
 
 class EvaluationError(RunError, ValueError):
-    """An evaluation does not measure what a reset waits for."""
+    """An evaluation does not measure the metric that a reset trigger watches."""
 
 
 class RewardError(RunError, ValueError):
-    """A reward function raised, took too long, or returned what is not one finite number for every completion."""
+    """A reward function raised an error, exceeded its time limit, or did not return one number per completion."""
 
 
 class NonFiniteRewardError(RewardError, NonFiniteError):
@@ -35,4 +35,4 @@ class NonFiniteRewardError(RewardError, NonFiniteError):
 
 
 class PushError(RunError):
-    """An upload to the Hub failed; what was to be uploaded is whole on disk."""
+    """An upload to the Hub failed. The files are complete on disk."""

@@ -299,11 +299,24 @@ def has_moved(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
 @dataclass
 class ProlongedKeys:
     r"""
-    Configuration of [`ProRLTrainer`]: everything of [`~trl.GRPOConfig`], and the anchors and resets of prolonged RL.
+    Configuration of [`ProRLTrainer`]: all keys of [`~trl.GRPOConfig`], and those of prolonged training.
 
-    TRL's `beta` stays what it is, the coefficient of the KL to the reference model. Variant A is `beta > 0` with
+    TRL's `beta` keeps its meaning, the coefficient of the KL to the reference model. Variant A is `beta > 0` with
     resets; B is `beta = 0` and `beta_old > 0`, a *different objective* that needs no reference model; C is A with
     `optimizer_reset`.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import ProRLConfig
+
+    >>> common = {"learning_rate": 1e-5, "bf16": False}  # TRL's default, bf16=True, needs a GPU
+    >>> no_kl = ProRLConfig("runs/no-kl", fast=True, **common)
+    >>> fixed_reference = ProRLConfig("runs/fixed", beta=0.3, kl_target=0.1, **common)
+    >>> moving_reference = ProRLConfig("runs/A", beta=0.3, kl_target=0.1, ref_reset_every=200, **common)
+    >>> old_policy = ProRLConfig("runs/B", beta_old=0.3, num_iterations=2, **common)
+    >>> optimizer_reset = ProRLConfig("runs/C", beta=0.3, ref_reset_every=200, optimizer_reset="hard", **common)
+    ```
 
     Parameters:
         > Parameters that control the anchors

@@ -58,27 +58,66 @@ from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
 
 class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     """
-    Trainer for prolonged GRPO: see [`ProRLConfig`] for what it adds to [`~trl.GRPOTrainer`], whose arguments it takes.
+    Trainer for prolonged GRPO: TRL's `GRPOTrainer` with reference resets, exact resume and log files.
 
-    With LoRA, a reset copies the trained adapter onto the frozen adapter `ref`; with full fine-tuning, the model onto
-    a snapshot. Variant B (`beta=0`, `beta_old>0`) has neither.
+    It accepts all arguments of [`~trl.GRPOTrainer`], in the same order. The keys of [`ProRLConfig`] switch everything
+    else on; at their defaults the training is TRL's, bit for bit.
 
-    A model by name may also be `smollm2`, `embedded:TASK` or the path of a GGUF file. A [`~peft.PeftModel`] together
-    with a `peft_config` trains a new adapter upon the model's own, whose policy is reference and base.
+    Args:
+        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): A loaded model, or the name of one:
+            on the Hub, a folder, `smollm2`, `embedded:TASK`, or the path of a GGUF file. A `PeftModel` together with a
+            `peft_config` trains a new adapter on top of the given one, whose policy is then the reference and the
+            starting model.
+        reward_funcs (`Callable`, `str` or a list of them): A function `reward(completions, **columns)` returns one
+            number per completion; `prompts` and the other columns of the data set are lists of the same length. Its
+            attribute `batch_verifier`, called with the same arguments, returns one bool per completion: whether it is
+            correct. pass@k during training and `guard_gap` require it. A `str` is the name of a reward model.
+        args ([`ProRLConfig`], *optional*): The settings of the run.
+        train_dataset (`datasets.Dataset`): Rows with a `prompt` (chat messages or text). Their other columns are
+            passed to the reward functions.
+        eval_dataset (`datasets.Dataset` or `dict`, *optional*): Rows for evaluations during training, or several sets
+            by name.
+        callbacks (`list`, *optional*): Callbacks of transformers. Reset triggers of your own are passed in a
+            [`ReferenceResetCallback`].
+        peft_config ([`~peft.LoraConfig`], *optional*): Train an adapter. A reset then copies it onto the frozen
+            adapter `ref`. In full fine-tuning a reset copies the model onto a snapshot.
+
+    Raises:
+        `ValueError`: A key, or a combination of keys, model and data, is wrong or not supported. The message names the
+            key, its value and how to correct it.
 
     Example:
 
     ```python
-    >>> from trl_prorl import ProRLConfig, ProRLTrainer
+    >>> from peft import LoraConfig
+    >>> from trl_prorl import ProRLConfig, ProRLTrainer, embedded_model, task_reward
+    >>> from trl_prorl.tasks import get_task
 
+    >>> task = get_task("reverse_digits", level=3)
     >>> trainer = ProRLTrainer(
-    ...     model="Qwen/Qwen2.5-0.5B-Instruct",
-    ...     reward_funcs=reward,
-    ...     args=ProRLConfig(beta=0.05, num_iterations=2, ref_reset_every=200, fast=True),
-    ...     train_dataset=dataset,
-    ...     peft_config=LoraConfig(),
+    ...     model=embedded_model(),  # 0.7 M parameters, part of the package
+    ...     reward_funcs=task_reward(task),
+    ...     args=ProRLConfig(
+    ...         output_dir="runs/example",
+    ...         max_steps=4,
+    ...         learning_rate=5e-4,
+    ...         num_generations=4,
+    ...         per_device_train_batch_size=16,
+    ...         max_completion_length=16,
+    ...         beta=0.05,
+    ...         ref_reset_every=2,
+    ...         bf16=False,
+    ...         report_to="none",
+    ...     ),
+    ...     train_dataset=task.rows("train", 64),
+    ...     peft_config=LoraConfig(r=8, target_modules="all-linear"),
     ... )
-    >>> trainer.train()
+    >>> output = trainer.train()
+    >>> trainer.state.global_step
+    4
+    >>> trainer.save_model()
+    >>> sorted(path.name for path in trainer.run_dir.glob("*.jsonl"))
+    ['events.jsonl', 'metrics.jsonl']
     ```
     """
 
@@ -218,8 +257,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
-        Train as [`~transformers.Trainer.train`] does, with exact resumes, see [`CheckpointMixin.train`]. Ctrl-C prints
-        one line that says what is kept, and raises `KeyboardInterrupt`.
+        Train, or continue a run with `resume_from_checkpoint=True` (the newest complete checkpoint of `output_dir`) or
+        `="runs/x/checkpoint-100"`. Ctrl-C prints which checkpoint is kept, and raises `KeyboardInterrupt`.
         """
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -699,7 +738,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     @property
     def run_dir(self) -> Path:
-        """Return the folder of the record."""
+        """Folder of the log files: `run_dir` of the configuration, by default its `output_dir`."""
         return Path(self.args.run_dir or self.args.output_dir)
 
     def share_in_training(self, rows) -> float | None:
@@ -710,8 +749,10 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def request_reset(self, reason: Reason) -> None:
         """
-        Ask for a reset; it is applied at the next generation boundary, together with all requests that wait by then.
-        Raises `ValueError`: nothing of this trainer can be reset.
+        Request a reset. It is applied before the next batch is generated; pending requests are merged into one reset.
+
+        Raises:
+            `ValueError`: This trainer has nothing to reset.
         """
         self.resets.request(reason)
 

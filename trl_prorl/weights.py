@@ -70,17 +70,31 @@ def load_model(
     **init,
 ) -> PreTrainedModel | PeftModel:
     """
-    Load a model by the class that its files name, as training does, and an adapter on it.
+    Load a model, and an adapter on top of it, and raise an error if weights are missing or do not fit.
+
+    transformers and PEFT only warn then, and fill the missing weights with random numbers.
 
     Args:
         name (`str` or `Path`): Folder or Hub name of the model.
         adapter (`str` or `Path`, *optional*): Folder or Hub name of the adapter.
-        kind (`type`, *optional*): A class of transformers, in place of the one that the files name.
-        is_trainable (`bool`, *optional*, defaults to `False`): Whether the adapter is to be trained on.
-        **init: Further arguments of `from_pretrained` for the model.
+        kind (`type`, *optional*): A model class of transformers; by default the one that the configuration names.
+        is_trainable (`bool`, *optional*, defaults to `False`): Whether the adapter will be trained further.
+        **init (`Any`): Further arguments of `from_pretrained` for the model, such as `dtype`.
+
+    Returns:
+        [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]: The model; with an adapter a `PeftModel`.
 
     Raises:
-        InputError: The files do not hold all weights of the model, or others too; the line names some of them.
+        [`InputError`]: Weights are missing, not in the model, or of another shape. The message names some of them.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import embedded_model, load_model
+
+    >>> model = load_model(embedded_model(), adapter="runs/example")
+    >>> merged = model.merge_and_unload()
+    ```
     """
     place = {key: init[key] for key in ("revision", "trust_remote_code") if key in init}
     with whole_weights(name):

@@ -67,14 +67,28 @@ def _is_copy(folder: Path, original: Path) -> bool:
 
 def embedded_model(name: str = EMBEDDED) -> str:
     """
-    Return the folder of an embedded model, its files checked; or of the model that a GGUF file is converted into.
+    Return the folder of a small model that is part of the package, or of the model that a GGUF file is converted to.
 
     Args:
-        name (`str`, *optional*, defaults to `"embedded"`):
-            `embedded`, `embedded:TASK`, `embedded:TASK:SEED`, `smollm2`, or the path of a GGUF file.
+        name (`str`, *optional*, defaults to `"embedded"`): `embedded` (0.7 M parameters), `embedded:TASK`,
+            `embedded:TASK:SEED`, `smollm2` (135 M parameters, installed by `trl-prorl smollm2`), or the path of a GGUF
+            file.
+
+    Returns:
+        `str`: The folder, for `model=` of [`ProRLTrainer`] or for `from_pretrained`.
 
     Raises:
-        `ValueError`: There is no such model, or its files are not those that were shipped.
+        `ValueError`: There is no such model, or its files do not match their SHA-256.
+
+    Example:
+
+    ```python
+    >>> from pathlib import Path
+    >>> from trl_prorl import embedded_model
+
+    >>> Path(embedded_model("embedded:sorting")).name
+    'sorting-0'
+    ```
     """
     if is_gguf(name):
         return gguf_model(name)

@@ -126,7 +126,21 @@ def task_reward(task) -> Callable[..., list[float]]:
             one row per completion.
 
     Returns:
-        `Callable[..., list[float]]`: Called as `reward(completions, **columns)`, like every reward function of TRL.
+        `Callable`: `reward(completions, **columns) -> list[float]`, like every reward function of TRL.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import task_reward
+    >>> from trl_prorl.tasks import get_task
+
+    >>> reward = task_reward(get_task("reverse_digits", level=3))
+    >>> completions = [[{"role": "assistant", "content": text}] for text in ("026057", "no idea")]
+    >>> reward(completions, answer=["026057", "026057"])
+    [1.0, 0.0]
+    >>> reward.batch_verifier(completions, answer=["026057", "026057"])
+    [True, False]
+    ```
     """
 
     def reward(completions, **columns):

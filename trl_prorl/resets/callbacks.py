@@ -10,19 +10,22 @@ from .triggers import Reason, Trigger, TriggerSet, configured_triggers
 
 class ReferenceResetCallback(TrainerCallback):
     """
-    Watches triggers and requests a reset when one fires.
+    Requests a reset of the reference when one of its triggers fires.
 
-    [`ProRLTrainer`] makes one from the `ref_reset_*` keys. Pass your own in `callbacks=[...]` for other triggers:
-    subclasses of [`~trl_prorl.resets.triggers.Trigger`].
+    [`ProRLTrainer`] creates one from the `ref_reset_*` keys. Pass your own in `callbacks=[...]` to use other triggers,
+    or call `trainer.add_callback(callback)`.
 
     Args:
-        triggers (`Iterable[Trigger]`): See [`~trl_prorl.resets.triggers`].
-        cooldown (`int`, *optional*): Optimizer steps after an applied reset during which no trigger fires.
+        triggers (`Iterable[Trigger]`): [`Periodic`], [`KLSpike`], [`Stall`], or your own subclasses of [`Trigger`].
+        cooldown (`int`, *optional*, defaults to `0`): Optimizer steps after a reset during which no trigger fires.
 
     Example:
 
     ```python
-    >>> trainer = ProRLTrainer(..., callbacks=[ReferenceResetCallback([Periodic(every=200)])])
+    >>> from trl_prorl import KLSpike, Periodic, ReferenceResetCallback
+
+    >>> callback = ReferenceResetCallback([Periodic(every=200), KLSpike(threshold=0.1)], cooldown=50)
+    >>> trainer.add_callback(callback)  # or ProRLTrainer(..., callbacks=[callback])
     ```
     """
 

@@ -15,13 +15,22 @@ from typing import Any
 @dataclass(frozen=True)
 class Reason:
     """
-    Says why a reset is requested.
+    The reason for a reset, which a trigger returns and `events.jsonl` records.
 
     Args:
-        reason (`str`): Name of the trigger that fired.
-        value (`float`): The value that the trigger saw.
-        threshold (`float`): The value with which the trigger compared it.
-        step (`int`): Optimizer steps done when it fired.
+        reason (`str`): Name of the event, such as `"kl_spike"`.
+        value (`float`): Value that the trigger observed.
+        threshold (`float`): Value with which the trigger compared it.
+        step (`int`): Optimizer steps done when the trigger fired.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import Reason
+
+    >>> Reason("entropy_floor", value=0.19, threshold=0.2, step=84).to_dict()
+    {'reason': 'entropy_floor', 'value': 0.19, 'threshold': 0.2, 'step': 84}
+    ```
     """
 
     reason: str
@@ -35,15 +44,37 @@ class Reason:
 
 class Trigger:
     """
-    Base of all triggers: it sees everything and never fires.
+    Base class of reset triggers. A subclass overrides `observe_step`, `observe_evaluation` or both, and returns a
+    [`Reason`] to request a reset, or `None`.
 
-    A trigger that keys of [`ProRLConfig`] switch on, whose effect is `RESET`, names them, says how it is made, and
-    stands in [`CONFIGURED`].
+    Values that were not measured are `None`; triggers ignore `None` and NaN. Pass triggers to the trainer in a
+    [`ReferenceResetCallback`].
 
     Attributes:
-        watches (`str`): The mean over a step's tokens that `observe_step` gets, by its name in the record.
-        keys (`tuple[str, ...]`): The keys that switch it on, where they are neither 0 nor `None`.
-        reasons (`tuple[str, ...]`): What it can answer with.
+        watches (`str`, defaults to `"kl_ref"`): Metric of `metrics.jsonl` that `observe_step` receives: a mean over
+            the tokens of the step.
+        keys (`tuple[str, ...]`): Keys of [`ProRLConfig`] that switch the trigger on, if they are neither 0 nor `None`.
+            Only for the triggers that are part of the package.
+        reasons (`tuple[str, ...]`): Names of the reasons that it can return.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import Reason, Trigger
+
+    >>> class EntropyFloor(Trigger):
+    ...     watches = "entropy"
+    ...
+    ...     def __init__(self, floor):
+    ...         self.floor = floor
+    ...
+    ...     def observe_step(self, step, entropy=None):
+    ...         if entropy is not None and entropy < self.floor:
+    ...             return Reason("entropy_floor", value=entropy, threshold=self.floor, step=step)
+
+    >>> EntropyFloor(0.2).observe_step(84, 0.19)
+    Reason(reason='entropy_floor', value=0.19, threshold=0.2, step=84)
+    ```
     """
 
     watches = "kl_ref"
@@ -70,28 +101,28 @@ class Trigger:
 
     def observe_step(self, step: int, kl_ref: float | None = None) -> Reason | None:
         """
-        Observe that `step` optimizer steps are done, from 1.
+        Called after each optimizer step. Return a [`Reason`] to request a reset.
 
         Args:
-            step (`int`): Optimizer steps.
-            kl_ref (`float`, *optional*): The last step's mean of what the trigger watches: KL to the reference in nats
-                per token, where it does not say otherwise.
+            step (`int`): Optimizer steps done, from 1.
+            kl_ref (`float`, *optional*): The step's value of the metric in `watches`: by default the KL to the
+                reference, in nats per token.
         """
         return None
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
-        """Observe an evaluation after `step` optimizer steps, with its metrics by name (`eval_reward`, ...)."""
+        """Called after each evaluation, with its metrics by name (`eval_reward`, `eval_pass@1`, …)."""
         return None
 
     def applied(self, step: int) -> None:
-        """Observe that a reset was applied after `step` optimizer steps."""
+        """Called after every reset, whichever trigger requested it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trigger's memory, as JSON values."""
+        """Return the trigger's state as JSON values; it is saved in checkpoints."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the memory of another trigger of the same kind."""
+        """Restore the state that `state_dict` returned."""
 
 
 def measured(value: float | None) -> bool:
@@ -101,10 +132,19 @@ def measured(value: float | None) -> bool:
 
 class Periodic(Trigger):
     """
-    Fires when the number of optimizer steps done is a multiple of `every`. ProRL v2 resets every 200 to 500 steps.
+    Fires every `every` optimizer steps: the key `ref_reset_every`. ProRL v2 resets every 200 to 500 steps.
 
     Args:
         every (`int`): Optimizer steps.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import Periodic
+
+    >>> Periodic(every=200).observe_step(400)
+    Reason(reason='periodic', value=400, threshold=200, step=400)
+    ```
     """
 
     keys = ("ref_reset_every",)
@@ -125,13 +165,25 @@ class Periodic(Trigger):
 
 class KLSpike(Trigger):
     """
-    Fires when the mean of the last `window` measured values of the KL to the reference exceeds `threshold`.
+    Fires when the KL to the reference, averaged over the last `window` steps, exceeds `threshold`: the keys
+    `ref_reset_kl` and `ref_reset_kl_window`.
 
-    A reset empties the window, because the KL to the old reference says nothing about the new one.
+    A reset empties the window, because the new reference has another KL.
 
     Args:
         threshold (`float`): Nats per token.
-        window (`int`, *optional*): Steps; the trigger does not fire before there are as many values.
+        window (`int`, *optional*, defaults to `1`): Steps. The trigger does not fire before it has as many values.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import KLSpike
+
+    >>> trigger = KLSpike(threshold=0.1, window=2)
+    >>> trigger.observe_step(1, kl_ref=0.05)
+    >>> trigger.observe_step(2, kl_ref=0.25)
+    Reason(reason='kl_spike', value=0.15, threshold=0.1, step=2)
+    ```
     """
 
     keys = ("ref_reset_kl",)
@@ -166,18 +218,31 @@ class KLSpike(Trigger):
 
 class Stall(Trigger):
     """
-    Watches one metric of the evaluations: fires after `patience` evaluations without improving on the best by more
-    than `min_delta`, or when the metric is worse than the best by more than `drop`. ProRL resets when validation
-    stalls.
+    Fires when a validation metric stops improving (reason `stall`) or falls (reason `drop`): the keys
+    `ref_reset_stall` and `ref_reset_drop`. ProRL resets when validation stalls.
 
-    The best is kept across resets; the count of evaluations starts again.
+    The best value is kept across resets. The count of evaluations without improvement starts again at a reset.
 
     Args:
-        metric (`str`): Name of the metric: of validation, never of the reported test.
-        patience (`int`, *optional*): Evaluations. With 0 the trigger never fires for a stall.
-        drop (`float`, *optional*): In the metric's own unit. With `None` the trigger never fires for a drop.
-        mode (`str`, *optional*): `"max"` if larger is better, `"min"` if smaller is.
-        min_delta (`float`, *optional*): The least difference that counts as an improvement.
+        metric (`str`): Name of a metric of the evaluations, such as `"eval_reward"` or `"eval_pass@1"`.
+        patience (`int`, *optional*, defaults to `0`): Evaluations without improvement after which it fires. 0: never.
+        drop (`float`, *optional*): Fires when the metric is worse than the best by more than this, in the unit of the
+            metric. `None`: never.
+        mode (`str`, *optional*, defaults to `"max"`): `"max"` if larger values are better, `"min"` if smaller values
+            are better.
+        min_delta (`float`, *optional*, defaults to `0.0`): Differences up to this are no improvement.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import Stall
+
+    >>> trigger = Stall("eval_reward", patience=2)
+    >>> for step, reward in [(100, 0.6), (200, 0.6), (300, 0.5)]:
+    ...     reason = trigger.observe_evaluation(step, {"eval_reward": reward})
+    >>> reason
+    Reason(reason='stall', value=0.5, threshold=0.6, step=300)
+    ```
     """
 
     keys = ("ref_reset_stall", "ref_reset_drop")

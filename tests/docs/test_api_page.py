@@ -1,0 +1,66 @@
+"""`docs/api.md` is what the generator writes, describes every argument, and its examples run."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import sys
+
+import pytest
+from doc_pages import ROOT, blocks
+from trl import GRPOTrainer
+
+
+@pytest.fixture(scope="module")
+def generator():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        yield importlib.import_module("make_api")
+    finally:
+        sys.path.pop(0)
+
+
+def test_the_page_is_current(generator):
+    assert generator.PAGE.read_text() == generator.make_page(), f"run {generator.COMMAND}"
+
+
+def test_an_exported_name_that_the_page_lacks_is_found(generator, monkeypatch):
+    monkeypatch.setattr(generator.trl_prorl, "__all__", [*generator.trl_prorl.__all__, "forgotten"])
+    with pytest.raises(ValueError, match="forgotten"):
+        generator.make_page()
+
+
+def test_docstrings_and_signatures_agree(generator):
+    """Names, order and defaults of the arguments."""
+    from make_reference import DEFAULT, ENTRY
+
+    for name in generator.NAMES:
+        cls_or_function = generator.find(name)
+        entries = [ENTRY.match(one.lstrip("*")) for one in generator.section_entries(cls_or_function, "Args")]
+        described = {one[1]: DEFAULT.search(one[2]) for one in entries}
+        if name == "ProRLTrainer":
+            assert described.keys() <= inspect.signature(GRPOTrainer).parameters.keys()
+        elif name not in generator.SIGNATURES:
+            parameters = inspect.signature(cls_or_function).parameters
+            assert list(described) == list(parameters), name
+            for argument, default in described.items():
+                told = ast.literal_eval(default[1]) if default else None
+                assert parameters[argument].default in (told, inspect.Parameter.empty), (name, argument)
+
+
+class Checker(doctest.OutputChecker):
+    """An example without an expected output may print anything."""
+
+    def check_output(self, want, got, optionflags):
+        return not want or super().check_output(want, got, optionflags)
+
+
+def test_the_examples_run_in_the_order_of_the_page(generator, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = generator.PAGE.read_text()
+    examples = [block.text for block in blocks(page) if block.language == "pycon"]
+    assert len(examples) == len(generator.NAMES)
+    test = doctest.DocTestParser().get_doctest("\n".join(examples), {}, "api.md", str(generator.PAGE), 0)
+    said = []
+    doctest.DocTestRunner(Checker()).run(test, out=said.append)
+    assert said == []
