@@ -18,7 +18,7 @@ MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
 .PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak features gpu-check
-.PHONY: study-figures quality style clean help
+.PHONY: study-figures site quality style clean help
 
 help:
 	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
@@ -31,6 +31,7 @@ help:
 	@echo "make features   what the project does, one command each: does all of it work? (2 to 10 minutes; ONLY=\"A passk\")"
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
 	@echo "make study-figures   the numbers and the pictures of the study's pages, from study/tables"
+	@echo "make site       build the site of all pages in build/site, which \`python -m http.server -d build/site\` shows"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
 # A module is compiled once, and not by every process that imports it, whatever the shell says.
@@ -84,6 +85,17 @@ gpu-check: $(READY)
 
 study-figures: $(READY)
 	$(BIN)/python study/figures.py
+
+# Zensical reads the mkdocs.yml of MkDocs; a later version may warn about more. REPOSITORY=https://github.com/OWNER/NAME
+# makes links to code and recipes links to the repository.
+.venv-site/.ready: Makefile
+	test -x .venv-site/bin/python || $(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check "zensical==0.0.73"
+	touch $@
+
+site: .venv-site/.ready
+	.venv-site/bin/python docs/stage_site.py $(REPOSITORY)
+	.venv-site/bin/zensical build --strict
 
 quality: $(READY)
 	$(BIN)/ruff check .
