@@ -65,7 +65,7 @@ def show(console: Console, title: str, result: dict[str, dict]) -> None:
     if FLOOR in result:
         pairs["multiples of the floor"] = lambda name: (FLOOR, name)
     for heading, pair in pairs.items():
-        ratios = Table("variant", *(f"{name} ×" for name in timed), title=f"{heading}, [min, max] over rounds")
+        ratios = Table("variant", *(f"{name} ×" for name in timed), title=f"{heading}: median and range of the rounds")
         for name in result:
             found = (ratio(result, *pair(name), rounds) for rounds in timed.values())
             ratios.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in found))

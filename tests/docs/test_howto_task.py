@@ -1,5 +1,6 @@
 """docs/howto-task.md, followed to the letter in a copy of the tasks."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -78,7 +79,7 @@ def test_the_task_its_line_and_its_test(followed):
 
 
 def test_a_plugin_trains_and_evaluates(forks, tiny_model, tmp_path):
-    """Outside the repository: roman.py and own.py beside one another."""
+    """Outside the repository: roman.py next to own.py."""
     (tmp_path / "roman.py").write_text(named_file(PAGE, "tasks/roman.py"))
     (tmp_path / "own.py").write_text(named_file(PAGE, "own.py"))
     small = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --disable_tqdm true --output_dir run"
@@ -87,3 +88,12 @@ def test_a_plugin_trains_and_evaluates(forks, tiny_model, tmp_path):
     for line, shown in ((train, ""), ("passk --plugin own.py --run run --prompts 4 --n 2", "roman, test split, 4")):
         status, written = forks.run("-m", "trl_prorl", *line.split(), cwd=tmp_path)
         assert status == 0 and shown in " ".join(written.split()), written[-3000:]
+
+
+def test_the_script_trains_and_evaluates(forks, tmp_path):
+    """The page's first script, with one step and four held-out prompts."""
+    script = named_file(PAGE, "my_script.py").replace("max_steps=100", "max_steps=1").replace("50_128", "50_004")
+    (tmp_path / "my_script.py").write_text(script)
+    status, written = forks.run("my_script.py", cwd=tmp_path)
+    assert status == 0, written[-3000:]
+    assert json.loads((tmp_path / "runs" / "mine" / "passk.json").read_text())["prompts"] == 4
