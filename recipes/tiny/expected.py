@@ -1,11 +1,10 @@
 """
-The scores of these recipes on the model that comes with the package: from runs to `expected.csv`, and from there into
-README.md.
+Write the scores of these recipes on the embedded model to `expected.csv`, and from there into README.md.
 
     trl-prorl demo --seeds 1 2 3 4 5 6 --out runs/seeds
-    python recipes/tiny/expected.py runs/seeds/*          # writes expected.csv and the page
-    python recipes/tiny/expected.py                       # the page alone
-    python recipes/tiny/expected.py --check runs/demo/*   # exit code 1: a score outside its 99.9 % prediction interval
+    python recipes/tiny/expected.py runs/seeds/*          # writes expected.csv and README.md
+    python recipes/tiny/expected.py                       # only README.md
+    python recipes/tiny/expected.py --check runs/demo/*   # exit code 1: a score is outside its 99.9 % interval
 """
 
 import argparse
@@ -35,28 +34,28 @@ RECIPES = {
     "variantB": VARIANTS["B"].recipe,
     "variantC": VARIANTS["C"].recipe,
 }
-OF_THE_DEMO = ("output_dir", "save_strategy", "seed")  # keys that the demo sets itself
+SET_BY_DEMO = ("output_dir", "save_strategy", "seed")  # keys that the demo sets
 
 
 def row_of(run: Path) -> dict:
     """
-    Return the row of a run that the demo wrote: `RECIPE` or `RECIPE_seedN`. Raises `ValueError`: the folder is not a
-    complete run of that recipe on the shipped base, or the run was not evaluated at its end.
+    Return the row of a run that the demo wrote: `RECIPE` or `RECIPE_seedN`. Raises `ValueError` if the folder is not a
+    complete run of that recipe on the embedded model, or if the run was not evaluated at its last step.
     """
     try:
         config = yaml.safe_load((run / "config.yaml").read_text())
         env = json.loads((run / "env.json").read_text())
         passk = json.loads((run / "passk.json").read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{run} is no run that was evaluated: {error}.") from error
+        raise ValueError(f"{run} is not an evaluated run: {error}.") from error
     recipe = run.name.partition("_seed")[0]
     if recipe not in RECIPES:
-        raise ValueError(f"{run} is a run of none of {', '.join(RECIPES)}.")
+        raise ValueError(f"{run} is not a run of {', '.join(RECIPES)}.")
     for key, value in read_recipe(HERE / f"{recipe}.yaml").items():
-        if key not in OF_THE_DEMO and config.get(key, value) != value:  # a key at TRL's default is not written
-            raise ValueError(f"{run} is no run of {recipe}: it has {key}: {config[key]}, and the recipe {value}.")
+        if key not in SET_BY_DEMO and config.get(key, value) != value:  # a key at TRL's default is not written
+            raise ValueError(f"{run} is not a run of {recipe}: it has {key}: {config[key]}, the recipe has {value}.")
     if env["base_model"].get("sha256") != weights_sha256("embedded"):
-        raise ValueError(f"{run} did not begin from the base that comes with this package: {env['base_model']}.")
+        raise ValueError(f"{run} did not start from the embedded model: {env['base_model']}.")
     if passk["step"] != config["max_steps"]:
         raise ValueError(f"{run} was evaluated at step {passk['step']} of {config['max_steps']}.")
     return {
@@ -73,12 +72,12 @@ def row_of(run: Path) -> dict:
 
 
 def write_rows(runs: list[Path]) -> None:
-    """Write `expected.csv`, a row for each run."""
+    """Write `expected.csv`, one row per run."""
     rows = pd.DataFrame(map(row_of, runs))
     if rows.duplicated(["recipe", "seed"]).any():
-        raise ValueError("a recipe was given twice with one seed: name each run once.")
+        raise ValueError("two runs have the same recipe and seed: pass each run once.")
     if len(rows[["prompts", "samples"]].drop_duplicates()) > 1:
-        raise ValueError("the runs were evaluated on different numbers of prompts or samples; evaluate them alike.")
+        raise ValueError("the runs have different numbers of prompts or samples: evaluate all runs with the same.")
     rows["recipe"] = pd.Categorical(rows["recipe"], RECIPES)
     with replaced(TABLE) as aside:
         rows.sort_values(["recipe", "seed"]).to_csv(aside, index=False, float_format="%.6f")
@@ -90,7 +89,7 @@ def read_rows() -> pd.DataFrame:
 
 def outside(runs: list[Path]) -> list[str]:
     """
-    Return a line for each run whose pass@1 a new run of its recipe has less often than one time in 1000.
+    Return a line for each run whose pass@1 is outside the 99.9 % prediction interval of its recipe.
     """
     rows = read_rows()
     lines = []
@@ -101,12 +100,12 @@ def outside(runs: list[Path]) -> list[str]:
         _, low, high = prediction_interval(list(rows.loc[rows["recipe"] == row["recipe"], "pass@1"]), level=0.999)
         print(f"{run}: pass@1 {row['pass@1']:.3f}, expected [{low:.3f}, {high:.3f}]")
         if not low <= row["pass@1"] <= high:
-            lines.append(f"{run}: pass@1 {row['pass@1']:.3f} lies outside [{low:.3f}, {high:.3f}] of {row['recipe']}")
+            lines.append(f"{run}: pass@1 {row['pass@1']:.3f} is outside [{low:.3f}, {high:.3f}] of {row['recipe']}")
     return lines
 
 
 def text(rows: pd.DataFrame) -> str:
-    """Return the table of the page, and the differences of the recipes."""
+    """Return the page's table, and the differences between recipes."""
     scores = {recipe: rows[rows["recipe"] == recipe] for recipe in RECIPES}
     first = rows.iloc[0]
     lines = [
@@ -147,21 +146,21 @@ def _difference(first: list[float], second: list[float]) -> str:
 
 
 def with_table(page: Path, rows: pd.DataFrame) -> str:
-    """Return the text of a page with its table written anew."""
+    """Return the text of a page with its table rewritten."""
     before, rest = page.read_text().split(BEGIN)
     return before + BEGIN + text(rows) + END + rest.split(END)[1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write expected.csv from runs, and the page from that.")
-    parser.add_argument("runs", nargs="*", type=Path, help="run folders, evaluated; other folders are skipped")
-    parser.add_argument("--check", action="store_true", help="compare the runs with expected.csv, and write nothing")
+    parser = argparse.ArgumentParser(description="Write expected.csv from runs, and README.md from expected.csv.")
+    parser.add_argument("runs", nargs="*", type=Path, help="evaluated run folders; other folders are skipped")
+    parser.add_argument("--check", action="store_true", help="compare the runs with expected.csv; write nothing")
     args = parser.parse_args()
     runs = [run for run in args.runs if (run / "config.yaml").is_file()]
     try:
         if args.check:
             if not runs:
-                raise ValueError("--check: none of the folders is a run.")
+                raise ValueError("--check: no run in these folders.")
             raise SystemExit("\n".join(outside(runs)) or 0)
         if args.runs:
             write_rows(runs)
