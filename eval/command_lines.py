@@ -183,20 +183,24 @@ def check_drift(
 def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
     """Return our options, and the arguments that are left, which are the run's."""
     prog = program_name("preflight")
-    epilog = "--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused."
+    epilog = (
+        "--KEY VALUE is any key of the recipe, --plugin FILE.py a file of yours that registers its task. "
+        "Exit code 0: it can learn; 1: it cannot learn; 2: an error that the run itself would raise."
+    )
     recipe = "--config RECIPE.yaml"
     if prog.startswith("trl-prorl "):
         recipe = "RECIPE"
         epilog += " RECIPE is a file, or a name that `trl-prorl train` lists."
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage=f"%(prog)s {recipe} [--prompts N] [--json FILE]\n       [--KEY VALUE ...]",
-        description="Can a recipe learn, will it fit, how long will it take?",
+        usage=f"%(prog)s {recipe} [--prompts N] [--all] [--json FILE]\n       [--plugin FILE.py] [--KEY VALUE ...]",
+        description="Check before training whether a recipe can learn, whether it fits and how long it takes.",
         epilog=epilog,
         allow_abbrev=False,
     )
     parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"training prompts to sample (default {PROMPTS})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
+    parser.add_argument("--all", action="store_true", help="show the checks that passed, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings to this file, too")
     args, others = parser.parse_known_args(argv)
     if args.prompts < LEAST_PROMPTS:
         raise InputError(f"--prompts {args.prompts} must be at least {LEAST_PROMPTS}, and 20 for an interval")

@@ -1,14 +1,12 @@
 """
-Before a run: can it learn, will it fit, how long will it take?
+Check a recipe before training: can it learn, will it fit, how long will it take?
 
-    trl-prorl preflight --config RECIPE.yaml [--prompts 32] [--json FILE] [--KEY VALUE ...]
+    trl-prorl preflight RECIPE [--prompts 32] [--all] [--json FILE] [--KEY VALUE ...]
 
-Refuses what the run would refuse (exit code 2), asks verifier and reward about answers that are known to be right and
-wrong, samples the base with the run's own sampler, and does the first optimizer steps in a folder that is thrown away.
-Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut and left out of
-the loss (`mask_truncated_completions`), no gold answer verifies, the first updates destroy the policy, or the run
-stops in its first steps. Nothing is written but `--json`.
-With a trainer of your own, call [`preflight`].
+Calls verifier and reward functions on reference answers and on answers to other prompts, samples the starting model
+with the run's own sampler, and takes the first optimizer steps in a temporary folder. Only the file of `--json` is
+written. Exit code 0: the run can learn; 1: it cannot learn; 2: the run itself would fail with the same error.
+For your own trainer, call [`preflight`].
 """
 
 import functools
@@ -24,6 +22,8 @@ import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
@@ -32,8 +32,8 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
-from trl_prorl.eval.pages.table import Table
 from trl_prorl.eval.readiness.cost import (
+    WALL_TIME,
     BatchShape,
     cost_findings,
     out_of_memory,
@@ -49,9 +49,9 @@ from trl_prorl.eval.readiness.data import (
     summed_reward,
     text_tokenizer,
 )
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, exit_code
+from trl_prorl.eval.readiness.finding import FINE, LOOK, NOT_MEASURED, STOP, Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import (
-    MOST,
+    STEPS,
     first_steps,
     kl_after_updates,
     kl_finding,
@@ -59,7 +59,7 @@ from trl_prorl.eval.readiness.first_steps import (
     update_findings,
 )
 from trl_prorl.eval.readiness.memory import generation_findings
-from trl_prorl.eval.readiness.signal import Rollouts, sample_base, signal_findings
+from trl_prorl.eval.readiness.signal import Rollouts, sample_starting_model, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.launch.checks import check_packages
@@ -69,7 +69,7 @@ from trl_prorl.train import build, check_folder
 from trl_prorl.trainer import ProRLTrainer
 
 
-WIDE = 400  # columns; a table takes what it needs
+PIPED = 100  # columns without a terminal
 
 
 def preflight(
@@ -110,46 +110,46 @@ def preflight(
     """
     check_trainer(trainer)
     available = len(trainer.train_dataset)
-    # At random: evenly spaced rows of a mixture could be of one task.
+    # Random, because evenly spaced rows of a mixture could all belong to one task.
     places = random.Random(trainer.args.seed).sample(range(available), min(prompts, available))
     rows = [trainer.train_dataset[place] for place in places]
-    tell(console, f"gold answers, splits and lengths of {available} prompts")
+    tell(console, f"reference answers, splits and lengths of {available} prompts")
     data = look_at_data(trainer, rows, task)
     if exit_code(data.findings):
-        return data.findings  # nothing that a model does could be judged
+        return data.findings  # no completion could be judged
     return data.findings + look_at_model(trainer, rows, task, data, console)
 
 
 def tell(console: Console | None, line: str) -> None:
-    """Print a line of progress, if there is a console."""
+    """Print a progress line, if there is a console."""
     if console is not None:
         console.print(f"preflight: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def check_trainer(trainer: ProRLTrainer) -> None:
     """
-    Refuse a trainer that cannot be looked at.
+    Raise an error for a trainer that cannot be checked.
 
     Raises:
-        InputError: There is no data set whose prompts can be looked at twice, or there are several processes.
+        InputError: The training set is a stream or has no prompts, or there are several processes.
     """
     if not isinstance(trainer.train_dataset, Dataset):
-        raise InputError("train_dataset is a stream, whose prompts cannot be looked at twice; give it a Dataset")
+        raise InputError("train_dataset is a stream, which can be read only once: pass a Dataset")
     if "prompt" not in trainer.train_dataset.column_names:
-        raise InputError("train_dataset has no column 'prompt': what an environment writes cannot be looked at before")
+        raise InputError("train_dataset has no column 'prompt': prompts that an environment writes cannot be checked")
     check_processes(trainer.accelerator.num_processes)
 
 
 @dataclass(frozen=True)
 class DataFindings:
     """
-    What the data say before any model is used.
+    The checks that need no model.
 
     Attributes:
         findings (`list[Finding]`): The findings.
-        longest_prompt (`int`): Its tokens.
-        gold_length (`int`, *optional*): Tokens of the longest gold answer; `None` without a task.
-        reward_tells (`bool`, *optional*): Whether right answers get more reward than wrong ones; `None` if not known.
+        longest_prompt (`int`): Length of the longest prompt in tokens.
+        gold_length (`int`, *optional*): Length of the longest reference answer in tokens; `None` without a task.
+        reward_tells (`bool`, *optional*): Whether correct answers get more reward than wrong ones; `None` if unknown.
     """
 
     findings: list[Finding]
@@ -159,7 +159,7 @@ class DataFindings:
 
 
 def look_at_data(trainer: ProRLTrainer, rows: list[dict], task) -> DataFindings:
-    """Check gold answers, learning rate, splits and lengths: all that needs no model."""
+    """Check reference answers, learning rate, splits and lengths, which needs no model."""
     args = trainer.args
     gold_lengths = []
     reward_tells = None
@@ -171,8 +171,8 @@ def look_at_data(trainer: ProRLTrainer, rows: list[dict], task) -> DataFindings:
         encoded = text_tokenizer(trainer)(texts, add_special_tokens=False)
         gold_lengths = [len(ids) for ids in encoded["input_ids"]]
     else:
-        cure = "pass task=, with gold and verify, to tell a wrong reward from a weak base"
-        findings = [Finding("gold answers verify", "not checked", cure)]
+        cure = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
+        findings = [Finding("gold answers verify", NOT_MEASURED, cure)]
     findings += rate_findings(args.learning_rate, is_peft_model(trainer.model))
     seed = getattr(trainer.recipe[0], "task_seed", 0) if trainer.recipe else 0
     train_prompts = list(trainer.train_dataset["prompt"])
@@ -187,18 +187,18 @@ def look_at_data(trainer: ProRLTrainer, rows: list[dict], task) -> DataFindings:
 def look_at_model(
     trainer: ProRLTrainer, rows: list[dict], task, data: DataFindings, console: Console | None
 ) -> list[Finding]:
-    """Sample the base and do the first steps."""
+    """Sample the starting model and take the first steps."""
     args = trainer.args
     findings = generation_findings(trainer, data.longest_prompt)
     for finding in findings:
-        if finding.change:  # at once: on a CPU a process without memory is killed, and shows no table
-            tell(console, f"{finding.what}: {finding.number}: {finding.change}")
+        if finding.change:  # at once, because a process that runs out of memory on a CPU is killed without a table
+            tell(console, f"{finding.label}: {finding.number}: {finding.change}")
     try:
         samples = sample_with_progress(trainer, rows, task, console)
         findings += signal_findings(samples, args.max_completion_length, data.gold_length, data.reward_tells)
         tell(console, "first steps")
         before = policy_logps(trainer, samples)
-        first = first_steps(trainer, MOST, functools.partial(tell, console))
+        first = first_steps(trainer, STEPS, functools.partial(tell, console))
         after = policy_logps(trainer, samples)
     except torch.OutOfMemoryError:
         return [*findings, out_of_memory(args.per_device_train_batch_size)]
@@ -218,16 +218,16 @@ def look_at_model(
 
 
 def sample_with_progress(trainer: ProRLTrainer, rows: list[dict], task, console: Console | None) -> Rollouts:
-    """Sample the base, with a bar if there is a console."""
-    tell(console, f"samples: {trainer.num_generations} completions of {len(rows)} prompts")
+    """Sample the starting model, with a progress bar if there is a console."""
+    tell(console, f"samples: {trainer.num_generations} completions for each of {len(rows)} prompts")
     if console is None:
-        return sample_base(trainer, rows, task)
+        return sample_starting_model(trainer, rows, task)
     with progress(len(rows) * trainer.num_generations, "preflight") as bar:
-        return sample_base(trainer, rows, task, bar.update)
+        return sample_starting_model(trainer, rows, task, bar.update)
 
 
 def policy_logps(trainer: ProRLTrainer, samples: Rollouts) -> torch.Tensor | None:
-    """Score the sampled tokens by the policy, without dropout; `None` where it scores more than text."""
+    """Return the policy's log-probabilities of the sampled tokens, without dropout; `None` for images."""
     if not trainer.scorer.text_only:
         return None
     trainer.model.eval()
@@ -235,17 +235,17 @@ def policy_logps(trainer: ProRLTrainer, samples: Rollouts) -> torch.Tensor | Non
 
 
 def check_processes(count: int) -> None:
-    """Refuse several processes by an [`InputError`]."""
+    """Raise an [`InputError`] for several processes."""
     if count > 1:
-        raise InputError(f"processes={count}: a preflight is of one; start it without accelerate or torchrun")
+        raise InputError(f"processes={count}: preflight needs one process; start it without accelerate or torchrun")
 
 
 def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
     """
-    Build the trainer of a recipe, made to write into `folder` alone; return it with the recipe's task.
+    Build the trainer of a recipe, which writes only into `folder`; return it with the recipe's task.
 
     Raises:
-        InputError: the run would be refused.
+        InputError: The run itself would fail with this error.
     """
     with as_bad_input():
         task_args, args, model_args = parse_recipe(argv)
@@ -264,49 +264,70 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
         args.disable_tqdm = True
         args.log_completions = False
         trainer, _ = build(task_args, args, model_args)
-    args.eval_strategy = "no"  # once the trainer has checked what is watched
+    args.eval_strategy = "no"  # after the trainer has checked the keys that need evaluations
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     return trainer, task_args
 
 
-def table(findings: list[Finding], title: str) -> Table:
-    """Return one line per finding."""
-    rows = [[finding.what, finding.number, finding.change] for finding in findings]
-    return Table(title, ["finding", "number", "what to change"], rows)
-
-
 def verdict(findings: list[Finding]) -> str:
-    """Return the last line."""
+    """Return whether the run can learn, and how many findings suggest a change."""
     stops = [finding for finding in findings if finding.level == STOP]
+    learns = "can learn"
     if stops:
-        return "cannot learn: " + "; ".join(f"{finding.what}: {finding.number}" for finding in stops)
+        learns = "cannot learn: " + "; ".join(f"{finding.label}: {finding.number}" for finding in stops)
     changes = sum(finding.level == LOOK for finding in findings)
     if changes == 0:
-        return "can learn"
+        return learns
     if changes == 1:
-        return "can learn; one finding suggests a change"
-    return f"can learn; {changes} findings suggest a change"
+        return f"{learns}; one finding suggests a change"
+    return f"{learns}; {changes} findings suggest a change"
 
 
-def wide_console() -> Console:
-    """Return a console for standard output; without a terminal it is wide, so that each finding is one line."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return Console()
-    return Console(width=WIDE)
+def print_findings(findings: list[Finding], with_passed: bool) -> None:
+    """
+    Print the findings that need a change, most important first; how many checks passed, or all of them; the expected
+    time; and the verdict. The table is as wide as the terminal at most.
+    """
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    changes = sorted((finding for finding in findings if finding.level != FINE), key=lambda finding: finding.priority)
+    others = [finding for finding in findings if finding.level == FINE]
+    passed = sum(not finding.number.startswith(NOT_MEASURED) for finding in others)
+    if changes:
+        console.print(grid(changes), "")
+    if with_passed:
+        console.print(f"{passed} checks passed:", grid(others), "", sep="\n")
+    else:
+        console.print(f"{passed} checks passed; --all shows them.")
+        for finding in others:
+            if finding.what.startswith(WALL_TIME):
+                console.print(f"{finding.label.capitalize()}: {finding.number}.")
+    console.print(visible(f"The recipe {verdict(findings)}."))
+
+
+def grid(findings: list[Finding]) -> Table:
+    """Return one row per finding: what was checked, what was measured, what it means and what to set."""
+    wraps = any(finding.change for finding in findings)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(max_width=33 if wraps else None)
+    table.add_column(max_width=30 if wraps else None)
+    table.add_column()
+    for finding in findings:
+        cells = (finding.label, finding.number, finding.change)
+        table.add_row(*(Text(visible(cell)) for cell in cells))
+    return table
 
 
 @functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv=None) -> int:
     """Entry point."""
     args, others = command_lines.preflight(argv)
-    console = wide_console()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer, task_args = build_trainer(others, Path(folder))
         findings = preflight(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
     code = exit_code(findings)
-    console.print(table(findings, "Preflight").to_rich())
-    console.print(visible(verdict(findings)), markup=False, highlight=False, soft_wrap=True)
+    print_findings(findings, args.all)
     if args.json is not None:
         lines = [vars(finding) for finding in findings]
         try:

@@ -19,14 +19,15 @@ from trl_prorl.objective.anchors import ANCHORS
 OF_GENERATION = ("rollout", *(anchor.name for anchor in ANCHORS))
 STAGES = (*OF_GENERATION, "update")
 SLOW_REWARD = 0.3  # share of a step
+WALL_TIME = "wall time of"
 
 
 def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_per_generation: float) -> float:
     """
-    Wall time of a whole run, without its evaluations and checkpoints, from at least one row of its record.
+    Return the wall time of a full run, without evaluations and checkpoints, from at least one row of `metrics.jsonl`.
 
-    A generation costs what rollout and anchors took in the first row; a step costs the rest of it, by the last row,
-    which has no warm-up. Where a step holds whole generations, the last row is a step as it is.
+    The cost of a generation is the time of rollout and anchors in the first row. The cost of a step is the rest of the
+    last row, which has no warm-up. If a step contains whole generations, the last row is the cost of a step.
     """
     if steps_per_generation <= 1:
         return max_steps * rows[-1]["time_step"]
@@ -38,8 +39,8 @@ def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_pe
 
 def largest_micro_batch(held: float, per_row: float, total: float, group: int) -> int:
     """
-    Return the most rows that fit, in whole groups where one group fits; 0 if not even one row does. Memory between
-    steps, of a row, and in all is in one unit.
+    Return how many rows fit, in whole groups if one group fits; 0 if not even one row fits. `held` is the memory
+    between steps, `per_row` that of a row, `total` all there is, in the same unit.
     """
     if per_row <= 0:
         return 0
@@ -49,43 +50,44 @@ def largest_micro_batch(held: float, per_row: float, total: float, group: int) -
 
 def larger_micro_batch(now: int, fits: int, exchangeable: int) -> int:
     """
-    Return the largest micro-batch that fits and leaves every update its rows; that one of now if none is larger.
+    Return the largest micro-batch that fits and keeps the rows of every update; `now` if none is larger.
 
     Args:
         now (`int`): Rows of a micro-batch.
         fits (`int`): Rows that fit.
-        exchangeable (`int`): Micro-batches that may become one without a change of any update's gradient.
+        exchangeable (`int`): Micro-batches that can be merged into one without changing any update's gradient.
     """
     factors = [factor for factor in range(1, exchangeable + 1) if exchangeable % factor == 0 and now * factor <= fits]
     return now * max(factors, default=1)
 
 
 def process_memory() -> tuple[float, float]:
-    """Return the most memory that this process has held so far, and what the machine has in all, in GiB."""
+    """Return the peak memory of this process so far, and the total memory of the machine, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
     return peak * unit / 2**30, psutil.virtual_memory().total / 2**30
 
 
 def process_memory_finding(peak_gib: float, total_gib: float) -> Finding:
-    """Return the finding of a run on a CPU: the memory of its first steps, of what the machine has, in GiB."""
+    """Return the finding about the memory of the first steps on a CPU, and of the machine, in GiB."""
     return make_finding(
         "peak memory of the process",
         f"{peak_gib:.1f} of {total_gib:.1f} GiB",
         peak_gib > USABLE * total_gib,
-        "lower per_device_train_batch_size, or take a smaller model: beside other programs it will not fit",
+        "will not fit next to other programs: lower per_device_train_batch_size, or use a smaller model",
         peak_gib=peak_gib,
         total_gib=total_gib,
     )
 
 
 def out_of_memory(micro_batch: int) -> Finding:
-    """Return the finding of a run that does not fit."""
+    """Return the finding about a run that does not fit."""
     change = (
-        "lower per_device_train_batch_size, max_completion_length, or compact_max_rows, or set "
+        "the run does not fit: lower per_device_train_batch_size, max_completion_length, or compact_max_rows, or set "
         "gradient_checkpointing: true"
     )
-    return Finding("memory", f"none left with micro-batches of {micro_batch}", change, STOP, {"now": micro_batch})
+    number = f"out of memory at per_device_train_batch_size: {micro_batch}"
+    return Finding("memory", number, change, STOP, {"now": micro_batch})
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,13 @@ class BatchShape:
     How the rows of a generation batch are computed.
 
     Attributes:
-        micro_batch (`int`): Rows of a forward, `per_device_train_batch_size`.
+        micro_batch (`int`): Rows of a forward pass, `per_device_train_batch_size`.
         group (`int`): Completions of a prompt.
         completions (`int`): Completions of a generation batch.
-        accumulation (`int`): Forwards of an update, `gradient_accumulation_steps`.
+        accumulation (`int`): Forward passes of an update, `gradient_accumulation_steps`.
         per_generation (`int`): Micro-batches of a generation batch, `steps_per_generation`.
         most (`int`, *optional*): Tokens of the longest completion, `max_completion_length`.
-        exchangeable (`int`): Micro-batches that may become one without a change of any update's gradient.
+        exchangeable (`int`): Micro-batches that can be merged into one without changing any update's gradient.
     """
 
     micro_batch: int
@@ -127,7 +129,7 @@ class BatchShape:
 
 def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -> list[Finding]:
     """
-    Return the findings of time, and of memory where a GPU's was measured.
+    Return the findings about time, and about memory if a GPU was used.
 
     Args:
         first ([`FirstSteps`]): The first steps.
@@ -145,7 +147,7 @@ def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -
         Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in timed.items()}),
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
         Finding(
-            f"wall time of {first.max_steps} steps",
+            f"{WALL_TIME} {first.max_steps} steps",
             f"{tqdm.format_interval(wall)}, without evaluations",
             values={"seconds": wall, "max_steps": first.max_steps, "seconds_last_step": last["time_step"]},
         ),
@@ -153,7 +155,7 @@ def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -
             "rewards in a step that generates",
             percent(share),
             share > SLOW_REWARD,
-            "the reward function is slow: batch it, or set fewer tests or workers aside",
+            "the reward function is slow: batch it, or let it run fewer tests",
             share=share,
         ),
     ]
@@ -169,7 +171,7 @@ def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -
             "peak memory",
             f"{peak:.1f} of {first.total_gib:.1f} GiB",
             peak > USABLE * first.total_gib,
-            "lower per_device_train_batch_size, or gradient_checkpointing: true",
+            "hardly fits: lower per_device_train_batch_size, or set gradient_checkpointing: true",
             peak_gib=peak,
             total_gib=first.total_gib,
         ),
@@ -179,7 +181,7 @@ def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -
 
 def micro_batch_finding(first: FirstSteps, shape: BatchShape, per_row: float) -> Finding:
     """
-    Return the finding of the micro-batch: one that fits, or a larger one where a card has room for it at the full
+    Return the finding about the micro-batch: one that fits, or a larger one if the GPU has room for it at the full
     length of completions. A row took `per_row` GiB at the lengths of the first samples.
     """
     now = shape.micro_batch
@@ -194,12 +196,15 @@ def micro_batch_finding(first: FirstSteps, shape: BatchShape, per_row: float) ->
     number = f"{fits} rows (now {now})"
     values = {"rows": fits, "now": now, "advised": larger}
     if larger == now:
-        change = f"lower per_device_train_batch_size to {fits}, and raise gradient_accumulation_steps by as much"
+        change = (
+            f"does not fit: set per_device_train_batch_size: {fits}, and raise gradient_accumulation_steps "
+            "by the same factor"
+        )
         return make_finding(what, number, 0 < fits < now, change, **values)
     factor = larger // now
     change = (
-        f"set per_device_train_batch_size: {larger} and gradient_accumulation_steps: {shape.accumulation // factor} "
-        f"(and steps_per_generation: {shape.per_generation // factor}, where it is set): the same updates up to "
-        "rounding, in fewer forwards"
+        "the same updates, up to rounding, need fewer forward passes: set "
+        f"per_device_train_batch_size: {larger} and gradient_accumulation_steps: {shape.accumulation // factor} "
+        f"(and steps_per_generation: {shape.per_generation // factor}, if it is set)"
     )
     return Finding(what, number, change, LOOK, values)

@@ -1,4 +1,4 @@
-"""The data of a run: do verifier and rewards know right from wrong, are splits apart, do texts fit their limits?"""
+"""Checks of a run's data: do verifier and rewards accept correct answers only, are splits disjoint, do texts fit?"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,27 +10,27 @@ from datasets import Dataset
 from trl.trainer.utils import is_async_callable
 
 from trl_prorl.errors import RewardError
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
+from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.launch.held_out import prompt_key
 from trl_prorl.pass_at_k import as_verdict
 from trl_prorl.rollout.outcome import weighted_sum
 
 
-MOST_ACCEPTED = 0.1  # share of other rows' answers that may be right by chance, as where there are few answers
-NO_COLUMNS = ("prompt", "completion", "completion_ids")  # a reward function gets these as arguments of their own
+MAX_ACCEPTED = 0.1  # share of other rows' answers that may be correct by chance, as in tasks with few answers
+NO_COLUMNS = ("prompt", "completion", "completion_ids")  # a reward function gets these as separate arguments
 HELD_OUT = 128  # rows of a task's validation and test that are compared with training
 
 
 @dataclass(frozen=True)
 class GoldAnswers:
     """
-    Verdicts and rewards of answers that are known to be right, and of answers of other rows that differ from them.
+    Verdicts and rewards of reference answers, and of different answers, which belong to other rows.
 
     Attributes:
-        verified (`list[bool]`): The verdict on each row's gold answer, shape (R,).
+        verified (`list[bool]`): The verdict on each row's reference answer, shape (R,).
         accepted (`list[bool]`): The verdict on each other row's answer, shape (O,).
         rewards, other_rewards (`list[float]`): Weighted sums of the reward functions, NaN where none applies; empty
-            where they cannot be called.
+            if the reward functions cannot be called.
         failed (`str`, *optional*): Why they could not be called.
     """
 
@@ -42,12 +42,12 @@ class GoldAnswers:
 
     @property
     def reward_tells(self) -> bool | None:
-        """Whether right answers get more reward than wrong ones on average; `None` if that is not known."""
-        right = without_nan(reward for reward, is_right in zip(self.rewards, self.verified, strict=False) if is_right)
+        """Whether correct answers get more reward than wrong ones on average; `None` if that is not known."""
+        correct = without_nan(reward for reward, verdict in zip(self.rewards, self.verified, strict=False) if verdict)
         wrong = without_nan(
-            reward for reward, passes in zip(self.other_rewards, self.accepted, strict=False) if not passes
+            reward for reward, verdict in zip(self.other_rewards, self.accepted, strict=False) if not verdict
         )
-        return mean(right) > mean(wrong) if right and wrong else None
+        return mean(correct) > mean(wrong) if correct and wrong else None
 
 
 def without_nan(values) -> list[float]:
@@ -60,12 +60,12 @@ def mean(values: Sequence[float]) -> float:
 
 def check_gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) -> GoldAnswers:
     """
-    Check, by a task's `gold` and `verify_many`, the gold answers of R rows and one other row's answer for each; a
-    reward, which takes completions and rows and returns a number for each, is called for them, too.
+    Check the reference answers of R rows, and one other row's answer for each, with a task's `gold` and `verify_many`.
+    A reward, which takes completions and rows and returns a number for each, is called for them, too.
     """
     golds = [task.gold(row) for row in rows]
     other_golds = []
-    other_rows = []  # that are asked for them
+    other_rows = []  # the rows that `other_golds` are checked against
     for place, row in enumerate(rows):
         other = _other_gold(golds, rows, place)
         if other is not None:
@@ -92,14 +92,14 @@ def check_gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = 
 
 
 def judge(task, answers: list[str], rows: Sequence[Mapping]) -> list[bool]:
-    """Return the task's verdict on each answer; of none, nothing."""
+    """Return the task's verdict on each answer; an empty list for no answers."""
     if not answers:
         return []
     return [as_verdict(verdict, f"verify of {type(task).__name__}") for verdict in task.verify_many(answers, rows)]
 
 
 def _other_gold(golds: list[str], rows: Sequence[Mapping], place: int) -> str | None:
-    """Another gold answer than that of the row at a place: the next one of its task; `None` if there is none."""
+    """Return the next different reference answer of the same task; `None` if there is none."""
     for offset in range(1, len(rows)):
         other = (place + offset) % len(rows)
         if rows[other].get("task") == rows[place].get("task") and golds[other] != golds[place]:
@@ -109,9 +109,8 @@ def _other_gold(golds: list[str], rows: Sequence[Mapping], place: int) -> str | 
 
 def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] | None:
     """
-    Return the reward of a completion as the run sums it, of texts and rows: over the reward functions that have a
-    weight and are neither models nor asynchronous; `None` if there are none. They raise [`RewardError`] where they
-    fail.
+    Return a function of texts and rows that sums rewards as the run does, over the reward functions that have a weight
+    and are neither models nor asynchronous; `None` if there are none. It raises [`RewardError`] if one of them fails.
     """
     pairs = [
         (function, weight)
@@ -143,46 +142,47 @@ def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] 
 
 
 def reward_columns(rows: Sequence[Mapping]) -> dict[str, list]:
-    """Return the columns of rows that reward functions get by their names."""
+    """Return the columns that reward functions get as keyword arguments."""
     return {key: [row[key] for row in rows] for key in rows[0] if key not in NO_COLUMNS}
 
 
 def text_tokenizer(trainer):
-    """The tokenizer, of a processor too."""
+    """Return the tokenizer, also that of a processor."""
     return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
 def gold_findings(found: GoldAnswers) -> list[Finding]:
-    """What the verdicts and rewards say."""
+    """Return the findings about reference answers: verdicts and rewards."""
     total = len(found.verified)
-    right = sum(found.verified)
-    if right == 0:
+    correct = sum(found.verified)
+    if correct == 0:
         level = STOP
-        cure = "mend the task: the verifier refuses its own answers, so that nothing can ever be right"
+        cure = "the verifier rejects every reference answer, so nothing can ever be correct: fix the task"
     else:
         level = LOOK
-        cure = "mend the verifier, or drop the rows whose own answer it refuses"
+        cure = "the verifier rejects reference answers: fix it, or drop these rows"
     what = "gold answers verify"
-    number = f"{right} of {total}"
-    findings = [make_finding(what, number, right < total, cure, level, rows=total, verified=right)]
+    number = f"{correct} of {total}"
+    findings = [make_finding(what, number, correct < total, cure, level, rows=total, verified=correct)]
     if found.accepted:
         wrong = sum(found.accepted)
         of = len(found.accepted)
-        cure = "mend the verifier: it accepts answers to other questions"
+        cure = "the verifier accepts wrong answers: fix it"
         what = "other rows' answers that verify"
         number = f"{wrong} of {of}"
-        findings.append(make_finding(what, number, wrong > MOST_ACCEPTED * of, cure, rows=of, accepted=wrong))
+        findings.append(make_finding(what, number, wrong > MAX_ACCEPTED * of, cure, rows=of, accepted=wrong))
     what = "reward of gold answers, of other rows'"
     if found.failed is not None:
-        return [*findings, Finding(what, "not known", f"it could not be asked: {found.failed}", LOOK)]
+        cause = f"a reward function failed; ignore this if it needs values that only a rollout has: {found.failed}"
+        return [*findings, Finding(what, NOT_MEASURED, cause, LOOK)]
     gold = without_nan(found.rewards)
     others = without_nan(found.other_rewards)
     if found.rewards and not gold:
-        cure = "mend the reward functions: they return None for right answers"
+        cure = "the reward functions return None for reference answers: fix them"
         findings.append(Finding(what, "none", cure, LOOK))
     elif gold and others:
         means = {"gold": mean(gold), "others": mean(others)}
-        cure = "mend the reward function: it pays right answers no more than wrong ones, whatever the model does"
+        cure = "correct answers get no more reward than wrong ones: fix the reward function"
         number = ", ".join(f"{value:.2f}" for value in means.values())
         findings.append(make_finding(what, number, found.reward_tells is False, cure, **means))
     return findings
@@ -190,8 +190,9 @@ def gold_findings(found: GoldAnswers) -> list[Finding]:
 
 def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
     """
-    Return the prompts that a run does not train on, by the name of their set: what the run evaluates on, a data set or
-    a `dict` of them, and the test rows of its task, drawn by its seed; its validation rows if the run has none.
+    Return the prompts that a run does not train on, by the name of their set: the run's own evaluation set or `dict`
+    of sets, and the test rows of its task, drawn with its seed. Without an evaluation set, also the validation rows of
+    its task.
     """
     if isinstance(evaluation, Mapping):
         sets = {f"eval_{name}": rows for name, rows in evaluation.items()}
@@ -214,7 +215,7 @@ def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
 
 def _prompts_of_task(task, split: str, seed: int) -> list | None:
     """
-    Return the prompts of a split: `HELD_OUT` of them, or all where there are fewer; `None` where the task gives none.
+    Return the prompts of a split: `HELD_OUT` of them, or all if there are fewer; `None` if the task has none.
     """
     for count in (HELD_OUT, None):
         try:
@@ -225,13 +226,13 @@ def _prompts_of_task(task, split: str, seed: int) -> list | None:
 
 
 def split_findings(prompts: Mapping[str, Sequence]) -> list[Finding]:
-    """Find prompts that two splits share, from those of each split as chat messages or text."""
+    """Return a finding about shared prompts for each pair of splits; prompts are chat messages or text."""
     texts = {split: {prompt_key(prompt) for prompt in of_split} for split, of_split in prompts.items()}
     findings = []
     for first, second in combinations(texts, 2):
         shared = len(texts[first] & texts[second])
         of = len(texts[second])
-        cure = f"drop these prompts from {first}: what is measured on {second} would be what was learnt by heart"
+        cure = f"scores on {second} would be inflated by memorised answers: drop these prompts from {first}"
         number = f"{shared} of {of}"
         findings.append(
             make_finding(f"prompts of {second} in {first}", number, shared > 0, cure, shared=shared, of=of)
@@ -243,14 +244,14 @@ def length_findings(
     prompts: Sequence[int], golds: Sequence[int], most: int | None, context: int | None
 ) -> list[Finding]:
     """
-    Compare the tokens of each prompt with the model's context, those of each gold answer, without the end token, with
-    `max_completion_length`.
+    Compare the lengths of prompts with the model's context, and the lengths of reference answers, without the end
+    token, with `max_completion_length`. All are in tokens.
     """
     longest = max(prompts)
     needed = longest + (most or 0)
     limit = f" of {context}" if context else ""
     too_long = context is not None and needed > context
-    cure = "lower max_completion_length, or drop long prompts"
+    cure = "a completion can exceed the model's context: lower max_completion_length, or drop long prompts"
     what = "longest prompt, with a completion"
     number = f"{longest} tokens, {needed}{limit}"
     findings = [make_finding(what, number, too_long, cure, prompt=longest, needed=needed, context=context)]
@@ -258,6 +259,6 @@ def length_findings(
         room = sum(length < most for length in golds)  # one token more, for the end
         what = "gold answers that fit max_completion_length"
         number = f"{room} of {len(golds)} (longest {max(golds)} of {most} tokens)"
-        cure = f"set max_completion_length to {max(golds) + 1} or more"
+        cure = f"correct answers are truncated: set max_completion_length: {max(golds) + 1} or more"
         findings.append(make_finding(what, number, room < len(golds), cure, fit=room, longest=max(golds), limit=most))
     return findings

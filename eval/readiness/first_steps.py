@@ -1,4 +1,4 @@
-"""The first optimizer steps of a run, done for real in a folder that is thrown away, and what they say."""
+"""The first optimizer steps of a run, done in a temporary folder, and the findings about them."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
-from trl_prorl.eval.readiness.finding import STOP, Finding, make_finding
+from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.memory import GIB, process_share
 from trl_prorl.objective import kl
 from trl_prorl.objective.masks import completion_mask
@@ -17,27 +17,27 @@ from trl_prorl.record.run_files import METRICS_FILE
 from trl_prorl.record.terminal import LORA_RATES
 
 
-MOST = 2  # steps
-COLLAPSED = 0.05  # nats per token of entropy
-MOST_CLIPPED = 0.2  # share of tokens
-# nats per token. Two updates move the embedded models by at most 0.003 with the shipped recipes, by 0.06 at ten times
-# their rate (it learns and collapses slowly), by 0.11 to 0.4 at twenty times, where the reward is 0 within 20 steps,
-# and by 0.5 to 5 beyond.
-MOST_MOVED = 0.1
-FULL_RATE = 2e-6  # of full fine-tuning; LoRA takes about ten times as much
+STEPS = 2
+MIN_ENTROPY = 0.05  # nats per token
+MAX_CLIPPED = 0.2  # share of tokens
+# Nats per token. Two updates move the embedded models by less than 0.01 with the shipped recipes, by 0.06 at ten times
+# their learning rate (learns, and collapses slowly), by 0.11 to 0.4 at twenty times (reward 0 within 20 steps), and by
+# 0.5 to 5 above that.
+MAX_KL = 0.1
+FULL_RATE = 2e-6  # the highest learning rate of full fine-tuning; LoRA needs about ten times as much
 
 
 @dataclass(frozen=True)
 class FirstSteps:
     """
-    What the first optimizer steps of a run recorded.
+    The log of the first optimizer steps of a run.
 
     Attributes:
-        rows (`list[dict]`): Rows of the record.
+        rows (`list[dict]`): Rows of `metrics.jsonl`.
         max_steps (`int`): Optimizer steps of the whole run.
         steps_per_generation (`float`): Optimizer steps from one generation to the next.
-        held_gib (`float`, *optional*): Memory of a GPU between two steps, of weights and optimizer.
-        total_gib (`float`, *optional*): Memory of a GPU that there is for this process.
+        held_gib (`float`, *optional*): GPU memory between two steps, for weights and optimizer.
+        total_gib (`float`, *optional*): GPU memory that this process can use.
     """
 
     rows: list[dict]
@@ -48,7 +48,7 @@ class FirstSteps:
 
 
 class StopAfter(TrainerCallback):
-    """Stops a run after some steps, each of which it tells; its schedule is that of the whole run."""
+    """Stops a run after some steps and reports each of them; the learning-rate schedule is that of the full run."""
 
     def __init__(self, steps: int, tell: Callable[[str], None]):
         self.steps = steps
@@ -60,10 +60,10 @@ class StopAfter(TrainerCallback):
             control.should_training_stop = True
 
 
-def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda line: None) -> FirstSteps:
+def first_steps(trainer, steps: int = STEPS, tell: Callable[[str], None] = lambda line: None) -> FirstSteps:
     """
-    Train a few steps at most, `tell` gets a line after each; the trainer neither saves nor evaluates, and the caller
-    throws its `output_dir` away.
+    Train at most a few steps; `tell` gets a line after each. The trainer neither saves nor evaluates, and the caller
+    deletes its `output_dir`.
     """
     trainer.add_callback(StopAfter(steps, tell))
     trainer.train()
@@ -86,18 +86,18 @@ def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda
 
 
 def rate_findings(rate: float, lora: bool) -> list[Finding]:
-    """What the learning rate says before any step; `lora`: whether adapters are trained, and not all weights."""
+    """Return the finding about the learning rate before any step; `lora`: whether only adapters are trained."""
     if rate == 0.0:
-        return [Finding("learning rate", "0", "raise learning_rate: no update changes the policy", STOP, {"lr": rate})]
-    cure = f"set learning_rate to {LORA_RATES}: LoRA takes ten times the rate of full fine-tuning or more"
+        return [Finding("learning rate", "0", "no update changes the policy: raise learning_rate", STOP, {"lr": rate})]
+    cure = f"suits full fine-tuning, and LoRA learns nothing at it: set learning_rate: {LORA_RATES}"
     return [make_finding("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
 
 
 def kl_after_updates(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float | None:
     """
-    KL(old ‖ new) in nats per token, by k3 on what the old policy sampled, which is finite where the ratio overflows;
-    from log-probabilities before and after the updates, shape (B, T), and the batch with their mask. `None` if no
-    token counts.
+    Return KL(old ‖ new) in nats per token, from log-probabilities before and after the updates, shape (B, T), and the
+    batch with their mask. It is the k3 estimate on samples of the old policy, which stays finite if the ratio
+    overflows. `None` if no token counts.
     """
     mask = completion_mask(batch)
     if not mask.any():
@@ -107,15 +107,15 @@ def kl_after_updates(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, t
 
 
 def kl_finding(distance: float | None, rates: Sequence[float]) -> Finding:
-    """Return the finding of [`kl_after_updates`], after updates by `rates`, which are low in a warm-up."""
+    """Return the finding about [`kl_after_updates`]; `rates` are the updates' learning rates, low in a warm-up."""
     what = f"KL to the policy before the first {len(rates)} updates"
     if distance is None:  # by mask_truncated_completions
-        return Finding(what, "not measured: every completion of the first batch was cut off")
+        return Finding(what, f"{NOT_MEASURED}: every completion of the first batch was truncated")
     return make_finding(
         what,
-        f"{distance:.2g} nats per token, by learning rates of {', '.join(f'{rate:g}' for rate in rates)}",
-        not distance <= MOST_MOVED,
-        "lower learning_rate: the first updates destroy the policy",
+        f"{distance:.2g} nats per token, at learning rates {', '.join(f'{rate:g}' for rate in rates)}",
+        not distance <= MAX_KL,
+        "the first updates destroy the policy: lower learning_rate",
         STOP,
         kl=distance if math.isfinite(distance) else None,
         lr=list(rates),
@@ -124,22 +124,23 @@ def kl_finding(distance: float | None, rates: Sequence[float]) -> Finding:
 
 def update_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
     """
-    What the first one or two rows of the record say of the first update: in the first every ratio is 1, unless it
-    holds several updates' samples; the second shows what the first update did.
+    Return the findings about the first update, from the first one or two rows of `metrics.jsonl`. In the first row
+    every ratio is 1, unless it contains samples of several updates. The second row shows the effect of the first
+    update.
     """
     findings = []
     entropy = rows[0].get("entropy")
     if entropy is not None:
-        cure = "raise temperature, or begin from a model that is less sure: completions of a prompt will be alike"
+        cure = "completions of a prompt will be nearly equal: raise temperature, or use a model with higher entropy"
         number = f"{entropy:.3f} nats per token"
         findings.append(
-            make_finding("entropy at the first update", number, entropy < COLLAPSED, cure, entropy=entropy)
+            make_finding("entropy at the first update", number, entropy < MIN_ENTROPY, cure, entropy=entropy)
         )
     clipped = [row["clip_region_mean"] for row in rows if "clip_region_mean" in row]
     if clipped:
-        cure = "lower learning_rate or num_iterations: one update leaves the region in which the ratio is trusted"
+        cure = "one update leaves the clip range: lower learning_rate or num_iterations"
         share = clipped[-1]
         number = f"{100 * share:.1f} %"
-        wrong = share > MOST_CLIPPED
+        wrong = share > MAX_CLIPPED
         findings.append(make_finding("tokens clipped after it", number, wrong, cure, clip_ratio=share, rows=len(rows)))
     return findings

@@ -8,20 +8,21 @@ import torch
 from trl_prorl.eval.readiness.finding import Finding, make_finding
 
 
-USABLE = 0.9  # of the memory: the rest is fragments
-MOMENTS = 2  # of Adam, each as large as what is trained; there are none before the first update
+USABLE = 0.9  # share of the memory; the rest is lost to fragmentation
+MOMENTS = 2  # Adam's, each as large as the trained weights; they are allocated at the first update
+MIB = 2**20
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class GenerationMemory:
     """
-    What compact sampling takes, in bytes.
+    The memory that compact sampling needs, in bytes.
 
     Attributes:
         cache (`int`): Keys and values of one token of a completion in all layers.
         logits (`int`): Logits of one completion's next token, and their scores and probabilities in fp32.
-        tokens (`int`): Of the longest completion, with its prompt.
+        tokens (`int`): Length of the longest completion with its prompt.
         copy (`int`): The merged copy.
     """
 
@@ -36,18 +37,18 @@ class GenerationMemory:
         return self.cache * self.tokens + self.logits
 
     def needed(self, rows: int) -> int:
-        """Bytes of so many completions that are decoded at once, and of the copy."""
+        """Return the bytes of `rows` completions that are decoded at once, plus the copy."""
         return self.row * rows + self.copy
 
     def rows_that_fit(self, room: float) -> int:
-        """Return the most completions that can be decoded at once in so many bytes."""
+        """Return how many completions can be decoded at once in `room` bytes."""
         return max(0, int((room - self.copy) // self.row))
 
 
 def cache_bytes(config, element: int) -> int:
     """
-    Return the bytes of a token's keys and values in all layers, of elements of so many bytes each. Layers with a
-    sliding window take no more.
+    Return the bytes of a token's keys and values in all layers, with `element` bytes per element. Layers with a
+    sliding window do not need more.
     """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -56,12 +57,12 @@ def cache_bytes(config, element: int) -> int:
 
 def generation_memory(config, dtype: torch.dtype, tokens: int, copy: int) -> GenerationMemory:
     """
-    Predict what compact sampling takes.
+    Predict the memory that compact sampling needs.
 
     Args:
-        config (`PreTrainedConfig`): Of the text model.
-        dtype (`torch.dtype`): Of its weights.
-        tokens (`int`): Of the longest completion, with its prompt.
+        config (`PreTrainedConfig`): Configuration of the text model.
+        dtype (`torch.dtype`): Data type of its weights.
+        tokens (`int`): Length of the longest completion with its prompt.
         copy (`int`): Bytes of the merged copy.
     """
     element = dtype.itemsize
@@ -71,8 +72,8 @@ def generation_memory(config, dtype: torch.dtype, tokens: int, copy: int) -> Gen
 
 def whole_groups(rows: int, fits: int, group: int) -> int:
     """
-    Return how many of `rows` completions to decode at once if at most `fits` can be: in slices that are as equal as
-    possible, of whole groups where one fits.
+    Return how many of `rows` completions to decode at once if at most `fits` fit: in slices of equal size as far as
+    possible, and of whole groups if a group fits.
     """
     if fits >= rows:
         return rows
@@ -84,8 +85,8 @@ def whole_groups(rows: int, fits: int, group: int) -> int:
 
 def process_share(device: torch.device) -> tuple[int, int]:
     """
-    Return the bytes that this process holds on a device, and those that there are for it: what other processes hold,
-    and CUDA itself, is not.
+    Return the bytes that this process uses on a device, and the bytes that it can use: without those of other
+    processes and of CUDA itself.
     """
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
@@ -94,14 +95,19 @@ def process_share(device: torch.device) -> tuple[int, int]:
     return held, held + psutil.virtual_memory().available
 
 
+def readable(size: float) -> str:
+    """Return bytes in a unit in which they can be read."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
+
+
 def generation_finding(memory: GenerationMemory, room: float, rows: int, most: int | None, group: int) -> Finding:
     """
-    Return the finding of a generation batch: how much memory it takes beside weights and optimizer, and which
-    `compact_max_rows` fits.
+    Return the finding about a generation batch: how much memory it needs in addition to weights and optimizer, and
+    which `compact_max_rows` fits.
 
     Args:
-        memory ([`GenerationMemory`]): What a completion and the copy take.
-        room (`float`): Bytes that there are for it.
+        memory ([`GenerationMemory`]): Memory of a completion and of the copy.
+        room (`float`): Bytes that are free for it.
         rows (`int`): Completions of a generation batch.
         most (`int`, *optional*): `compact_max_rows`.
         group (`int`): Completions of a prompt.
@@ -112,17 +118,20 @@ def generation_finding(memory: GenerationMemory, room: float, rows: int, most: i
     advised = whole_groups(rows, fits, group) if fits else 0
     if fits < group and fits_unmerged > fits:
         advised = whole_groups(rows, fits_unmerged, group)
-        change = f"set compact_merge: false, and compact_max_rows: {advised}; beside the merged copy {fits} would fit"
+        change = (
+            f"only {fits} completions fit next to the merged copy: set compact_merge: false and "
+            f"compact_max_rows: {advised}"
+        )
     elif fits:
-        change = f"set compact_max_rows: {advised}"
+        change = f"does not fit at once: set compact_max_rows: {advised}"
     else:
-        change = "lower max_completion_length, or take a smaller model"
+        change = "not even one completion fits: lower max_completion_length, or use a smaller model"
     needed = memory.needed(at_once)
-    cache = memory.cache * memory.tokens * at_once
-    logits = memory.logits * at_once
+    cache = readable(memory.cache * memory.tokens * at_once)
+    logits = readable(memory.logits * at_once)
     number = (
-        f"{needed / GIB:.1f} of {room / GIB:.1f} GiB: {at_once} completions at once of up to {memory.tokens} tokens "
-        f"(cache {cache / GIB:.1f}, logits {logits / GIB:.1f}, merged copy {memory.copy / GIB:.1f}); {fits} fit"
+        f"{readable(needed)} of {readable(room)} for {at_once} completions of up to {memory.tokens} tokens "
+        f"(cache {cache}, logits {logits}, merged copy {readable(memory.copy)}); {fits:,} would fit"
     )
     return make_finding(
         "memory of a generation batch",
@@ -139,8 +148,8 @@ def generation_finding(memory: GenerationMemory, room: float, rows: int, most: i
 
 def generation_findings(trainer, longest_prompt: int) -> list[Finding]:
     """
-    Return what a generation batch of a trainer takes, whose longest prompt has so many tokens; nothing where
-    something else than compact sampling decodes, or where the length of a completion has no limit.
+    Return the finding about a trainer's generation batch, whose longest prompt has `longest_prompt` tokens. Without
+    compact sampling, or without a limit on the length of completions, there is none.
     """
     args = trainer.args
     if trainer.compact is None or args.max_completion_length is None:

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval.preflight import main, preflight
-from trl_prorl.eval.readiness.finding import exit_code
+from trl_prorl.eval.readiness.finding import Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps
+from trl_prorl.launch.recipe import TaskArguments
 from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 
@@ -129,6 +130,33 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
     assert values["entropy at the first update"]["entropy"] > 0.3
     assert 1e-5 < values["KL to the policy before the first 2 updates"]["kl"] < 0.02
     assert {finding["level"] for finding in written["findings"]} <= {"fine", "look"}
+
+
+FOUND = [
+    Finding("base pass rate (verify)", "0.95", "set " + "nearly all is solved " * 9, "look"),
+    Finding("tokens per second", "42"),
+    Finding("groups that pay a wrong answer like a right one", "1 of 4", "set guard_gap: 0.1 [kl]", "look"),
+    Finding("learning rate", "0", "raise learning_rate", "stop"),
+]
+
+
+@pytest.mark.parametrize("columns, most", [(None, 100), ("60", 60)])
+def test_what_needs_a_change_is_printed_first_and_the_rest_on_demand(monkeypatch, capsys, columns, most):
+    monkeypatch.setattr("trl_prorl.eval.preflight.build_trainer", lambda argv, folder: (None, TaskArguments()))
+    monkeypatch.setattr("trl_prorl.eval.preflight.preflight", lambda *_: FOUND)
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert main(["--config", RECIPE]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= most
+    printed = "\n".join(lines)
+    places = [printed.index(part) for part in ("raise learning_rate", "guard_gap: 0.1 [kl]", "0.95", "--all")]
+    assert places == sorted(places)
+    assert "42" not in printed
+    assert main(["--config", RECIPE, "--all"]) == 1
+    assert "42" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -105,5 +105,5 @@ def test_lengths_by_hand():
     room, gold = length_findings([10, 20], [3, 8], 8, 27)
     assert (room.number, room.level) == ("20 tokens, 28 of 27", LOOK)
     assert (gold.number, gold.level) == ("1 of 2 (longest 8 of 8 tokens)", LOOK)  # no room for the end
-    assert "max_completion_length to 9" in gold.change
+    assert "max_completion_length: 9" in gold.change
     assert [finding.level for finding in length_findings([10, 20], [3, 8], 9, 29)] == ["fine", "fine"]

@@ -17,7 +17,7 @@ from trl_prorl.eval.readiness.cost import (
 )
 from trl_prorl.eval.readiness.finding import LOOK, STOP
 from trl_prorl.eval.readiness.first_steps import (
-    MOST_MOVED,
+    MAX_KL,
     FirstSteps,
     kl_after_updates,
     kl_finding,
@@ -118,7 +118,7 @@ def test_memory_is_that_of_a_gpu():
     assert largest.number == "12 rows (now 8)"  # a rollout takes its memory whatever the micro-batch
     _, _, largest = findings(on_gpu(3.0, 19.0), micro_batch=16)
     assert largest.level == LOOK
-    assert "to 12" in largest.change
+    assert "per_device_train_batch_size: 12" in largest.change
 
 
 def test_the_first_update():
@@ -155,7 +155,7 @@ def test_a_batch_in_which_no_token_counts_says_nothing_of_the_rate():
 
 @pytest.mark.parametrize(
     "kl, level",
-    [(0.0, "fine"), (0.06, "fine"), (MOST_MOVED, "fine"), (0.6, "stop"), (math.inf, "stop"), (math.nan, "stop")],
+    [(0.0, "fine"), (0.06, "fine"), (MAX_KL, "fine"), (0.6, "stop"), (math.inf, "stop"), (math.nan, "stop")],
 )
 def test_a_policy_that_is_gone_is_a_reason_to_stop(kl, level):
     found = kl_finding(kl, [1.0])
