@@ -16,7 +16,7 @@ from hub_cache import COMMIT
 
 README = (ROOT / "README.md").read_text()
 OWN_SCRIPT = (ROOT / "docs" / "own-script.md").read_text()
-THREE = README[README.index("## Three commands") : README.index("## Results")]
+QUICKSTART = README[README.index("## Quickstart") : README.index("## Which KL?")]
 # What a machine without a GPU, and a test, cannot do as the recipe says.
 SMALL = "--bf16 false --use_cpu true --dtype float32 --gradient_checkpointing false --max_steps 2 --train_rows 2"
 SMALL += " --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --max_completion_length 4"
@@ -68,7 +68,9 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
                 verdicts.append(is_right(sample.completion, {"answer": f"#### {total}"}))
     assert len(verdicts) == 4 * 16
     assert measured["base"]["pass@1"] == sum(verdicts) / len(verdicts)
-    run(*commands(OWN_SCRIPT))
+    train, report = commands(OWN_SCRIPT)
+    assert train == "python own.py"
+    run(report)
     assert (tmp_path / "runs" / "report.html").is_file()
     # The card's own lines, from the same folder.
     (usage,) = [block.text for block in blocks((made / "README.md").read_text()) if block.language == "python"]
@@ -104,20 +106,18 @@ def test_what_the_script_calls_right(completion, answer, right):
     assert names["reward"]([[{"content": completion}]], [f"#### {answer}"]) == [float(right)]
 
 
-# A recipe of the Hub's Qwen takes what the tiny one, whose model comes with the package, does not need.
+# A recipe of the Hub's Qwen needs other settings than the tiny recipe, whose model comes with the package.
 RECIPES = {"tiny/gamed/control": TINY, "gsm8k/plain": SMALL}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_three_commands(recipe, run, tmp_path):
-    """As they stand, and with the recipe that the page names for a GPU."""
-    assert f"`{recipe}`" in THREE or f" {recipe}\n" in THREE
-    told = [line.replace("tiny/gamed/control", recipe) for line in commands(THREE) if line.startswith("trl-prorl ")]
-    assert len(told) == 3
-    preflight, train, passk = told
+def test_the_quickstart(recipe, run, tmp_path):
+    """As it stands, and with the recipe that the page names for a GPU."""
+    assert f"`{recipe}`" in QUICKSTART or f" {recipe}\n" in QUICKSTART
+    told = [line for line in commands(QUICKSTART) if line.startswith("trl-prorl ")]
+    told = [line.replace("tiny/gamed/control", recipe) for line in told]
+    preflight, train, passk, *second_run, report = told
     of_qwen = recipe.startswith("gsm8k")
-    if of_qwen:
-        train = train.replace(" --kl_target 0.13", "")  # plain has no KL
     run(f"{preflight} --prompts 2 {RECIPES[recipe]}", expected=1 if of_qwen else 0)
     assert not list(tmp_path.iterdir())
     run(f"{train} {RECIPES[recipe]}")
@@ -125,8 +125,11 @@ def test_the_three_commands(recipe, run, tmp_path):
     made = tmp_path / "runs" / recipe
     measured = json.loads((made / "passk.json").read_text())
     assert measured["task"] == ("gsm8k" if of_qwen else "sorting")
+    if not of_qwen:
+        train, passk = second_run
+        run(f"{train} {RECIPES[recipe]}")
+        run(f"{passk} {FEW}")
     folder = Path(recipe).parent
-    (report,) = re.findall(r"`(trl-prorl report [^`]+)`", THREE)
     run(report.replace("tiny/gamed", str(folder)))
     assert (tmp_path / "runs" / folder / "report.html").is_file()
     if of_qwen:
