@@ -91,8 +91,9 @@ def preflight(
         console (`rich.console.Console`, *optional*): Prints a line for each stage and step.
 
     Returns:
-        `list[Finding]`: One finding per check: `what`, `number`, `change` (what to change, or empty), `level`
-            (`"fine"`, `"look"`: the run can learn, and could do better, or `"stop"`: it cannot learn) and `values`.
+        `list[Finding]`: One finding per check: `what`, `label` (its printed name), `number`, `change` (what to change,
+            or empty), `level` (`"fine"`, `"look"`: the run can learn, and could do better, or `"stop"`: it cannot
+            learn) and `values`.
 
     Raises:
         [`InputError`]: The training set is a stream, or there are several processes.
