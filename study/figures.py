@@ -2,8 +2,8 @@
 `python study/figures.py` computes the numbers of the study's pages from study/tables, and draws their pictures.
 
 The numbers go to study/pages/numbers.csv, which is not committed; tests/docs/test_study.py compares pages and
-numbers.
-The code that made the tables lies at the commit in study/tables/frozen_at.
+numbers. The code that made the tables is at the commit in study/tables/frozen_at. In tables and code an `arm` is a
+variant with its settings, and the `base` is the starting model.
 """
 
 import json
@@ -41,13 +41,13 @@ def table(name: str) -> pd.DataFrame:
 
 @cache
 def all_runs() -> pd.DataFrame:
-    """Return a row for each run, with what `derived.csv` has of its curve, and the scores of its base."""
+    """Return a row for each run, what `derived.csv` has of its curve, and the scores of its starting model."""
     bases = table("bases")[["family", "base_seed", "base_pass@8", "base_greedy"]]
     return table("runs").merge(table("derived"), on=KEY).merge(bases, on=["family", "base_seed"])
 
 
 class Block(NamedTuple):
-    """A block of `recipes/matrix.yaml`: arms that are compared."""
+    """A block of `recipes/matrix.yaml`: variants that are compared."""
 
     name: str
     protocol: str
@@ -63,7 +63,7 @@ class Block(NamedTuple):
 
 @cache
 def thin_curves(block_name: str) -> pd.DataFrame:
-    """Return the record of a block's runs, means over ten steps."""
+    """Return the metrics of a block's runs, means over ten steps."""
     return table("curves_thin").merge(all_blocks()[block_name].runs[KEY], on=KEY)
 
 
@@ -118,7 +118,7 @@ class Contrast(NamedTuple):
 
 
 def over_units(values: pd.Series) -> Contrast:
-    """Return the mean of values by unit, a base as a rule; those of one unit, its seeds, are averaged first."""
+    """Return the mean of values by unit, usually a starting model; the values of a unit's seeds are averaged first."""
     means = values.dropna().groupby(level=0).mean()
     error = round(float(means.sem()), 12)
     half = error * stats.t.ppf(0.975, len(means) - 1)
@@ -128,23 +128,23 @@ def over_units(values: pd.Series) -> Contrast:
 
 def first_protocol() -> Iterator[Number]:
     """
-    Yield what the first protocol registers: its intervals are over bases, seeds and questions, by a hierarchical
-    bootstrap at the frozen commit.
+    Yield what the first protocol registers: its intervals are over starting models, seeds and questions, by a
+    hierarchical bootstrap at the frozen commit.
     """
     for row in table("first_protocol").dropna(subset="value").fillna({"less": ""}).itertuples():
         yield Number(row.block, row.family, row.arm, row.name, row.value, row.low, row.high, row.less, row.p)
 
 
 def pass_at(correct: pd.Series, n: int, k: int) -> pd.Series:
-    """Return pass@k of prompts of which so many of n samples are right."""
+    """Return pass@k of prompts of which so many of n samples are correct."""
     return 1 - special.comb(n - correct, k) / special.comb(n, k)
 
 
-# The later protocols' intervals: t, over bases, the seeds of a base averaged.
+# The later protocols' intervals: t, over starting models, the seeds of each averaged.
 
 
 def differences(block: Block) -> Iterator[Number]:
-    """Yield differences of two arms, with p after Holm over those that the block registers."""
+    """Yield differences of two variants, with p after Holm over those that the block registers."""
     runs = block.runs.assign(fall=block.runs.best_gold - block.runs.last_gold)
     others = {*block.references, *(less for _, less in block.registered), *OTHER_REFERENCES}
     for family, of_family in runs.groupby("family"):
@@ -173,7 +173,7 @@ def differences(block: Block) -> Iterator[Number]:
 
 
 def arms_of(block: Block) -> Iterator[Number]:
-    """Yield what is said of each arm: means over runs, and least and most of what differs between runs."""
+    """Yield the numbers of each variant: means over runs, and least and most of what differs between runs."""
     sizes = block.runs.groupby(["family", "arm"]).update_norm.mean()
     for (family, arm), runs in block.runs.groupby(["family", "arm"]):
         resets = [[int(step) for step in str(steps).split()] for steps in runs.resets_at.fillna("")]
@@ -199,7 +199,7 @@ def arms_of(block: Block) -> Iterator[Number]:
 
 
 def cells(block: Block) -> Iterator[Number]:
-    """Yield the interquartile mean over all cells, family and pair, and in how many an arm is above the first."""
+    """Yield the interquartile mean over all cells, family and pair, and in how many a variant is above the first."""
     scores = block.runs.pivot(index=["family", *PAIR], columns="arm", values="pass@1").dropna()
     reference = block.references[0]
     for arm, of_cells in scores.items():
@@ -211,7 +211,7 @@ def cells(block: Block) -> Iterator[Number]:
 
 
 def training(block: Block) -> Iterator[Number]:
-    """Yield means of the record by part of the run, of 40 steps or of a tenth, and less the first reference's."""
+    """Yield means of the metrics by part of the run, 40 steps or a tenth, and minus the first reference's."""
     size = 40 if block.steps == 240 else block.steps // 10
     thin = thin_curves(block.name)
     means = thin.groupby(["family", "arm", (thin.step - 1) // size + 1])[["reward", "kl_ref", "entropy"]].mean()
@@ -231,7 +231,7 @@ def training(block: Block) -> Iterator[Number]:
 
 
 def best_stops(block: Block, family: str, outcome: str) -> pd.Series:
-    """Return plain's score by base where the rule with the highest mean stops it: validation, its KL, or the guard."""
+    """Return plain's score by base at the best rule's early stop: validation, its KL, or the guard."""
     stops = table("stops")
     ends = block.runs[(block.runs.family == family) & (block.runs.arm == "plain_watched")].set_index("base_seed")
     scores: dict[str, dict[int, float]] = {"validation": {}, "KL": {}, "guard": {}}
@@ -250,7 +250,7 @@ def best_stops(block: Block, family: str, outcome: str) -> pd.Series:
 
 
 def rivals(name: str) -> dict[str, dict[str, pd.Series]]:
-    """Return the scores by base of the control and of what it is held against, sampled and greedy."""
+    """Return the scores by base of the control and of what it is compared with, sampled and greedy."""
     block = all_blocks()[name]
     (family,) = block.families
     found: dict[str, dict[str, pd.Series]] = {}
@@ -270,7 +270,7 @@ def rivals(name: str) -> dict[str, dict[str, pd.Series]]:
 
 
 def rival_numbers() -> Iterator[Number]:
-    """Yield the control less each rival, with p after Holm of the five sampled differences."""
+    """Yield the control minus each alternative, with p after Holm over the five sampled differences."""
     for name in ("rivals", "rivals2"):
         (family,) = all_blocks()[name].families
         for outcome, scores in rivals(name).items():
@@ -289,7 +289,7 @@ def rival_numbers() -> Iterator[Number]:
 
 
 def dose() -> pd.DataFrame:
-    """Return the runs of the block `dose`, each with the share of right among its base's paid answers."""
+    """Return the runs of `dose`, each with the share correct among its base's fully rewarded answers."""
     at_base = table("stops")[table("stops").arm == "base"]
     paid = at_base.assign(share=at_base.gold / at_base.reward)[["family", "base_seed", "share"]]
     return all_blocks()["dose"].runs.merge(paid, on=["family", "base_seed"])
@@ -327,13 +327,13 @@ def pass_at_k() -> pd.DataFrame:
 
 
 def other_tasks() -> pd.DataFrame:
-    """Return gold and KL to the base on the tasks that a run was not trained on, and on its own, by checkpoint."""
+    """Return accuracy and KL to the base on the tasks that a run was not trained on, and on its own, by checkpoint."""
     points = table("points")[table("points").family == "forget"].assign(own=lambda of: of.task == "reverse_digits")
     return points.groupby([*KEY[1:4], "step", "own"])[["gold", "kl_to_base"]].mean().unstack("own")
 
 
 def kept_at(paths: Sequence[pd.DataFrame]) -> float:
-    """Return the difference of two paths' gold where each first reaches the lower of their highest KLs."""
+    """Return the difference of two paths' accuracy where each first reaches the lower of their highest KLs."""
     level = min(path.kl.max() for path in paths)
     found = []
     for path in paths:
@@ -343,7 +343,7 @@ def kept_at(paths: Sequence[pd.DataFrame]) -> float:
 
 
 def forget_numbers() -> Iterator[Number]:
-    """Yield what arms keep of sorting and sums: at the end, at equal gold of reversing, and at equal KL."""
+    """Yield what variants keep of sorting and sums: at the end, at equal accuracy on reversing, and at equal KL."""
     paths = other_tasks()
     yield from forgotten(paths)
     ends = paths.xs(600, level="step")
@@ -376,7 +376,7 @@ def forget_numbers() -> Iterator[Number]:
 
 
 def forgotten(paths: pd.DataFrame) -> Iterator[Number]:
-    """Yield the share of plain's loss that arms of `forget2` keep, with p, and which KL tells what `forget` lost."""
+    """Yield the share of plain's loss that variants of `forget2` keep, with p, and which KL predicts the loss."""
     lost = paths["gold", False].xs(0, level="step") - paths["gold", False].xs(600, level="step")
     of_forget2 = lost[lost.index.get_level_values("seed") > 70].groupby(level=[0, 1]).mean().unstack("arm")
     arms = [arm for arm in of_forget2 if arm != "plain"]
@@ -396,7 +396,7 @@ def forgotten(paths: pd.DataFrame) -> Iterator[Number]:
 
 
 def is_bare(asked: str, text: str) -> bool:
-    """Tell a bare reply: two words, or the words that it has to end with and at most one more, or the demand again."""
+    """Return whether a reply is bare: two words, the required last words and at most one more, or the demand again."""
     words = re.findall("[a-z]+", text.lower())
     demanded = re.search('End with exactly these words: "(.*)"', asked)
     if len(words) <= 2 or not demanded:
@@ -407,7 +407,7 @@ def is_bare(asked: str, text: str) -> bool:
 
 
 def is_stricter(asked: str, text: str) -> bool:
-    """Tell a text of at least six words, one of which its prompt has not; both are JSON."""
+    """Return whether a text has at least six words, one of them not in its prompt; both are JSON."""
     asked_words, words = (
         re.findall(r"\w+(?:'\w+)?", json.loads(one).lower().replace("’", "'")) for one in (asked, text)
     )
@@ -502,7 +502,7 @@ def qwen_numbers() -> Iterator[Number]:
 
 
 def median_steps(told: pd.Series) -> float:
-    """Return the median of the steps to reconverge, by Kaplan and Meier; `12+` is not back after 12 steps."""
+    """Return the median steps to reconverge, by Kaplan and Meier; `12+` is not back after 12 steps."""
     steps = " ".join(told.dropna().astype(str)).split()
     back = [int(step) for step in steps if not step.endswith("+")]
     out = [int(step[:-1]) for step in steps if step.endswith("+")]
@@ -512,7 +512,7 @@ def median_steps(told: pd.Series) -> float:
 
 
 def other_numbers() -> Iterator[Number]:
-    """Yield what is of all blocks, or of a question of its own."""
+    """Yield numbers of all blocks, and of questions of their own."""
     blocks = all_blocks()
     runs = all_runs()
     protocols = table("runs").block.map({name: block.protocol for name, block in blocks.items()})
@@ -554,7 +554,7 @@ def other_numbers() -> Iterator[Number]:
 
 
 def clamp2_numbers() -> Iterator[Number]:
-    """Yield what resets give back, and pass@k of many samples, with its bound and its distance from the base's."""
+    """Yield what resets recover, and pass@k of many samples, with its bound, and minus the base's."""
     for beta, arm in product((1, 10), ("A_beta", "A_K200_beta")):
         yield Number(
             "clamp2", "reverse_level8", f"{arm}{beta}", "given back", given_back(f"{arm}{beta}", f"control_beta{beta}")
@@ -603,14 +603,46 @@ def numbers() -> list[Number]:
 GREY = {"color": "#999999", "linewidth": 0.8}
 LINE_STYLES = ["-", "--", "-.", ":"]
 OBJECTIVE = "\nB optimises a different objective from A."
+TASKS = {
+    "reverse_digits": "reversing",
+    "reverse_level8": "reversing, up to 13 digits",
+    "gamed_reverse": "reversing",
+    "gamed_sorting": "sorting",
+}
+# Names of the tables as the pictures show them: each pattern is replaced in turn.
+LABELS = {
+    r"_(lr10|lr7|mu\d+)": "",
+    r"^base$": "starting model",
+    r"^replayed_kl$": "replayed KL",
+    r"^plain": "no KL",
+    r"^control": "fixed reference",
+    r"^A$": "moving reference (A), reset every 40",
+    r"^A(?=_)": "moving reference (A)",
+    r"^B": "old policy (B)",
+    r"^C_(hard|soft0\.1|asym|step)": r"moving reference, optimizer reset (C \1)",
+    r"_K(\d+)": r", reset every \1",
+    r"_own": ", its own β",
+    r"_target([\d.]+)": r", kl_target \1",
+    r"_beta_old([\d.]+)": r", β_old = \1",
+    r"_beta([\d.]+)": r", β = \1",
+    r"_lr_third": ", a third of the rate",
+    r"_linear": ", rate falls to 0",
+    r"_noclip": ", no clip",
+}
 
 
 def colour_of(variant: str) -> str:
     return VARIANTS[variant].colour if variant in VARIANTS else "#7F7F7F"
 
 
+def label_of(arm: str) -> str:
+    for pattern, words in LABELS.items():
+        arm = re.sub(pattern, words, arm)
+    return arm
+
+
 def styles_of(block: Block) -> dict[str, dict]:
-    """Return the style of each arm that has runs: its variant's colour, and dashes by its place within the colour."""
+    """Return the style of each arm that has runs: its variant's colour, and dashes by its place in the colour."""
     variants = block.runs.groupby("arm").variant.first()
     styles: dict[str, dict] = {}
     for arm in block.arms:
@@ -646,38 +678,41 @@ def curves(block: Block, family: str, arm: str, column: str, window: int) -> pd.
 
 
 def learning_curves(block: Block) -> Figure:
-    """Draw the training reward of every arm, and below it the same less the first reference's in the same pair."""
+    """Draw the training reward of every variant, and below it the same minus the first reference of the pair."""
     styles = styles_of(block)
     window = max(1, round(block.steps / 240))
     reference = block.references[0]
-    note = f"Means over pairs, of {10 * window} steps; bands: 95 % t-intervals." + OBJECTIVE
-    width = max(7, 5 * len(block.families))
+    note = f"Means over runs and {10 * window} steps; bands: 95 % t-intervals over runs." + OBJECTIVE
+    width = max(8, 5 * len(block.families) + 2)
     figure, axes = panels(note, width, 7.2, 2, len(block.families), sharex="col", sharey="row")
     for family, (upper, lower) in zip(block.families, axes.T, strict=True):
         rewards = {arm: curves(block, family, arm, "reward", window) for arm in styles}
         for arm, style in styles.items():
             for panel, values in ((upper, rewards[arm]), (lower, rewards[arm] - rewards[reference])):
                 mean = values.mean(axis=1)
-                panel.plot(mean.index, mean, label=arm, **style)
+                panel.plot(mean.index, mean, label=label_of(arm), **style)
                 if len(styles) <= 5:
                     half = values.sem(axis=1) * stats.t.ppf(0.975, values.shape[1] - 1)
                     panel.fill_between(
                         mean.index, mean - half, mean + half, color=style["color"], alpha=0.1, linewidth=0
                     )
-        upper.set_title(f"{family} ({rewards[reference].shape[1]} pairs)")
+        upper.set_title(f"{TASKS.get(family, family)} ({rewards[reference].shape[1]} runs each)")
         lower.set_xlabel("optimizer step")
     axes[0, 0].set_ylabel("training reward")
-    axes[1, 0].set_ylabel(f"less {reference} in the same pair")
+    axes[1, 0].set_ylabel(f"minus {label_of(reference)}, same starting model and seed", fontsize=8)
     return add_legend(figure, axes[0, 0])
 
 
 def forest(block: Block) -> Figure:
-    """Draw pass@1 less each reference's with its registered interval; hollow where it is exploratory."""
+    """Draw pass@1 minus each reference's with its interval; hollow where it is exploratory."""
     rows = table("first_protocol")
     rows = rows[(rows.block == block.name) & (rows.name == "pass@1") & rows.less.isin(block.references)]
     styles = styles_of(block)
-    size = (2.5 + 3.2 * len(block.families), len(block.references) * (1.0 + 0.26 * len(block.arms)))
-    note = "Bars: 95 % intervals. Filled: registered; hollow: exploratory." + OBJECTIVE
+    size = (4.5 + 3.2 * len(block.families), len(block.references) * (1.0 + 0.26 * len(block.arms)))
+    note = (
+        "Bars: 95 % intervals over starting models, seeds and questions. Filled: pre-registered; hollow: exploratory."
+    )
+    note += OBJECTIVE
     figure, axes = panels(note, *size, len(block.references), len(block.families), sharex=True, sharey=True)
     for panel, (reference, family) in zip(axes.flat, product(block.references, block.families), strict=True):
         panel.axvline(0, **GREY)
@@ -689,101 +724,102 @@ def forest(block: Block) -> Figure:
             panel.plot(
                 one.value, place, "o", color=colour, markerfacecolor=colour if is_registered else "white", markersize=5
             )
-        panel.set_title(f"{family}: pass@1 less {reference}", fontsize=9)
-        panel.set_yticks([-place for place in range(len(block.arms))], block.arms)
+        panel.set_title(f"{TASKS.get(family, family)}: pass@1 minus\n{label_of(reference)}", fontsize=9)
+        panel.set_yticks([-place for place in range(len(block.arms))], map(label_of, block.arms))
         panel.tick_params(labelsize=8)
         panel.set_ylim(0.7 - len(block.arms), 0.7)
     return figure
 
 
 def frontier(block: Block) -> Figure:
-    """Draw reward and right answers over steps, and right answers against the KL, or against what is lost beside."""
+    """Draw reward and accuracy over steps, and accuracy against the KL, or against what is lost elsewhere."""
     styles = styles_of(block)
     (family,) = block.families
-    figure, axes = panels("Training batches: means of 20 steps over the pairs of an arm." + OBJECTIVE, 12, 4, 1, 3)
-    paid, right, third = axes[0]
+    figure, axes = panels("Training batches: means over runs and 20 steps." + OBJECTIVE, 14, 4, 1, 3)
+    reward, accuracy, third = axes[0]
     points = table("points").merge(block.runs[KEY], on=KEY)
+    kl = "KL to the starting model, nats per token"
     for arm, style in styles.items():
         means = {name: curves(block, family, arm, name, 2).mean(axis=1) for name in ("reward", "gold", "kl_to_base")}
-        label = f"{arm}, n = {(block.runs.arm == arm).sum()}"
-        paid.plot(means["reward"], label=label, **style)
-        right.plot(means["gold"], **style)
-        path = pd.DataFrame({"KL to the base, nats a token": means["kl_to_base"], "right answers": means["gold"]})
+        label = f"{label_of(arm)} ({(block.runs.arm == arm).sum()} runs)"
+        reward.plot(means["reward"], label=label, **style)
+        accuracy.plot(means["gold"], **style)
+        path = pd.DataFrame({kl: means["kl_to_base"], "accuracy": means["gold"]})
         path = path.rolling(10, min_periods=1).mean()
         if len(points):
             of_arm = points[points.arm == arm]
             own = of_arm.task == of_arm.task.iloc[0]
-            beside = of_arm[~own].groupby("step").gold.mean().rename("right answers to sorting and sums")
+            elsewhere = of_arm[~own].groupby("step").gold.mean().rename("accuracy on sorting and sums")
             if family == "smollm2":
-                beside = of_arm[own].groupby("step").text_perplexity.mean().rename("perplexity of real text")
-            path = pd.concat([of_arm[own].groupby("step").gold.mean().rename("right answers"), beside], axis=1)
+                elsewhere = of_arm[own].groupby("step").text_perplexity.mean().rename("perplexity of real text")
+            path = pd.concat([of_arm[own].groupby("step").gold.mean().rename("accuracy"), elsewhere], axis=1)
         third.plot(*path.T.to_numpy(), **style)
         third.plot(*path.iloc[-1], "o", color=style["color"])
-    paid.set(title="paid: the reward", xlabel="optimizer step")
-    right.set(title="right, by the verifier", xlabel="optimizer step")
+    reward.set(title="reward", xlabel="optimizer step")
+    accuracy.set(title="accuracy, by the verifier", xlabel="optimizer step")
     third.set(xlabel=path.columns[0], title=path.columns[1])
-    return add_legend(figure, paid)
+    return add_legend(figure, reward)
 
 
 def around_resets(block: Block) -> Figure:
-    """Draw means around the resets of an arm; the control, which has none, at the same steps."""
+    """Draw means around the resets of a variant; the fixed reference at the same steps."""
     rows = table("around_resets")
     rows = rows[rows.block == block.name]
     titles = {
-        "reward": "reward less its mean before",
+        "reward": "reward minus its mean before",
         "kl_ref": "KL to the reference",
         "grad_norm": "gradient norm",
         "update_norm": "size of the updates",
     }
     styles = styles_of(block)
-    note = "Step 1 is the first after a reset. Band: the middle 80 % of the resets of the bold arm."
-    figure, axes = panels(note, 12, 0.8 + 2.4 * len(block.families), len(block.families), 4)
+    note = "Step 1 is the first after a reset. Band: the middle 80 % of the resets of the bold line."
+    figure, axes = panels(note, 14, 0.8 + 2.4 * len(block.families), len(block.families), 4)
     bold = next(arm for arm in styles if arm.startswith("A"))
     for panel, (family, metric) in zip(axes.flat, product(block.families, titles), strict=True):
         for arm, of_arm in rows[(rows.family == family) & (rows.metric == metric)].groupby("arm", sort=False):
-            style = {**styles[arm], "marker": ".", "label": f"{arm}: {of_arm.resets.iloc[0]} resets"}
+            style = {**styles[arm], "marker": ".", "label": f"{label_of(arm)}: {of_arm.resets.iloc[0]} resets"}
             if arm == "control":
-                style |= {"color": "#7F7F7F", "label": "control, at the same steps"}
+                style |= {"color": "#7F7F7F", "label": "fixed reference, at the same steps"}
             if arm == bold:
                 style["linewidth"] = 2.4
                 panel.fill_between(of_arm.since_reset, of_arm.low, of_arm.high, color=style["color"], alpha=0.15)
             panel.plot(of_arm.since_reset, of_arm["mean"], **style)
         panel.axvline(0.5, color="#000000", linewidth=0.8, linestyle=":")
-        panel.set_title(f"{family}: {titles[metric]}", fontsize=8)
+        panel.set_title(f"{TASKS.get(family, family)}:\n{titles[metric]}", fontsize=8)
         panel.set_xlabel("steps since the reset", fontsize=8)
     return add_legend(figure, axes[0, 0])
 
 
 def dose_line() -> Figure:
-    """Draw right answers at the end by the share of right among the base's paid answers."""
+    """Draw accuracy at the end by the share of correct answers among the starting model's fully rewarded ones."""
     runs = dose()
-    figure, axes = panels("Small points: bases. Lines: means over bases.", 8.4, 3.6, 1, 2, sharex=True, sharey=True)
+    figure, axes = panels("Small points: starting models. Lines: their means.", 9, 3.8, 1, 2, sharex=True, sharey=True)
     for panel, (outcome, title) in zip(
-        axes[0], {"pass@1": "sampled (registered)", "greedy": "greedy (exploratory)"}.items(), strict=True
+        axes[0], {"pass@1": "sampled (pre-registered)", "greedy": "greedy (exploratory)"}.items(), strict=True
     ):
-        for arm, label in {"control_target0.3": "control", "plain": "plain"}.items():
+        for arm, variant in {"control_target0.3": "control", "plain": "plain"}.items():
             of_arm = runs[runs.arm == arm]
             means = of_arm.groupby("family")[["share", outcome]].mean().sort_values("share")
-            panel.plot(of_arm.share, of_arm[outcome], ".", color=colour_of(label), alpha=0.5)
-            panel.plot(means.share, means[outcome], "o-", color=colour_of(label), label=label)
+            panel.plot(of_arm.share, of_arm[outcome], ".", color=colour_of(variant), alpha=0.5)
+            panel.plot(means.share, means[outcome], "o-", color=colour_of(variant), label=label_of(variant))
         panel.set(title=title, xlim=(0, 1), ylim=(0, 1))
-        panel.set_xlabel("share of right among the base's paid answers", fontsize=8)
-    axes[0, 0].plot([0, 1], [-0.05, 0.95], label="predicted of the control", **GREY)
+        panel.set_xlabel("share of correct answers among the fully\nrewarded ones of the starting model", fontsize=8)
+    axes[0, 0].plot([0, 1], [-0.05, 0.95], label="predicted: fixed reference", **GREY)
     axes[0, 0].fill_between([0, 1], [-0.12, 0.88], [0.02, 1.02], color="0.9", zorder=0)
-    axes[0, 0].set_ylabel("right answers at the end")
+    axes[0, 0].set_ylabel("accuracy at the end")
     return add_legend(figure, axes[0, 0])
 
 
 def rivals_forest(every: Sequence[Number]) -> Figure:
-    """Draw the control less each rival, sampled and greedy."""
+    """Draw the fixed reference minus each alternative, sampled and greedy."""
     shown = {
-        "stopped": "plain, stopped",
+        "stopped": "no KL, early stopping",
         "rejection": "rejection sampling",
-        "rank 4": "rank 4",
-        "tenth": "a tenth of the rate",
+        "rank 4": "no KL, LoRA of rank 4",
+        "tenth": "no KL, 10 % of the rate",
         "best of 8": "best of 8",
     }
-    note = "Bars: 95 % t-intervals over bases. Right of 0 the control is ahead."
+    note = "Bars: 95 % t-intervals over five starting models. Right of 0 the fixed reference is ahead."
     figure, axes = panels(note, 9.7, 3.6, 1, 2, sharex=True, sharey=True)
     for panel, block in zip(axes[0], ("rivals", "rivals2"), strict=True):
         panel.axvline(0, **GREY)
@@ -796,45 +832,47 @@ def rivals_forest(every: Sequence[Number]) -> Figure:
                 panel.plot(
                     one.value, place, "s" if is_greedy else "o", color=colour_of("control"), markerfacecolor=face
                 )
-        panel.set_title(all_blocks()[block].families[0], fontsize=9)
-        panel.set_xlabel("score of the control less the rival's: ● sampled, □ greedy", fontsize=8)
+        panel.set_title(TASKS[all_blocks()[block].families[0]], fontsize=9)
+        panel.set_xlabel("accuracy: fixed reference minus the alternative\n(● sampled, □ greedy)", fontsize=8)
     axes[0, 0].set_yticks([-place for place in range(len(shown))], list(shown.values()))
     return figure
 
 
 def reuse_uses() -> Figure:
-    """Draw right answers by the number of updates for which a batch is used; dashed without the clip."""
+    """Draw accuracy by the number of updates for which a batch is used; dashed without the clip."""
     runs = pd.concat([all_blocks()[f"reuse{uses}"].runs.assign(uses=uses) for uses in (2, 8, 32)])
     runs["stem"] = runs.arm.str.replace(r"_mu\d+", "", regex=True)
-    figure, axes = panels("Lines: means over pairs; marks: pairs. Dashed: without the clip." + OBJECTIVE, 7, 4.2)
+    figure, axes = panels("Lines: means over runs; marks: runs. Dashed: without the clip." + OBJECTIVE, 9, 4.2)
     panel = axes[0, 0]
-    panel.axhline(runs["base_pass@1"].mean(), label="base", **GREY)
+    panel.axhline(runs["base_pass@1"].mean(), label=label_of("base"), **GREY)
     for place, (stem, of_arm) in enumerate(runs.groupby("stem")):
         style = {"color": colour_of(of_arm.variant.iloc[0]), "marker": "osD^"[place // 2]}
         panel.plot(
-            of_arm.groupby("uses")["pass@1"].mean(), linestyle="--" if "noclip" in stem else "-", label=stem, **style
+            of_arm.groupby("uses")["pass@1"].mean(),
+            linestyle="--" if "noclip" in stem else "-",
+            label=label_of(stem),
+            **style,
         )
         panel.plot(of_arm.uses, of_arm["pass@1"], linestyle="", alpha=0.35, markersize=4, **style)
     panel.set_xscale("log", base=2)
     panel.set_xticks([2, 8, 32], ["2", "8", "32"])
-    panel.set(xlabel="updates for which a batch is used", ylabel="right answers, sampled")
-    panel.legend(fontsize=8)
-    return figure
+    panel.set(xlabel="updates for which a batch is used", ylabel="accuracy, sampled")
+    return add_legend(figure, panel)
 
 
 def clamp2_given_back() -> Figure:
-    """Draw right answers at the end by coefficient and by the steps between resets."""
+    """Draw accuracy at the end by coefficient and by the steps between resets."""
     scores = all_blocks()["clamp2"].runs.pivot(index="base_seed", columns="arm", values="pass@1")
-    note = "Small points: bases. Large points, and the line: means over bases." + OBJECTIVE
+    note = "Small points: starting models. Large points, and the line: their means." + OBJECTIVE
     figure, axes = panels(note, 7.2, 3.4, 1, 2, sharey=True)
     places = {
-        "control_beta": "control",
+        "control_beta": "fixed\nreference",
         "A_K200_beta": "A, reset\nevery 200",
         "A_beta": "A, reset\nevery 40",
-        "B_beta_old": "B",
+        "B_beta_old": "old\npolicy (B)",
     }
     for panel, beta in zip(axes[0], (1, 10), strict=True):
-        panel.axhline(scores["plain"].mean(), label="plain", **GREY)
+        panel.axhline(scores["plain"].mean(), label=label_of("plain"), **GREY)
         for place, stem in enumerate(places):
             values = scores[f"{stem}{beta}"]
             colour = colour_of(stem.split("_")[0])
@@ -842,19 +880,19 @@ def clamp2_given_back() -> Figure:
             panel.plot(place, values.mean(), "o", color=colour, markersize=7)
         panel.set_xticks(range(len(places)), list(places.values()), fontsize=8)
         panel.set(title=f"β = {beta}", ylim=(0, None))
-    axes[0, 0].set_ylabel("right answers at the end, sampled", fontsize=8)
+    axes[0, 0].set_ylabel("accuracy at the end, sampled", fontsize=8)
     return add_legend(figure, axes[0, 0])
 
 
 def clamp2_passk() -> Figure:
-    """Draw pass@k of the base and of four arms, and dotted its upper bound."""
+    """Draw pass@k of the starting model and of four variants, and dotted its upper bound."""
     means = pass_at_k().mean()
-    figure, axes = panels("Means over bases. Dotted: an upper bound (exploratory)." + OBJECTIVE, 6.4, 4)
+    figure, axes = panels("Means over starting models. Dotted: an upper bound (exploratory)." + OBJECTIVE, 8.4, 4)
     panel = axes[0, 0]
     for arm in ("base", "plain", "control_beta10", "A_K200_beta10", "B_beta_old10"):
         scores, bounds = (means[measure].xs(arm, level=1) for measure in ("pass@k", "at most"))
         colour = colour_of(arm.split("_")[0])
-        panel.plot(scores, label=arm, color=colour, linestyle="--" if arm == "base" else "-")
+        panel.plot(scores, label=label_of(arm), color=colour, linestyle="--" if arm == "base" else "-")
         panel.plot(bounds.loc[2:], ":", color=colour, linewidth=0.8)
     panel.set_xscale("log", base=2)
     panel.set_xticks(scores.index, [str(k) for k in scores.index])
@@ -863,16 +901,21 @@ def clamp2_passk() -> Figure:
 
 
 def qwen_curve() -> Figure:
-    """Draw reward and share of cut completions of each batch."""
-    figure, axes = panels("Lines: means of the last four batches.", 8, 3.2, 1, 2)
-    columns = {"reward": "Right completions of a batch", "truncated_fraction": "Completions cut at 200 tokens"}
+    """Draw accuracy and share of truncated completions of each batch."""
+    figure, axes = panels("Lines: means of the last four batches.", 10, 3.2, 1, 2)
+    columns = {"reward": "Correct completions of a batch", "truncated_fraction": "Completions truncated at 200 tokens"}
+    names = {
+        "plain": "no KL, seed 1",
+        "plain_seed2": "no KL, seed 2, bf16",
+        "control_seed2": "fixed reference, seed 2, bf16",
+    }
     for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
         for colour, (arm, steps) in zip(
             ("#0072B2", "#D55E00", "#009E73"), table("qwen_steps").groupby("arm", sort=False), strict=True
         ):
             batches = steps[steps.time_rollout > 0].set_index("step")[column]
             panel.plot(batches, "o", alpha=0.35, color=colour)
-            panel.plot(batches.rolling(4, min_periods=1).mean(), color=colour, label=arm)
+            panel.plot(batches.rolling(4, min_periods=1).mean(), color=colour, label=names[arm])
         panel.set(title=title, xlabel="optimizer step", ylabel="share", ylim=(0, 1))
     return add_legend(figure, axes[0, 0])
 
