@@ -197,7 +197,7 @@ ARMS = {
 @pytest.mark.parametrize("arm, packed", [("A", "off"), ("A", "on"), ("B", "off")])
 def test_a_bound_that_no_token_reaches_and_one_that_every_token_exceeds(run, largest_difference, arm, packed):
     """With the first a run is that without a bound; with the second its KL has no gradient."""
-    with pytest.warns(UserWarning, match="beyond kl_clamp=1000.0 carry no gradient"):
+    with pytest.warns(UserWarning, match="kl_clamp=1000.0"):
         ProRLConfig(**CPU, num_iterations=2, kl_clamp=1000.0, **ARMS[arm])
     plain, *of_arm = (
         run(pack_groups=packed, **keys) for keys in ({}, *(ARMS[arm] | {"kl_clamp": k} for k in (None, 1e3, 1e-9)))

@@ -434,7 +434,7 @@ def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(
 
 def test_several_validation_sets_are_refused_where_one_decides(make_trainer):
     given = EVALUATED | {"trainer_kwargs": {"eval_dataset": {"easy": HEARD, "hard": HEARD}}}
-    with pytest.raises(ValueError, match="'eval_reward' is watched.*easy, hard"):
+    with pytest.raises(ValueError, match="'eval_reward'.*easy, hard"):
         make_trainer(beta=0.1, ref_reset_stall=2, **given)
     make_trainer(beta=0.1, ref_reset_every=2, **given)  # no validation decides here
 

@@ -258,7 +258,7 @@ def test_no_tool_is_described_in_a_prompt():
 def test_a_base_that_cannot_chat_is_refused(template):
     tokenizer = AutoTokenizer.from_pretrained(embedded_model())
     tokenizer.chat_template = template
-    with pytest.raises(ValueError, match="several turns"):
+    with pytest.raises(ValueError, match="multi-turn"):
         prepare_tokenizer(tokenizer)
 
 

@@ -251,7 +251,7 @@ REFUSED = [
     (lambda: build("gpt2", num_key_value_heads=None, intermediate_size=None, n_inner=48), "no rotary positions"),
     (lambda: build("llama", rope_parameters=DYNAMIC), "rope_type='dynamic'"),
     (lambda: build("qwen3_moe", output_router_logits=True, **MOE), "output_router_logits"),
-    (vision, "text alone"),
+    (vision, "text-only"),
     (lambda: Closed(Qwen2Config(**SIZES)), "Closed"),
     (lambda: Custom(Qwen2Config(**SIZES)), "Custom"),
     (lambda: get_peft_model(build(), PREFIX), "LoRA"),
