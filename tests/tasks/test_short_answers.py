@@ -55,7 +55,7 @@ def test_verify(name):
 
 
 @pytest.mark.parametrize(
-    "keys, paid",
+    "keys, rewarded",
     [
         ({}, ["54321", "50001", "54001", "54021"]),  # the first and the last digit
         ({"first": 0, "last": 0}, ["54321", "50001", "54001", "54021", "00000"]),
@@ -64,11 +64,11 @@ def test_verify(name):
         ({"first": 0, "last": 9}, ["54321"]),
     ],
 )
-def test_ends_pays_as_many_digits_as_it_is_told(keys, paid):
+def test_ends_checks_as_many_digits_as_it_is_told(keys, rewarded):
     task = get_task("reverse_digits", reward="ends", **keys)
     row = {"answer": "54321"}
     texts = ["54321", "50001", "54001", "54021", "00000", "5432", "543211", "5x321", ""]
-    assert [text for text in texts if task.reward(text, row)] == paid
+    assert [text for text in texts if task.reward(text, row)] == rewarded
     assert [text for text in texts if task.verify(text, row)] == ["54321"]
 
 

@@ -32,7 +32,7 @@ def mean_length(batches):
     return sum(lengths) / len(lengths)
 
 
-def test_every_arm_gets_the_same_batches_and_scaled_lengths():
+def test_every_variant_gets_the_same_batches_and_scaled_lengths():
     args = parse(arguments("--longest", "4096"))
     once = Batches(args, 1.0)
     assert once.draw(7) == Batches(args, 1.0).draw(7) != once.draw(8)
@@ -51,7 +51,7 @@ def test_ratios_are_of_pairs():
 
 def test_settings():
     args = parse(arguments("--iterations", "1", "2", "--checkpointing", "both"))
-    # With one pass B's penalty could do nothing, and is refused.
+    # With one inner pass B's penalty has no effect, and raises an error.
     assert ["B" in arms for _, arms, *_ in settings(args)] == [False, False, True, True]
     ((_, arms, *_),) = settings(parse(arguments("--arms", "B packed", "TRL β=0")))
     assert list(arms) == [BASELINE, "TRL β=0", "B packed"]
@@ -92,8 +92,8 @@ def test_a_step_ends_when_its_row_is_written(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", [BASELINE, "B packed"])
-def test_each_arm_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkeypatch):
-    """Rows that a forward computes: of packed arms those that have not ended, at the lengths of the batch."""
+def test_each_variant_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkeypatch):
+    """Rows per forward: packed variants compute only unfinished rows, at the lengths of the batch."""
     args = parse(["--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "20"])
     batches = Batches(args, 1.0)
     trainer = make_trainer(name, ARMS[name], args, batches, 2, False, str(tmp_path))
