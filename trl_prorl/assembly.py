@@ -1,4 +1,4 @@
-"""What a trainer has beside TRL: a policy that is prepared, the identity of the run, the parts that keys ask for."""
+"""What a trainer adds to TRL's: a prepared policy, the identity of the run, and the parts that its keys require."""
 
 import logging
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
 
 
 def run_identity(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:
-    """Return what makes a resumed run the same run, beside its recipe."""
+    """Return what identifies a run for a resume, in addition to its recipe."""
     frozen = None
     if plan.frozen_ranks:
         frozen = weights_hash(frozen_parts(policy, plan.frozen_ranks))

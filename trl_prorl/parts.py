@@ -1,5 +1,5 @@
 """
-A part of a run: one idea that remembers something from step to step, and owns how it begins, is saved and is restored.
+A part of a run: one feature with state, which it initialises, saves and restores itself.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MicroBatch:
     """
-    Holds what is known of a micro-batch once its loss is computed: B rows, T tokens.
+    Holds what is known of a micro-batch after its loss was computed: B rows, T tokens.
 
     Attributes:
         batch (`Mapping[str, torch.Tensor]`): Tokens, masks, advantages and the anchors' log-probabilities.
@@ -58,84 +58,84 @@ def make_event(kind: str, requested: int, applied: int, reason: str, value: floa
 
 class Part:
     """
-    Base of every part. The trainer calls each of its parts at the same moments; no part knows the trainer.
+    Base class of every part. The trainer calls the hooks of all parts; no part knows the trainer.
 
     A part that remembers plain values has `state_dict` and `load_state_dict`; one that remembers tensors writes its
     own file in `save` and reads it in `load`.
     """
 
-    # Whether a run may have it although the run that it goes on from had it not, with the same configuration.
+    # Whether a resumed run may have this part although the interrupted run did not, with the same configuration.
     may_join = False
 
     # Before the first step.
 
     def optimizer_made(self, optimizer: "torch.optim.Optimizer") -> None:
-        """The optimizer is there, without Accelerate's wrapper. Called again when a training begins anew."""
+        """Called when the optimizer exists, without Accelerate's wrapper; again when training starts again."""
 
     def schedule_made(self, schedule: Any) -> None:
-        """The learning-rate schedule is there, as new, without Accelerate's wrapper."""
+        """Called when the learning-rate schedule exists, before its first step, without Accelerate's wrapper."""
 
     # A step, in this order.
 
     def boundary(self, step: int) -> dict[str, Any] | None:
         """
-        A generation is about to begin; no buffered log-probability outlives this moment, so weights may change.
+        Called before each generation. No cached log-probability survives this point, so weights may change here.
 
         Args:
             step (`int`): Optimizer steps done.
 
-        Returns `dict` or `None`: an event for the record.
+        Returns `dict` or `None`: an event for `events.jsonl`.
         """
 
     def batch(self, batch: Mapping[str, "torch.Tensor"], measured: Mapping[str, float], tokens: int) -> None:
         """
-        A generation batch is sampled, rewarded and scored.
+        Called after a generation batch was sampled, rewarded and scored.
 
         Args:
             batch (`Mapping[str, torch.Tensor]`): This process's rows.
-            measured (`Mapping[str, float]`): For the record, of all processes.
-            tokens (`int`): Sampled by all processes.
+            measured (`Mapping[str, float]`): Values for `metrics.jsonl`, over all processes.
+            tokens (`int`): Tokens sampled by all processes.
         """
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
-        """The loss of a micro-batch is computed."""
+        """Called after the loss of each micro-batch."""
 
     def gradients(self, model: "torch.nn.Module") -> None:
-        """The gradients of an update are complete, and not clipped yet."""
+        """Called when the gradients of an update are complete, before they are clipped."""
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
-        """Optimizer step `step` comes next: the norm of its gradients before clipping, and its learning rate."""
+        """Called before optimizer step `step`, with the gradient norm before clipping and the learning rate."""
 
     def update(self, step: int, model: "torch.nn.Module") -> None:
-        """The weights of optimizer step `step` are in place. Seconds spent here belong to that step."""
+        """Called after optimizer step `step`, with the new weights. Time spent here counts for that step."""
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """
-        A step is over, and its row is written.
+        Called after each step, when its row was written.
 
         Args:
             step (`int`): Optimizer steps done.
             row (`Mapping[str, float]`): Its row of `metrics.jsonl`.
 
-        Returns `dict` or `None`: an event for the record. One with `"action": "stop"` saves a checkpoint and ends the
+        Returns `dict` or `None`: an event for `events.jsonl`. One with `"action": "stop"` saves a checkpoint and ends the
         run.
         """
 
     def event(self, event: dict[str, Any]) -> None:
-        """A part has returned an event. The record's own part writes it, and may complete it."""
+        """Called for every event that a part returned. The recorder writes it, and may complete it."""
 
     # The run's beginning, and its checkpoints.
 
     def begin(self) -> None:
-        """A training begins at step 0, perhaps after one that was broken off: forget the earlier one."""
+        """Called when training starts at step 0: forget any earlier training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resume needs, as JSON values."""
+        """Return everything that a resume needs, as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         """
-        Go on from the `state_dict` of another process.
+        Restore the `state_dict` of an earlier process.
 
         Args:
             state (`Mapping[str, Any]`): What `state_dict` returned.
@@ -144,17 +144,17 @@ class Part:
         """
 
     def written(self) -> AbstractContextManager[None]:
-        """Return a context in which the policy's weights are written, into a checkpoint or at the end."""
+        """Return a context in which the policy's weights are saved, in a checkpoint or at the end."""
         return nullcontext()
 
     def save(self, folder: Path) -> None:
-        """Write tensors into a checkpoint that has not got its name yet. Called on the main process."""
+        """Write tensors into a checkpoint folder before it gets its name. Called on the main process."""
 
     def save_shards(self, folder: Path) -> None:
-        """Write the tensors that every process holds a part of. Called on all of them."""
+        """Write sharded tensors. Called on all processes."""
 
     def before_load(self, folder: Path) -> None:
-        """The weights of a checkpoint, or of the best one at the end, are about to be loaded."""
+        """Called before the weights of a checkpoint, or of the best one at the end, are loaded."""
 
     def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
         """Read tensors from a checkpoint; `changed` as in `load_state_dict`."""
@@ -175,7 +175,7 @@ class Parts(dict[str, Part]):
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Go on from the states of the same parts; one that a changed key has switched on, or may join, begins."""
+        """Restore the states of all parts; a part that a changed key enables, or that `may_join`, starts empty."""
         another_version = "because another version wrote it. Resume with that version, or start a new run."
         for name, part in self.items():
             if name in state:

@@ -157,7 +157,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             guard_reward(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
-        self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
+        self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` contains in addition to `args`
         if args.loss_mode == "unclipped":
             self.epsilon_low = math.inf
             self.epsilon_high = math.inf
@@ -287,7 +287,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         return optimizer
 
     def _check_trained(self) -> None:
-        """Refuse trained parameters beside an adapter that references or files would miss."""
+        """Raise an error for trained parameters outside an adapter that references or files would miss."""
         keys = [anchor.key for anchor in self.anchors if isinstance(anchor.model, AdapterReference)]
         check_trained(self.accelerator.unwrap_model(self.model), keys)
 
@@ -594,7 +594,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _log_penalty(self, inputs, penalty: Penalty, accumulation: float | None) -> None:
         """
         Log TRL's metric `kl`, which its loss leaves out when its KL term is off, one for each other anchor, and the
-        share of the KL in `policy_loss`, which TRL logs beside an entropy bonus.
+        share of the KL in `policy_loss`, which TRL logs together with an entropy bonus.
         """
         mode = "train" if self.model.training else "eval"
         logged = self._metrics[mode]
@@ -613,7 +613,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     # ------------------------------------------------------------------------- a step: its update, and its row
 
     def _get_grad_norm(self, model, grad_norm=None):
-        # Callbacks are not told the norm before the update.
+        # Callbacks do not get the norm before the update.
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is not None:
             norm = float(norm)  # waits for the device, once for all parts and for TRL's log

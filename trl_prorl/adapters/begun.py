@@ -18,7 +18,7 @@ class AdapterAsBegun:
     Args:
         policy ([`~peft.PeftModel`]): Before the first step.
         is_trained (`bool`): Whether the run begins from the adapter as it is. A new one is switched off for the base,
-            and what is trained beside it (`bias`) is held.
+            and what is trained outside it (`bias`) is kept.
 
     Attributes:
         values (`dict[str, torch.Tensor]`): The parameters of then, by name.
@@ -54,7 +54,7 @@ class AdapterAsBegun:
 
     def save(self, folder: Path) -> None:
         """
-        Write an adapter that the run began from into a folder; PEFT loads it upon the model below. An adapter of
+        Write the adapter that the run started from into a folder; PEFT loads it on top of the base model. An adapter of
         another name than `default`, or one of several, is not written: no evaluation reads such a run from its files.
         """
         if not self.is_trained or self.policy.active_adapters != ["default"]:

@@ -1,6 +1,6 @@
 """
-Adapters that are refused: an initialisation that changes the model, a prefix that sampling would lose, growth of what
-is no plain LoRA of linear layers, each of the same rank, and a restart of it; adapters that were not loaded whole.
+Checks of adapters: an initialisation that changes the model, a prefix that sampling would lose, growth or restart of
+anything but a plain LoRA of linear layers with the same rank, adapters that were loaded only partly.
 """
 
 import re
@@ -176,7 +176,7 @@ def _factors_by_kind(model: PeftModel, adapter: str, zero: bool) -> dict[str, st
 
 def check_stacked(model: PeftModel, config: Any) -> None:
     """
-    Refuse a new adapter upon one that was trained, where the two cannot be one adapter, see
+    Raise an error if a new adapter on top of a trained one cannot form one adapter with it, see
     [`~trl_prorl.adapters.stacked`].
 
     Args:
@@ -243,7 +243,7 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
 
 def check_growing_model(policy: PeftModel, key: str) -> None:
     """
-    Refuse a model with a layer whose adapter cannot grow or restart, or with an adapter that would not grow beside the
+    Refuse a model with a layer whose adapter cannot grow or restart, or with an adapter that would not grow with the
     policy's.
 
     Raises:

@@ -4,7 +4,7 @@ adapter begins.
 
     W₀ + Σᵢ s·BᵢAᵢ + s·BA  →  W₀ + Σᵢ s·BᵢAᵢ + s·BA + s·0·A'
 
-The function stays, but for rounding. The frozen weights are computed anew from W₀ and from the sum of all products,
+The function stays, but for rounding. The frozen weights are recomputed from W₀ and from the sum of all products,
 which is kept in fp32 in the host's memory, so that a bf16 model loses nothing however often its adapter restarts. Yet
 in bf16 every restart moves the policy, because what is below half a unit in the last place of a merged weight acts no
 more until the sum exceeds it; [`warn_of_rounding`] says so. The factors of every merged adapter are kept there too,

@@ -1,11 +1,11 @@
 """
-A new adapter upon one that was trained before, an SFT policy's say, as one adapter of the ranks of both: the first r₁
-are the trained one's and stay as they are, the others begin as PEFT begins a new adapter, and are trained.
+A new adapter on top of a trained one, for example an SFT policy's, as one adapter with the ranks of both: the first r₁
+ranks are the trained adapter's and are frozen, the others start as in a new PEFT adapter and are trained.
 
     W + s·[B₁·s₁/s | B₂] [A₁ ; A₂]  =  W + s₁·B₁A₁ + s·B₂A₂
 
-Nothing is merged, so that no weight of the model is rounded, and every file holds one adapter, which PEFT loads upon
-the model below. A frozen copy of it, taken before the first step, is the trained policy: its B₂ is 0.
+Nothing is merged, so no weight of the model is rounded, and every file contains one adapter, which PEFT loads on top of
+the base model. A frozen copy of it, taken before the first step, is the trained policy: its B₂ is 0.
 """
 
 import copy
@@ -62,7 +62,7 @@ def check_optimizer_by_entry(name: str, given: torch.optim.Optimizer | None) -> 
 @torch.no_grad()
 def stack(model: PeftModel, config: LoraConfig, seed: int) -> PeftModel:
     """
-    Put a new adapter upon the active one of a model, which [`check_stacked`] accepts. The model is taken apart.
+    Add a new adapter on top of the active one of a model that [`check_stacked`] accepts. The model is consumed.
 
     Args:
         model ([`~peft.PeftModel`]): The model with the trained adapter.

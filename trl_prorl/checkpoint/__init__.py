@@ -1,1 +1,1 @@
-"""Whole checkpoints, and an exact resume from them."""
+"""Complete checkpoints, and an exact resume from them."""

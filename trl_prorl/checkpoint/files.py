@@ -1,4 +1,4 @@
-"""Whole checkpoints only: written aside, listed with sizes and hashes, synchronised to disk, and then renamed."""
+"""Complete checkpoints only: written under another name, hashed, synchronised to disk, then renamed."""
 
 import json
 import logging
@@ -176,7 +176,7 @@ def describe_failed_write(target: Path, run_dir: Path, error: Exception) -> str:
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     """
-    Say why a run cannot be resumed from a folder; `None` if it can.
+    Return the reason why a run cannot be resumed from a folder; `None` if it can.
 
     Args:
         checkpoint (`Path`): The folder.

@@ -279,7 +279,7 @@ class CheckpointMixin:
         with self._load_into_parameters(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             if is_peft_model(policy) and len(policy.peft_config) > 1 and not self.is_fsdp_enabled:
-                # transformers up to 5.22 then loads all adapters but the policy's, which begins anew.
+                # transformers up to 5.22 then loads all adapters but the policy's, which starts from scratch.
                 policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_best_model(self):
@@ -397,7 +397,7 @@ class CheckpointMixin:
 
     def _save_weights(self, output_dir: str | Path | None) -> None:
         token = self.args.hub_token
-        self.args.hub_token = None  # the arguments are pickled beside the weights
+        self.args.hub_token = None  # the arguments are pickled next to the weights
         try:
             with ExitStack() as stack:
                 for part in self.parts.values():

@@ -1,4 +1,4 @@
-"""A resume: its checkpoint, whether it is the same run, which part of the record stays, and the state beside TRL's."""
+"""Resume a run: find the checkpoint, check that it is the same run, trim the log files, restore our own state."""
 
 import logging
 import os
@@ -75,17 +75,17 @@ class Resume:
         return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed, began)
 
     def keeps_row(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row of the record was there at the checkpoint."""
+        """Return whether a row of `metrics.jsonl` was there at the checkpoint."""
         return row["step"] <= self.step
 
     def keeps_event(self, event: Mapping[str, Any]) -> bool:
-        """Whether an event was there at the checkpoint."""
+        """Return whether an event was there at the checkpoint."""
         if event["event"] in AT_BOUNDARY:  # at the checkpoint's own step it came after the save, and happens again
             return event["step_applied"] < self.step
         return event["step_applied"] <= self.step
 
     def abandon_newer(self, folders: RunFolders) -> None:
-        """Rename the checkpoints newer than this one, before the record is cut: they left the run."""
+        """Rename the checkpoints newer than this one, before the log files are trimmed: they no longer belong to the run."""
         renamed = folders.abandon_newer(self.checkpoint, self.skipped)
         for name, now in renamed.items():
             logger.warning(
@@ -96,7 +96,7 @@ class Resume:
 
     @property
     def event(self) -> dict[str, Any]:
-        """The event of this resume, for the record."""
+        """Event of this resume for `events.jsonl`."""
         return {
             "event": "resume",
             "step_requested": self.step,
@@ -112,8 +112,8 @@ def find_best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
     """
     Find the best checkpoint of a run that is resumed, as `output_dir` names it now.
 
-    The state holds its path of that time, which may be relative to another directory, or the path of a folder that was
-    renamed; it still lies beside the checkpoint.
+    The state contains its path of that time, which may be relative to another directory, or the path of a folder that
+    was renamed. It is still next to the checkpoint.
     """
     recorded = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
     if recorded is None:

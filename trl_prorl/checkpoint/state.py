@@ -1,6 +1,6 @@
 """
-What a checkpoint holds beside TRL's: the samples that are still to be trained on, what TRL has gathered for its next
-log, and what the parts of a run remember; and the parameters that stay where PEFT loads its adapters.
+What a checkpoint contains in addition to TRL's: samples that are still to be trained on, TRL's metrics since its last
+log, the state of a run's parts, and the parameters that stay in place when PEFT loads its adapters.
 """
 
 import json
@@ -101,7 +101,7 @@ def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write what the trainer remembers beyond weights and optimizer."""
+    """Write the trainer's state beyond weights and optimizer."""
     (folder / STATE_FILE).write_text(json.dumps(state, default=_as_json))
 
 

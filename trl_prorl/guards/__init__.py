@@ -1,1 +1,1 @@
-"""Guards: what a run does about NaN, a policy that has collapsed and a reward that is gamed."""
+"""Guards against NaN, collapsed policies and reward hacking."""

@@ -1,4 +1,4 @@
-"""Entropy watch: a policy that has collapsed writes the same text in every sample, and no longer learns."""
+"""Entropy watch: a collapsed policy samples the same text every time, and no longer learns."""
 
 import logging
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 
 class EntropyWatch(Part):
     """
-    Tells when the mean entropy has stayed below a floor, in nats per token, for `patience` consecutive optimizer
-    steps; `stop` ends the run.
+    Warns when the mean entropy was below a floor, in nats per token, for `patience` consecutive optimizer steps. `stop`
+    ends the run.
     """
 
     def __init__(self, floor: float, patience: int, stop: bool = False):
@@ -26,7 +26,7 @@ class EntropyWatch(Part):
         self.below = 0
 
     def observe(self, entropy: float | None) -> bool:
-        """Whether this step completes a collapse: true once, and again only after the entropy has recovered."""
+        """Return whether this step completes a collapse: true once, and again only after the entropy has recovered."""
         if entropy is None:
             return False
         self.below = self.below + 1 if entropy < self.floor else 0

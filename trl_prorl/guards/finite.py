@@ -1,5 +1,5 @@
 """
-What a run does about NaN and infinity: find the first, say where it is, and stop before the update or leave it out.
+NaN and infinity: find the first one, report where it is, and stop before the update or skip it.
 """
 
 import math
@@ -35,12 +35,12 @@ def largest_value(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether every value of every tensor is finite; one transfer from the device in all."""
+    """Return whether every value of every tensor is finite, with one transfer from the device."""
     return math.isfinite(largest_value(tensors))
 
 
 def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity, in the mapping's order."""
+    """Return the name of the first tensor that contains NaN or infinity, in the mapping's order."""
     for name, tensor in named.items():
         if tensor is not None and not all_finite([tensor]):
             return name
@@ -49,7 +49,7 @@ def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
 
 class Unread(NamedTuple):
     """
-    What was seen of a micro-batch, until the device is asked.
+    What is known of a micro-batch until values are transferred from the device.
 
     Attributes:
         largest (`torch.Tensor`): The [`largest_value`] of its loss and of `kl_sums`.
@@ -66,8 +66,8 @@ class Unread(NamedTuple):
 
 class FiniteGuard(Part):
     """
-    Looks at loss, gradients and weights. `nonfinite` says what to do; processes settle together, and an AMP scaler
-    looks at the gradients itself.
+    Checks loss, gradients and weights, and acts by `nonfinite`. All processes agree on the action. An AMP scaler checks
+    the gradients itself.
 
     Args:
         args ([`ProRLConfig`]), accelerator ([`~accelerate.Accelerator`]): Those of the run.
@@ -102,7 +102,7 @@ class FiniteGuard(Part):
 
     @contextmanager
     def sampling(self, examples: list[dict], step: int) -> Iterator[None]:
-        """Explain the error with which torch refuses to sample from NaN, while optimizer step `step` generates."""
+        """Explain torch's error for sampling from NaN, while optimizer step `step` generates."""
         try:
             yield
         except RuntimeError as error:
@@ -115,7 +115,7 @@ class FiniteGuard(Part):
             raise NonFiniteError(self._message(step, finding)) from error
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
-        """Look at loss and KL. The device is asked once for all micro-batches of a step, with its gradients."""
+        """Check loss and KL. One transfer from the device per step covers all micro-batches and the gradients."""
         # A KL that overflows is bounded in the loss, which a log-probability that is not finite would show.
         kl_sums = {} if self.bounds_kl else self.meter.newest_sums("kl_")
         largest = largest_value([micro_batch.loss, *kl_sums.values()])
@@ -136,8 +136,8 @@ class FiniteGuard(Part):
 
     def gradients(self, model) -> None:
         """
-        Note the first tensor of a step that is not finite; all processes settle the matter together before the update.
-        Gradients are looked at before they are clipped, which spreads NaN from one to all.
+        Note the first tensor of a step that is not finite; all processes agree before the update. Gradients are checked
+        before they are clipped, because clipping spreads NaN from one gradient to all.
         """
         unread_before = self._unread
         self._unread = []
@@ -157,7 +157,7 @@ class FiniteGuard(Part):
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
         """
-        Stop before update `step`, or leave it out, on every process if any of them has found something. Raises
+        Stop before update `step`, or skip it, on every process if any of them has found something. Raises
         [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
         """
         if self._found is None and self.accelerator.scaler is None and not math.isfinite(norm):
@@ -176,7 +176,7 @@ class FiniteGuard(Part):
         self.optimizer.zero_grad()  # it passes over a parameter without gradient, weight decay included
 
     def update(self, step: int, model) -> None:
-        """Look at the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
+        """Check the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
         with self.meter.timer.stage("meter"):
             trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
             if all_finite(trained.values()):

@@ -16,12 +16,12 @@ WINDOW = 40  # optimizer steps of a moving average; docs/methods.md has the erro
 
 class GuardGap(Part):
     """
-    Fires when the moving average of `gold` has fallen by more than `gap`, a share of completions, from its highest
-    value so far, while that of `reward` is no lower than it was then. After it fires, the highest value is sought
-    again. `action` `"reset"` makes it `request` a reset of the reference as well, and `"stop"` ends the run.
+    Fires when the moving average of accuracy (`gold`) has fallen by more than `gap` from its highest value so far, while
+    the moving average of `reward` is no lower than it was then. After it fires, the highest value is searched again.
+    `action` `"reset"` also requests a reset of the reference, `"stop"` ends the run.
 
     Args:
-        gap (`float`): The fall of `gold`.
+        gap (`float`): The fall in accuracy that is too much.
         action (`str`): `"event"`, `"reset"` or `"stop"`.
         request (`Callable`): Requests a reset.
     """
@@ -35,11 +35,11 @@ class GuardGap(Part):
 
     def begin(self) -> None:
         self._values: deque[list[float]] = deque(maxlen=self.window)  # gold and reward
-        self._best: list[float] | None = None  # their averages where gold's was highest
+        self._best: list[float] | None = None  # their averages when accuracy was highest
         self._best_step = 0
 
     def observe(self, gold: float | None, reward: float | None, step: int = 0) -> float | None:
-        """Return how far gold has fallen, if this step makes the guard fire."""
+        """Return the fall in accuracy, if this step makes the guard fire."""
         if gold is None or reward is None:
             return None
         self._values.append([gold, reward])

@@ -83,11 +83,11 @@ class Anchor:
         return False
 
     def acts_on(self, batch: Mapping[str, "torch.Tensor"]) -> bool:
-        """Whether it has a KL term on this batch."""
+        """Return whether it has a KL term on this batch."""
         return self.is_on
 
     def logps(self, batch: Mapping[str, "torch.Tensor"], policy_logps: "torch.Tensor") -> "torch.Tensor":
-        """Its log-probabilities of a batch, shape `(B, T)`, beside those of the policy, which may have a gradient."""
+        """Return its log-probabilities of a batch, shape `(B, T)`. The policy's may have a gradient."""
         return batch[self.column]
 
 
@@ -142,13 +142,13 @@ class OldPolicyAnchor(Anchor):
         return self.args.corrects_sampler
 
     def logps(self, batch, policy_logps):
-        """As of every anchor; in a batch without a column the policy is π_old, until the first update."""
+        """Return the log-probabilities of π_old. Before the first update on a batch without that column, the policy is π_old."""
         kept = batch.get(self.column)
         return policy_logps.detach() if kept is None else kept
 
 
 class BaseAnchor(Anchor):
-    """The base: the policy as the run began, on every `base_anchor_every`-th generation batch."""
+    """The starting model, on every `base_anchor_every`-th generation batch."""
 
     name = "base"
     key = "beta_base"

@@ -120,7 +120,7 @@ def gradient_bias(
     estimator: str, corrected: bool, level: str, on_policy: bool, clamp: float | None = None
 ) -> str | None:
     """
-    Say why the penalty's expected gradient differs from that of the per-token reverse KL.
+    Return why the penalty's expected gradient differs from the gradient of the per-token reverse KL.
 
     Args:
         estimator (`str`): One of [`ESTIMATORS`].

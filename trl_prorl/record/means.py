@@ -38,7 +38,7 @@ ENDED = tuple(f"completions/{kind}_terminated_length" for kind in ("mean", "min"
 
 class Means(Part):
     """
-    Keeps beside TRL's lists of values what each of them is a mean of.
+    Keeps, next to TRL's lists of values, the weight of each mean.
 
     Args:
         args ([`~trl_prorl.ProRLConfig`]): `importance_sampling_level`, `skip_zero_rows`.

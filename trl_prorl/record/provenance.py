@@ -87,7 +87,7 @@ def write_env(
         packing (`str`): Whether groups are packed, and if not as asked, why.
         generation (`Mapping[str, Any]`, *optional*): How rollouts are sampled.
         base (`str`, *optional*): Hub name or folder of the model that the run began from.
-        run_id (`str`, *optional*): The id that is also saved beside the weights.
+        run_id (`str`, *optional*): The id that is also saved next to the weights.
     """
     from .base_model import fingerprint, hub_commit, identify  # a report need not wait for the Hub's client
 

@@ -1,4 +1,4 @@
-"""Which run a model belongs to: every run has an id, which is in its record and beside all weights that it saves."""
+"""Which run a model belongs to: the id of a run is in its log files and next to all weights that it saves."""
 
 import json
 import os

@@ -54,7 +54,7 @@ SECOND_MOMENTS = (
     "state2",
     "absmax2",
 )
-# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, which every update computes anew.
+# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, which every update recomputes.
 NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
 STEP = "step"
 MEMORY = {"first": "the first moment", "second": "the second moment", "step": "the step count"}

@@ -33,7 +33,7 @@ from .prompts import cut_at_end, find_distinct, pad_left
 MERGED_BOUND = 0.05
 MORE_THAN_POLICY = 1.5
 # The values of settings that the compact loop serves. With others the loop is another one, or it keeps something of
-# every row beside the cache.
+# every row in addition to the cache.
 PLAIN_SETTINGS = {
     "encoder_repetition_penalty": (None, 1),
     "guidance_scale": (None, 1),

@@ -106,7 +106,7 @@ class AdaptedWeight(NamedTuple):
         own = dict(self.base.named_parameters(recurse=False))
         try:
             for name, param in own.items():
-                if param.is_floating_point():  # PEFT makes a quantised weight anew to merge it
+                if param.is_floating_point():  # PEFT creates a new quantised weight to merge it
                     setattr(self.base, name, torch.nn.Parameter(param.detach().clone(), requires_grad=False))
             for layer in self.layers:
                 layer.merge()

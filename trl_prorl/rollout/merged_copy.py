@@ -2,7 +2,7 @@
 The policy with its LoRA merged, for sampling: half the matrix products of a token, and no wrapper around them.
 
 Merging into the policy itself and taking it out again would leave rounding behind in every weight, in bf16 visibly.
-The copy shares every parameter with the policy but the weights that LoRA changes, which are computed anew from base
+The copy shares every parameter with the policy but the weights that LoRA changes, which are recomputed from base
 and adapter, and on a CPU the LM head. There the weights of linear layers are in the order in which they are read: for
 a few rows a CPU multiplies by a large matrix two to four times as fast if oneDNN has reordered the matrix before, and
 by a small one a quarter faster. `torch.compile` does the same with the weights of a frozen model.
@@ -31,7 +31,7 @@ class PackedLinear(torch.nn.Module):
         layer (`torch.nn.Linear`): A layer that [`can_be_packed`] accepts.
 
     Attributes:
-        bytes (`int`): Memory that it takes beside that layer.
+        bytes (`int`): Memory that it needs in addition to that layer.
     """
 
     def __init__(self, layer: torch.nn.Linear):
@@ -152,7 +152,7 @@ class MergedCopy:
     Attributes:
         model ([`~transformers.PreTrainedModel`]): The copy. It has the values of the last [`~MergedCopy.refresh`],
             until a [`~MergedCopy.release`].
-        bytes (`int`): Memory that it takes beside the policy, between the two.
+        bytes (`int`): Memory that it needs in addition to the policy, between the two.
     """
 
     def __init__(self, policy: PeftModel, adapter: str | None = None):

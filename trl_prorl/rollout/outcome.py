@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @dataclass
 class Outcome:
     """
-    Holds the results of sampling beside the batch itself.
+    Holds the results of sampling in addition to the batch.
 
     N completions of all processes, G of each prompt, F reward functions.
 

@@ -9,9 +9,9 @@ from .cache_rows import RoomyLayer, Selection, cache_among
 
 class PaddingMask:
     """
-    Masks the padding before each prompt, for one query of every row. Transformers makes such a mask anew for every
-    token, looks first whether there is padding at all, which waits for the device, and SDPA turns its booleans into
-    numbers in every layer.
+    Masks the padding before each prompt, for one query of every row. Transformers creates such a mask for every
+    token, checks first whether there is padding, which waits for the device, and SDPA converts its booleans to numbers
+    in every layer.
 
     Args:
         attention_mask (`torch.Tensor` of shape `(P, L)`): 1 where a token is no padding.

@@ -25,7 +25,7 @@ REPEAT_SECONDS = 1.0
 
 
 class DeadlineExceeded(BaseException):
-    """The time of a call is over. It is no `Exception`, so that the code under the limit does not swallow it."""
+    """Raised when a call exceeds its time limit. Not an `Exception`, so that user code cannot swallow it."""
 
 
 def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
@@ -249,11 +249,11 @@ class RewardGuard:
         return RewardError(self._describe(what, prompts, self._current_row()))
 
     def _current_row(self) -> int | None:
-        """Return the row that the function is at, if it says so."""
+        """Return the row that the function is processing, if it exposes it."""
         return getattr(self.function, "row", None)
 
     def _describe(self, what: str, prompts: list, row: int | None = None, cure: str = "") -> str:
-        """Write the line of an error: which function, what it did, for which prompt, and the cure."""
+        """Write an error line: which function, what it did, for which prompt, and the cure."""
         if not prompts:
             where = ""
         elif row is None:
@@ -280,7 +280,7 @@ def own_traceback(error: BaseException) -> BaseException | None:
 
 
 def locate_error(error: Exception, function: Callable) -> str:
-    """Say where a function raised, or where it is defined if it could not even be called: `" (FILE, line N)"`."""
+    """Return where a function raised, or where it is defined if it could not be called: `" (FILE, line N)"`."""
     own = own_traceback(error)
     if own is not None:
         frame = traceback.extract_tb(own.__traceback__)[-1]

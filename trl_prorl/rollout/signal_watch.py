@@ -1,4 +1,4 @@
-"""Signal watch: where all completions of a prompt get one reward, in batch after batch, nothing is learned from it."""
+"""Signal watch: if all completions of every prompt get the same reward, batch after batch, there is no gradient."""
 
 import logging
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ CURE = (
 
 class SignalWatch(Part):
     """
-    Tells when `PATIENCE` generation batches in a row had no signal, and again after twice as many, and so on.
+    Warns when `PATIENCE` generation batches in a row had no signal, and again after twice as many, and so on.
 
-    A batch has a signal if a completion that counts in the loss is of a group whose rewards differ.
+    A batch has a signal if a completion in the loss belongs to a group whose rewards differ.
 
     Args:
         args (`ProRLConfig`), accelerator (`Accelerator`): Those of the run.
@@ -50,7 +50,7 @@ class SignalWatch(Part):
 
     @property
     def never_had_signal(self) -> bool:
-        """Whether no batch so far had a signal."""
+        """Return whether no batch so far had a signal."""
         return self.silent == self.batches > 0
 
     def batch(self, batch: Mapping[str, torch.Tensor], *measured: Any) -> None:
@@ -84,7 +84,7 @@ class SignalWatch(Part):
         return make_event(NO_SIGNAL, step, step, REASON, self.silent, PATIENCE)
 
     def warn(self, step: int) -> None:
-        """Say that the newest batches had no signal."""
+        """Warn that the newest batches had no signal."""
         batches = "the generation batch" if self.silent == 1 else f"{self.silent} generation batches in a row"
         logger.warning("No signal in %s up to step %d: %s. %s", batches, step, REASON, CURE)
 

@@ -104,7 +104,7 @@ class PackedCall:
     The packed row of one call, on the device.
 
     Attributes:
-        inputs (`dict[str, torch.Tensor]`): What the model is given, beside the layout: tensors of shape `(1, T)`.
+        inputs (`dict[str, torch.Tensor]`): Inputs of the model, in addition to the layout: tensors of shape `(1, T)`.
         layout ([`~trl_prorl.scoring.prefix_attention.Layout`]): Where the row's sequences lie.
         scored (`torch.LongTensor` of shape `(N,)`):
             The places of the tokens to score among the row's T - 1 log-probabilities.

@@ -230,7 +230,7 @@ def first_difference(
         if right is None:
             return f"{name} gets a gradient from packed rows, but none from padded rows."
         difference = size(mine - right)
-        # A gradient that is small beside the others may be the rest of large parts, which rounding does not cancel.
+        # A gradient much smaller than the others may be the rest of large parts, which rounding does not cancel.
         if not difference <= max(allowed * size(right), unit * largest):
             share = difference / max(size(right), torch.finfo(torch.float32).tiny)
             return (

@@ -73,8 +73,8 @@ def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]
 
 def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
     """
-    Refuse trained parameters of the model itself, beside an adapter, that no checkpoint would hold, or that would move
-    a reference or a base which is the model with another adapter or without one.
+    Raise an error for trained parameters outside the adapter that no checkpoint would contain, or that would move a
+    reference or starting model which is the model with another adapter or without one.
 
     Args:
         policy (`torch.nn.Module`): The policy, unwrapped.
@@ -119,7 +119,7 @@ def frozen_adapter(model, name: str) -> str:
 
 def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
-    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is built anew
+    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is newly built
     and filled: a policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the
     original.
     """
@@ -140,7 +140,7 @@ class AnchorModels:
     Makes the models that score as anchors of a policy, as TRL has built it.
 
     Args:
-        trainer ([`~trl.GRPOTrainer`]): Whose policy it is, with TRL's reference beside it.
+        trainer ([`~trl.GRPOTrainer`]): The trainer of the policy and of TRL's reference.
         policy (`torch.nn.Module`): The policy, unwrapped.
         moves (`bool`): Whether resets move the reference.
         fresh_adapter (`bool`): Whether the policy's adapter changes nothing as the run begins.
@@ -246,7 +246,7 @@ class Reference:
 
 class AdapterReference(Reference):
     """
-    An adapter of a [`~peft.PeftModel`], beside the trained adapter `default`; the name `None` is the model without any
+    An adapter of a [`~peft.PeftModel`], next to the trained adapter `default`; the name `None` is the model without any
     adapter, which cannot be moved. It shares the base weights with the policy, so a copy moves a few MB, and PEFT
     saves and loads it with the policy.
     """
