@@ -117,8 +117,8 @@ class Part:
             step (`int`): Optimizer steps done.
             row (`Mapping[str, float]`): Its row of `metrics.jsonl`.
 
-        Returns `dict` or `None`: an event for `events.jsonl`. One with `"action": "stop"` saves a checkpoint and ends the
-        run.
+        Returns `dict` or `None`: an event for `events.jsonl`. One with `"action": "stop"` saves a checkpoint and ends
+        the run.
         """
 
     def event(self, event: dict[str, Any]) -> None:

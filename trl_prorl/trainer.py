@@ -215,7 +215,10 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         return TrainingPrompts(self.train_dataset, has_more)
 
     def _check_prompts(self) -> None:
-        """Refuse prompts that cannot be tokenized or do not fit the model, and keep what is asked of a stream's."""
+        """
+        Raise an error for prompts that cannot be tokenized or do not fit the model, and keep what is asked of a
+        stream's.
+        """
         args = self.args
         self._reserved: dict[str, str] = {}  # names that the columns of a row must not have
         if not args.remove_unused_columns:
@@ -565,7 +568,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         return None
 
     def _plan_policy_pass(self, inputs, adds_penalty: bool) -> PolicyPass:
-        """Say what the policy computes of a micro-batch, and what TRL's loss adds of the KL to the reference."""
+        """Note what the policy computes of a micro-batch, and what TRL's loss adds of the KL to the reference."""
         rows = None
         fill = None
         if self.model.training:
@@ -636,7 +639,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _epoch_ends(self) -> bool:
-        """Whether this step is the last of an epoch at whose end the run is evaluated or logged."""
+        """Return whether this step is the last of an epoch at whose end the run is evaluated or logged."""
         if "epoch" not in (self.args.eval_strategy, self.args.logging_strategy):
             return False
         is_last = float(self.state.epoch).is_integer()
@@ -678,7 +681,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     @property
     def _evaluates_as_trl(self) -> bool:
-        """Whether an evaluation draws from the training's random numbers."""
+        """Return whether an evaluation draws from the training's random numbers."""
         return self.args.is_trl and not self.resets.possible
 
     def evaluate(self, *args, **kwargs):
@@ -713,7 +716,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _evaluate(self, *args, skip_scheduler=False, **kwargs):
         # The training's own evaluations; `evaluate` is a script's, too.
         # Trainer's `eval_on_start`, which alone skips the scheduler, evaluates whenever `train` begins. A run that
-        # goes on from a checkpoint has had that evaluation.
+        # continues from a checkpoint has had that evaluation.
         if skip_scheduler and self._resume is not None:
             return {}
         timer = StageTimer(self.accelerator.device)

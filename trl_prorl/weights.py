@@ -34,9 +34,9 @@ SHOWN = 2  # names of tensors in a message
 @contextmanager
 def whole_weights(source: str | Path = "the model") -> Iterator[None]:
     """
-    Refuse every model and every adapter that is loaded while this lasts, by whatever library, and does not get all of
-    its weights from its files, or leaves some of theirs. Ties are no fault, nor are the keys that a model's class
-    itself ignores.
+    Raise an error for every model and every adapter that is loaded while this lasts, by whatever library, and does not
+    get all of its weights from its files, or leaves some of theirs. Ties are no fault, nor are the keys that a model's
+    class itself ignores.
 
     Args:
         source (`str` or `Path`, *optional*): What is loaded, for the line about a file that cannot be read.
@@ -152,7 +152,7 @@ def copy_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def check_files(folder: Path) -> None:
     """
-    Refuse a folder whose files of weights cannot be read, or are not those that its index names.
+    Raise an error for a folder whose files of weights cannot be read, or are not those that its index names.
 
     Raises:
         InputError: The line names the file or some of the tensors.
@@ -183,7 +183,7 @@ def load_checkpoint(model: PreTrainedModel, folder: str | Path) -> None:
 
 
 def _insist_on_model(report, source, *, loading_info, pretrained_model_name_or_path, **rest) -> None:
-    """Refuse what transformers reports at the end of a `from_pretrained`, in place of its warning."""
+    """Raise an error for what transformers reports at the end of a `from_pretrained`, in place of its warning."""
     info = loading_info
     mismatched = [*(name for name, *_ in info.mismatched_keys), *info.conversion_errors]
     missing = info.missing_keys - set(mismatched)

@@ -54,8 +54,9 @@ class AdapterAsBegun:
 
     def save(self, folder: Path) -> None:
         """
-        Write the adapter that the run started from into a folder; PEFT loads it on top of the base model. An adapter of
-        another name than `default`, or one of several, is not written: no evaluation reads such a run from its files.
+        Write the adapter that the run started from into a folder; PEFT loads it on top of the base model. An adapter
+        of another name than `default`, or one of several, is not written: no evaluation reads such a run from its
+        files.
         """
         if not self.is_trained or self.policy.active_adapters != ["default"]:
             return

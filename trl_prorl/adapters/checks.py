@@ -20,7 +20,7 @@ CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq", "kasa")
 
 def check_initialisation(config: Any) -> None:
     """
-    Refuse an adapter whose initialisation changes the model.
+    Raise an error for an adapter whose initialisation changes the model.
 
     No file holds the changed weights, so that a resume, a reference and the saved adapter would belong to different
     models.
@@ -44,8 +44,8 @@ IN_THE_CACHE = (PeftType.PREFIX_TUNING, PeftType.CARTRIDGE)
 
 def check_prefix(config: Any) -> None:
     """
-    Refuse a prefix that PEFT hands over by the cache's old name, which transformers has dropped in 5.24: `generate`
-    would sample without it, and say nothing.
+    Raise an error for a prefix that PEFT hands over by the cache's old name, which transformers has dropped in 5.24:
+    `generate` would sample without it, and say nothing.
 
     Raises:
         `ValueError`: The message names the adapter's type, both versions and the cure.
@@ -63,7 +63,7 @@ def check_prefix(config: Any) -> None:
 
 def check_head(policy: PeftModel) -> None:
     """
-    Refuse an adapter of the LM head, before TRL copies the adapter for a reference: TRL refuses it later.
+    Raise an error for an adapter of the LM head, before TRL copies the adapter for a reference: TRL refuses it later.
 
     Raises:
         `ValueError`: The message names the keys that lead to it.
@@ -107,7 +107,7 @@ def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
 
 def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = False) -> None:
     """
-    Refuse, before a model is loaded, an adapter that is more than a product of two factors at each layer.
+    Raise an error, before a model is loaded, for an adapter that is more than a product of two factors at each layer.
 
     Args:
         config ([`~peft.PeftConfig`], *optional*): The adapter's.
@@ -142,8 +142,8 @@ def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool
 
 def check_loaded(model: PeftModel) -> None:
     """
-    Refuse an adapter of which only a part was loaded, about which PEFT only warns: some of its layers are trained, and
-    others of the same name begin at zero.
+    Raise an error for an adapter of which only a part was loaded, about which PEFT only warns: some of its layers are
+    trained, and others of the same name begin at zero.
 
     Raises:
         `ValueError`: The message names a layer that is zero.
@@ -222,7 +222,7 @@ def check_stacked(model: PeftModel, config: Any) -> None:
 
 def check_growing_config(every: int, largest: int, config: Any | None) -> None:
     """
-    Refuse, before a model is loaded, an adapter that cannot grow.
+    Raise an error, before a model is loaded, for an adapter that cannot grow.
 
     Args:
         every (`int`): `lora_growth_every`.
@@ -243,8 +243,8 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
 
 def check_growing_model(policy: PeftModel, key: str) -> None:
     """
-    Refuse a model with a layer whose adapter cannot grow or restart, or with an adapter that would not grow with the
-    policy's.
+    Raise an error for a model with a layer whose adapter cannot grow or restart, or with an adapter that would not
+    grow with the policy's.
 
     Raises:
         `ValueError`: The message names `key`, which asks for it, and the layer or the adapter.

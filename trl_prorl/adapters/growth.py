@@ -200,7 +200,7 @@ def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: 
 
 def check_growing_optimizer(cls: type) -> None:
     """
-    Refuse, before any training, an optimizer whose state growth would not understand.
+    Raise an error, before any training, for an optimizer whose state growth would not understand.
 
     Raises:
         `ValueError`: The message names the optimizer and those that are understood.

@@ -8,7 +8,7 @@ The function stays, but for rounding. The frozen weights are recomputed from Wâ‚
 which is kept in fp32 in the host's memory, so that a bf16 model loses nothing however often its adapter restarts. Yet
 in bf16 every restart moves the policy, because what is below half a unit in the last place of a merged weight acts no
 more until the sum exceeds it; [`warn_of_rounding`] says so. The factors of every merged adapter are kept there too,
-because one adapter of their ranks together, over the model that the run began from, is what every file holds: it
+because one adapter of their ranks together, over the model that the run started from, is what every file holds: it
 loads, is evaluated, pushed and merged like any other.
 """
 

@@ -4,8 +4,8 @@ ranks are the trained adapter's and are frozen, the others start as in a new PEF
 
     W + s·[B₁·s₁/s | B₂] [A₁ ; A₂]  =  W + s₁·B₁A₁ + s·B₂A₂
 
-Nothing is merged, so no weight of the model is rounded, and every file contains one adapter, which PEFT loads on top of
-the base model. A frozen copy of it, taken before the first step, is the trained policy: its B₂ is 0.
+Nothing is merged, so no weight of the model is rounded, and every file contains one adapter, which PEFT loads on top
+of the base model. A frozen copy of it, taken before the first step, is the trained policy: its B₂ is 0.
 """
 
 import copy
@@ -39,7 +39,7 @@ BY_ENTRY_OF_TORCH = tuple(
 
 def check_optimizer_by_entry(name: str, given: torch.optim.Optimizer | None) -> None:
     """
-    Refuse, before any training, an optimizer in which frozen ranks would change the updates of the others.
+    Raise an error, before any training, for an optimizer in which frozen ranks would change the updates of the others.
 
     Args:
         name (`str`): `optim`.

@@ -41,7 +41,9 @@ def sync(path: Path) -> None:
 
 
 def is_failed_write(error: Exception) -> bool:
-    """Whether an error means that a write failed, on a full disk for instance, in the words of whichever library."""
+    """
+    Return whether an error means that a write failed, on a full disk for instance, in the words of whichever library.
+    """
     # tokenizers raises no class of its own.
     return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
 

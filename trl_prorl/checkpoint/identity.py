@@ -1,6 +1,6 @@
 """
-What makes a resumed run the same run: every argument that can change a number, the data, and the model it began from;
-and what a changed key does with `allow_config_change`: it acts from the checkpoint on, or it is refused.
+What makes a resumed run the same run: every argument that can change a number, the data, and the model it started
+from; and what a changed key does with `allow_config_change`: it acts from the checkpoint on, or it is refused.
 
 Most keys are read where they act, and a checkpoint holds nothing of them. The others have a rule of their own, or
 are TRL's and here: those that a checkpoint's optimizer, schedule and state would bring back, and those that cannot be
@@ -124,7 +124,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
 
 def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
     """
-    Refuse a resume that would change the run.
+    Raise an error for a resume that would change the run.
 
     Args:
         then (`Mapping[str, Any]`): The identity in the checkpoint.
@@ -150,7 +150,7 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: boo
 
 
 def _refuse_length(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> str:
-    """Say why a run of this schedule cannot be made longer or shorter, and what can be done."""
+    """Return why a run of this schedule cannot be made longer or shorter, and what can be done."""
     listed = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
     schedule = f"lr_scheduler_type={now.get('lr_scheduler_type')!r}"
     lasting = "constant or constant_with_warmup"
@@ -202,12 +202,12 @@ FIXED = {
 
 def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
     """
-    Refuse changes that could not act.
+    Raise an error for changes that could not act.
 
     Args:
         changed (`Mapping[str, list]`): From [`check_same_run`].
         now (`Mapping[str, Any]`): The identity of the run that resumes.
-        checkpoint (`Path`): The run goes on from here.
+        checkpoint (`Path`): The run continues from here.
 
     Raises:
         `ValueError`: The message names the key, its two values, why, and what to do.

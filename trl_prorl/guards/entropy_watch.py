@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 
 class EntropyWatch(Part):
     """
-    Warns when the mean entropy was below a floor, in nats per token, for `patience` consecutive optimizer steps. `stop`
-    ends the run.
+    Warns when the mean entropy was below a floor, in nats per token, for `patience` consecutive optimizer steps.
+    `stop` ends the run.
     """
 
     def __init__(self, floor: float, patience: int, stop: bool = False):

@@ -66,8 +66,8 @@ class Unread(NamedTuple):
 
 class FiniteGuard(Part):
     """
-    Checks loss, gradients and weights, and acts by `nonfinite`. All processes agree on the action. An AMP scaler checks
-    the gradients itself.
+    Checks loss, gradients and weights, and acts by `nonfinite`. All processes agree on the action. An AMP scaler
+    checks the gradients itself.
 
     Args:
         args ([`ProRLConfig`]), accelerator ([`~accelerate.Accelerator`]): Those of the run.
@@ -136,8 +136,8 @@ class FiniteGuard(Part):
 
     def gradients(self, model) -> None:
         """
-        Note the first tensor of a step that is not finite; all processes agree before the update. Gradients are checked
-        before they are clipped, because clipping spreads NaN from one gradient to all.
+        Note the first tensor of a step that is not finite; all processes agree before the update. Gradients are
+        checked before they are clipped, because clipping spreads NaN from one gradient to all.
         """
         unread_before = self._unread
         self._unread = []

@@ -16,9 +16,9 @@ WINDOW = 40  # optimizer steps of a moving average; docs/methods.md has the erro
 
 class GuardGap(Part):
     """
-    Fires when the moving average of accuracy (`gold`) has fallen by more than `gap` from its highest value so far, while
-    the moving average of `reward` is no lower than it was then. After it fires, the highest value is searched again.
-    `action` `"reset"` also requests a reset of the reference, `"stop"` ends the run.
+    Fires when the moving average of `gold` (accuracy) has fallen by more than `gap` from its highest value so far,
+    while the moving average of `reward` is no lower than it was then. After it fires, the highest value is searched
+    again. `action` `"reset"` also requests a reset of the reference, `"stop"` ends the run.
 
     Args:
         gap (`float`): The fall in accuracy that is too much.

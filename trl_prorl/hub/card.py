@@ -71,7 +71,9 @@ class Record:
 
     @property
     def evaluated(self) -> bool:
-        """Whether `passk.json` is there, and measured the weights that the run left behind after its last step."""
+        """
+        Return whether `passk.json` is there, and measured the weights that the run left behind after its last step.
+        """
         if self.passk is None:
             return False
         measured_at = self.passk.get("steps_on_record", self.passk.get("step"))

@@ -111,8 +111,8 @@ class Uploads:
     def push_checkpoint(self, checkpoint: Path) -> None:
         """
         Push the model of a checkpoint in the background, and with `hub_strategy` `checkpoint` or `all_checkpoints` the
-        whole checkpoint too, because only a whole one can be resumed. A failure is logged, and the next push makes up
-        for it.
+        complete checkpoint too, because only a whole one can be resumed. A failure is logged, and the next push makes
+        up for it.
         """
         trainer = self.trainer
         strategy = self.args.hub_strategy

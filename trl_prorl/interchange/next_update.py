@@ -234,7 +234,7 @@ def _stacked(parts: list[torch.Tensor], left: bool = False) -> torch.Tensor:
 
 def _numbered(groups: list[torch.Tensor], generations: list[int]) -> torch.Tensor:
     """
-    Join the group numbers of micro-batches; those of a later generation go on from those of the generation before.
+    Join the group numbers of micro-batches; those of a later generation continue from those of the generation before.
     """
     found = []
     start = 0

@@ -91,7 +91,7 @@ class Schema:
     @classmethod
     def check_values(cls, values: Mapping[str, Any]) -> None:
         """
-        Refuse values that are not of the types of their fields.
+        Raise an error for values that are not of the types of their fields.
 
         Raises:
             [`~trl_prorl.interchange.json_types.TypeMismatchError`]: The message names the value.
@@ -128,7 +128,7 @@ class Schema:
 
     def check(self) -> None:
         """
-        Refuse parts that do not fit each other.
+        Raise an error for parts that do not fit each other.
 
         Raises:
             [`~trl_prorl.errors.InputError`]: The message names the tensor or the value.
@@ -140,7 +140,7 @@ class Schema:
         self.check_tensors()
 
     def check_tensors(self) -> None:
-        """Refuse tensors that do not fit each other and the values."""
+        """Raise an error for tensors that do not fit each other and the values."""
 
 
 @dataclass
@@ -336,7 +336,7 @@ def check_state(data: UpdateInputs | UpdateOutputs) -> None:
 
 
 def check_shape(label: str, found: torch.Tensor | None, expected: Sequence[int] | None) -> None:
-    """Refuse a tensor of another shape; `None` stands for one that is absent."""
+    """Raise an error for a tensor of another shape; `None` stands for one that is absent."""
     is_shape = None if found is None else list(found.shape)
     needed = None if expected is None else list(expected)
     if is_shape != needed:

@@ -62,8 +62,8 @@ def rloo(groups: torch.Tensor) -> torch.Tensor:
 
 def all_equal(groups: torch.Tensor) -> torch.Tensor:
     """
-    Tell whether the rewards of a group, shape `(N / G, G)`, are equal up to rounding, or all missing. Returns bools of
-    shape `(N / G,)`.
+    Return whether the rewards of a group, shape `(N / G, G)`, are equal up to rounding, or all missing. Returns bools
+    of shape `(N / G,)`.
     """
     least = groups.nan_to_num(nan=torch.inf).amin(dim=1)
     greatest = groups.nan_to_num(nan=-torch.inf).amax(dim=1)

@@ -5,7 +5,7 @@ The anchors: one class for each policy to which the KL of the trained policy may
 |---|---|---|---|
 | `ReferenceAnchor` | `beta` | π_ref, which resets move | once per generation batch, or in every pass over it |
 | `OldPolicyAnchor` | `beta_old` | π_old, which sampled the batch | the loss has them, or once per generation batch |
-| `BaseAnchor` | `beta_base` | the policy as the run began | on every `base_anchor_every`-th generation batch |
+| `BaseAnchor` | `beta_base` | the policy as the run started | on every `base_anchor_every`-th generation batch |
 
 A new anchor is a class here, listed in [`ANCHORS`], and a key. Scoring, loss, record, guards, adaptation of the
 coefficient, checks and reports walk over that list.
@@ -61,7 +61,7 @@ class Anchor:
 
     @property
     def is_on(self) -> bool:
-        """Whether it has a KL term."""
+        """Return whether it has a KL term."""
         return self.coefficient != 0.0
 
     def make_model(self, models):
@@ -69,17 +69,19 @@ class Anchor:
         raise NotImplementedError
 
     def needs_scoring(self, generation: int) -> bool:
-        """Whether its model has to score generation batch `generation`, counted from 0, unless TRL had it scored."""
+        """
+        Return whether its model has to score generation batch `generation`, counted from 0, unless TRL had it scored.
+        """
         return self.is_on
 
     @property
     def is_left_to_loss(self) -> bool:
-        """Whether the loss provides its log-probabilities, so that a generation batch needs none."""
+        """Return whether the loss provides its log-probabilities, so that a generation batch needs none."""
         return False
 
     @property
     def is_needed_at_once(self) -> bool:
-        """Whether TRL itself needs its log-probabilities while it makes a generation batch."""
+        """Return whether TRL itself needs its log-probabilities while it makes a generation batch."""
         return False
 
     def acts_on(self, batch: Mapping[str, "torch.Tensor"]) -> bool:
@@ -142,7 +144,10 @@ class OldPolicyAnchor(Anchor):
         return self.args.corrects_sampler
 
     def logps(self, batch, policy_logps):
-        """Return the log-probabilities of π_old. Before the first update on a batch without that column, the policy is π_old."""
+        """
+        Return the log-probabilities of π_old. Before the first update on a batch without that column, the policy is
+        π_old.
+        """
         kept = batch.get(self.column)
         return policy_logps.detach() if kept is None else kept
 

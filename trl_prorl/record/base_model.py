@@ -49,12 +49,12 @@ class BaseModel:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether it was made of a GGUF file."""
+        """Return whether it was made of a GGUF file."""
         return is_gguf(self.name)
 
     @property
     def is_embedded(self) -> bool:
-        """Whether it is a model that comes with this package."""
+        """Return whether it is a model that comes with this package."""
         return embedded_base.is_embedded(self.name)
 
 
@@ -114,7 +114,7 @@ def hub_commit(name: str, revision: str | None = None) -> str | None:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether it could be `owner/name` on the Hub."""
+    """Return whether it could be `owner/name` on the Hub."""
     try:
         validate_repo_id(name)
     except HFValidationError:

@@ -35,7 +35,7 @@ def steps_of(output_dir: Path) -> dict[Path, int]:
 
 
 def is_of_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether a folder is a checkpoint that the run of this id has written."""
+    """Return whether a folder is a checkpoint that the run of this id has written."""
     found = saved_run_id(checkpoint)
     if found is not None and run_id is not None:
         return found == run_id

@@ -42,7 +42,7 @@ class FolderLock:
 
     @property
     def held(self) -> bool:
-        """Whether it is held now."""
+        """Return whether it is held now."""
         return any(lock.is_locked for lock in self._locks.values())
 
     def hold(self) -> None:
@@ -112,7 +112,7 @@ def exclusive(path: Path, busy: str) -> Iterator[None]:
 
 def check_free(*folders: str | os.PathLike) -> None:
     """
-    Refuse folders that another process trains into. Makes nothing.
+    Raise an error for folders that another process trains into. Makes nothing.
 
     Raises:
         [`FolderInUseError`]: The message names the folder and the process.
@@ -124,7 +124,7 @@ def check_free(*folders: str | os.PathLike) -> None:
 
 
 def holder(folder: Path) -> str | None:
-    """Say who trains into a folder: `"process 7 on host, since ..."`; `None` if nobody does."""
+    """Return who trains into a folder: `"process 7 on host, since ..."`; `None` if nobody does."""
     file = folder / LOCK_FILE
     if not file.is_file():
         return None
@@ -152,13 +152,13 @@ def _refusal(folder: str | os.PathLike, who: str) -> str:
 
 
 def is_foreign_lock(file: Path) -> bool:
-    """Whether a file of the lock's name was written by something else, and would be lost."""
+    """Return whether a file of the lock's name was written by something else, and would be lost."""
     if not file.is_file():
         return os.path.lexists(file)
     return not _is_ours(file) and OF_FILELOCK.match(file.read_bytes()) is None
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a file is one that [`_take`] writes, not filelock's own or something else."""
+    """Return whether a file is one that [`_take`] writes, not filelock's own or something else."""
     content = file.read_bytes() if file.is_file() else b""
     return content == b"" or content.startswith(BEGINS)

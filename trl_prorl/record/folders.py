@@ -86,7 +86,7 @@ class RunFolders:
 
     def check_usable(self) -> None:
         """
-        Refuse what is there and is no folder that can be written, and links that lead out of one.
+        Raise an error for what is there and is no folder that can be written, and links that lead out of one.
 
         Raises:
             `ValueError`: The message names the key, its value and the cure.
@@ -104,7 +104,7 @@ class RunFolders:
 
     def check_available(self, resumes: bool) -> None:
         """
-        Refuse folders that a recipe's run may not have.
+        Raise an error for folders that a recipe's run may not have.
 
         Args:
             resumes (`bool`): Whether it is to go on with the run that is there.
@@ -119,7 +119,7 @@ class RunFolders:
 
     def check_new(self) -> None:
         """
-        Refuse folders in which a recipe may not begin a run.
+        Raise an error for folders in which a recipe may not begin a run.
 
         Raises:
             `ValueError`: The message names the folder, what it holds, and the cure.
@@ -134,7 +134,7 @@ class RunFolders:
 
     def check_nothing_foreign(self) -> None:
         """
-        Refuse folders in which a new run would overwrite or delete what belongs to no run.
+        Raise an error for folders in which a new run would overwrite or delete what belongs to no run.
 
         Raises:
             `ValueError`: The message names the key, the folder and the files.
@@ -149,10 +149,10 @@ class RunFolders:
 
     def check_record_stays(self, checkpoint: Path) -> None:
         """
-        Refuse a resume that would cut or overwrite a record that is not its run's.
+        Raise an error for a resume that would cut or overwrite a record that is not its run's.
 
         Args:
-            checkpoint (`Path`): The run goes on from here.
+            checkpoint (`Path`): The run continues from here.
 
         Raises:
             `ValueError`: The message names `run_dir` and what it holds.
@@ -174,7 +174,7 @@ class RunFolders:
 
     def check_model_stays(self, base: str | None) -> None:
         """
-        Refuse a resume whose end would replace the model that the run began from.
+        Raise an error for a resume whose end would replace the model that the run started from.
 
         Args:
             base (`str`, *optional*): The model's Hub name or folder.
@@ -194,12 +194,13 @@ class RunFolders:
     # ------------------------------------------------------------------------------------ an earlier run
 
     def holds_record(self) -> bool:
-        """Whether `run_dir` holds the record of a run, which may have done nothing yet."""
+        """Return whether `run_dir` holds the record of a run, which may have done nothing yet."""
         return has_begun(self.run_dir) or recorded_run_id(self.run_dir) is not None
 
     def has_traces(self) -> bool:
         """
-        Whether a run, ours or one of TRL's trainer, has left its traces in `output_dir`, or its record in `run_dir`.
+        Return whether a run, ours or one of TRL's trainer, has left its traces in `output_dir`, or its record in
+        `run_dir`.
 
         A record in another folder counts where it names this `output_dir`: else it is that of a run elsewhere.
         """
@@ -267,7 +268,7 @@ class RunFolders:
     # --------------------------------------------------------------------------------------- checkpoints
 
     def has_checkpoint(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint lies in a folder of this run, so that a resume goes on with the same run."""
+        """Return whether a checkpoint lies in a folder of this run, so that a resume continues with the same run."""
         return checkpoint.resolve().parent == self.output_dir.resolve()
 
     def id_of_run(self, checkpoint: Path | None) -> str:
@@ -292,7 +293,7 @@ class RunFolders:
         The run has gone back behind their steps, and the next resume would take the newest of them for its own.
 
         Args:
-            checkpoint (`Path`): The run goes on from here; if it lies elsewhere, nothing is renamed.
+            checkpoint (`Path`): The run continues from here; if it lies elsewhere, nothing is renamed.
             unusable (`Collection[str]`): Names of checkpoints that no resume takes; they stay.
 
         Returns:
@@ -346,7 +347,7 @@ class RunFolders:
 
 
 def has_begun(run_dir: Path) -> bool:
-    """Whether a folder holds the record of a run that did a step."""
+    """Return whether a folder holds the record of a run that did a step."""
     record = run_dir / METRICS_FILE
     return record.exists() and record.stat().st_size > 0
 

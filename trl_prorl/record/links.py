@@ -12,10 +12,10 @@ WANDB = "wandb"  # its client fills the folder with links to its own cache, and 
 
 def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
     """
-    Refuse a folder with a link that leads out of it: whoever made the link would choose which files of this machine
-    are read, overwritten, deleted or uploaded. The folder itself may be a link. A folder of the Hub's cache keeps its
-    links to the blobs of the same repository. Hidden folders are passed over, and so is the Python of a virtual
-    environment: `output_dir` may be the folder of a project.
+    Raise an error for a folder with a link that leads out of it: whoever made the link would choose which files of
+    this machine are read, overwritten, deleted or uploaded. The folder itself may be a link. A folder of the Hub's
+    cache keeps its links to the blobs of the same repository. Hidden folders are passed over, and so is the Python of
+    a virtual environment: `output_dir` may be the folder of a project.
 
     Args:
         folder (`str` or `os.PathLike`): The folder, which need not exist.

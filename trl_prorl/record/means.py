@@ -67,7 +67,7 @@ class Means(Part):
         self._weights["train"] = state["weights"]
 
     def add(self, mode: str, metric: str, weight: float | torch.Tensor) -> None:
-        """Say what the newest value of a metric is a mean of: so many rows or tokens, 0 if of none."""
+        """Record what the newest value of a metric is a mean of: so many rows or tokens, 0 if of none."""
         self._weights[mode].setdefault(metric, []).append(weight)
 
     def lengths(self, mode: str) -> dict[str, int]:
@@ -76,7 +76,7 @@ class Means(Part):
 
     def add_batch(self, mode: str, before: Mapping[str, int], counts: Mapping[str, int], rows: int) -> None:
         """
-        Say what the values of a generation batch are means of.
+        Record what the values of a generation batch are means of.
 
         Args:
             mode (`str`): `"train"` or `"eval"`.
@@ -96,12 +96,12 @@ class Means(Part):
                 self.add(mode, metric, counts.get(metric, rows))
 
     def add_evaluated(self, tokens: float) -> None:
-        """Say how many tokens the newest loss of an evaluation is of."""
+        """Record the number of tokens of the newest loss of an evaluation."""
         for metric in self.of_tokens:
             self._complete("eval", metric, [tokens])
 
     def row(self, step: int, row: Mapping[str, float]) -> None:
-        """Say how many tokens the micro-batches of a step had."""
+        """Record the number of tokens of the micro-batches of a step."""
         metrics = self.metrics["train"]
         tokens = self.meter.micro_batch_tokens
         if self.skips_rows and "entropy" in metrics:

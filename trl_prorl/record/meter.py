@@ -58,7 +58,7 @@ class Meter:
 
     @property
     def open(self) -> bool:
-        """Whether a step is under way."""
+        """Return whether a step is under way."""
         return self._began is not None
 
     def begin_step(self) -> None:

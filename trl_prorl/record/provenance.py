@@ -86,7 +86,7 @@ def write_env(
         model (`torch.nn.Module`): The policy.
         packing (`str`): Whether groups are packed, and if not as asked, why.
         generation (`Mapping[str, Any]`, *optional*): How rollouts are sampled.
-        base (`str`, *optional*): Hub name or folder of the model that the run began from.
+        base (`str`, *optional*): Hub name or folder of the model that the run started from.
         run_id (`str`, *optional*): The id that is also saved next to the weights.
     """
     from .base_model import fingerprint, hub_commit, identify  # a report need not wait for the Hub's client
@@ -201,7 +201,7 @@ def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -
 
 
 def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
-    """Say what evaluates a run: a command or, for a script with its own rewards and data, the function."""
+    """Return what evaluates a run: a command or, for a script with its own rewards and data, the function."""
     command = f"`{passk_command(config, env, run_dir)}`"
     if config.get("task"):
         return command

@@ -106,8 +106,8 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
 
 def training_note(evaluation: dict[str, Any]) -> str:
     """
-    Say, behind the split of a `passk.json` or `drift.json`, how many of its prompts occur in the training set; empty
-    if none does, and for the splits of a task, which have no prompt in common.
+    Describe, behind the split of a `passk.json` or `drift.json`, how many of its prompts occur in the training set;
+    empty if none does, and for the splits of a task, which have no prompt in common.
     """
     if "in_training" not in evaluation:
         return ""

@@ -12,7 +12,7 @@ RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation lea
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
-    """Say which run the weights in a folder belong to; `None`: to no run, whatever was there before."""
+    """Return which run the weights in a folder belong to; `None`: to no run, whatever was there before."""
     path = Path(folder) / RUN_ID_FILE
     if run_id is None:
         path.unlink(missing_ok=True)
@@ -32,7 +32,7 @@ def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
 
 
 def is_of_other_run(content: dict, run_id: str | None) -> bool:
-    """Whether an evaluation says of itself that it is of another run than this one."""
+    """Return whether an evaluation says of itself that it is of another run than this one."""
     return None not in (content.get(RUN_ID), run_id) and content[RUN_ID] != run_id
 
 

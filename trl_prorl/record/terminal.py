@@ -82,7 +82,7 @@ def write_event_line(event: Mapping[str, Any]) -> str:
 
 
 def describe_resets(args, steps: int) -> str:
-    """Say in a few words when a run of so many optimizer steps resets."""
+    """Describe when a run of so many optimizer steps resets."""
     triggers = []
     if args.ref_reset_every > 0:
         first = args.first_reset(steps)
@@ -95,7 +95,7 @@ def describe_resets(args, steps: int) -> str:
 
 
 def describe_processes(args) -> str | None:
-    """Say how many completions a step of several processes trains on; `None` for one process."""
+    """Describe how many completions a step of several processes trains on; `None` for one process."""
     processes = args.world_size
     if processes == 1:
         return None
@@ -131,7 +131,9 @@ def banner(trainer, steps: int) -> list[str]:
 
 
 def describe_shared_prompts(trainer) -> list[str]:
-    """Say which evaluation sets share prompts with the training set, or cannot be compared with it."""
+    """
+    Return a line for each evaluation set that shares prompts with the training set, or cannot be compared with it.
+    """
     evaluation = trainer.eval_dataset
     if evaluation is None:
         return []
@@ -184,7 +186,7 @@ class Terminal(PrinterCallback):
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looks on who did not ask for silence."""
+        """Return whether the output is a terminal and progress is not disabled."""
         return self.shows and sys.stdout.isatty() and not self.trainer.args.disable_tqdm
 
     def say(self, line: str) -> None:
@@ -227,7 +229,7 @@ class Terminal(PrinterCallback):
             self.say(f"nothing to do: {self.trainer.run_dir} already finished at checkpoint-{done}, its last step")
 
     def _resets_by_steps_alone(self, args) -> bool:
-        """Whether `ref_reset_every` is the only trigger of resets."""
+        """Return whether `ref_reset_every` is the only trigger of resets."""
         keys = [key for key in TRIGGER_KEYS if getattr(args, key)]
         return keys == ["ref_reset_every"] and len(self.trainer.resets.callbacks) == 1
 

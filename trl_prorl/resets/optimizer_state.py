@@ -120,7 +120,8 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
     """
-    Refuse, before any training, an optimizer that lacks what a treatment changes, or whose state is not understood.
+    Raise an error, before any training, for an optimizer that lacks what a treatment changes, or whose state is not
+    understood.
 
     SGD without momentum has nothing to reset, transformers' Adafactor without β1 no first moment.
 
@@ -180,7 +181,7 @@ def full_name(cls: type) -> str:
 
 
 def holds_codes(cls: type) -> bool:
-    """Whether an optimizer is of bitsandbytes' Adam family, whose moments are codes of 8 bits."""
+    """Return whether an optimizer is of bitsandbytes' Adam family, whose moments are codes of 8 bits."""
     return cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
 
 

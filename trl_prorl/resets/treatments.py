@@ -57,12 +57,12 @@ class Treatment:
 
     @property
     def is_factors(self) -> bool:
-        """Whether it multiplies each moment by a number, which any optimizer and any engine can do."""
+        """Return whether it multiplies each moment by a number, which any optimizer and any engine can do."""
         return not (callable(self.first) or callable(self.second))
 
     @property
     def uses_alpha(self) -> bool:
-        """Whether `optimizer_reset_alpha` has an effect."""
+        """Return whether `optimizer_reset_alpha` has an effect."""
         return self.takes_alpha or ALPHA in (self.first, self.second)
 
     @property

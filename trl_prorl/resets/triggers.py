@@ -83,7 +83,7 @@ class Trigger:
 
     @classmethod
     def is_on(cls, args) -> bool:
-        """Whether a key of a [`ProRLConfig`] asks for it."""
+        """Return whether a key of a [`ProRLConfig`] asks for it."""
         return any(getattr(args, key) not in (None, 0) for key in cls.keys)
 
     @classmethod
@@ -126,7 +126,7 @@ class Trigger:
 
 
 def measured(value: float | None) -> bool:
-    """Whether a value is a number; ∞ is one, NaN is not."""
+    """Return whether a value is a number; ∞ is one, NaN is not."""
     return value is not None and not math.isnan(value)
 
 

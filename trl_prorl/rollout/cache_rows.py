@@ -117,7 +117,7 @@ def close_up(cache: Cache, selection: Selection) -> None:
 
 
 def why_not_select(cache: Cache) -> str | None:
-    """Say why rows of a cache cannot be selected; `None` if they can."""
+    """Return why rows of a cache cannot be selected; `None` if they can."""
     for layer in cache.layers:
         if not hasattr(layer, "batch_select_indices"):
             return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected one by one."

@@ -183,8 +183,8 @@ def _read_prompts(
 
 def tokens_between_checks(device: torch.device) -> int:
     """
-    Say after how many tokens the loop looks which rows have ended. A CPU's result is there at once; on a device that
-    runs behind the program a look costs more than rows that are computed in vain for a few tokens.
+    Return after how many tokens the loop looks which rows have ended. A CPU's result is there at once; on a device
+    that runs behind the program a look costs more than rows that are computed in vain for a few tokens.
     """
     return 1 if device.type == "cpu" else CHECK_EVERY
 

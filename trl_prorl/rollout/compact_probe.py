@@ -32,7 +32,7 @@ class _Some(StoppingCriteria):
 
 def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     """
-    Say in one sentence why compact sampling is refused for a model whose samples it would change.
+    Return, in one sentence, why compact sampling is refused for a model whose samples it would change.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): The model, on trial (see [`~trl_prorl.scoring.trial`]).

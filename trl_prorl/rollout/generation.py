@@ -55,7 +55,7 @@ def complete_config(config: GenerationConfig, own: GenerationConfig) -> Generati
 
 
 def why_not_compact(config: GenerationConfig) -> str | None:
-    """Say why a generation with these settings cannot be compact, in one sentence; `None` if it can."""
+    """Return why a generation with these settings cannot be compact, in one sentence; `None` if it can."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
         return f"the generation settings use {mode.value.replace('_', ' ')}, in which rows depend on each other."

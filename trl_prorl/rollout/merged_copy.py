@@ -69,7 +69,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def can_be_packed(layer: torch.nn.Module | None) -> bool:
-    """Whether a layer is a plain linear one on a CPU for which torch has oneDNN's operators."""
+    """Return whether a layer is a plain linear one on a CPU for which torch has oneDNN's operators."""
     return (
         type(layer) is torch.nn.Linear
         and "forward" not in vars(layer)  # replaced, to cast
@@ -82,7 +82,7 @@ def can_be_packed(layer: torch.nn.Module | None) -> bool:
 
 
 def packs_bf16() -> bool:
-    """Whether this CPU multiplies in bf16."""
+    """Return whether this CPU multiplies in bf16."""
     return hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
@@ -223,8 +223,8 @@ def find_adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str,
 
 def why_not_merged(policy: torch.nn.Module) -> str | None:
     """
-    Say why a policy, on trial (see [`~trl_prorl.scoring.trial`]), is sampled as it is, in a few words; `None` where a
-    merged copy serves.
+    Return why a merged copy cannot sample for a policy, on trial (see [`~trl_prorl.scoring.trial`]), in a few words;
+    `None` if it can.
 
     The copy is compared with the policy. A new adapter changes nothing, so the policy has other weights meanwhile;
     afterwards they are what they were, bit for bit.

@@ -74,7 +74,7 @@ class Outcome:
         Args:
             rewards (`torch.Tensor` of shape `(N, F)`): Of all processes.
             group_size (`int`): G.
-            examples (`list[dict]`): Rows of this process, one a completion; columns `task` and `interrupted` of
+            examples (`list[dict]`): Rows of this process, one per completion; columns `task` and `interrupted` of
                 another meaning are ignored.
             completions (`list`): This process's completions.
             completion_ids (`list[list[int]]`): Their tokens.

@@ -39,8 +39,8 @@ class PaddingMask:
 
 def attends_plainly(model, model_kwargs: dict) -> bool:
     """
-    Whether a model needs of its mask only which tokens of a row are padding, in the form in which SDPA adds it: every
-    layer attends to all tokens before it, and positions are given.
+    Return whether a model needs of its mask only which tokens of a row are padding, in the form in which SDPA adds it:
+    every layer attends to all tokens before it, and positions are given.
     """
     config = model.config
     cache = cache_among(model_kwargs)

@@ -166,7 +166,7 @@ def settle_models(
 
 def check_scored(reward: float, names: Sequence[str]) -> None:
     """
-    Refuse a batch of a training in which nothing was scored.
+    Raise an error for a batch of a training in which nothing was scored.
 
     Args:
         reward (`float`): Its mean over completions; NaN if every function returned `None` for each.

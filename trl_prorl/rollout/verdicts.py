@@ -86,7 +86,7 @@ class Verdicts:
         Judge whether each completion of a batch is correct.
 
         Args:
-            examples (`list[Mapping]`): This process's rows, one a completion.
+            examples (`list[Mapping]`): This process's rows, one per completion.
             prompts (`list`): Their prompts.
             completions (`list`): Their completions.
 
@@ -104,7 +104,7 @@ class Verdicts:
         return gather_object([as_verdict(verdict, self.name) for verdict in verdicts])
 
     def add(self, correct: list[bool], tasks: list[str | None]) -> None:
-        """Add verdicts and tasks of a batch of the evaluation, one a completion."""
+        """Add verdicts and tasks of a batch of the evaluation, one per completion."""
         self._correct += correct
         self._tasks += tasks
 

@@ -27,8 +27,8 @@ WHY = (
 
 def check_dropout_config(peft_config: Any | None) -> None:
     """
-    Refuse a PEFT configuration with dropout, before a model is loaded. Raises `ValueError`: naming the value and the
-    cure.
+    Raise an error for a PEFT configuration with dropout, before a model is loaded. Raises `ValueError`: naming the
+    value and the cure.
     """
     rate = getattr(peft_config, "lora_dropout", 0.0)
     if rate:
@@ -37,9 +37,9 @@ def check_dropout_config(peft_config: Any | None) -> None:
 
 def check_dropout(model: torch.nn.Module) -> None:
     """
-    Refuse a model with visible active dropout: modules, and rates that attention layers apply themselves. A forward
-    need not show it, for example that of an adapter which is still zero. Raises `ValueError`: naming the first place
-    and the cure.
+    Raise an error for a model with visible active dropout: modules, and rates that attention layers apply themselves.
+    A forward need not show it, for example that of an adapter which is still zero. Raises `ValueError`: naming the
+    first place and the cure.
     """
     for name, module in model.named_modules():
         # TRL's disable_dropout does not reach a rate without a module. Two forwards may leave out the same layers.
@@ -56,11 +56,11 @@ def check_randomness(
     model: torch.nn.Module, autocast: AbstractContextManager | None = None, sharded: bool = False
 ) -> None:
     """
-    Refuse a model whose forward in training is random, whatever the cause. A forward that draws no random number is
-    not; elsewhere two seeds must give the same logits, up to the difference of two forwards with one seed on hardware
-    that sums in no fixed order. Names of modules and of keys serve only to name the culprit. All random states and the
-    modes of all modules are restored. A model whose weights are sharded is not tried, and a warning says so. Raises
-    `ValueError`: naming the first rate that could be the reason, and the cure.
+    Raise an error if the forward pass in training is random, whatever the cause. A forward that draws no random
+    number is not; elsewhere two seeds must give the same logits, up to the difference of two forwards with one seed on
+    hardware that sums in no fixed order. Names of modules and of keys serve only to name the culprit. All random
+    states and the modes of all modules are restored. A model whose weights are sharded is not tried, and a warning
+    says so. Raises `ValueError`: naming the first rate that could be the reason, and the cure.
     """
     if sharded:
         logger.warning("Weights are sharded, so dropout that is not a module was not looked for.")
@@ -90,7 +90,7 @@ def check_randomness(
 
 
 def _differ_by_seed(logits: Callable[[int], torch.Tensor], first: torch.Tensor) -> bool:
-    """Tell whether the logits of two seeds differ by more than those of one; `first`: those of seed 0."""
+    """Return whether the logits of two seeds differ by more than those of one; `first`: those of seed 0."""
     by_seed = (first - logits(1)).abs().max()
     by_order = (first - logits(0)).abs().max()
     return bool(by_seed > 4 * by_order)
@@ -98,8 +98,9 @@ def _differ_by_seed(logits: Callable[[int], torch.Tensor], first: torch.Tensor) 
 
 def drew_numbers(seed: int, device: torch.device) -> bool:
     """
-    Tell whether anything has drawn a random number since `set_seed(seed)`, by the states of the generators of Python,
-    NumPy and torch. True on devices whose generators are not looked at. The generators are then as after `set_seed`.
+    Return whether anything has drawn a random number since `set_seed(seed)`, by the states of the generators of
+    Python, NumPy and torch. True on devices whose generators are not looked at. The generators are then as after
+    `set_seed`.
     """
     states = generator_states()
     set_seed(seed)

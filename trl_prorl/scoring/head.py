@@ -71,8 +71,8 @@ def give_bias(model: nn.Module) -> None:
 
 def check_full_model(model, **config_kwargs) -> None:
     """
-    Refuse a model whose head TRL does not find, before it is loaded (with these arguments for its configuration).
-    Without adapters TRL itself casts policy and reference. Raises `ValueError`: naming the model and the cure.
+    Raise an error for a model whose head TRL does not find, before it is loaded (with these arguments for its
+    configuration). Without adapters TRL itself casts policy and reference. Raises `ValueError`: naming the model and the cure.
     """
     if isinstance(model, str):
         config = AutoConfig.from_pretrained(model, **config_kwargs)
@@ -159,7 +159,7 @@ def add_frozen_head(model: nn.Module, temperature: float) -> None:
 
 
 def can_attend(head: nn.Module) -> bool:
-    """Whether a head is a plain linear layer without gradient on a CPU."""
+    """Return whether a head is a plain linear layer without gradient on a CPU."""
     return (
         type(head) is nn.Linear
         and "forward" not in vars(head)  # replaced, to cast

@@ -124,7 +124,7 @@ def rms(values: torch.Tensor) -> float:
 
 def _rounding(padded: Score, vocabulary: int, device: torch.device, unit: float) -> float:
     """
-    Measure the change in rows of equal length when they are computed together, in nats a token. `unit` is that of
+    Measure the change in rows of equal length when they are computed together, in nats per token. `unit` is that of
     [`coarsest_unit`].
     """
     ids = tokens(ROWS * (PROMPT + COMPLETION), vocabulary).view(ROWS, -1).to(device)

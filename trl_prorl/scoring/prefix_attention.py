@@ -205,8 +205,8 @@ def prefix_attention(
 
 def keeps_keys_shared(query: torch.Tensor) -> bool:
     """
-    Whether keys that several heads share are not repeated for each. A GPU's kernel that takes a mask wants equal
-    numbers of heads, and repeated keys are memory and bandwidth; on a CPU in fp32 nothing is gained.
+    Return whether keys that several heads share are not repeated for each. A GPU's kernel that takes a mask wants
+    equal numbers of heads, and repeated keys are memory and bandwidth; on a CPU in fp32 nothing is gained.
     """
     return query.device.type != "cpu"
 
@@ -234,7 +234,7 @@ class BackwardByProducts(torch.autograd.Function):
         scores = (query.float() * ctx.scale) @ key.float().transpose(-1, -2)
         weights = scores.add_(mask).softmax(dim=-1)
         mean = (gradient.float() * result).sum(dim=-1, keepdim=True)
-        # In fp32 as well: the mean is subtracted from it, and what remains is small compared with the rounding of bf16.
+        # In fp32 as well: the mean is subtracted from it, and the rest is small compared with rounding in bf16.
         weight_gradient = gradient.float() @ value.float().transpose(-1, -2)
         score_gradient = weight_gradient.sub_(mean).mul_(weights).mul_(ctx.scale)
         score_gradient = score_gradient.to(query.dtype)

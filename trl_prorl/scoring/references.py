@@ -40,8 +40,8 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def check_adapter(model: Any, peft_config: Any | None) -> None:
     """
-    Refuse, before a model is loaded, an adapter that cannot coexist with a reference or a base. Raises `ValueError`:
-    naming the value and the cure.
+    Raise an error, before a model is loaded, for an adapter that cannot coexist with a reference or a base. Raises
+    `ValueError`: naming the value and the cure.
     """
     if isinstance(model, PeftModel):
         if model.active_adapters != ["default"]:
@@ -209,7 +209,7 @@ class Reference:
         """Pair (reference, policy) of every parameter, and of every buffer of its own."""
 
     def scores_as(self, model) -> bool:
-        """Tell whether a forward of this model, as it now is, scores as the reference."""
+        """Return whether a forward of this model, as it now is, scores as the reference."""
 
     def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
         """Return a context with a model that scores as the reference. `policy` is the (wrapped) policy."""
@@ -221,7 +221,7 @@ class Reference:
         """Write this process's part of it, under FSDP, which saves nothing that is frozen."""
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a checkpoint has it."""
+        """Return whether a checkpoint has it."""
         return True
 
     def load(self, folder: Path) -> None:
@@ -246,8 +246,8 @@ class Reference:
 
 class AdapterReference(Reference):
     """
-    An adapter of a [`~peft.PeftModel`], next to the trained adapter `default`; the name `None` is the model without any
-    adapter, which cannot be moved. It shares the base weights with the policy, so a copy moves a few MB, and PEFT
+    An adapter of a [`~peft.PeftModel`], next to the trained adapter `default`; the name `None` is the model without
+    any adapter, which cannot be moved. It shares the base weights with the policy, so a copy moves a few MB, and PEFT
     saves and loads it with the policy.
     """
 

@@ -118,7 +118,9 @@ class Scorer:
         return self._score_counted(anchor, trl_score, model, *args, **kwargs)
 
     def comes_later(self, anchor: Anchor) -> bool:
-        """Whether TRL needs no log-probabilities of an anchor yet: the loss or the finished batch provides them."""
+        """
+        Return whether TRL needs no log-probabilities of an anchor yet: the loss or the finished batch provides them.
+        """
         if anchor.is_left_to_loss:
             return True
         can_wait = self.text_only and not self.args.is_trl
