@@ -72,7 +72,8 @@ def give_bias(model: nn.Module) -> None:
 def check_full_model(model, **config_kwargs) -> None:
     """
     Raise an error for a model whose head TRL does not find, before it is loaded (with these arguments for its
-    configuration). Without adapters TRL itself casts policy and reference. Raises `ValueError`: naming the model and the cure.
+    configuration). Without adapters TRL itself casts policy and reference. Raises `ValueError`: naming the model and
+    the cure.
     """
     if isinstance(model, str):
         config = AutoConfig.from_pretrained(model, **config_kwargs)
