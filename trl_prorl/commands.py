@@ -9,37 +9,38 @@ from .launch.recipe_list import short_list, whole_list
 from .text import nearest
 
 
-# command -> module of `trl_prorl`, and a summary; the module is imported when the command is asked for
+# Command: its module in `trl_prorl`, imported when the command runs, and its line in the help.
 COMMANDS = {
-    "train": ("launch.command_line", "train what a recipe says; alone, it lists the recipes"),
-    "demo": ("demo", "five arms on a CPU, evaluation, report: 6 to 10 minutes"),
-    "smollm2": ("embedded.smollm2", "install a pretrained language model of 135 M parameters, once"),
-    "preflight": ("eval.preflight", "can a recipe learn, and what will it cost?"),
-    "passk": ("eval.passk", "held-out pass@k of runs, base against trained"),
-    "report": ("eval.report", "one page about a set of runs"),
-    "drift": ("eval.drift", "distance from base"),
-    "compare": ("eval.compare", "do two runs differ?"),
-    "boundary": ("eval.boundary", "which prompts were solved, which were lost?"),
-    "trajectory": ("eval.trajectory", "how did pass@k rise?"),
-    "step-cost": ("eval.step_cost", "what a step costs"),
-    "reset-cost": ("eval.reset_cost", "what a reset costs"),
-    "gpu-check": ("eval.gpu_check", "is it right on this GPU, and what does it cost there?"),
-    "push": ("eval.push", "push a run to the Hub"),
-    "tasks": ("tasks.__main__", "look at the tasks"),
-    "env": ("environment", "versions and flags, for a report of a bug"),
+    "train": ("launch.command_line", "train a recipe; without one, list the shipped recipes"),
+    "demo": ("demo", "train five variants on a CPU and compare them (6 to 10 minutes)"),
+    "smollm2": ("embedded.smollm2", "install SmolLM2-135M, a pretrained language model (once)"),
+    "preflight": ("eval.preflight", "check before training: can a recipe learn, does it fit, how long?"),
+    "passk": ("eval.passk", "evaluate held-out pass@k, before and after training"),
+    "report": ("eval.report", "write one page that compares several runs"),
+    "drift": ("eval.drift", "measure the KL to the starting model, and text quality"),
+    "compare": ("eval.compare", "test whether runs differ significantly in pass@k"),
+    "boundary": ("eval.boundary", "list the prompts that training gained and lost"),
+    "trajectory": ("eval.trajectory", "show pass@k over training, with a fitted curve"),
+    "step-cost": ("eval.step_cost", "time a training step against TRL"),
+    "reset-cost": ("eval.reset_cost", "time a reset of the reference"),
+    "gpu-check": ("eval.gpu_check", "check results and measure step times on this GPU"),
+    "push": ("eval.push", "upload a run to the Hugging Face Hub"),
+    "tasks": ("tasks.__main__", "list the tasks, and show rows of one"),
+    "env": ("environment", "print versions and hardware, for a bug report"),
 }
 
 
 def help_text() -> str:
     """Return the commands, each with its summary."""
-    lines = ["usage: trl-prorl COMMAND ...", "", "`trl-prorl COMMAND --help` says what a command takes.", ""]
+    lines = ["usage: trl-prorl COMMAND [--OPTION VALUE ...]", ""]
     for name, (_, summary) in COMMANDS.items():
         lines.append(f"  {name:<12}{summary}")
+    lines += ["", "`trl-prorl COMMAND --help` lists all options of a command; `--debug` shows tracebacks."]
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command with its arguments, by default the process's own. Returns the exit code; 2: no such command."""
+    """Run a command. Without `argv`, the process's arguments are used. Returns the exit code; 2: no such command."""
     argv = list(sys.argv[1:] if argv is None else argv)
     with in_one_line(NOTHING_CHANGED, debug=DEBUG in argv):
         end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Do what a command line says. Returns the exit code."""
+    """Run a command line. Returns the exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0

@@ -1,4 +1,4 @@
-"""Which accelerations serve a run: whether its groups are packed, and how its rollouts are sampled."""
+"""Decide which accelerations a run uses: packed groups, and compact generation of rollouts."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -42,50 +42,50 @@ class Acceleration:
     @classmethod
     def from_trainer(cls, trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> "Acceleration":
         """
-        Try which accelerations are possible, and log why others are not.
+        Test which accelerations the model supports, and log the reason for each that it does not.
 
         Args:
-            trainer (`ProRLTrainer`): TRL has made it.
+            trainer (`ProRLTrainer`): The trainer, already initialised by TRL.
             policy (`torch.nn.Module`): Its model, unwrapped.
             padded (`Callable`): TRL's log-probabilities: policy, `input_ids`, `attention_mask`, `logits_to_keep` →
                 shape `(B, C)`.
 
         Raises:
-            `ValueError`: The configuration asks for something that is not possible.
+            `ValueError`: A key is `"on"`, and its acceleration is not supported.
         """
         args = trainer.args
         if has_images(trainer):
             _check_images(trainer)
         packing = choose(trainer, "pack_groups", partial(find_packing_obstacle, trainer, policy, padded))
         if packing.on and shards_weights(trainer):
-            packing = Choice(True, "its numbers were not tried, because the weights are sharded")
+            packing = Choice(True, "not tested on this model, because its weights are sharded")
         made = cls(packing, choose(trainer, "compact_generation", partial(find_generation_obstacle, trainer, policy)))
-        impossible = describe_impossible(
+        unsupported = describe_unsupported(
             {
                 "reuse_old_logps": args.why_no_reuse,
                 "pack_groups": None if made.packing.on else made.packing.reason,
                 "compact_generation": None if made.generation.on else made.generation.reason,
             }
         )
-        if trainer.is_world_process_zero() and impossible:
-            logger.warning("Not possible here, so that the run is computed as without it: %s", impossible)
+        if trainer.is_world_process_zero() and unsupported:
+            logger.warning(unsupported)
         if made.packs and args.pack_max_tokens is not None:
             if trainer.environments is not None:
                 raise ValueError(
-                    f"pack_max_tokens={args.pack_max_tokens} bounds the prompts of the data, and environments write "
-                    "into them at their reset: leave it out, and lower per_device_train_batch_size."
+                    f"pack_max_tokens={args.pack_max_tokens} is not supported with environments, which extend prompts "
+                    "at their reset. Remove pack_max_tokens, and lower per_device_train_batch_size."
                 )
             check_prompts_fit(trainer.train_dataset, trainer.eval_dataset, trainer.tokenize_prompts, args)
         return made
 
 
-def describe_impossible(reasons: Mapping[str, str | None]) -> str:
-    """Write one line of keys with the reasons why they are not possible; keys with the same reason stand together."""
+def describe_unsupported(reasons: Mapping[str, str | None]) -> str:
+    """Return one line that names the accelerations a run goes without, each with its reason."""
     keys_by_reason: dict[str, list[str]] = {}
     for key, reason in reasons.items():
         if reason:
             keys_by_reason.setdefault(reason, []).append(key)
-    return " ".join(f"{', '.join(keys)}: {reason}" for reason, keys in keys_by_reason.items())
+    return " ".join(f"Running without {', '.join(keys)}: {reason}" for reason, keys in keys_by_reason.items())
 
 
 def has_images(trainer) -> bool:
@@ -95,26 +95,24 @@ def has_images(trainer) -> bool:
 
 
 def _check_images(trainer) -> None:
-    """Refuse prompts with images where the model or a key reads text alone."""
+    """Raise an error for prompts with images if the model or a key supports only text."""
     args = trainer.args
     if args.skip_zero_rows:
-        raise ValueError(
-            "skip_zero_rows=True leaves out rows of text alone, and the prompts have images: set it false."
-        )
+        raise ValueError("skip_zero_rows=True does not support prompts with images. Set skip_zero_rows: false.")
     if args.dynamic_sampling_rounds:
         raise ValueError(
-            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces rows of text alone, and the prompts "
-            "have images: set it to 0."
+            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} does not support prompts with images. Set "
+            "dynamic_sampling_rounds: 0."
         )
     if not trainer._is_vlm:
         raise ValueError(
-            "train_dataset has a column of images, and the model reads text alone. Remove the column, or train a "
+            "train_dataset has an image column, but the model reads only text. Remove the column, or train a "
             "vision-language model with its processor."
         )
 
 
 def shards_weights(trainer) -> bool:
-    """Return whether no process has the whole policy."""
+    """Return whether the weights are sharded, so that no process has all of them."""
     plugin = trainer.args.deepspeed_plugin
     return trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
 
@@ -124,12 +122,12 @@ def choose(trainer, key: str, find_obstacle: Callable[[], str | None]) -> Choice
     Decide whether an acceleration is on.
 
     Args:
-        trainer (`ProRLTrainer`): Its configuration may say `"off"`, `"on"` or `"auto"`.
+        trainer (`ProRLTrainer`): Its configuration sets the key to `"off"`, `"on"` or `"auto"`.
         key (`str`): The key of the acceleration.
-        find_obstacle (`Callable`): Finds a sentence that says why it is not possible, or `None`.
+        find_obstacle (`Callable`): Returns the reason why it is not supported, as a sentence, or `None`.
 
     Raises:
-        `ValueError`: The key is `"on"`, and it is not possible.
+        `ValueError`: The key is `"on"`, and the acceleration is not supported.
     """
     value = getattr(trainer.args, key)
     if value == "off":
@@ -138,16 +136,16 @@ def choose(trainer, key: str, find_obstacle: Callable[[], str | None]) -> Choice
     if objection is None:
         return Choice(True)
     if value == "on":
-        raise ValueError(f"{key}='on' is not possible: {objection} Set {key}: \"off\", or auto to fall back.")
+        raise ValueError(f"{key}='on' is not supported here: {objection} Set {key}: auto to fall back, or \"off\".")
     return Choice(False, objection)
 
 
 def check_pack_processes(limit: int | None, processes: int) -> None:
-    """Raise `ValueError` if several processes have a limit."""
+    """Raise `ValueError` if there is a limit and more than one process."""
     if limit is not None and processes > 1:
         raise ValueError(
-            f"pack_max_tokens={limit} with {processes} processes, which would make unequal numbers of forwards and "
-            "wait for each other for ever. Leave it out, and lower per_device_train_batch_size."
+            f"pack_max_tokens={limit} is not supported with {processes} processes: they would run different numbers "
+            "of forward passes and deadlock. Remove pack_max_tokens, and lower per_device_train_batch_size."
         )
 
 
@@ -160,27 +158,27 @@ def first_of_all_processes(objection: str | None) -> str | None:
 
 
 def find_packing_obstacle(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str | None:
-    """Say why groups cannot be packed; the arguments are those of [`Acceleration.from_trainer`]."""
+    """Return the reason why groups cannot be packed, or `None`. Arguments: see [`Acceleration.from_trainer`]."""
     if has_images(trainer):
         return "the prompts have images."
     if trainer.aux_loss_enabled:
-        return "the load-balancing loss averages over tokens, prompts included, as padded."
+        return "the load-balancing loss averages over all tokens, prompts and padding included."
     objection = why_not(policy)
     if objection is not None:
         return objection
     check_pack_processes(trainer.args.pack_max_tokens, trainer.accelerator.num_processes)
     if shards_weights(trainer):
-        logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
+        logger.warning("Packed rows were not compared with padded rows, because the weights are sharded.")
         return None
     return try_packing(trainer, policy, padded)
 
 
 def try_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str | None:
-    """Compare packed numbers and gradients with TRL's on a few tokens. Returns an objection, or `None`."""
+    """Compare packed values and gradients with TRL's on a few tokens. Returns the reason not to pack, or `None`."""
     accelerator = trainer.accelerator
 
     def packed(*rows):
-        with lean_layers(policy):  # as the run will compute, if it packs
+        with lean_layers(policy):  # as in the run, if it packs
             return packed_logps(policy, *rows, autocast=accelerator.autocast)[0]
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
@@ -193,11 +191,11 @@ def try_packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Te
 
 
 def find_generation_obstacle(trainer, policy: torch.nn.Module) -> str | None:
-    """Say why rollouts cannot be sampled compactly."""
+    """Return the reason why compact generation is not supported, or `None`."""
     if trainer.use_vllm:
         return "use_vllm=True samples with vLLM."
     if trainer.use_transformers_continuous_batching:
-        return "use_transformers_continuous_batching=True samples another way."
+        return "use_transformers_continuous_batching=True uses another sampler."
     if has_images(trainer):
         return "the prompts have images."
     if shards_weights(trainer):
@@ -214,5 +212,5 @@ def find_generation_obstacle(trainer, policy: torch.nn.Module) -> str | None:
 
 
 def vocabulary(policy: torch.nn.Module) -> int:
-    """Return the number of a model's tokens."""
+    """Return the size of the model's vocabulary."""
     return policy.get_input_embeddings().weight.shape[0]

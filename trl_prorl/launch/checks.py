@@ -1,4 +1,4 @@
-"""Is there something to train on, does it fit, and is what it needs installed? Asked before a model is loaded."""
+"""Checks before a model is loaded: training data, their length, metrics, and installed packages."""
 
 import inspect
 import re
@@ -18,47 +18,46 @@ from ..text import nearest
 
 def check_packages(args: ProRLConfig) -> None:
     """
-    Refuse settings that need a package that is not installed.
+    Raise an error if a setting needs a package that is not installed.
 
     Raises:
         `ValueError`: The line names the key.
     """
     if args.use_vllm and not is_vllm_available():
         raise ValueError(
-            "use_vllm=True needs vLLM, which is not installed: pip install trl[vllm], or set use_vllm: false."
+            "use_vllm=True needs vLLM, which is not installed. Run `pip install trl[vllm]`, or set use_vllm: false."
         )
     installed = get_available_reporting_integrations()
     for name in args.report_to:
         if name not in installed:
             raise ValueError(
-                f"report_to={name!r}: there is no such tracker here. Install its package, or set report_to to none or "
-                f"to one that is installed: {', '.join(installed) or 'there is none'}."
+                f"report_to={name!r} is not installed. Install its package, or set report_to: none, or a tracker that "
+                f"is installed ({', '.join(installed) or 'there is none'})."
             )
 
 
 def check_columns(rows: Any) -> None:
     """
-    Refuse a training set without prompts; one that is no [`~datasets.Dataset`] is left to TRL.
+    Raise an error if a training set has no prompts. TRL checks one that is no [`~datasets.Dataset`].
 
     Raises:
         `ValueError`: The line names the columns that are there, and the one that is needed.
     """
     if isinstance(rows, Dataset) and "prompt" not in rows.column_names:
         raise ValueError(
-            f"train_dataset has no column 'prompt'; it has {', '.join(rows.column_names)}. Rename the one that holds "
-            "the prompts: dataset.rename_column(...)."
+            f"train_dataset has no column 'prompt'; its columns are {', '.join(rows.column_names)}. Rename the column "
+            "with the prompts: dataset.rename_column(NAME, 'prompt')."
         )
 
 
-# Of these more is better, whatever the rewards are.
+# Metrics of which more is better, whatever the rewards are.
 RISES = re.compile(r"(eval_)?(.+_)?(reward|pass@\d+(/.+)?)")
 
 
 def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, callbacks: Iterable[Any]) -> None:
     """
-    Set `metric_for_best_model` and `greater_is_better` where something chooses by them and they are not given: to
-    pass@1 if an evaluation measures it, else to the reward. Transformers would take the lowest loss, which says
-    nothing in GRPO.
+    Set `metric_for_best_model` and `greater_is_better` if they are needed and not given: to pass@1 if an evaluation
+    measures it, otherwise to the reward. The default of transformers is the lowest loss, which is meaningless in GRPO.
 
     Args:
         args ([`~trl_prorl.ProRLConfig`]): Is changed.
@@ -67,7 +66,7 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
         callbacks (`Iterable`): The trainer's.
 
     Raises:
-        `ValueError`: The line names the key, and says why nothing can be chosen so.
+        `ValueError`: No metric can be chosen, or `greater_is_better` contradicts it.
     """
     stops = any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
     by_rate = args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
@@ -76,13 +75,13 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
     if metric is None and (chooses or stops or by_rate):
         if by_rate:
             raise ValueError(
-                f"lr_scheduler_type={args.lr_scheduler_type.value!r} follows metric_for_best_model, which is not set. "
-                "Set metric_for_best_model: eval_reward (or eval_pass@1), and lr_scheduler_kwargs: {mode: max}."
+                f"lr_scheduler_type={args.lr_scheduler_type.value!r} needs metric_for_best_model. Set "
+                "metric_for_best_model: eval_reward (or eval_pass@1), and lr_scheduler_kwargs: {mode: max}."
             )
         if isinstance(evaluation, dict):
             raise ValueError(
-                "metric_for_best_model is not set, and the evaluation has several sets. Set it to that of one, as "
-                f"eval_{next(iter(evaluation), 'NAME')}_pass@1, for which a reward function needs a batch_verifier."
+                "metric_for_best_model must be set, because there are several evaluation sets. Set it to a metric of "
+                f"one, for example eval_{next(iter(evaluation), 'NAME')}_pass@1 (needs a batch_verifier)."
             )
         metric = "eval_reward" if find_verifier(functions) is None else "eval_pass@1"
         args.metric_for_best_model = metric
@@ -90,21 +89,21 @@ def choose_best_metric(args: Any, functions: Iterable[Any], evaluation: Any, cal
             args.greater_is_better = True
     if metric is not None and args.greater_is_better is False and RISES.fullmatch(metric):
         raise ValueError(
-            f"greater_is_better=False with metric_for_best_model={metric!r} would choose the worst model. Set it to "
-            "true, or leave it out."
+            f"greater_is_better=False with metric_for_best_model={metric!r} would select the worst model. Set it to "
+            "true, or remove it."
         )
 
 
 def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) -> None:
     """
-    Refuse keys that need verdicts if no reward function has a `batch_verifier`, and an asynchronous `batch_verifier`.
+    Raise an error if a key needs a `batch_verifier` that no reward function has, or if it is asynchronous.
 
     Args:
         functions (`Iterable`): The reward functions.
-        needs_verdicts (`Mapping[str, Any]`): The values of those keys by name.
+        needs_verdicts (`Mapping[str, Any]`): The keys that need one, with their values.
 
     Raises:
-        `ValueError`: The line names the key and the cure.
+        `ValueError`: There is no `batch_verifier`, or it is asynchronous.
     """
     verifier = find_verifier(functions)
     if verifier is None:
@@ -120,7 +119,7 @@ def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) 
         )
 
 
-# What TRL measures in an evaluation, by the first part of its name; of rewards and pass@k the whole name counts.
+# Metrics of an evaluation, by the first part of their names. Rewards and pass@k are compared by their full names.
 MEASURED = frozenset(
     "reward reward_std loss frac_reward_zero_std entropy kl kl_old kl_base num_tokens policy_loss entropy_coef "
     "aux_loss cispo_clip_ratio runtime samples_per_second steps_per_second completions clip_ratio tools sampling "
@@ -130,17 +129,17 @@ MEASURED = frozenset(
 
 def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
     """
-    Refuse a metric that no evaluation measures, because the first one may come hours later. Of reward functions that
-    log metrics of their own (`log_metric`), and of models, the first evaluation decides.
+    Raise an error for a metric that no evaluation measures, before the run: the first evaluation may come hours later.
+    Reward functions that log metrics (`log_metric`), and reward models, are checked at the first evaluation instead.
 
     Args:
-        metrics (`Mapping[str, str]`): The metrics by the keys that name them.
+        metrics (`Mapping[str, str]`): The metrics, by the keys that select them.
         functions (`Iterable`): The reward functions.
-        n (`int`): Completions of a prompt in an evaluation.
+        n (`int`): Completions per prompt in an evaluation.
         evaluation (`Dataset` or `dict`): The evaluation set, or several by name.
 
     Raises:
-        `ValueError`: The line names the key, the metric and those that are measured.
+        `ValueError`: The metric is not measured. The message lists the metrics that are.
     """
     if any(map(_may_log, functions)):
         return
@@ -156,28 +155,29 @@ def check_measured(metrics: Mapping[str, str], functions: Iterable[Any], n: int,
         if name not in (*means, *deviations) and family not in MEASURED.union(passes):
             known = [f"eval_{name}" for name in ("reward", *passes, *means, "loss")]
             raise ValueError(
-                f"{key}={metric!r} is not measured: an evaluation has {', '.join(known)}{nearest(metric, known)}."
+                f"{key}={metric!r} is not a metric of the evaluations{nearest(metric, known)}. Set it to one of "
+                f"{', '.join(known)}."
             )
 
 
 def _may_log(function: Any) -> bool:
-    """Return whether a reward function may log metrics of its own, or is a model."""
+    """Return whether a reward function may log its own metrics, or is a model."""
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return code is None or "log_metric" in (*code.co_varnames, *code.co_consts)
 
 
 def check_rows(rows: Any, batch: int, num_generations: int, cure: str = "Give more rows") -> None:
     """
-    Refuse a training set that does not fill one generation batch of so many completions, `num_generations` of each
-    prompt: TRL would train 0 steps. One that is no [`~datasets.Dataset`] is left to TRL. `cure` says how to have more.
+    Raise an error if a training set has too few prompts for one generation batch, because TRL would train 0 steps. TRL
+    checks one that is no [`~datasets.Dataset`]. `cure` is the instruction that adds prompts.
 
     Raises:
-        `ValueError`: The line names both numbers.
+        `ValueError`: There are too few prompts.
     """
     needed = batch // num_generations
     if isinstance(rows, Dataset) and len(rows) < needed:
         raise ValueError(
-            f"the training set has {len(rows)} prompts, and one generation takes {needed} "
+            f"the training set has {len(rows)} prompts, but one generation batch needs {needed} "
             f"(generation_batch_size={batch} / num_generations={num_generations}). {cure}, or lower "
             "per_device_train_batch_size or gradient_accumulation_steps."
         )
@@ -185,25 +185,25 @@ def check_rows(rows: Any, batch: int, num_generations: int, cure: str = "Give mo
 
 def check_in_one_place(model: Any) -> None:
     """
-    Refuse a model of which transformers has left a part on the CPU or on disk, because the GPU had no room for it:
-    every forward would move that part, and nothing could read its weights.
+    Raise an error if transformers offloaded part of a model to the CPU or to disk, because the GPU had no room for it:
+    every forward pass would move that part, and its weights could not be read.
 
     Raises:
-        `ValueError`: The line names how much was left.
+        `ValueError`: A part of the model is offloaded.
     """
     device_map = getattr(model, "hf_device_map", None) or {}
     places = [str(place).split(":")[0] for place in device_map.values()]
     left = sum(place in ("cpu", "disk") for place in places)
     if left and (left < len(places) or "disk" in places):
         raise ValueError(
-            f"the GPU's free memory does not hold the model: transformers left {left} of its {len(places)} parts on "
-            "the CPU or on disk. End what else uses the GPU, take a smaller model, or load this one in 4 bits "
-            "(load_in_4bit: true; in a script a quantization_config)."
+            f"the model does not fit into the GPU's free memory: transformers offloaded {left} of its {len(places)} "
+            "parts to the CPU or to disk. Stop other programs on the GPU, use a smaller model, or load this one in "
+            "4-bit (load_in_4bit: true; in a script, a quantization_config)."
         )
 
 
 def prompt_lengths(rows: Dataset, tokenize: Callable[[list], list[list[int]]]) -> list[int]:
-    """Return the number of tokens of every prompt; `tokenize` makes token ids of prompts."""
+    """Return the number of tokens of every prompt. `tokenize` turns prompts into token ids."""
     prompts = rows["prompt"]
     lengths = []
     for start in range(0, len(prompts), 1000):
@@ -213,11 +213,11 @@ def prompt_lengths(rows: Dataset, tokenize: Callable[[list], list[list[int]]]) -
 
 def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], list[list[int]]], args: Any) -> None:
     """
-    Refuse prompts of a set, or of several by name, that exceed `pack_max_tokens` with the longest completion: the run
-    would stop when such a prompt comes. Streamed prompts are checked then.
+    Raise an error if a prompt and the longest completion exceed `pack_max_tokens`: the run would stop at that prompt.
+    Streamed prompts are checked as they are read.
 
     Raises:
-        `ValueError`: The line names the prompt and what it needs.
+        `ValueError`: A prompt is too long. The message gives the limit that it needs.
     """
     limit = args.pack_max_tokens
     longest_completion = args.max_completion_length
@@ -232,6 +232,6 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], li
         if needed > limit:
             raise ValueError(
                 f"pack_max_tokens={limit} is less than the {needed} tokens of {which} prompt {lengths.index(longest)} "
-                f"({longest}) with a completion of max_completion_length={longest_completion}: raise it to {needed}, "
-                "lower max_completion_length, or drop long prompts."
+                f"({longest}) with a completion of max_completion_length={longest_completion}. Raise pack_max_tokens "
+                f"to {needed}, lower max_completion_length, or drop long prompts."
             )

@@ -1,6 +1,6 @@
 """
-The command line of a training. Help on our own keys is printed at once, and a misspelt key is refused at once; what
-trains is imported afterwards, which takes seconds.
+The command line of `trl-prorl train`. Help on our own keys and errors about misspelt keys come before the slow imports
+(torch, transformers, TRL).
 """
 
 import ast
@@ -23,7 +23,7 @@ from .recipe_yaml import check_recipe, load_recipe, merge
 from .shipped_recipes import with_recipe
 
 
-# The files in which others declare keys.
+# The files in which TRL and transformers declare keys.
 DECLARE = {
     "transformers": ("training_args.py",),
     "trl": ("scripts/utils.py", "trainer/base_config.py", "trainer/grpo_config.py", "trainer/model_config.py"),
@@ -32,9 +32,9 @@ DECLARE = {
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """
-    Run the command line of a recipe script. Without a recipe the default one is run; further arguments override it.
-    Input that cannot be used is one line on stderr and exit code 2; a run that begins and has to stop is one line and
-    exit code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback, and with `--debug` any.
+    Run the command line of a recipe script. Without a recipe, run the default recipe; further arguments override it.
+    Errors are one line on stderr. Exit codes: 2 for bad input, 1 for a run that had to stop, 130 for Ctrl-C. An
+    unexpected error keeps its traceback; with `--debug`, every error does.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     with in_one_line(NOTHING_BEGUN, debug=DEBUG in argv):
@@ -50,20 +50,19 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
 
 def check_arguments(default_recipe: str | Path | None, argv: list[str]) -> list[str]:
     """
-    Check a command line and its recipe as far as that takes no long import: the names of keys, of the recipe and of
-    the task. `--help` prints and ends the process.
+    Check what needs no slow import: the names of keys, of the recipe and of the task. `--help` prints and exits.
 
     Args:
-        default_recipe (`str` or `Path`, *optional*): The recipe if none is given. It is trained with the launcher's
-            precision and device, unless the command line gives others. Without either recipe, the command line gives
-            all keys.
+        default_recipe (`str` or `Path`, *optional*): The recipe if none is given, trained with the launcher's
+            precision and device unless the command line overrides them. Without any recipe, the command line gives all
+            keys.
         argv (`list[str]`): The command line.
 
     Returns:
-        `list[str]`: With `--config PATH`, and without plugins, which are loaded.
+        `list[str]`: The command line with `--config PATH` and without `--plugin`; plugins are loaded.
 
     Raises:
-        `ValueError`: Something is wrong. The line names it and the cure.
+        `ValueError`: A key, the recipe or the task is wrong.
     """
     if any(argument in HELP for argument in argv):
         print(help_text(argv, default_recipe, program()))
@@ -73,7 +72,7 @@ def check_arguments(default_recipe: str | Path | None, argv: list[str]) -> list[
     if takes_default:
         argv = ["--config", str(default_recipe), *argv]
     if not argv:
-        raise InputError(f"nothing says what to train: give a recipe ({program()} --help says more).")
+        raise InputError(f"the recipe is missing: {program()} RECIPE. `trl-prorl train` lists the shipped recipes.")
     names = key_names()
     check_options(argv, names)
     task = None
@@ -89,21 +88,20 @@ def check_arguments(default_recipe: str | Path | None, argv: list[str]) -> list[
 
 
 def recipe_name(argv: list[str]) -> str:
-    """Return what a command line of [`check_arguments`] calls its recipe."""
+    """Return the recipe's path in a command line of [`check_arguments`], for a message."""
     return argv[argv.index("--config") + 1] if "--config" in argv else "the keys of the command line"
 
 
 def program() -> str:
-    """Return the name that the process was started by."""
+    """Return the name under which the process was started."""
     path = Path(sys.argv[0])
     return "python -m trl_prorl.train" if path.parts[-2:] == ("trl_prorl", "train.py") else path.name
 
 
 def key_names() -> set[str]:
     """
-    Return the names of all keys, and a few more: whatever the classes of the files that declare them annotate. Those
-    are read as text, because importing them takes seconds, which a wrong key need not. Empty if a file is not where it
-    is expected.
+    Return the names of all keys, and a few more: every annotated name in the files that declare them. The files are
+    parsed as text, because importing them takes seconds. Empty if a file is not found.
     """
     names = {field.name for cls in (TaskKeys, ProlongedKeys) for field in dataclasses.fields(cls)}
     for package, files in DECLARE.items():
@@ -119,7 +117,7 @@ def key_names() -> set[str]:
 
 
 def check_options(argv: list[str], names: Collection[str]) -> None:
-    """Raise a `ValueError` that names the first option of a command line that is no key; empty: none is known."""
+    """Raise a `ValueError` for the first option that is no key. With empty `names`, nothing is checked."""
     known = {f"--{name}" for name in names} | {"--config"}
     for argument in argv:
         is_option = argument.startswith("--") or re.match(r"-[a-z]\w", argument)  # a negative number is a value
@@ -133,15 +131,15 @@ def check_options(argv: list[str], names: Collection[str]) -> None:
 
 def launcher_keys() -> list[str]:
     """
-    Write the precision and the device of the launcher as a command line; it is empty without a launcher.
+    Return the precision and the device of the launcher as command-line arguments; empty without a launcher.
 
     Raises:
-        `ValueError`: This machine has no GPU, and the launcher is set to several, or to fp16.
+        `ValueError`: The launcher is set to several GPUs or to fp16, and this machine has no GPU.
     """
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION")
     if precision is None:
         return []
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU")  # not set where the launcher starts one process a GPU
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU")  # not set if the launcher starts one process per GPU
     use_cpu = True
     if on_cpu != "True":
         import torch  # which takes seconds
@@ -149,13 +147,13 @@ def launcher_keys() -> list[str]:
         use_cpu = not torch.cuda.is_available()
     if on_cpu is None and use_cpu:
         raise ValueError(
-            "accelerate launch was told of several GPUs, and torch finds none here. Launch with "
+            "accelerate launch is configured for several GPUs, but torch finds no GPU. Launch with "
             "--config_file accelerate_configs/cpu.yaml, or run this script with python."
         )
     if use_cpu and precision == "fp16":
-        raise ValueError("accelerate launch says mixed_precision=fp16, which needs a GPU. Launch with no, or bf16.")
+        raise ValueError("mixed_precision=fp16 of the launcher needs a GPU. Launch with --mixed_precision no or bf16.")
     if use_cpu and precision == "bf16":
-        print("The launcher says bf16, and this run is on a CPU: it computes in bf16 there.", file=sys.stderr)
+        print("This run computes in bf16 on the CPU, because the launcher sets mixed_precision=bf16.", file=sys.stderr)
     return [
         *("--bf16", "true" if precision == "bf16" else "false"),
         *("--fp16", "true" if precision == "fp16" else "false"),

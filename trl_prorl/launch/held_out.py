@@ -1,4 +1,4 @@
-"""Prompts that a run is evaluated on and trained on as well, by their content."""
+"""Find evaluation prompts that also occur in the training set, by content."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,8 +9,8 @@ from .prompt_rows import prompts_of
 
 def prompt_key(prompt: Any) -> str:
     """
-    Return what two prompts that ask the same have in common: the text of all messages but the system's, in lower case
-    and with single spaces, as tasks compare questions.
+    Return the normalised text of a prompt, equal for two prompts that ask the same: all messages except the system's,
+    in lower case and with single spaces, as tasks compare questions.
     """
     if isinstance(prompt, str):
         return normalise_question(prompt)
@@ -30,9 +30,9 @@ class TrainingPrompts:
     The prompts of a training set.
 
     Args:
-        rows (`Any`): The training set. One that cannot be looked at whole, such as a stream, is not compared.
-        has_more (`bool`, *optional*, defaults to `False`): Whether a prompt's text is not all that the model reads:
-            there are images, or an environment writes into it. Then nothing is compared.
+        rows (`Any`): The training set. A stream is not compared.
+        has_more (`bool`, *optional*, defaults to `False`): Whether the model reads more than a prompt's text (images,
+            or text added by an environment). Then nothing is compared.
     """
 
     def __init__(self, rows: Any, has_more: bool = False):

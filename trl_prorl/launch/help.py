@@ -1,4 +1,4 @@
-"""What `--help`, `--help KEY ...` and `--help-all` print. Our own keys wait for no import that takes long."""
+"""The output of `--help`, `--help KEY ...` and `--help-all`. Help on our own keys needs no slow import."""
 
 import dataclasses
 import itertools
@@ -16,9 +16,9 @@ from .recipe_yaml import read_recipe
 
 WIDTH = 80
 HELP = ("-h", "--help", "--help-all")
-# In a docstring: a group of keys, or a key and the lines about it, which are indented more deeply.
+# In a docstring: the title of a group of keys, or a key with its more deeply indented description.
 ENTRY = re.compile(
-    r"^ *> Parameters that (?P<group>.+)$|^(?P<indent> +)(?P<name>\w+) \(.+\):\n(?P<text>(?:(?P=indent) +\S.*\n|\n)+)",
+    r"^ *> (?P<group>.+)$|^(?P<indent> +)(?P<name>\w+) \(.+\):\n(?P<text>(?:(?P=indent) +\S.*\n|\n)+)",
     re.MULTILINE,
 )
 
@@ -26,13 +26,13 @@ ENTRY = re.compile(
 @dataclass(frozen=True)
 class KeyHelp:
     """
-    What is known of a key.
+    Help on one key.
 
     Attributes:
         hint (`Any`): Its type.
-        default (`str`): Its default as Python spells it; empty if a factory makes it.
-        text (`str`): Its meaning: its entry in the docstring, or the help of its field.
-        group (`str`): The purpose that the docstring gives the keys around it; empty without one.
+        default (`str`): Its default, as Python source; empty if a factory makes it.
+        text (`str`): Its description, from the docstring, or else from the help of its field.
+        group (`str`): The title of its group in the docstring; empty without one.
     """
 
     hint: typing.Any
@@ -71,7 +71,7 @@ def _described(*classes: type) -> dict[str, KeyHelp]:
 
 
 def _entries(docstring: str) -> dict[str, tuple[str, str]]:
-    """Return what a docstring says of each key, and the group that it puts the key in."""
+    """Return the description and the group of each key in a docstring."""
     found = {}
     group = ""
     for match in ENTRY.finditer(docstring):
@@ -84,7 +84,7 @@ def _entries(docstring: str) -> dict[str, tuple[str, str]]:
 
 def help_text(argv: list[str], default_recipe: str | Path | None, program: str) -> str:
     """
-    Return what a command line that asks for help prints.
+    Return the help for a command line that contains `-h`, `--help` or `--help-all`.
 
     Raises:
         `ValueError`: There is no such key.
@@ -100,20 +100,19 @@ def help_text(argv: list[str], default_recipe: str | Path | None, program: str) 
         keys = {**keys_of_others(), **keys}
     for name in names:
         if name not in keys:
-            raise ValueError(f"--help {name}: there is no such key{nearest(name, keys)}.")
+            raise ValueError(f"--help {name}: unknown key{nearest(name, keys)}.")
     return "\n".join(describe(name, keys[name]) for name in names)
 
 
 def one_screen(default_recipe: str | Path | None, program: str) -> str:
-    """Write about `--config`, our own keys by name, and how to learn more."""
+    """Return the usage, and our own keys by name."""
     names_by_group: dict[str, list[str]] = {}
     for name, key in own_keys().items():
-        group = f"that {key.group}" if key.group else "of the task"
-        names_by_group.setdefault(group, []).append(name)
+        names_by_group.setdefault(key.group, []).append(name)
     lines = [*_head(default_recipe, program), ""]
     for group, names in names_by_group.items():
-        lines += [f"Keys {group}:", *_wrapped(" ".join(names), "  ")]
-    rest = "And all of TRL's GRPOConfig and ModelConfig."
+        lines += [f"{group}:", *_wrapped(" ".join(names), "  ")]
+    rest = "Plus all keys of TRL's GRPOConfig and ModelConfig."
     if default_recipe is not None and Path(default_recipe).is_file():
         others = read_recipe(default_recipe).keys() - own_keys().keys() - {"env"}
         rest += f" {Path(default_recipe).name} sets {', '.join(sorted(others))}."
@@ -121,7 +120,7 @@ def one_screen(default_recipe: str | Path | None, program: str) -> str:
 
 
 def all_keys(default_recipe: str | Path | None, program: str) -> str:
-    """Write about `--config` and every key with its meaning, our own first."""
+    """Return the usage, and every key with its description, our own first."""
     own = own_keys()
     others = {name: key for name, key in keys_of_others().items() if name not in own}
     lines = _head(default_recipe, program)
@@ -132,7 +131,7 @@ def all_keys(default_recipe: str | Path | None, program: str) -> str:
 
 
 def describe(name: str, key: KeyHelp) -> str:
-    """Return a key with its type, its default and its meaning."""
+    """Return a key with its type, its default and its description."""
     hints = [hint for hint in typing.get_args(key.hint) or [key.hint] if hint is not NoneType]
     types = " or ".join(dict.fromkeys(getattr(hint, "__name__", str(hint)).upper() for hint in hints))
     default = f" (default: {key.default.replace(chr(39), chr(34))})" if key.default else ""
@@ -145,12 +144,12 @@ def _head(default_recipe: str | Path | None, program: str) -> list[str]:
     return [
         f"usage: {program} {'[RECIPE]' if default_recipe else 'RECIPE'} [--KEY VALUE ...]",
         "",
-        f"  RECIPE                what to train: a file, or a name that `trl-prorl train`\n"
-        f"                        lists; --config RECIPE is the same{default}",
-        "  --KEY VALUE           a key of the recipe; the command line wins",
-        "  --plugin FILE.py      a file of yours that registers a task",
-        "  --help KEY ...        what these keys mean",
-        "  --help-all            what every key means, TRL's and transformers' too",
+        f"  RECIPE                recipe to train: a YAML file, or a name from the list of\n"
+        f"                        `trl-prorl train`; also as --config RECIPE{default}",
+        "  --KEY VALUE           override a key of the recipe",
+        "  --plugin FILE.py      load a Python file that registers your task",
+        "  --help KEY ...        describe these keys",
+        "  --help-all            describe all keys, including TRL's and transformers'",
         "  --debug               show the traceback of every error",
     ]
 

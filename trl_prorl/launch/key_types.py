@@ -1,4 +1,4 @@
-"""Does a value of a recipe fit the annotation of its key? The parser converts text, and takes every other value."""
+"""Check the type of a recipe's values. TRL's parser converts only text, and accepts every other value unchecked."""
 
 import types
 import typing
@@ -13,7 +13,7 @@ from .precision import AUTO
 from .recipe_yaml import Layers, merge
 
 
-# Keys of text that a recipe may write as a bare on, off or true, which YAML reads as true or false.
+# Text keys that a recipe may set to an unquoted on, off or true, which YAML reads as true or false.
 BARE = (*BARE_WORDS, "resume_from_checkpoint")
 WORDS = {
     bool: "true or false",
@@ -23,7 +23,7 @@ WORDS = {
     dict: "a mapping",
     types.NoneType: "null",
 }
-TRUTH_WORDS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")  # as the parser takes them, in any case
+TRUTH_WORDS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")  # accepted by the parser, in any case
 
 
 def check_types(layers: Layers, hints: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ def check_types(layers: Layers, hints: Mapping[str, Any]) -> None:
     Check the values of a recipe against the annotations of its keys.
 
     Raises:
-        `ValueError`: A value is of another type. The line names the file, the key, the value and the type.
+        `ValueError`: A value has the wrong type.
     """
     file_of = {key: file for file, keys in layers for key in keys}
     for key, value in merge(layers).items():
@@ -39,8 +39,8 @@ def check_types(layers: Layers, hints: Mapping[str, Any]) -> None:
         is_bare = key in BARE and isinstance(value, bool)
         is_file = key in FILES and isinstance(value, str)  # the mapping in it was read by check_runs_no_code
         if key in hints and not (is_auto or is_bare or is_file or fits(value, hints[key])):
-            takes = " or ".join(dict.fromkeys(WORDS.get(kind, "text") for kind in _kinds(hints[key])))
-            raise InputError(f"{file_of[key]}: {key}={short(value)}, and {key} takes {takes}.")
+            expected = " or ".join(dict.fromkeys(WORDS.get(kind, "text") for kind in _kinds(hints[key])))
+            raise InputError(f"{file_of[key]}: {key}={short(value)} must be {expected}.")
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -61,10 +61,10 @@ def _fits_kind(value: Any, kind: Any) -> bool:
         is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
         return is_number or (kind is float and isinstance(value, float))
     if kind is list:
-        return is_text or isinstance(value, list)  # one word may stand for a list, as all-linear does
+        return is_text or isinstance(value, list)  # one word may replace a list, for example all-linear
     if kind in (bool, str, dict, types.NoneType):
         return isinstance(value, kind)
-    return True  # an enumeration or the like, which the parser checks
+    return True  # for example an enumeration, which the parser checks
 
 
 def _can_be_read(text: str, read: Callable[[str], Any]) -> bool:
@@ -76,7 +76,7 @@ def _can_be_read(text: str, read: Callable[[str], Any]) -> bool:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """Return what an annotation allows, without what a list or a mapping holds."""
+    """Return the types that an annotation allows, without the types of elements."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     return tuple(typing.get_origin(option) or option for option in options)

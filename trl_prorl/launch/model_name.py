@@ -1,4 +1,4 @@
-"""The name of a model, as a recipe or a script gives it, and the folder or Hub name that transformers loads it by."""
+"""Resolve the name of a model, as given by a recipe or a script, to a folder or a Hub name that transformers loads."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from ..record.links import check_links
 from ..text import cut, nearest
 
 
-# Arguments of `from_pretrained` that say where the files of a model are.
+# Arguments of `from_pretrained` that select a model's files.
 PLACE = ("revision", "subfolder", "cache_dir", "token", "local_files_only")
 CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)")
 
@@ -26,15 +26,15 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
     model.
 
     Args:
-        name (`str`, *optional*): As it was given.
-        key (`str`): What it was given as, for the message: a recipe's key or a script's argument.
-        init (`Mapping[str, Any]`, *optional*): The arguments of `from_pretrained`, of which those in [`PLACE`] count.
+        name (`str`, *optional*): The name, as given.
+        key (`str`): The recipe's key or the script's argument that gave it, for the message.
+        init (`Mapping[str, Any]`, *optional*): The arguments of `from_pretrained`. Only those in [`PLACE`] are used.
 
     Raises:
-        `ValueError`: It is none of them, or an embedded model's files are not the ones that were shipped.
+        `ValueError`: It is none of them, or an embedded model's files differ from the shipped ones.
     """
     if name is None:
-        raise ValueError(f"{key} is missing: a Hub name, a local folder, a GGUF file, or {EMBEDDED!r}.")
+        raise ValueError(f"{key} is missing. Set it to a Hub name, a local folder, a GGUF file, or {EMBEDDED!r}.")
     if is_embedded(name) or is_gguf(name):
         try:
             return embedded_model(name)
@@ -55,16 +55,16 @@ def _check_folder(folder: Path, given: str) -> None:
     check_links(folder, given)
     if (folder / "adapter_config.json").exists():
         raise ValueError(
-            f"{given} holds an adapter, and a run begins with a whole model. In a script, load it upon its base: "
-            "PeftModel.from_pretrained(model, folder), see docs/from-sft.md; for a recipe, merge it: "
-            'docs/howto-model.md, "From a TRL run".'
+            f"{given} contains only an adapter, but a run starts from a complete model. For a recipe, merge the "
+            "adapter first (docs/howto-model.md). In a script, load it with PeftModel.from_pretrained(model, folder) "
+            "(docs/from-sft.md)."
         )
     if not (folder / "config.json").exists():
-        raise ValueError(f"{given} is a folder without config.json: it holds no model.")
+        raise ValueError(f"{given} contains no model: config.json is missing.")
 
 
 def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
-    """Refuse a name that neither the Hub nor its cache on this machine has."""
+    """Raise an error for a name that is neither on the Hub nor in the local cache."""
     if init.get("gguf_file") is not None:  # such a repository may have no configuration
         return
     place = {argument: init[argument] for argument in PLACE if init.get(argument) is not None}
@@ -76,7 +76,7 @@ def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
 
 
 def cached_models() -> list[str]:
-    """Return the names of the models in the Hub's cache on this machine."""
+    """Return the names of the models in the local Hub cache."""
     cache = Path(constants.HF_HUB_CACHE)
     found = [CACHED.fullmatch(path.name) for path in cache.glob("models--*--*")]
     return [f"{match['owner']}/{match['name']}" for match in found if match]

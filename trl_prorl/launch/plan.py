@@ -1,4 +1,4 @@
-"""A trainer's arguments, checked before a model is loaded, and made into the arguments of TRL's trainer."""
+"""Check a trainer's arguments before a model is loaded, and turn them into the arguments of TRL's trainer."""
 
 import inspect
 import os
@@ -53,27 +53,27 @@ from .checks import (
     choose_best_metric,
 )
 from .model_name import find_model
-from .precision import tell_of_emulated_bf16
+from .precision import warn_of_emulated_bf16
 from .prompt_rows import check_sets, named_sets, reserved_names
 
 
 @dataclass
 class Plan:
     """
-    The arguments of a trainer, and the facts that follow from them.
+    The arguments of a trainer, and what follows from them.
 
     Attributes:
         given (`dict[str, Any]`): Arguments of [`~trl.GRPOTrainer`] by name; [`Plan.wrap`] replaces the model.
-        name (`str`, *optional*): The model's name as it was given, where no model was.
-        keys (`dict[str, Any]`): The configuration as it was given, before TRL changes any of it.
+        name (`str`, *optional*): The model's name as given; `None` if a model object was given.
+        keys (`dict[str, Any]`): The configuration as given, before TRL changes it.
         resets (`bool`): Whether a reset can be requested.
         moves (`bool`): Whether a reset moves a reference.
-        fresh_adapter (`bool`): Whether the policy begins as the base: a new LoRA adapter that is zero.
+        fresh_adapter (`bool`): Whether the policy starts with a new LoRA adapter that is zero.
         given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
-        frozen_ranks (`int`): How many ranks of the policy's adapter are those of a trained one, upon which a new one
-            is put, see [`~trl_prorl.adapters.stacked`].
-        casts_head (`bool`): Whether the LM head of a model with adapters is cast to fp32, by us: TRL looks for the
-            embeddings of a tied head in the adapter's wrapper, where they are not.
+        frozen_ranks (`int`): How many ranks of the policy's adapter belong to a trained adapter below the new one, see
+            [`~trl_prorl.adapters.stacked`].
+        casts_head (`bool`): Whether trl-prorl casts the LM head of a model with adapters to fp32. (TRL looks for the
+            embeddings of a tied head in the adapter's wrapper, where they are not.)
         loads (`bool`): Whether the model is loaded here, because its reference has to move.
     """
 
@@ -95,16 +95,16 @@ class Plan:
 
         Args:
             trainer (`GRPOTrainer`), model, reward_funcs, args, others (`tuple`), named (`dict`):
-                The trainer that is being made, and the arguments of its `__init__`.
+                The trainer under construction, and the arguments of its `__init__`.
 
         Raises:
-            `ValueError` or `TypeError`: The line names the value and the cure.
+            `ValueError` or `TypeError`: An argument is wrong or not supported.
         """
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)
             args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
         if not isinstance(args, ProRLConfig):
-            raise TypeError(f"args is a {type(args).__name__}; ProRLTrainer needs a ProRLConfig.")
+            raise TypeError(f"args must be a ProRLConfig, not a {type(args).__name__}.")
         _check_surroundings(args, model)
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
@@ -168,8 +168,8 @@ class Plan:
 
     def wrap(self) -> None:
         """
-        Make the model a `PeftModel` where its reference has to move. Given a `peft_config`, TRL's reference is the
-        base model, which cannot move; given a `PeftModel`, it is an adapter of its own. Given both, which TRL refuses,
+        Make the model a `PeftModel` if its reference has to move. With a `peft_config`, TRL's reference is the base
+        model, which cannot move; with a `PeftModel`, it is a separate adapter. With both, which TRL does not support,
         the two adapters become one.
         """
         given = self.given
@@ -206,7 +206,7 @@ class Plan:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Provide what TRL's trainer looks for while it is built, and drop warnings that are not true."""
+        """Provide what TRL's trainer needs while it is built, and drop warnings that do not apply."""
         model = self.given["model"]
         full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
         with ExitStack() as stack:
@@ -232,21 +232,21 @@ class Plan:
 
 
 def _check_surroundings(args: ProRLConfig, model) -> None:
-    """Refuse a machine, trackers and folders with which a run could not begin."""
+    """Raise an error if the machine, a tracker or a folder prevents the run."""
     _check_kernel(args)
     check_packages(args)
-    tell_of_emulated_bf16(args, model)
+    warn_of_emulated_bf16(args, model)
     RunFolders.of(args).check_usable()
 
 
 def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
-    """Refuse a training set, reward functions and metrics that do not fit one another."""
+    """Raise an error if training set, reward functions and metrics do not fit each other."""
     rows = given.get("train_dataset")
     evaluation = given.get("eval_dataset")
     functions = given.get("reward_funcs")
     if not isinstance(functions, list):
         functions = [functions]
-    has_environment = given.get("environment_factory") is not None  # it brings its own prompts and rewards
+    has_environment = given.get("environment_factory") is not None  # it has its own prompts and rewards
     if not has_environment:
         check_columns(rows)
     reserved = {} if args.remove_unused_columns else reserved_names(functions, has_environment)
@@ -270,11 +270,11 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
 
 
 def _check_full_reference(args: ProRLConfig) -> None:
-    """Refuse checkpoints of a reference that FSDP shards."""
+    """Raise an error for checkpoints of a reference that FSDP shards."""
     if _uses_fsdp(args) and args.save_strategy != "no":
         raise ValueError(
-            f"save_strategy={args.save_strategy!r}: under FSDP the reference of a model that is trained whole is "
-            "sharded, and a checkpoint cannot hold it. Use LoRA, DDP (accelerate_configs/multi_gpu.yaml), or "
+            f"save_strategy={args.save_strategy.value!r} is not supported with FSDP and full fine-tuning: checkpoints "
+            "cannot contain the sharded reference. Use LoRA, DDP (accelerate_configs/multi_gpu.yaml), or "
             'save_strategy: "no".'
         )
 
@@ -290,41 +290,41 @@ def _check_optimizer(args: ProRLConfig, optimizer) -> None:
 
 
 def _check_kernel(args: ProRLConfig) -> None:
-    """Refuse a CPU with a TRL up to 1.15, whose head is a Triton kernel alone; Triton's interpreter runs it there."""
+    """Raise an error for a CPU with TRL 1.15 or earlier, whose LM head needs Triton (or Triton's interpreter)."""
     if args.device.type != "cpu" or Version(trl.__version__) >= Version("1.16"):
         return
     if utils._ChunkedLogProbFunction is None or os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
-            f"TRL {trl.__version__} computes log-probabilities on GPUs only, and the device here is the CPU "
-            f"(use_cpu={args.use_cpu}): pip install 'trl>=1.16', or train on a GPU."
+            f"TRL {trl.__version__} does not support the CPU (use_cpu={args.use_cpu}). Run `pip install 'trl>=1.16'`, "
+            "or train on a GPU."
         )
 
 
 def _check_processes(args: ProRLConfig, resets: bool) -> None:
-    """Refuse sharded parameters and optimizer states, of which a plain copy would take nothing or a part."""
+    """Raise an error if a key needs complete parameters or optimizer state, and they are sharded."""
     if args.rollback and args.world_size > 1:
         raise ValueError(
-            f"rollback={args.rollback} with {args.world_size} processes is not supported. Train in one, or leave "
-            "rollback out."
+            f"rollback={args.rollback} is not supported with {args.world_size} processes. Train in one process, or "
+            "remove rollback."
         )
     copies = resets or args.elastic_reset_every > 0 or args.copied_anchors != []
     plugin = args.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3 and copies:
         raise ValueError(
-            "zero_stage=3 shards the parameters, and copying them onto a reference would silently do nothing. Use "
-            "zero_stage: 2 (accelerate_configs/zero2.yaml) or a single process."
+            "zero_stage=3 is not supported with a moving reference or a copy of the policy, because it shards the "
+            "parameters. Use zero_stage: 2 (accelerate_configs/zero2.yaml), or a single process."
         )
     if plugin is not None and resets and args.treats_optimizer:
         raise ValueError(
-            f"optimizer_reset={args.optimizer_reset!r} under DeepSpeed, which partitions the optimizer's state, is "
-            "not supported. Use optimizer_reset: keep without a schedule restart, or DDP "
+            f"optimizer_reset={args.optimizer_reset!r} is not supported with DeepSpeed, which partitions the "
+            "optimizer state. Use optimizer_reset: keep without a schedule restart, or DDP "
             "(accelerate_configs/multi_gpu.yaml)."
         )
     if _uses_fsdp(args) and (args.elastic_reset_every or args.copied_anchors):
         keys = ["elastic_reset_every", *(anchor.key for anchor in ANCHORS if anchor.copies_policy)]
         raise ValueError(
-            f"{' and '.join(keys)} keep whole copies of the parameters, which FSDP shards. Use DDP "
-            "(accelerate_configs/multi_gpu.yaml)."
+            f"{' and '.join(keys)} are not supported with FSDP, because they keep complete copies of the parameters. "
+            "Use DDP (accelerate_configs/multi_gpu.yaml)."
         )
 
 
@@ -337,7 +337,7 @@ def _is_sharded(args: ProRLConfig) -> bool:
 
 
 def _check_growth(args: ProRLConfig, config, optimizer) -> None:
-    """Refuse growth of what is no plain LoRA, or lies in several processes, or has an optimizer of another kind."""
+    """Raise an error for growth without plain LoRA, with several processes, or with an unsupported optimizer."""
     check_growing_config(args.lora_growth_every, args.lora_growth_max_rank, config)
     if optimizer is not None:
         check_growing_optimizer(type(inner_of(optimizer)))
@@ -347,31 +347,31 @@ def _check_growth(args: ProRLConfig, config, optimizer) -> None:
 
 
 def _check_stacking(args: ProRLConfig, model: PeftModel, config, optimizer) -> None:
-    """Refuse a new adapter on a trained one where that cannot be, or where gradients lie in several processes."""
+    """Raise an error if a new adapter on top of a trained one is not supported, or gradients are sharded."""
     check_stacked(model, config)
     check_optimizer_by_entry(args.optim.value, inner_of(optimizer))
     if _is_sharded(args):
         raise ValueError(
-            "a peft_config on a trained adapter keeps ranks of the adapter from training, and DeepSpeed and FSDP "
-            "shard their gradients. Use DDP (accelerate_configs/multi_gpu.yaml), or merge the trained adapter, and "
-            "pass the merged model: docs/from-sft.md."
+            "peft_config on top of a trained adapter is not supported with DeepSpeed and FSDP, which shard gradients. "
+            "Use DDP (accelerate_configs/multi_gpu.yaml), or merge the trained adapter and pass the merged model "
+            "(docs/from-sft.md)."
         )
 
 
 def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -> None:
-    """Refuse restarts of what is no new, plain LoRA over floating-point weights, or lies in several processes."""
+    """Raise an error for restarts without a new, plain LoRA on floating-point weights, or with several processes."""
     if isinstance(model, PeftModel):
         raise ValueError(
-            "adapter_restart='merge' begins with a new adapter, and the model is a PeftModel. Pass the model below "
-            "and a peft_config; an adapter that is trained is merged first: model.merge_and_unload()."
+            "adapter_restart='merge' needs a new adapter, but the model is a PeftModel. Pass its base model and a "
+            "peft_config. Merge a trained adapter first: model.merge_and_unload()."
         )
     check_product(peft_config, "adapter_restart", "merge", begins_at_0=True)
     init = args.model_init_kwargs or {}
     quantiser = quantization_config or init.get("quantization_config") or getattr(model, "hf_quantizer", None)
     if quantiser is not None:
         raise ValueError(
-            "adapter_restart='merge' with a quantised model, into whose weights nothing can be merged without loss. "
-            "Leave load_in_4bit and load_in_8bit out, or leave adapter_restart out."
+            "adapter_restart='merge' does not support quantised models: merging into their weights loses precision. "
+            "Remove load_in_4bit and load_in_8bit, or adapter_restart."
         )
     _check_one_process(args, "adapter_restart='merge'", "adapter_restart")
 
@@ -383,26 +383,26 @@ def _largest_rank(args: ProRLConfig, config) -> int:
 
 
 def _check_requests(args: ProRLConfig, config) -> None:
-    """Refuse an adapter that vLLM does not serve, or whose weights are not whole in this process."""
+    """Raise an error for an adapter that vLLM does not support, or that is sharded."""
     check_product(config, "vllm_enable_lora", True)
     rank = _largest_rank(args, config)
     if rank > RANKS[-1]:
         raise ValueError(
-            f"vllm_enable_lora=True: vLLM serves ranks up to {RANKS[-1]}, and the adapter's reaches {rank}. Lower "
-            "lora_r or lora_growth_max_rank, or leave vllm_enable_lora out."
+            f"vllm_enable_lora=True supports ranks up to {RANKS[-1]} (vLLM's limit), but the adapter's rank reaches "
+            f"{rank}. Lower lora_r or lora_growth_max_rank, or remove vllm_enable_lora."
         )
     if _is_sharded(args):
         raise ValueError(
-            "vllm_enable_lora=True hands over an adapter that is whole in every process, and DeepSpeed and FSDP shard "
-            "it. Use DDP (accelerate_configs/multi_gpu.yaml), or leave vllm_enable_lora out."
+            "vllm_enable_lora=True is not supported with DeepSpeed and FSDP, which shard the adapter. Use DDP "
+            "(accelerate_configs/multi_gpu.yaml), or remove vllm_enable_lora."
         )
 
 
 def _check_one_process(args: ProRLConfig, given: str, key: str) -> None:
     if args.world_size > 1 or _is_sharded(args) or args.torch_compile:
         raise ValueError(
-            f"{given}: several processes, DeepSpeed, FSDP and torch_compile hold on to the shapes with which the "
-            f"adapter begins. Train in one plain process, or leave {key} out."
+            f"{given} is not supported with several processes, DeepSpeed, FSDP or torch_compile, because the adapter "
+            f"changes its shape. Train in one process without them, or remove {key}."
         )
 
 

@@ -1,7 +1,7 @@
 """
-bf16 on a CPU. A CPU may compute bf16 three times faster than fp32, or slower, and its instructions do not tell which:
-`bf16: auto` in a recipe measures it, and a resume goes on as the run began. Without instructions for it a CPU emulates
-bf16, and a run says so.
+bf16 on a CPU. Some CPUs compute bf16 three times faster than fp32, others slower, and instruction sets do not show
+which. `bf16: auto` in a recipe measures it; a resume keeps the first choice. A CPU without bf16 instructions emulates
+them, and the run logs a warning.
 """
 
 import functools
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"  # a value of bf16 in a recipe
 
-# A product of a small language model: its MLP, for a micro-batch of a few completions.
+# Shape of a matrix product: the MLP of a small language model, for a micro-batch of a few completions.
 ROWS = 64
 WIDTH = 1536
 OUTPUTS = 8960
@@ -38,12 +38,12 @@ NAMES = {True: "bfloat16", False: "float32"}
 @dataclass(frozen=True)
 class Precision:
     """
-    The precision of a run whose recipe says `bf16: auto`.
+    The precision of a run whose recipe sets `bf16: auto`.
 
     Attributes:
         keys (`dict[str, Any]`): `bf16` and `dtype`.
-        line (`str`, *optional*): What was chosen and why, for the terminal; `None` if the command line says it.
-        recorded (`str`, *optional*): The same for `env.json`, which keeps what was measured as the run began.
+        line (`str`, *optional*): The choice and its reason, for the terminal; `None` if the command line sets it.
+        recorded (`str`, *optional*): The same for `env.json`, which keeps what was measured when the run started.
     """
 
     keys: dict[str, Any]
@@ -54,10 +54,10 @@ class Precision:
 @functools.cache
 def measure_products() -> dict[bool, float]:
     """
-    Time a matrix product on this CPU, with the threads that a training has.
+    Time a matrix product on this CPU, with the threads of training.
 
     Returns:
-        `dict[bool, float]`: GFLOP/s in fp32 (`False`) and in bf16 (`True`), the best of several.
+        `dict[bool, float]`: GFLOP/s in fp32 (`False`) and in bf16 (`True`), the best of several runs.
     """
     operands = {}
     for is_bf16, name in NAMES.items():
@@ -65,7 +65,7 @@ def measure_products() -> dict[bool, float]:
         operands[is_bf16] = (torch.ones(ROWS, WIDTH, dtype=dtype), torch.ones(OUTPUTS, WIDTH, dtype=dtype))
     seconds = dict.fromkeys(operands, math.inf)
     with torch.inference_mode():
-        for _ in range(1 + REPEATS):  # the first is slow, and never the best
+        for _ in range(1 + REPEATS):  # the first repeat is slow, and never the best
             for is_bf16, (rows, weight) in operands.items():
                 start = time.perf_counter()
                 torch.nn.functional.linear(rows, weight)
@@ -76,18 +76,18 @@ def measure_products() -> dict[bool, float]:
 
 def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Precision | None:
     """
-    Choose the precision of weights and products where a recipe says `bf16: auto`: that of the command line, that of
-    the checkpoint from which the run goes on, or the faster one here.
+    Choose the precision of weights and products if a recipe sets `bf16: auto`: from the command line, else from the
+    checkpoint that is resumed, else the faster one on this CPU.
 
     Args:
         recipe (`Mapping[str, Any]`): The keys of the recipe.
-        given (`Mapping[str, Any]`): Those of the command line, which win.
+        given (`Mapping[str, Any]`): The keys of the command line, which win.
 
     Returns:
-        `Precision` or `None`: `None` if the recipe does not ask.
+        `Precision` or `None`: `None` if the recipe does not set `bf16: auto`.
 
     Raises:
-        `ValueError`: The recipe gives `dtype`, too, or is not for a CPU; or several processes would measure.
+        `ValueError`: The recipe also sets `dtype`, or is not for a CPU; or there are several processes.
     """
     if recipe.get("bf16") != AUTO:
         return None
@@ -99,47 +99,47 @@ def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Pre
         return recorded
     if started_processes() > 1:
         raise InputError(
-            "bf16: auto measures in one process, and several were started, which might choose differently. Set "
-            "bf16 and dtype: --bf16 false --dtype float32, or true and bfloat16."
+            "bf16: auto supports only one process, because several might choose differently. Set bf16 and dtype: "
+            "--bf16 false --dtype float32, or --bf16 true --dtype bfloat16."
         )
     speeds = measure_products()
     is_bf16 = speeds[True] > speeds[False]
     line = (
-        f"bf16: auto takes {NAMES[is_bf16]}: products take {speeds[False]:.0f} GFLOP/s in float32 here, and "
-        f"{speeds[True]:.0f} in bfloat16"
+        f"bf16: auto chose {NAMES[is_bf16]}: matrix products run at {speeds[False]:.0f} GFLOP/s in float32 and "
+        f"{speeds[True]:.0f} in bfloat16 on this CPU"
     )
     return Precision({"bf16": is_bf16, "dtype": NAMES[is_bf16]}, line, line)
 
 
 def check_auto_precision(keys: Mapping[str, Any]) -> None:
-    """Refuse `bf16: auto` in the keys of a recipe that gives `dtype`, too, or is not for a CPU."""
+    """Raise an error for `bf16: auto` in a recipe that also sets `dtype`, or is not for a CPU."""
     if "dtype" in keys:
-        raise InputError(f"bf16: auto chooses dtype, too, and dtype={keys['dtype']!r} is given. Leave dtype out.")
+        raise InputError(f"dtype={keys['dtype']!r} conflicts with bf16: auto, which also chooses dtype. Remove dtype.")
     if keys.get("use_cpu") is not True:
-        raise InputError("bf16: auto chooses for a CPU, and use_cpu is not true. Leave bf16 out; a GPU has it true.")
+        raise InputError("bf16: auto needs use_cpu: true. On a GPU remove bf16; its default there is true.")
 
 
 def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:
-    """Read what was chosen as the run began that the keys resume; `None` where there is no checkpoint."""
+    """Return the precision of the checkpoint that is resumed; `None` without a checkpoint."""
     resume = read_resume_word(keys.get("resume_from_checkpoint"))
     if resume is None:
         return None
     try:
         checkpoint, _ = find_checkpoint(resume, keys.get("output_dir") or "trainer_output", content=False)
     except ValueError:
-        return None  # the run begins at step 0, or is refused by `check_folder`
+        return None  # the run starts at step 0, or `check_folder` raises an error
     then = read_json(checkpoint / IDENTITY_FILE)
     if not isinstance(then.get("bf16"), bool):
         return None
     chosen = {key: then[key] for key in ("bf16", "dtype") if then.get(key) is not None}
-    line = f"bf16: auto takes {NAMES[then['bf16']]}, as {checkpoint} has it"
+    line = f"bf16: auto chose {NAMES[then['bf16']]}, as in {checkpoint}"
     env_file = Path(keys.get("run_dir") or checkpoint.parent, ENV_FILE)
     earlier = read_json(env_file).get("precision") if env_file.is_file() else None
     return Precision(chosen, line, earlier or line)
 
 
-def tell_of_emulated_bf16(args: Any, model: Any) -> None:
-    """Log one line if a trainer of this configuration and model (or its path) computes in bf16 that is emulated."""
+def warn_of_emulated_bf16(args: Any, model: Any) -> None:
+    """Log a warning if a trainer with this configuration and model (or its path) would emulate bf16."""
     on_cpu = args.device.type == "cpu"
     if on_cpu and args.process_index == 0 and computes_in_bf16(args, model) and cpu_computes_bf16() is False:
         logger.warning(
@@ -149,7 +149,7 @@ def tell_of_emulated_bf16(args: Any, model: Any) -> None:
 
 
 def computes_in_bf16(args: Any, model: Any) -> bool:
-    """Return whether products are in bf16: under autocast, or because the weights are."""
+    """Return whether products are computed in bf16, by autocast or because the weights are in bf16."""
     if args.bf16:
         return True
     if isinstance(model, torch.nn.Module):

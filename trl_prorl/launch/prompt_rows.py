@@ -1,6 +1,6 @@
 """
-Rows that cannot be trained or evaluated on: their prompts, their columns, their length. Those of a data set are looked
-at before the first step, those of a stream as they come.
+Check rows: prompts, columns and length. Rows of a data set are checked before the first step, rows of a stream as they
+are read.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from ..text import quoted, short
 
 logger = logging.getLogger(__name__)
 
-# What TRL hands to every reward function under these names, whatever a column of that name holds.
+# Arguments that TRL passes to every reward function. They override columns of the same name.
 RESERVED = {
     "prompts": "the prompts",
     "completions": "the sampled completions",
@@ -27,15 +27,15 @@ RESERVED = {
     "log_metric": "a function that logs a metric",
 }
 ENVIRONMENTS = {"environments": "the environments"}
-CURE = "Correct the row, or drop it: dataset.filter(...)."
-LONGEST = 1000  # rows of most bytes, among which the prompts of most tokens are sought
-OF_A_MESSAGE = 16  # tokens that a chat template puts around a message, at most
+CURE = "Fix the row, or drop it with dataset.filter(...)."
+LONGEST = 1000  # rows with the most bytes that are searched for the longest prompt
+OF_A_MESSAGE = 16  # most tokens that a chat template adds to a message
 
 
 def reserved_names(functions: Iterable[Any], has_environment: bool) -> dict[str, str]:
     """
-    Return the names that columns must not have, with what TRL hands to reward functions by them; none where the
-    rewards are models alone, which get no columns.
+    Return names that columns must not have, with what TRL passes to reward functions under them. None if all rewards
+    are models, which get no columns.
     """
     only_models = all(isinstance(function, str | torch.nn.Module) for function in functions)
     if has_environment:
@@ -44,17 +44,17 @@ def reserved_names(functions: Iterable[Any], has_environment: bool) -> dict[str,
 
 
 def check_names(columns: Iterable[str], which: str, reserved: Mapping[str, str]) -> None:
-    """Raise `InputError` for a column of the data set `which` that a reward function could not get."""
+    """Raise `InputError` for a column of the data set `which` that TRL does not pass to reward functions."""
     for name in columns:
         if name in reserved:
             raise InputError(
-                f"{which} has a column {name!r}, and reward functions get {reserved[name]} by that name, not the "
-                f"column. Rename it: dataset.rename_column({name!r}, 'my_{name}')."
+                f"{which} has a column {name!r}, a reserved name: reward functions receive {reserved[name]} under it. "
+                f"Rename the column: dataset.rename_column({name!r}, 'my_{name}')."
             )
 
 
 def named_sets(train: Any, evaluation: Any) -> dict[str, Any]:
-    """Return the data sets of a trainer by the words for them; the evaluation may be several by name."""
+    """Return the data sets of a trainer by the argument that gave them. There may be several evaluation sets."""
     sets = {"train_dataset": train}
     if isinstance(evaluation, Mapping):
         sets.update({f"eval_dataset[{name!r}]": rows for name, rows in evaluation.items()})
@@ -65,11 +65,10 @@ def named_sets(train: Any, evaluation: Any) -> dict[str, Any]:
 
 def check_sets(sets: Mapping[str, Any], reserved: Mapping[str, str]) -> None:
     """
-    Refuse columns and prompts of data sets; the prompts of streams, and of rows that are made as they are read, come
-    later to [`check_batch`].
+    Check columns and prompts of data sets. [`check_batch`] checks streams and rows that are transformed when read.
 
     Raises:
-        `InputError`: The line names the column, or the row, its value and the cure.
+        `InputError`: A column or a prompt is wrong.
     """
     for which, rows in sets.items():
         check_names(getattr(rows, "column_names", None) or (), which, reserved)
@@ -77,7 +76,7 @@ def check_sets(sets: Mapping[str, Any], reserved: Mapping[str, str]) -> None:
 
 
 def check_prompts(rows: Any, which: str) -> None:
-    """Raise `InputError` for the first prompt of a data set that is none."""
+    """Raise `InputError` for the first invalid prompt of a data set."""
     for index, prompt in prompts_of(rows):
         fault = find_fault(prompt)
         if fault is not None:
@@ -85,7 +84,7 @@ def check_prompts(rows: Any, which: str) -> None:
 
 
 def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
-    """Yield index and prompt of the rows of a [`~datasets.Dataset`]; none of anything else."""
+    """Yield index and prompt of the rows of a [`~datasets.Dataset`]; nothing for other objects."""
     if not isinstance(rows, Dataset) or "prompt" not in rows.column_names or rows.format["type"] == "custom":
         return
     index = 0
@@ -96,15 +95,15 @@ def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
 
 
 def find_fault(prompt: Any) -> str | None:
-    """Say what is wrong with a prompt; `None` if it is a text or a list of messages."""
+    """Return what is wrong with a prompt; `None` if it is a text or a list of messages."""
     if prompt is None:
         return "is missing"
     if isinstance(prompt, str):
         return None
     if not isinstance(prompt, list):
-        return "is neither a text nor a list of messages"
+        return "is neither text nor a list of messages"
     if not prompt:
-        return "has no message"
+        return "is an empty list"
     for message in prompt:
         fault = _fault_of_message(message)
         if fault is not None:
@@ -114,21 +113,21 @@ def find_fault(prompt: Any) -> str | None:
 
 def _fault_of_message(message: Any) -> str | None:
     if not isinstance(message, dict):
-        return "has a message that is no mapping of role and content"
+        return "has a message that is not a mapping with role and content"
     if not isinstance(message.get("role"), str):
         return "has a message without a role"
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
         return "has a message without content"
     if content is not None and not isinstance(content, str | list):
-        return f"has a message whose content is {short(content)}, which is no text"
+        return f"has a message whose content is {short(content)}, not text"
     if isinstance(content, list) and not all(isinstance(part, dict) and "type" in part for part in content):
-        return "has a message whose content is a list of other things than parts with a type"
+        return "has a message whose content is a list with parts that have no type"
     return None
 
 
 def check_batch(rows: list[Mapping[str, Any]], which: str, reserved: Mapping[str, str], needs_prompts: bool) -> None:
-    """Raise `InputError` for rows as they come, of a stream for one; their index is not known."""
+    """Raise `InputError` for rows as they are read, for example from a stream. Their index is not known."""
     check_names(rows[0], which, reserved)
     for row in rows:
         if "prompt" not in row and not needs_prompts:
@@ -138,19 +137,19 @@ def check_batch(rows: list[Mapping[str, Any]], which: str, reserved: Mapping[str
             raise InputError(f"a row of {which}: prompt={short(row.get('prompt'))} {fault}. {CURE}")
     if len({isinstance(row.get("prompt"), str) for row in rows}) > 1:
         raise InputError(
-            f"{which} has prompts of both kinds in one batch, {short(rows[0]['prompt'])} among them: texts and lists "
-            "of messages. Make all of them lists of messages."
+            f"{which} mixes text prompts and lists of messages in one batch, for example "
+            f"prompt={short(rows[0]['prompt'])}. Convert all prompts to lists of messages."
         )
 
 
 class Context:
     """
-    The positions of a model, and the tokens of prompts against them.
+    The context length of a model, and checks of prompts against it.
 
     Args:
         policy (`torch.nn.Module`): The model.
-        completion (`int`): The most tokens of a completion.
-        limit (`int`, *optional*): A smaller limit on both together, of vLLM.
+        completion (`int`): The longest completion, in tokens.
+        limit (`int`, *optional*): vLLM's limit on prompt and completion together.
     """
 
     def __init__(self, policy: torch.nn.Module, completion: int, limit: int | None = None):
@@ -161,22 +160,22 @@ class Context:
         self._said = False
 
     def may_exceed(self, tokens: int) -> bool:
-        """Return whether a prompt of so many tokens, with the longest completion, leaves the positions."""
+        """Return whether a prompt of so many tokens and the longest completion exceed the context."""
         return self.positions is not None and tokens + self.completion > self.positions
 
     def check(self, tokens: int, where: str) -> None:
         """
-        Look at a prompt of so many tokens.
+        Check a prompt of so many tokens.
 
         Raises:
-            `InputError`: It leaves the positions of a model that has no more. Another model goes on without having
-                learned such positions: a line says so, once.
+            `InputError`: It exceeds the context of a model with learned positions. For other models, which can
+                continue beyond the positions they were trained on, a warning is logged once.
         """
         if not self.may_exceed(tokens):
             return
         line = (
-            f"{where}: the prompt has {tokens} tokens; with max_completion_length={self.completion} that exceeds the "
-            f"{self.positions} positions of the model. Lower max_completion_length, or drop long prompts."
+            f"{where}: the prompt has {tokens} tokens, which together with max_completion_length={self.completion} "
+            f"exceeds the model's context of {self.positions}. Lower max_completion_length, or drop long prompts."
         )
         if self.ends:
             raise InputError(line)
@@ -185,15 +184,15 @@ class Context:
         self._said = True
 
     def check_longest(self, prompts: list[list[int]]) -> None:
-        """Look at the prompts of a batch, as [`check`] does; a stream's are not known before."""
+        """Check the prompts of a batch, as [`check`] does, because those of a stream are not known earlier."""
         lengths = list(map(len, prompts))
         if 0 in lengths:
-            raise InputError(f"row {lengths.index(0)} of the batch: the prompt has no tokens: an empty text. {CURE}")
+            raise InputError(f"row {lengths.index(0)} of the batch: the prompt is empty. {CURE}")
         self.check(max(lengths), f"row {lengths.index(max(lengths))} of the batch")
 
 
 def has_learned_positions(policy: torch.nn.Module, positions: int) -> bool:
-    """Return whether a model looks its positions up in a table, beyond whose end there is nothing."""
+    """Return whether a model has a table of position embeddings, which ends at `positions`."""
     tokens = policy.get_input_embeddings()
     tables = [module for module in policy.modules() if isinstance(module, torch.nn.Embedding) and module is not tokens]
     return any(positions <= table.num_embeddings <= positions + 8 for table in tables)  # OPT has two more
@@ -201,11 +200,11 @@ def has_learned_positions(policy: torch.nn.Module, positions: int) -> bool:
 
 def check_tokens(sets: Mapping[str, Any], tokenize: Callable[[list], list[list[int]]], context: Context) -> None:
     """
-    Tokenize prompts of data sets: those that may be longest, and one of each kind that a tokenizer or a chat template
-    may refuse.
+    Tokenize the prompts of data sets that may be the longest, and one of each kind that a tokenizer or a chat template
+    may reject.
 
     Raises:
-        `InputError`: The line names the row that cannot be tokenized, has no tokens or is too long.
+        `InputError`: A prompt cannot be tokenized, is empty, or is too long.
     """
     for which, rows in sets.items():
         kinds: dict[Any, tuple[int, Any]] = {}
@@ -225,14 +224,14 @@ def check_tokens(sets: Mapping[str, Any], tokenize: Callable[[list], list[list[i
 
 
 def _kind(prompt: Any) -> Any:
-    """Return what decides whether a prompt can be tokenized: whether a text is empty, or what messages are."""
+    """Return what decides whether a prompt can be tokenized: is a text empty, or the roles and types of messages."""
     if isinstance(prompt, str):
         return bool(prompt.strip())
     return tuple((message["role"], type(message.get("content"))) for message in prompt)
 
 
 def _size(prompt: Any) -> int:
-    """Return the most tokens that a prompt can have, without what is put around it: one for each byte."""
+    """Return the most tokens that a prompt can have, without the chat template: one per byte."""
     if isinstance(prompt, str):
         return len(prompt.encode(errors="replace"))
     return sum(len(str(message.get("content")).encode(errors="replace")) + OF_A_MESSAGE for message in prompt)
@@ -247,5 +246,5 @@ def _count_tokens(prompt: Any, tokenize: Callable[[list], list[list[int]]], wher
             f"{where}: the prompt {quoted(prompt)} cannot be tokenized: {type(error).__name__}: {said}. {CURE}"
         ) from error
     if tokens == 0:
-        raise InputError(f"{where}: prompt={short(prompt)} has no tokens, so that nothing can follow it. {CURE}")
+        raise InputError(f"{where}: prompt={short(prompt)} has no tokens. {CURE}")
     return tokens

@@ -1,6 +1,6 @@
 """
-A recipe as dataclasses: the task, [`~trl_prorl.ProRLConfig`] and TRL's [`~trl.ModelConfig`]. Nothing that trains is
-imported.
+Parse a recipe into dataclasses: the task, [`~trl_prorl.ProRLConfig`] and TRL's [`~trl.ModelConfig`]. Imports nothing
+that trains.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from .shipped_recipes import with_recipe
 
 @dataclass
 class TaskArguments(TaskKeys, ScriptArguments):
-    """TRL's [`~trl.ScriptArguments`], and [`~trl_prorl.keys.TaskKeys`], which describes every key."""
+    """TRL's [`~trl.ScriptArguments`] and the keys of [`~trl_prorl.keys.TaskKeys`], which documents them."""
 
     __doc__ = TaskKeys.__doc__  # for `help`
 
@@ -39,15 +39,15 @@ class TaskArguments(TaskKeys, ScriptArguments):
         for name in ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"):
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no effect: a task reads its data itself. Leave it out; "
-                    "dataset_name says where the data are, task_options what else a task takes."
+                    f"{name}={getattr(self, name)!r} has no effect, because the task loads its own data. Remove it. "
+                    "Set dataset_name to the path of the data, and task_options for other options of the task."
                 )
         check_values(self, TASK_KEYS)
         check_finite(self)
         check_used(self, TASK_KEYS)
         needed = self._length_key()
         if needed is not None and getattr(self, needed) is None:
-            raise ValueError(f"length_reward={self.length_reward!r} needs {needed}, in tokens.")
+            raise ValueError(f"length_reward={self.length_reward!r} needs {needed}: set it, in tokens.")
         if isinstance(self.task_options, str):
             try:
                 self.task_options = parse_json(self.task_options)
@@ -55,21 +55,21 @@ class TaskArguments(TaskKeys, ScriptArguments):
                 raise ValueError(f"task_options={short(self.task_options)} is not JSON: {error}.") from error
 
     def _length_key(self) -> str | None:
-        """Return the key that holds the length of the length reward, if it has one."""
+        """Return the key with the length of the length reward, if it has one."""
         if self.length_reward is None:
             return None
         return LENGTH_REWARDS[self.length_reward].length_key
 
     def check_lengths(self, max_completion_length: int | None) -> None:
-        """Refuse a length reward that is about lengths that no completion of at most so many tokens has."""
+        """Raise an error if the length reward needs completions longer than `max_completion_length`."""
         name = self._length_key()
         if name is None or max_completion_length is None:
             return
         length = getattr(self, name)
         if length > max_completion_length:
             raise ValueError(
-                f"{name}={length} is more than max_completion_length={max_completion_length}, so that no completion "
-                f"reaches it. Lower {name}, or raise max_completion_length."
+                f"{name}={length} exceeds max_completion_length={max_completion_length}: no completion can reach it. "
+                f"Lower {name}, or raise max_completion_length."
             )
 
     def make_task(self):
@@ -77,14 +77,14 @@ class TaskArguments(TaskKeys, ScriptArguments):
         return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
-        """Return the task's reward function, and the one for the length if there is one."""
+        """Return the task's reward function and the length reward, if there is one."""
         rewards = [task_reward(task)]
         if self.length_reward is not None:
             rewards.append(LENGTH_REWARDS[self.length_reward].make(self, max_completion_length))
         return rewards
 
     def check_thinking(self, tokenizer, max_completion_length: int) -> None:
-        """Refuse a budget that, with the text after it and the answer, exceeds the length of a completion."""
+        """Raise an error if thinking budget, text and answer together exceed the length of a completion."""
         if self.thinking_budget is None:
             return
         text = len(tokenizer(self.thinking_text, add_special_tokens=False).input_ids)
@@ -101,16 +101,18 @@ class TaskArguments(TaskKeys, ScriptArguments):
             )
 
     def make_rollout(self, args: ProRLConfig) -> Callable | None:
-        """Return the rollout function, if generation is not TRL's own."""
+        """Return the rollout function; `None` for TRL's own generation."""
         if self.thinking_budget is None:
             return None
         if args.use_vllm:
-            raise ValueError("thinking_budget interrupts transformers' generation, not vLLM's. Set use_vllm: false.")
+            raise ValueError(
+                f"thinking_budget={self.thinking_budget} is not supported with vLLM. Set use_vllm: false."
+            )
         return make_interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
 
 
 def rows_of_columns(columns: Mapping[str, typing.Any], count: int) -> list[dict[str, typing.Any]]:
-    """Return the first `count` rows of the columns that are lists, as TRL passes them to a reward function."""
+    """Turn the columns that TRL passes to a reward function into `count` rows. Only columns that are lists count."""
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
     return [{name: column[place] for name, column in lists.items()} for place in range(count)]
 
@@ -159,7 +161,7 @@ def task_reward(task) -> Callable[..., list[float]]:
 
 
 class GivenKeys(argparse.Namespace):
-    """The keys that were given. HfArgumentParser deletes those too that were not."""
+    """The keys that were given. HfArgumentParser also deletes keys that were not."""
 
     def __delattr__(self, key):
         vars(self).pop(key, None)
@@ -167,8 +169,8 @@ class GivenKeys(argparse.Namespace):
 
 class RecipeParser(TrlParser):
     """
-    A [`~trl.TrlParser`] of our recipes, see recipe_yaml.py, whose complaints are a `ValueError` of one line. It makes
-    the dataclasses of the keys that were given alone, because a configuration tells which those are.
+    A [`~trl.TrlParser`] for our recipes (see recipe_yaml.py) that raises one-line `ValueError`s. It passes only the
+    given keys to the dataclasses, because a configuration records which keys those are.
 
     Attributes:
         precision (`Precision`, *optional*): What was chosen where a recipe says `bf16: auto`.
@@ -200,13 +202,13 @@ class RecipeParser(TrlParser):
             self.precision = choose_precision(keys, vars(given))
             if self.precision is not None:
                 keys.update(self.precision.keys)
-            self.set_defaults_with_config(**keys)  # as TrlParser does, which knows no base
+            self.set_defaults_with_config(**keys)  # as TrlParser does, without bases
         try:
             return super().parse_args_and_config(args, **kwargs)
         except ImportError as error:  # a package that a key needs
             raise InputError(" ".join(str(error).split())) from error
         except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:  # TRL's checks
-            raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
+            raise InputError(f"a value has the wrong type: {type(error).__name__}: {error}.") from error
 
     def hints(self) -> dict[str, typing.Any]:
         """Return the type of every key."""
@@ -219,16 +221,16 @@ class RecipeParser(TrlParser):
 
 def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
     """
-    Make the configurations of a recipe and of what a command line overrides.
+    Parse a command line, with its recipe and overrides, into configurations.
 
     Args:
         argv (`list[str]`): The command line.
 
     Returns:
-        The task, the training and the model.
+        The configurations of task, training and model.
 
     Raises:
-        `ValueError`: A key is wrong. The line names it, its value and the cure.
+        `ValueError`: A key or a value is wrong.
     """
     parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
     task_args, args, model_args = parser.parse_args_and_config(argv)

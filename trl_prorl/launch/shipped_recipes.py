@@ -1,5 +1,5 @@
 """
-The recipes that come with the package, by name: `tiny/variantA`. Nothing that takes long is imported.
+The recipes that are shipped with the package, by name: `tiny/variantA`. Imports nothing slow.
 """
 
 import itertools
@@ -15,17 +15,17 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that can be trained, by name and sorted: all but the bases of others."""
+    """Return the recipes that can be trained, by name and sorted. `base.yaml` of a folder is not one of them."""
     files = {file.relative_to(RECIPES).with_suffix("").as_posix(): file for file in RECIPES.rglob("*.yaml")}
     return {name: files[name] for name in sorted(files) if files[name].stem != "base"}
 
 
 def recipe_file(name_or_path: str) -> Path:
     """
-    Return the file of a recipe: a file, which wins if it is there, or the name of a shipped recipe.
+    Return the file of a recipe, given as a path or as the name of a shipped recipe. An existing file wins.
 
     Raises:
-        `ValueError`: It is neither.
+        `ValueError`: There is neither such a file nor such a recipe.
     """
     file = Path(name_or_path)
     shipped = shipped_recipes()
@@ -36,23 +36,27 @@ def recipe_file(name_or_path: str) -> Path:
     name = name_or_path.removeprefix("./").removeprefix("recipes/").rstrip("/")
     if file.suffix in SUFFIXES:
         name = name.removesuffix(file.suffix)
-    beside = [other for other in shipped if other.rpartition("/")[0] == name]
-    within = beside or [other for other in shipped if other.startswith(f"{name}/")]
+    within = [other for other in shipped if other.startswith(f"{name}/")]
     if within:
-        raise InputError(f"{name_or_path!r} is a folder of recipes: name one of {', '.join(within)}.")
+        first = f"{name}/plain" if f"{name}/plain" in within else within[0]
+        raise InputError(
+            f"{name_or_path!r} is a folder of recipes. Start with `trl-prorl train {first}`, or list all recipes with "
+            "`trl-prorl train --all`."
+        )
     cure = f" (did you mean {name!r}?)" if name in shipped else nearest(name, shipped)
     raise InputError(
-        f"{name_or_path!r} is neither a file nor the name of a shipped recipe{cure}. `trl-prorl train` lists those."
+        f"{name_or_path!r} is neither a file nor a shipped recipe{cure}. List all recipes with "
+        "`trl-prorl train --all`."
     )
 
 
 def with_recipe(arguments: Iterable[str]) -> list[str]:
     """
-    Return a command line that names its recipe by `--config PATH`: the recipe may come first, without an option, and
-    be the name of a shipped one.
+    Return a command line in which `--config PATH` gives the recipe. The user may also write the recipe as the first
+    argument, and give the name of a shipped recipe.
 
     Raises:
-        `ValueError`: As [`recipe_file`]; or a recipe has the wrong place, or there are two.
+        `ValueError`: There is no such recipe, it is not the first argument, or there are two.
     """
     words: list[str] = []
     for word in arguments:
@@ -60,15 +64,15 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
     if words and not words[0].startswith("-"):
         words.insert(0, "--config")
     if words.count("--config") > 1:
-        raise InputError("a recipe is given twice; a run has one.")
+        raise InputError("the recipe is given twice: give one.")
     if "--config" not in words:
-        # Behind the options a recipe would be taken for the value of one, or for nothing.
+        # After the options, a recipe would be read as the value of one, or ignored.
         for before, word in itertools.pairwise(words):
             if not before.startswith("-") and (word.endswith(SUFFIXES) or word in shipped_recipes()):
-                raise InputError(f"{word!r} follows no option: the recipe comes first, before every option.")
+                raise InputError(f"{word!r} comes after an option: write the recipe first, before all options.")
         return words
     place = words.index("--config") + 1
     if place == len(words):
-        raise InputError("--config needs the path of a recipe after it.")
+        raise InputError("--config needs a recipe: --config PATH.")
     words[place] = str(recipe_file(words[place]))
     return words
