@@ -1,4 +1,4 @@
-"""`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training. Every key's default is off, i.e. plain TRL."""
+"""`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training. By default every key is off: plain TRL."""
 
 import inspect
 import math
@@ -34,7 +34,7 @@ from .variants import variant_of
 
 
 class KeepsKeywords:
-    """Remembers by which keywords it was made, because a value that equals its default does not tell who set it."""
+    """Records which keywords were given, because a value equal to its default does not show whether it was set."""
 
     given: frozenset[str] = frozenset()
 
@@ -49,10 +49,10 @@ class KeepsKeywords:
 
 def check_names(cls: type, keys: Mapping[str, Any], known: Collection[str]) -> None:
     """
-    Refuse keywords that a class does not take; one with an `__init__` of its own may take more than its fields.
+    Raise an error for keywords that a class does not have. One with its own `__init__` may have more than fields.
 
     Raises:
-        `TypeError`: As a dataclass raises it; the line names the first, and the field that is nearest to it.
+        `TypeError`: A keyword is unknown. The message suggests the nearest field.
     """
     if keys.keys() <= known:
         return
@@ -66,18 +66,18 @@ def check_names(cls: type, keys: Mapping[str, Any], known: Collection[str]) -> N
     cure = nearest(name, known)
     if name in RENAMED:
         cure = f": {RENAMED[name]}"
-    raise TypeError(f"{cls.__name__} takes no {name}={short(keys[name])}{cure}.")
+    raise TypeError(f"{cls.__name__} has no key {name}={short(keys[name])}{cure}.")
 
 
 @dataclass
 class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
-    """Configuration of [`ProRLTrainer`]: TRL's, and [`~trl_prorl.keys.ProlongedKeys`], which describes every key."""
+    """Configuration of [`ProRLTrainer`]: TRL's `GRPOConfig` and [`~trl_prorl.keys.ProlongedKeys`]."""
 
     __doc__ = ProlongedKeys.__doc__  # for `help`
 
     def __post_init__(self):
-        self.given_up: str | None = None  # why `fast` accelerates nothing, see `check_or_give_up`
-        self.precision_reason: str | None = None  # why a recipe's `bf16: auto` has chosen it, see launch/precision.py
+        self.given_up: str | None = None  # the reason why `fast` is off, see `check_or_give_up`
+        self.precision_reason: str | None = None  # the reason for the choice of `bf16: auto`, see launch/precision.py
         if self.fast:
             self._switch_on_accelerations()
         self._read_bare_words()
@@ -87,7 +87,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         greater = self.greater_is_better
         self._complete_as_trl()
         check_mappings(self)
-        if best is None:  # transformers takes the loss, which says nothing in GRPO: the trainer chooses
+        if best is None:  # transformers would set the loss, which is meaningless in GRPO: the trainer chooses
             self.metric_for_best_model = None
             self.greater_is_better = greater
         check_used(self, KEYS)
@@ -99,29 +99,29 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             warnings.warn(self._biased_ratio(), stacklevel=3)
 
     def _biased_ratio(self) -> str:
-        """Say how TRL's correction for vLLM scales the loss where the softmax is cut (huggingface/trl#6789)."""
+        """Return the warning that TRL's correction for vLLM scales the loss if the softmax is truncated (trl#6789)."""
         cuts = {"top_p": self.top_p != 1.0, "top_k": bool(self.top_k), "min_p": bool(self.min_p)}
         keys = " and ".join(f"{key}={getattr(self, key)}" for key, is_set in cuts.items() if is_set)
-        per = "completion by the product of what its tokens keep, so that hardly anything is learned"
+        effect = "of every completion by the product of its tokens' kept probabilities, so almost nothing is learned"
         if self.vllm_importance_sampling_mode.startswith("token"):
-            per = "token by the probability that is kept"
+            effect = "of every token by the kept probability"
         return (
-            f"With use_vllm=True and {keys} TRL scales the loss of every {per}: "
-            "vllm_importance_sampling_correction=True compares vLLM's cut softmax with the policy's whole one "
-            "(huggingface/trl#6789). Sample from the whole softmax, or set vllm_importance_sampling_correction=False."
+            f"{keys} with use_vllm=True makes TRL scale the loss {effect}: vllm_importance_sampling_correction=True "
+            "compares vLLM's truncated softmax with the policy's full softmax (huggingface/trl#6789). Remove the "
+            "truncation, or set vllm_importance_sampling_correction=False."
         )
 
     def _complete_as_trl(self) -> None:
         """
-        Derive and check what TRL does. TRL's configuration refuses one completion a prompt, which its trainer computes
-        without a group: while it checks, the completions that a process draws at once stand for one group.
+        Run TRL's own `__post_init__`. It rejects one completion per prompt, which TRL's trainer supports. During the
+        check, all completions that a process generates at once count as one group.
         """
         if self.num_generations != 1:
             super().__post_init__()
             return
         of_evaluation = self.num_generations_eval
         self.num_generations = self.generation_batch_size
-        if self.num_generations is None:  # of all processes if it is given, else of this one
+        if self.num_generations is None:  # of all processes if given, else of this one
             micro_batches = self.steps_per_generation or self.gradient_accumulation_steps
             self.num_generations = self.per_device_train_batch_size * micro_batches
         self.num_generations_eval = of_evaluation or 1
@@ -132,12 +132,12 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             self.num_generations_eval = of_evaluation
 
     def _switch_on_accelerations(self) -> None:
-        """Give the keys of `fast` their values, unless they were set by hand."""
+        """Set the keys of `fast`, unless they were set by hand."""
         for key, value in switched_on_by_fast(self.given, vars(self)).items():
             setattr(self, key, value)
 
     def _read_bare_words(self) -> None:
-        """Make text again of a bare on, off, true or false, which YAML takes for a bool, and of a path."""
+        """Turn an unquoted on, off, true or false, which YAML reads as a bool, back into text; likewise a path."""
         for key in BARE_WORDS:
             setattr(self, key, read_bare_word(getattr(self, key)))
         self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
@@ -148,7 +148,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def effect(self) -> Effect:
-        """What all keys change together."""
+        """The combined effect of all keys."""
         in_use = dict(vars(self))
         if self.given_up is not None:
             for key in FAST:
@@ -158,19 +158,19 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def is_trl(self) -> bool:
-        """Whether every key of ours that could change a number or a forward is off."""
+        """Whether every key of ours that could change a result or a forward pass is off."""
         changes = self.effect & (Effect.STEP | Effect.RESET | Effect.BOUNDARY)
         return not changes and not self.adds_penalty
 
     @property
     def adds_penalty(self) -> bool:
-        """Whether the loss has a KL term that TRL's own loss cannot express."""
+        """Whether the loss has a KL term that TRL's own loss does not support."""
         changes_trl_term = self.beta != 0.0 and Effect.KL in self.effect
         return Effect.TERM in self.effect or changes_trl_term
 
     @property
     def resets(self) -> bool:
-        """Whether a reset can ever be requested by a key of this configuration."""
+        """Whether a key of this configuration can request a reset."""
         return Effect.RESET in self.effect
 
     @property
@@ -178,21 +178,21 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         """Whether a key of this configuration changes weights, reference or ranks at a generation boundary."""
         return bool(self.effect & (Effect.RESET | Effect.BOUNDARY))
 
-    # Accelerations that `fast` has switched on, and that turn out to be impossible once the model is known.
+    # Accelerations that `fast` has switched on and that the model turns out not to support.
 
     def check_or_give_up(self, check: Callable[..., None], *about: Any) -> None:
         """
-        Make a check that a run passes if a key of ours changes its training.
+        Run a check that applies only if a key of ours changes the training.
 
-        With `fast`, a check that fails switches off what `fast` has switched on (`given_up` says why). If nothing else
-        changes the training, the run is TRL's, and goes on.
+        If the check fails with `fast`, the accelerations of `fast` are switched off (`given_up` is the reason). If
+        no other key changes the training, the run continues as plain TRL.
 
         Args:
-            check (`Callable`): Raises `ValueError` if something is not possible.
+            check (`Callable`): Raises `ValueError` if something is not supported.
             about (`Any`): Its arguments.
 
         Raises:
-            `ValueError`: The check failed, and a key that `fast` has not switched on changes the training.
+            `ValueError`: The check failed, and a key other than those of `fast` changes the training.
         """
         if self.is_trl:
             return
@@ -205,7 +205,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
                 raise
 
     def gives_up(self, key: str) -> bool:
-        """Return whether an acceleration has the value that `fast` gives it, and all of those are given up."""
+        """Return whether an acceleration of `fast` is switched off because the model does not support it."""
         return self.given_up is not None and getattr(self, key) == FAST[key]
 
     # When samples are drawn and used.
@@ -218,9 +218,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     @property
     def exchangeable_micro_batches(self) -> int:
         """
-        How many micro-batches, from the first of a generation on, may exchange their rows so that no update's gradient
-        changes: those that belong to one update wherever it begins, and one alone where the loss divides by what a
-        micro-batch holds or ranks its tokens.
+        How many micro-batches, from the first of a generation batch, may exchange rows without changing the gradient
+        of an update: those of one update, or only one if the loss normalises or ranks tokens per micro-batch.
         """
         has_entropy_bonus = self.entropy_coef != 0.0 or self.use_adaptive_entropy
         if self.loss_type == "bnpo" or has_entropy_bonus or self.top_entropy_quantile < 1.0:
@@ -229,19 +228,19 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def on_policy(self) -> bool:
-        """Whether π_θ = π_old wherever the loss is evaluated (TRL's own test for leaving out π_old's forward)."""
+        """Whether π_θ = π_old whenever the loss is evaluated (TRL's own test for skipping π_old's forward pass)."""
         return self.gradient_accumulation_steps % self.generate_every == 0
 
     @property
     def generates_inside_accumulation(self) -> bool:
-        """Whether a generation falls between the micro-batches of one update, so that a reset has no clean place."""
+        """Whether a batch is generated between micro-batches of one update, where no reset can be applied."""
         accumulation = self.gradient_accumulation_steps
         every = self.generate_every
         return accumulation % every != 0 and every % accumulation != 0
 
     @property
     def schedule(self) -> str:
-        """The keys that say when to generate and when to update, with their values."""
+        """The keys that set when to generate and when to update, with their values."""
         return (
             f"gradient_accumulation_steps={self.gradient_accumulation_steps}, "
             f"steps_per_generation={self.steps_per_generation}, num_iterations={self.num_iterations}"
@@ -250,9 +249,9 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     # Resets.
 
     def first_reset(self, steps: int) -> int | None:
-        """Return after how many of `steps` optimizer steps `ref_reset_every` first resets; `None`: never."""
+        """Return the optimizer step of the first reset by `ref_reset_every`; `None`: not within `steps`."""
         steps_a_generation = max(1, self.generate_every // self.gradient_accumulation_steps)
-        # The reset waits for the next generation, which the last step does not have.
+        # A reset is applied before the next generation; the last step has none after it.
         generation = math.ceil(self.ref_reset_every / steps_a_generation)
         applied = generation * steps_a_generation
         return applied if 0 < applied < steps else None
@@ -271,25 +270,25 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def treats_optimizer(self) -> bool:
-        """Whether a reset changes anything of the optimizer or its learning rate."""
+        """Whether a reset changes the optimizer state or the learning rate."""
         return self.optimizer_reset != "keep" or self.restarts_schedule or self.optimizer_reset_rewarmup_steps > 0
 
     # Where π_old's log-probabilities come from.
 
     @property
     def corrects_sampler(self) -> bool:
-        """Whether TRL corrects for a sampler that is not the policy, which takes π_old's log-probabilities at once."""
+        """Whether TRL corrects for a sampler other than the policy, which needs π_old's log-probabilities at once."""
         return self.use_vllm and self.vllm_importance_sampling_correction
 
     @property
     def samples_whole(self) -> bool:
-        """Whether every token can be drawn, so that a sampler's log-probabilities are those of the whole softmax."""
+        """Whether sampling uses the full softmax, without top-p, top-k and min-p."""
         return self.top_p == 1.0 and not self.top_k and not self.min_p
 
     @property
     def first_pass_is_old_policy(self) -> bool:
         """
-        Whether every first-pass micro-batch lies before the first update on its samples, and nothing needs π_old's
+        Whether every first-pass micro-batch comes before the first update on its samples, and nothing needs π_old's
         log-probabilities earlier.
         """
         whole = self.gradient_accumulation_steps % self.steps_per_generation == 0
@@ -298,8 +297,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     @property
     def old_logps_source(self) -> str:
         """
-        Where π_old's log-probabilities come from: `"policy"` (they are the policy's own), `"first_pass"` or
-        `"forward"`.
+        The source of π_old's log-probabilities: `"policy"` (they equal the policy's), `"first_pass"` or `"forward"`.
         """
         if self.on_policy and not self.corrects_sampler and self.kl_in == "loss":
             return "policy"
@@ -310,35 +308,35 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def why_no_reuse(self) -> str | None:
-        """Why π_old takes a forward of its own though `reuse_old_logps` is set; `None` if it does not."""
+        """The reason why π_old needs its own forward pass although `reuse_old_logps` is set; `None` if it does not."""
         if not self.reuse_old_logps or self.old_logps_source != "forward":
             return None
         if self.kl_in == "reward":
-            return "kl_in='reward' needs π_old's log-probabilities at once."
+            return "kl_in='reward' needs π_old's log-probabilities when a batch is sampled."
         if self.gives_up("reuse_old_logps"):
             return self.given_up
         if self.corrects_sampler:
-            return "vllm_importance_sampling_correction=True needs π_old's log-probabilities at once."
+            return "vllm_importance_sampling_correction=True needs π_old's log-probabilities when a batch is sampled."
         return (
-            f"gradient_accumulation_steps={self.gradient_accumulation_steps} is no multiple of "
-            f"steps_per_generation={self.steps_per_generation}, so that an update precedes a part of the first pass."
+            f"gradient_accumulation_steps={self.gradient_accumulation_steps} is not a multiple of "
+            f"steps_per_generation={self.steps_per_generation}, so an update comes before the end of the first pass."
         )
 
-    # The anchors, and the arm's name.
+    # The anchors, and the name of the variant.
 
     @property
     def anchored(self) -> bool:
-        """Whether there is a KL term at all."""
+        """Whether there is a KL term."""
         return any(getattr(self, key) != 0.0 for key in ANCHOR_KEYS)
 
     @property
     def copied_anchors(self) -> list[str]:
-        """The keys of the anchors that hold a copy of the policy as the run begins."""
+        """The keys of the anchors that copy the initial policy."""
         return [anchor.key for anchor in ANCHORS if anchor.copies_policy and getattr(self, anchor.key) != 0.0]
 
     @property
     def gradient_biases(self) -> dict[str, str]:
-        """How the gradient of a penalty is biased, by its coefficient; empty if none is."""
+        """The bias of each penalty's gradient, by the key of its coefficient; empty if none is biased."""
         bias = gradient_bias(
             self.kl_estimator,
             self.use_bias_correction_kl,
@@ -353,7 +351,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     @property
     def variant(self) -> str:
         """
-        `"plain"` (no KL), `"control"` (a reference that never moves), `"A"`, `"B"`, `"C"`, and the arms beside them:
-        `"optimizer-only"` (the reference stays), `"base-anchored"` (the base anchor alone), `"elastic"`.
+        `"plain"` (no KL), `"control"` (a fixed reference), `"A"`, `"B"`, `"C"`, `"optimizer-only"` (only the optimizer
+        is reset), `"base-anchored"` (only the KL of `beta_base`), or `"elastic"`.
         """
         return variant_of(self)

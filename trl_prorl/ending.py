@@ -1,5 +1,5 @@
 """
-How a command begins and ends: its first line, one line on stderr in the place of a traceback, and what Ctrl-C leaves.
+The start and the end of a command: its first line, one-line errors instead of tracebacks, and Ctrl-C.
 """
 
 import functools
@@ -20,21 +20,20 @@ from .text import visible
 
 BAD_INPUT = 2
 STOPPED = 1
-INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
+INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 READER_LEFT = 141  # 128 + SIGPIPE
-DEBUG = "--debug"  # an option of every command: an error keeps its traceback
-NOTHING_BEGUN = "no step was begun, and nothing has changed."
-NOTHING_CHANGED = "nothing has changed. The same command begins anew."
+DEBUG = "--debug"  # an option of every command: errors keep their traceback
+NOTHING_BEGUN = "no step was started, and nothing has changed."
+NOTHING_CHANGED = "nothing has changed. Run the same command again."
 
 
 class Ended(SystemExit):
-    """A command has ended, and has said why."""
+    """A command has ended, and has printed the reason."""
 
 
 def announce(line: str) -> None:
     """
-    Write the first line of a command, before it imports what takes seconds. Of several processes that a launcher has
-    started, the first one writes it.
+    Print the first line of a command, before slow imports. Of several processes of a launcher, only the first prints.
     """
     if os.environ.get("RANK", "0") == "0":
         print(visible(line), file=sys.stderr, flush=True)
@@ -45,25 +44,25 @@ def in_one_line(
     kept: str, bad_input: type[Exception] | tuple[type[Exception], ...] = InputError, debug: bool = False
 ) -> Iterator[None]:
     """
-    End the process, within this context, with one line on stderr in the place of a traceback. The exit code is 2 for
-    bad input, 1 for a run that has to stop and 130 for Ctrl-C; if the reader of stdout has left, as `head` does, it is
-    141, without a line. An error that nobody foresaw keeps its traceback.
+    Within this context, end the process with one line on stderr instead of a traceback. Exit codes: 2 for bad input, 1
+    for a run that had to stop, 130 for Ctrl-C, and 141 (without a line) if the reader of stdout has left, for example
+    `head`. An unexpected error keeps its traceback.
 
     Args:
-        kept (`str`): What Ctrl-C leaves, and how to go on.
-        bad_input (`type` or `tuple`, *optional*, defaults to [`InputError`]): What is raised for bad input.
+        kept (`str`): For Ctrl-C: what was saved, and how to continue.
+        bad_input (`type` or `tuple`, *optional*, defaults to [`InputError`]): Exceptions that mean bad input.
         debug (`bool`, *optional*, defaults to `False`): Whether every error keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            with suppress(OSError):  # of a file descriptor that has become another file's since
-                stream.reconfigure(errors="backslashreplace")  # a terminal may be of ASCII alone
+            with suppress(OSError):  # the file descriptor may belong to another file by now
+                stream.reconfigure(errors="backslashreplace")  # the terminal may support only ASCII
     interrupt_as_usual()
     try:
         yield
     except BrokenPipeError:
         if not _reader_has_left():
-            raise  # of another pipe
+            raise  # another pipe broke
         raise Ended(READER_LEFT) from None
     except KeyboardInterrupt:
         end_interrupted(kept)
@@ -76,7 +75,7 @@ def in_one_line(
             raise
         end_refused(error, BAD_INPUT)
     finally:
-        if _reader_has_left():  # else Python complains as it writes the rest at its exit
+        if _reader_has_left():  # otherwise Python prints an error when it flushes at exit
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
 
@@ -85,11 +84,11 @@ def command(
     main: Callable, bad_input: type[Exception] | tuple[type[Exception], ...] = InputError, kept: str = NOTHING_CHANGED
 ) -> Callable[..., int]:
     """
-    Make an entry point return its exit code, see [`in_one_line`]: its own, or 0.
+    Make an entry point return an exit code, see [`in_one_line`].
 
     Args:
-        main (`Callable`): Takes the command line.
-        bad_input (`type` or `tuple`, *optional*), kept (`str`, *optional*): As of [`in_one_line`].
+        main (`Callable`): Called with the command line.
+        bad_input (`type` or `tuple`, *optional*), kept (`str`, *optional*): See [`in_one_line`].
     """
 
     @functools.wraps(main)
@@ -106,7 +105,7 @@ def command(
 
 @contextmanager
 def as_bad_input() -> Iterator[None]:
-    """Make an [`InputError`] of each `ValueError`, `OSError` and `ImportError`, which are nobody's bug so early."""
+    """Turn each `ValueError`, `OSError` and `ImportError` into an [`InputError`]: so early, none of them is a bug."""
     try:
         yield
     except (InputError, RunError, BrokenPipeError):
@@ -120,23 +119,23 @@ def as_bad_input() -> Iterator[None]:
 
 
 def is_refusal_of_library(error: Exception) -> bool:
-    """Return whether TRL, transformers or PEFT raised an error themselves: some look at a key in the first step."""
+    """Return whether TRL, transformers or PEFT raised an error. They check some keys only in the first step."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals["__name__"].partition(".")[0] in ("trl", "transformers", "peft")
 
 
 def end_refused(error: Exception, code: int) -> NoReturn:
-    """End the process with one line on stderr, unless another process of the run writes it."""
+    """End the process with one line on stderr, unless another process of the run prints it."""
     if not any(getattr(one, "said_elsewhere", False) for one in (error, error.__cause__)):
         print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
     raise Ended(code) from None
 
 
 def _reader_has_left() -> bool:
-    """Return whether stdout is a pipe that nobody reads any more."""
+    """Return whether stdout is a pipe without a reader."""
     try:
         descriptor = sys.stdout.fileno()
-    except (AttributeError, OSError, ValueError):  # it is closed, or no file
+    except (AttributeError, OSError, ValueError):  # it is closed, or not a file
         return False
     pipe = select.poll()
     pipe.register(descriptor, 0)
@@ -147,20 +146,20 @@ def _reader_has_left() -> bool:
 
 
 class EndAtOnce:
-    """Handler of SIGINT that ends the process: a line on stderr, if there is one to write, and exit code 130."""
+    """Signal handler for SIGINT: print a line on stderr, if there is one, and exit with code 130."""
 
     def __init__(self, kept: str | None = None):
         self.line = f"interrupted: {kept}\n".encode() if kept else b""
 
     def __call__(self, number, frame) -> NoReturn:
-        os.write(2, self.line)  # `print` may be what was interrupted
+        os.write(2, self.line)  # `print` may have been interrupted
         os._exit(INTERRUPTED)
 
 
 def end_at_once(kept: str) -> None:
     """
-    Make Ctrl-C end the process at once while libraries are imported, some of which swallow a `KeyboardInterrupt`.
-    SIGINT stays ignored where it is.
+    Make Ctrl-C end the process immediately while libraries are imported, because some swallow a `KeyboardInterrupt`.
+    If SIGINT is ignored, it stays ignored.
     """
     ours = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread():
@@ -179,32 +178,32 @@ def end_interrupted(kept: str, tell: bool = True, processes: int = 1) -> NoRetur
     End the process after Ctrl-C: one line on stderr, and exit code 130.
 
     Args:
-        kept (`str`): What was kept, and how to go on.
+        kept (`str`): What was saved, and how to continue.
         tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
-        processes (`int`, *optional*, defaults to `1`): Processes of the run. Several do not wait for one another,
-            because not all may still be there.
+        processes (`int`, *optional*, defaults to `1`): Processes of the run. Several do not wait for each other,
+            because some may be gone.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the line is written even if the key is pressed again
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # print the line even if Ctrl-C is pressed again
     if tell:
         print(f"interrupted: {kept}", file=sys.stderr)
     if processes > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(INTERRUPTED)
-    signal.signal(signal.SIGINT, EndAtOnce())  # who presses it once more need not wait for the process's exit
+    signal.signal(signal.SIGINT, EndAtOnce())  # a further Ctrl-C exits immediately
     raise Ended(INTERRUPTED) from None
 
 
 def tell_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> None:
     """
-    Print one line on stderr in the place of the traceback of a `KeyboardInterrupt` that is about to be raised again.
+    Print one line on stderr instead of the traceback of a `KeyboardInterrupt` that is about to be raised again.
 
-    For a user's own script: who catches the error goes on with it, and a notebook shows it; if nobody catches it,
-    the process ends with exit code 130.
+    For a user's own script: the script or a notebook may catch the error. Otherwise the process ends with exit code
+    130.
 
     Args:
         error (`KeyboardInterrupt`): The error.
-        kept (`str`): What was kept, and how to go on.
+        kept (`str`): What was saved, and how to continue.
         tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
     """
     if tell:
@@ -213,7 +212,7 @@ def tell_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> 
 
     def end_without_traceback(kind, value, trace) -> None:
         if value is error:
-            raise SystemExit(INTERRUPTED)  # Python's own code depends on what libraries do at its exit
+            raise SystemExit(INTERRUPTED)  # Python's default exit code depends on what libraries do at exit
         others(kind, value, trace)
 
     sys.excepthook = end_without_traceback
@@ -221,19 +220,19 @@ def tell_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> 
 
 def describe_saved_state(output_dir: str | os.PathLike, begun: bool, go_on: str, anew: str) -> str:
     """
-    Describe what an interrupted run has left behind, in one line.
+    Return one line that describes what an interrupted run has saved.
 
     Args:
-        output_dir (`str` or `os.PathLike`): Its folder.
-        begun (`bool`): Whether this process began a step.
-        go_on (`str`): What continues from a checkpoint.
-        anew (`str`): What begins again where there is none.
+        output_dir (`str` or `os.PathLike`): Folder of the run.
+        begun (`bool`): Whether this process started a step.
+        go_on (`str`): How to continue from a checkpoint.
+        anew (`str`): How to start again without a checkpoint.
     """
     from .checkpoint.files import find_newest_checkpoint  # a command that only reads need not import it
 
     checkpoint, _ = find_newest_checkpoint(output_dir, content=False)
     if checkpoint is not None:
-        return f"{checkpoint} and the record up to it are kept. Go on with {go_on}."
+        return f"{checkpoint} and the log files up to it are saved. Continue with {go_on}."
     if begun:
-        return f"the record in {Path(output_dir)} is kept without a checkpoint: {anew} begins again at step 0."
+        return f"{Path(output_dir)} contains log files but no checkpoint. Start again at step 0 with {anew}."
     return NOTHING_BEGUN

@@ -1,6 +1,7 @@
 """
-What a [`~trl_prorl.ProRLConfig`] refuses: combinations of keys that would give wrong numbers, or do nothing of what
-they say. Each is one line with the key, the value and the cure. docs/reference.md lists the docstrings.
+Combinations of keys for which a [`~trl_prorl.ProRLConfig`] raises an error, because they would give wrong numbers or
+have no effect. Each error is one line: key=value, the reason, the cure. docs/reference.md shows the lists of the
+docstrings, each line under the first key of ours that it names.
 """
 
 import logging
@@ -21,56 +22,63 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 def refuse_kl(args: "ProRLConfig") -> None:
     """
-    KL terms:
+    Check the KL penalties:
 
-    - `kl_estimator: k1` without `use_bias_correction_kl`, whose expected gradient is zero.
-    - `beta_old` where no sample is used after an update, so that π_θ = π_old wherever it is evaluated.
-    - `kl_in: reward` with `beta_old` (the KL to π_old is 0 as a batch is sampled), without `advantage_estimator` (TRL
-      has computed the advantages by then), or with `kl_clamp` (which bounds a term of the loss).
+    - `kl_estimator: k1` with `use_bias_correction_kl: false`: the expected gradient is zero.
+    - `beta_old` if `gradient_accumulation_steps` is a multiple of `steps_per_generation` · `num_iterations`: every
+      sample is used before an update, so the KL to π_old is 0.
+    - `kl_in: reward` with `beta_old`: when a batch is sampled, the KL to π_old is 0.
+    - `kl_in: reward` without `advantage_estimator`: TRL computes advantages before the KL is subtracted.
+    - `kl_clamp` with `kl_in: reward`: it bounds a KL term of the loss.
     """
     if args.anchored and args.kl_estimator == "k1" and not args.use_bias_correction_kl:
         raise ValueError(
-            "kl_estimator='k1' with use_bias_correction_kl=False has zero expected gradient: it would penalise "
-            "nothing. Set use_bias_correction_kl: true, or kl_estimator: k3."
+            "kl_estimator='k1' with use_bias_correction_kl=False has zero expected gradient, so it penalises nothing. "
+            "Set use_bias_correction_kl: true, or kl_estimator: k3."
         )
     if args.beta_old != 0.0 and args.on_policy:
         raise ValueError(
-            f"beta_old={args.beta_old} can do nothing with {args.schedule}: no sample is used after an update, so the "
-            "policy equals pi_old wherever the penalty is evaluated. Set num_iterations: 2 (or more), or a "
-            "steps_per_generation larger than gradient_accumulation_steps."
+            f"beta_old={args.beta_old} has no effect with {args.schedule}: every sample is used before an update, so "
+            "the KL to pi_old is 0. Set num_iterations: 2 (or more), or steps_per_generation larger than "
+            "gradient_accumulation_steps."
         )
     if args.kl_in != "reward":
         return
     if args.beta_old != 0.0:
         raise ValueError(
-            f"kl_in='reward' takes the KL as a batch is sampled, where that to pi_old is 0: beta_old={args.beta_old} "
-            "would do nothing. Set kl_in: loss, or beta_old: 0."
+            f"beta_old={args.beta_old} has no effect with kl_in='reward', because the KL to pi_old is 0 when a batch "
+            "is sampled. Set kl_in: loss, or beta_old: 0."
         )
     if args.advantage_estimator is None:
         raise ValueError(
-            "kl_in='reward' changes rewards before they become advantages, which TRL has computed by then. Set "
-            "advantage_estimator: global_normalized (REINFORCE++), group_normalized (GRPO), or another."
+            "kl_in='reward' needs advantage_estimator, because TRL computes advantages before the KL is subtracted. "
+            "Set advantage_estimator: global_normalized (REINFORCE++), group_normalized (GRPO), or another."
         )
     if args.kl_clamp is not None:
         raise ValueError(
-            f"kl_in='reward' sums log-ratios over a completion, and kl_clamp={args.kl_clamp} bounds a KL term of the "
-            "loss. Leave kl_clamp out, or set kl_in: loss."
+            f"kl_clamp={args.kl_clamp} has no effect with kl_in='reward', because it bounds a KL term of the loss. "
+            "Remove kl_clamp, or set kl_in: loss."
         )
 
 
 def refuse_resets(args: "ProRLConfig") -> None:
     """
-    Resets:
+    Check the resets:
 
-    - An `optimizer_reset` that is no treatment.
-    - A trigger without a reference (`beta: 0`), unless `ref_reset_mix: 0` resets the optimizer alone or the adapter is
-      restarted; `ref_reset_kl` without a reference.
-    - `ref_reset_mix: 0` with `optimizer_reset: keep`, which resets nothing.
-    - A `ref_reset_metric` that no evaluation measures, because of its name or of `eval_strategy: "no"`.
-    - Resets with TRL's `sync_ref_model`, which moves the reference in the middle of a generation batch.
-    - `adapter_restart: merge` with another reference than the merged model (`ref_reset_mix`), or with what needs the
-      weights of the beginning (`beta_base`, `lora_growth_every`, `elastic_reset_every`).
-    - Resets and growth where a generation falls inside an accumulation.
+    - `optimizer_reset` with an unknown name.
+    - `ref_reset_every`, or another trigger, with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`
+      (resets only the optimizer) and with `adapter_restart: merge`.
+    - `ref_reset_every`, or another trigger, with TRL's `sync_ref_model`: both move the reference.
+    - `ref_reset_every`, or another trigger, if a batch is generated in the middle of gradient accumulation: one of
+      `gradient_accumulation_steps` and `steps_per_generation` · `num_iterations` must be a multiple of the other. The
+      same applies to `lora_growth_every` and `elastic_reset_every`.
+    - `ref_reset_kl` with `beta: 0`: there is no KL to a reference.
+    - `ref_reset_mix: 0` with `optimizer_reset: keep`: nothing is reset.
+    - `ref_reset_stall` or `ref_reset_drop` with `eval_strategy: "no"`, or with a `ref_reset_metric` that no evaluation
+      measures.
+    - `adapter_restart: merge` with `ref_reset_mix`: the reference is always the merged model.
+    - `adapter_restart: merge` with `beta_base`, `lora_growth_every` or `elastic_reset_every`: they need the initial
+      weights.
     """
     treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)  # raises if there is none
     if args.adapter_restart == "merge":
@@ -82,13 +90,12 @@ def refuse_resets(args: "ProRLConfig") -> None:
     trigger = next((key for key in TRIGGER_KEYS if getattr(args, key)), "guard_gap")
     if args.beta == 0.0 and args.ref_reset_mix != 0.0 and args.adapter_restart == "off":
         raise ValueError(
-            f"{trigger}={getattr(args, trigger)} moves a reference, but beta=0 means that there is none. Set beta > 0 "
-            "(variants A and C), or ref_reset_mix: 0 to reset the optimizer alone."
+            f"{trigger}={getattr(args, trigger)} needs a reference, but beta=0. Set beta > 0 (variants A and C), or "
+            "ref_reset_mix: 0 to reset only the optimizer."
         )
     if args.beta == 0.0 and args.ref_reset_kl is not None:
         raise ValueError(
-            f"ref_reset_kl={args.ref_reset_kl} watches the KL to a reference, but beta=0 means that there is none. "
-            "Set beta > 0, or use another trigger."
+            f"ref_reset_kl={args.ref_reset_kl} needs a reference, but beta=0. Set beta > 0, or use another trigger."
         )
     if args.ref_reset_mix == 0.0 and not args.treats_optimizer:
         others = ", ".join(name for name in TREATMENTS if name != "keep")
@@ -98,8 +105,8 @@ def refuse_resets(args: "ProRLConfig") -> None:
         )
     if args.sync_ref_model:
         raise ValueError(
-            f"sync_ref_model=True and {trigger} both move the reference, and TRL's callback moves it in the middle of "
-            "a generation batch. Set sync_ref_model: false."
+            f"sync_ref_model=True conflicts with {trigger}={getattr(args, trigger)}: both move the reference, and TRL "
+            "moves it in the middle of a generation batch. Set sync_ref_model: false."
         )
     if args.watches_metric:
         _refuse_unmeasured_metric(args)
@@ -108,35 +115,35 @@ def refuse_resets(args: "ProRLConfig") -> None:
 def _refuse_unmeasured_metric(args: "ProRLConfig") -> None:
     if not args.ref_reset_metric.startswith("eval_"):
         raise ValueError(
-            f"ref_reset_metric={args.ref_reset_metric!r} is not a metric of an evaluation, whose names begin with "
-            "eval_. Set it to eval_reward, eval_pass@1, or eval_rewards/NAME/mean of one reward function."
+            f"ref_reset_metric={args.ref_reset_metric!r} must be an evaluation metric, which starts with eval_. Set "
+            "it to eval_reward, eval_pass@1, or eval_rewards/NAME/mean of one reward function."
         )
     if args.eval_strategy == "no":
         raise ValueError(
-            f"ref_reset_stall={args.ref_reset_stall} and ref_reset_drop={args.ref_reset_drop} watch "
-            f"ref_reset_metric={args.ref_reset_metric!r}, but eval_strategy='no' never measures it. Set "
-            "eval_strategy: steps and eval_steps."
+            f"ref_reset_stall={args.ref_reset_stall} and ref_reset_drop={args.ref_reset_drop} need evaluations of "
+            f"ref_reset_metric={args.ref_reset_metric!r}, but eval_strategy='no'. Set eval_strategy: steps and "
+            "eval_steps."
         )
 
 
 def _refuse_restarts(args: "ProRLConfig") -> None:
     if args.ref_reset_mix != 1.0:
         raise ValueError(
-            f"adapter_restart='merge' makes the merged model the reference, and ref_reset_mix={args.ref_reset_mix} "
-            "asks for another one. Leave ref_reset_mix out, or set adapter_restart: off."
+            f"ref_reset_mix={args.ref_reset_mix} has no effect with adapter_restart='merge', whose reference is "
+            'always the merged model. Remove ref_reset_mix, or set adapter_restart: "off".'
         )
     if args.beta_base or args.lora_growth_every or args.elastic_reset_every:
         raise ValueError(
-            f"adapter_restart='merge' begins a new adapter over other weights, and beta_base={args.beta_base}, "
-            f"lora_growth_every={args.lora_growth_every} and elastic_reset_every={args.elastic_reset_every} need "
-            "those of the beginning. Leave them out, or set adapter_restart: off."
+            f"adapter_restart='merge' does not support beta_base={args.beta_base}, "
+            f"lora_growth_every={args.lora_growth_every} and elastic_reset_every={args.elastic_reset_every}, which "
+            'need the initial weights. Set them to 0, or adapter_restart: "off".'
         )
 
 
 def refuse_unclean_schedule(args: "ProRLConfig") -> None:
     """
-    Refuse a schedule in which a generation falls inside an accumulation. It is for whatever acts at a generation
-    boundary, triggers of a script included.
+    Raise an error if a batch is generated in the middle of gradient accumulation, because resets and growth act
+    between generation batches. It is called for triggers of a script, too.
 
     Raises:
         `ValueError`: Neither `gradient_accumulation_steps` nor `steps_per_generation * num_iterations` is a multiple
@@ -144,23 +151,28 @@ def refuse_unclean_schedule(args: "ProRLConfig") -> None:
     """
     if args.generates_inside_accumulation:
         raise ValueError(
-            f"With {args.schedule} a generation falls inside an accumulation, where gradients from before it are "
-            "still waiting, so neither a reset nor growth has a clean place. Make one of gradient_accumulation_steps "
-            "and steps_per_generation * num_iterations a multiple of the other."
+            f"{args.schedule}: a batch is generated in the middle of gradient accumulation, so resets and growth "
+            "cannot be applied. Make one of gradient_accumulation_steps and steps_per_generation * num_iterations a "
+            "multiple of the other."
         )
 
 
 def refuse_samples(args: "ProRLConfig") -> None:
     """
-    Samples and their advantages:
+    Check samples and advantages:
 
-    - `num_generations: 1` where the advantage compares the completions of a prompt, and with
-      `dynamic_sampling_rounds` or `drop_zero_rows`, which are about groups.
-    - `advantage_estimator` with `multi_objective_aggregation: normalize_then_sum`, which gives no single reward.
-    - `dynamic_sampling_rounds` where TRL would normalise each round by itself (`scale_rewards: batch`,
-      `normalize_then_sum`), or where vLLM's correction needs scores before the groups are found.
-    - `vllm_enable_lora` where vLLM does not keep one base (a server, sleep mode, restarts of the adapter).
-    - `compact_generation: "on"` with another sampler.
+    - `advantage_estimator` other than `global_normalized` and `raw` (or none) with `num_generations: 1`: it compares
+      completions of the same prompt.
+    - `advantage_estimator` with `multi_objective_aggregation: normalize_then_sum`: it needs one reward per completion.
+    - `dynamic_sampling_rounds` with `num_generations: 1`: all groups have equal rewards.
+    - `dynamic_sampling_rounds` without `advantage_estimator`, if `scale_rewards: batch` or
+      `multi_objective_aggregation: normalize_then_sum`: TRL would normalise each round separately.
+    - `dynamic_sampling_rounds` with vLLM and `vllm_importance_sampling_correction: true`, which needs
+      log-probabilities before the groups are chosen.
+    - `drop_zero_rows` with `num_generations: 1`: there are no groups.
+    - `vllm_enable_lora` with `vllm_mode: server`, `vllm_enable_sleep_mode` or `adapter_restart: merge`: vLLM must keep
+      the base weights that it loaded.
+    - `compact_generation: "on"` with `use_vllm` or `use_transformers_continuous_batching`: they are other samplers.
     """
     rounds = args.dynamic_sampling_rounds
     if args.num_generations == 1:
@@ -168,122 +180,126 @@ def refuse_samples(args: "ProRLConfig") -> None:
     sums = args.multi_objective_aggregation == "sum_then_normalize"
     if args.advantage_estimator is not None and not sums:
         raise ValueError(
-            f"advantage_estimator={args.advantage_estimator!r} needs one reward for each completion, which "
-            f"multi_objective_aggregation={args.multi_objective_aggregation!r} does not give. Set it to "
-            "sum_then_normalize."
+            f"advantage_estimator={args.advantage_estimator!r} needs one reward per completion, but "
+            f"multi_objective_aggregation={args.multi_objective_aggregation!r} keeps several. Set "
+            "multi_objective_aggregation: sum_then_normalize."
         )
     trl_computes_advantages = args.advantage_estimator is None
     if rounds and trl_computes_advantages and args.scale_rewards == "batch":
         raise ValueError(
-            "dynamic_sampling_rounds with scale_rewards='batch' would scale each round by itself. Set "
-            "advantage_estimator: batch_normalized, which is computed over the final batch."
+            f"dynamic_sampling_rounds={rounds} with scale_rewards='batch' would scale each round separately. Set "
+            "advantage_estimator: batch_normalized, which uses the final batch."
         )
     if rounds and trl_computes_advantages and not sums:
         raise ValueError(
-            f"dynamic_sampling_rounds with multi_objective_aggregation={args.multi_objective_aggregation!r} would "
-            "normalise each round by itself. Set it to sum_then_normalize."
+            f"dynamic_sampling_rounds={rounds} with multi_objective_aggregation={args.multi_objective_aggregation!r} "
+            "would normalise each round separately. Set multi_objective_aggregation: sum_then_normalize."
         )
     if rounds and args.corrects_sampler:
         raise ValueError(
-            "dynamic_sampling_rounds scores once its groups are found, and vllm_importance_sampling_correction=True "
-            "needs scores before. Set vllm_importance_sampling_correction: false."
+            f"dynamic_sampling_rounds={rounds} is not supported with vllm_importance_sampling_correction=True, which "
+            "needs log-probabilities before the groups are chosen. Set vllm_importance_sampling_correction: false."
         )
     keeps_base = args.vllm_mode != "server" and not args.vllm_enable_sleep_mode and args.adapter_restart != "merge"
     if args.vllm_enable_lora and not keeps_base:
         raise ValueError(
-            f"vllm_enable_lora=True relies on a base that vLLM loads once and keeps, and there are vllm_mode="
-            f"{args.vllm_mode!r}, vllm_enable_sleep_mode={args.vllm_enable_sleep_mode} and adapter_restart="
-            f"{args.adapter_restart!r}. Set vllm_mode: colocate without the others, or leave vllm_enable_lora out."
+            f"vllm_enable_lora=True needs a vLLM that keeps its base weights, but vllm_mode={args.vllm_mode!r}, "
+            f"vllm_enable_sleep_mode={args.vllm_enable_sleep_mode}, adapter_restart={args.adapter_restart!r}. Set "
+            'vllm_mode: colocate, vllm_enable_sleep_mode: false and adapter_restart: "off", or remove '
+            "vllm_enable_lora."
         )
     samples_otherwise = args.use_vllm or args.use_transformers_continuous_batching
     if args.compact_generation == "on" and samples_otherwise:
         raise ValueError(
-            f"compact_generation='on' samples with the policy itself, use_vllm={args.use_vllm} and "
-            f"use_transformers_continuous_batching={args.use_transformers_continuous_batching} another way. Set those "
-            "to false, or compact_generation: auto."
+            f"compact_generation='on' conflicts with another sampler: use_vllm={args.use_vllm}, "
+            f"use_transformers_continuous_batching={args.use_transformers_continuous_batching}. Set both to false, or "
+            "compact_generation: auto."
         )
 
 
 def _refuse_single_completions(args: "ProRLConfig") -> None:
     if args.advantage_estimator not in UNGROUPED_ADVANTAGES:
         raise ValueError(
-            f"num_generations=1 leaves nothing to compare, and advantage_estimator={args.advantage_estimator!r} "
-            f"compares the completions of a prompt. Set num_generations: 2 (or more), or advantage_estimator: "
+            f"advantage_estimator={args.advantage_estimator!r} compares completions of the same prompt, but "
+            f"num_generations=1. Set num_generations: 2 (or more), or advantage_estimator: "
             f"{' or '.join(UNGROUPED_ADVANTAGES)}."
         )
     if args.dynamic_sampling_rounds:
         raise ValueError(
-            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces prompts whose completions all have one "
-            "reward, which num_generations=1 makes of every prompt. Leave dynamic_sampling_rounds out, or set "
-            "num_generations: 2 (or more)."
+            f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces groups whose rewards are all equal, "
+            "which are all groups with num_generations=1. Remove dynamic_sampling_rounds, or set num_generations: 2 "
+            "(or more)."
         )
     if args.drop_zero_rows:
         raise ValueError(
-            f"drop_zero_rows={args.drop_zero_rows} leaves out groups whose completions all have the same reward; with "
+            f"drop_zero_rows={args.drop_zero_rows} skips groups whose rewards are all equal, but with "
             "num_generations=1 there are no groups. Set drop_zero_rows: false, or num_generations: 2 (or more)."
         )
 
 
 def refuse_losses(args: "ProRLConfig") -> None:
     """
-    Losses, and what keeps a run safe:
+    Check losses and guards:
 
-    - `loss_mode` with a `loss_type` that has no clipped ratio, or without a clip beside TRL's `delta`, which is one.
-    - `skip_zero_rows` with `top_entropy_quantile`, which ranks the entropies of all rows.
-    - `nonfinite: skip` with fp16 or DeepSpeed, whose loss scaler skips steps by itself.
-    - `rollback` without checkpoints that hold the optimizer, or with a schedule that sets the learning rate by itself.
+    - `loss_mode` with a `loss_type` other than `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo`: it has no clipped ratio.
+    - `loss_mode: no_ratio` or `unclipped` with `delta`, which clips the ratio.
+    - `skip_zero_rows` with `top_entropy_quantile` below 1, which needs the entropies of all rows.
+    - `nonfinite: skip` with fp16 or DeepSpeed, whose loss scaler already skips steps.
+    - `rollback` with `save_strategy: "no"` or `save_only_model: true`: it needs checkpoints with the optimizer state.
+    - `rollback` with `lr_scheduler_type: reduce_lr_on_plateau` or `greedy`: they set the learning rate themselves.
     """
     if args.loss_mode is not None and args.loss_type not in CLIPPED_LOSSES:
         raise ValueError(
-            f"loss_mode={args.loss_mode!r} is about the clipped ratio, and loss_type={args.loss_type!r} has none. Set "
-            f"loss_type to one of {', '.join(CLIPPED_LOSSES)}, or leave loss_mode out."
+            f"loss_mode={args.loss_mode!r} needs a loss with a clipped ratio, but loss_type={args.loss_type!r} has "
+            f"none. Set loss_type to one of {', '.join(CLIPPED_LOSSES)}, or remove loss_mode."
         )
     if args.loss_mode in ("no_ratio", "unclipped") and args.delta is not None:
         raise ValueError(
-            f"loss_mode={args.loss_mode!r} leaves no clip on the ratio, and delta={args.delta} is one. Leave delta "
-            "out, or set loss_mode: clipped."
+            f"loss_mode={args.loss_mode!r} does not clip the ratio, but delta={args.delta} does. Remove delta, or set "
+            "loss_mode: clipped."
         )
     if args.skip_zero_rows and args.top_entropy_quantile < 1.0:
         raise ValueError(
-            f"skip_zero_rows=True leaves out rows whose entropies top_entropy_quantile={args.top_entropy_quantile} "
-            "ranks. Set skip_zero_rows: false, or top_entropy_quantile: 1.0."
+            f"skip_zero_rows=True is not supported with top_entropy_quantile={args.top_entropy_quantile}, which needs "
+            "the entropies of all rows. Set skip_zero_rows: false, or top_entropy_quantile: 1.0."
         )
     if args.nonfinite == "skip" and (args.fp16 or args.deepspeed):
         raise ValueError(
-            "nonfinite='skip' with fp16 or DeepSpeed, whose loss scaler skips steps by itself, is not supported. Set "
+            "nonfinite='skip' is not supported with fp16 or DeepSpeed, whose loss scaler already skips steps. Set "
             "nonfinite: stop, or bf16: true."
         )
     if args.rollback and (args.save_strategy == "no" or args.save_only_model):
         raise ValueError(
-            f"rollback={args.rollback} goes back to a checkpoint with the optimizer's state, and save_strategy="
-            f"{args.save_strategy.value!r} with save_only_model={args.save_only_model} writes none. Set "
-            "save_strategy: steps, save_steps, and save_only_model: false."
+            f"rollback={args.rollback} needs checkpoints with the optimizer state, but save_strategy="
+            f"{args.save_strategy.value!r} and save_only_model={args.save_only_model}. Set save_strategy: steps, "
+            "save_steps, and save_only_model: false."
         )
     if args.rollback and args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
         raise ValueError(
-            f"rollback={args.rollback} lowers the learning rate, and lr_scheduler_type="
-            f"{args.lr_scheduler_type.value!r} sets it by itself. Set lr_scheduler_type: constant, or another."
+            f"rollback={args.rollback} lowers the learning rate, but lr_scheduler_type="
+            f"{args.lr_scheduler_type.value!r} sets it itself. Set lr_scheduler_type: constant, or another schedule."
         )
 
 
 def refuse_launcher(args: "ProRLConfig") -> None:
     """
-    The launcher:
+    Check the launcher:
 
-    - `accelerate launch` in bf16 or fp16 where the keys say float32: the launcher's precision would win.
+    - `bf16: false` or `fp16: false` with `accelerate launch --mixed_precision` `bf16` or `fp16`, which would override
+      the key.
     """
     precision = args.mixed_precision
     if precision in ("bf16", "fp16") and not getattr(args, precision):
         raise ValueError(
-            f"{precision}=False, but the launcher says mixed_precision={precision}, which would win. Set {precision}: "
-            "true, or launch with --mixed_precision no (a file of accelerate_configs/ or your own default may say "
-            "otherwise)."
+            f"{precision}=False conflicts with mixed_precision={precision} of the launcher, which would override it. "
+            f"Set {precision}: true, or launch with --mixed_precision no. (The launcher's value may come from a file "
+            "of accelerate_configs/ or from your default configuration.)"
         )
     launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
     if launched and "WORLD_SIZE" not in os.environ and args.world_size == 1:
         logger.warning(
-            "accelerate launch was asked for several processes, and has started one, because on CPUs it starts more "
-            "by MPI alone. Start them with: ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 SCRIPT ..."
+            "accelerate launch started one process instead of several, because on CPUs it needs MPI for more. Use "
+            "torchrun instead: ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 SCRIPT ..."
         )
 
 

@@ -1,10 +1,10 @@
 """
-From a recipe to a trained model: parse, check, build, train, save. What every `recipes/grpo_*.py` runs, and
+Train a recipe: parse, check, build, train, save. Every `recipes/grpo_*.py` runs this, and so does
 
     python -m trl_prorl.train --config RECIPE.yaml [--KEY VALUE ...]
 """
 
-if __name__ == "__main__":  # first, so that help and complaints come before what takes seconds to import
+if __name__ == "__main__":  # first, so that help and errors come before the slow imports
     from trl_prorl.launch.command_line import main
 
     raise SystemExit(main())
@@ -26,9 +26,9 @@ from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .ending import describe_saved_state, end_interrupted, interrupt_as_usual, is_refusal_of_library
 from .errors import InputError, RunError
 from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
-from .launch.command_line import main  # noqa: F401  which scripts import from here
+from .launch.command_line import main  # noqa: F401  scripts import it from here
 from .launch.model_name import find_model
-from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  as above
+from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .record.folder_lock import LOCK_FILE
 from .record.folders import RunFolders
 from .record.processes import by_main_process
@@ -51,16 +51,16 @@ def build(
 
     Args:
         task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]): The recipe.
-        trainer_class (`Callable`, *optional*): What makes the trainer: [`ProRLTrainer`], or a subclass of one's own.
+        trainer_class (`Callable`, *optional*): [`ProRLTrainer`], or your subclass of it.
 
     Returns:
-        The trainer, and the checkpoint that it resumes from, as `Trainer.train` takes it.
+        The trainer, and the checkpoint to resume from, as an argument of `Trainer.train`.
 
     Raises:
-        `ValueError`: Something in the recipe cannot be done. No model has been loaded.
+        `ValueError`: Something in the recipe is not supported. No model was loaded.
     """
     if args.disable_tqdm:
-        disable_progress_bar()  # the one for loading weights, too
+        disable_progress_bar()  # of loading weights, too
     task = task_args.make_task()
     environment = None
     if task.turns > 1:
@@ -91,7 +91,7 @@ def build(
         return tokenizer(texts, add_special_tokens=False).input_ids
 
     check_context(prompt_lengths(train_dataset, tokenize), model, model_args.model_revision, args)
-    if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer knows whether it packs
+    if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer checks it if it packs
         check_prompts_fit(train_dataset, eval_dataset, tokenize, args)
     trainer = trainer_class(
         model=model,
@@ -110,17 +110,17 @@ def build(
 
 
 def check_turns(task, given: dict) -> None:
-    """Refuse, of the keys given, those that know of one turn."""
+    """Raise an error for keys that support only one turn."""
     for key in ("thinking_budget", "length_reward", "max_tool_calling_iterations"):
         if given[key] is not None:
             raise ValueError(
-                f"{key}={given[key]!r} is for completions of one turn, and task={task.name!r} has up to {task.turns}. "
-                "Leave it out."
+                f"{key}={given[key]!r} supports only completions of one turn, but task={task.name!r} has up to "
+                f"{task.turns} turns. Remove {key}."
             )
 
 
 def rows_of(task, split: str, key: str, task_args: TaskArguments):
-    """Make the rows of a split, as many as a key says; a complaint about their number names the key."""
+    """Return the rows of a split. `key` sets their number, and errors about the number name it."""
     try:
         return check_dataset(task, task.rows(split, getattr(task_args, key), seed=task_args.task_seed))
     except ValueError as error:
@@ -128,7 +128,7 @@ def rows_of(task, split: str, key: str, task_args: TaskArguments):
 
 
 def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
-    """Run the trainer that [`build`] has made, and leave the run folder behind."""
+    """Run the trainer of [`build`], and save the model."""
     with trainer.hold_folders():
         trainer.train(resume_from_checkpoint=resume)
         if trainer.args.push_to_hub:
@@ -141,10 +141,10 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
     """
-    Refuse an output folder that a new run may not have, and a resume that would not continue the same run. A run that
-    was cut short before its first checkpoint begins again; one that came to its end is not trained a second time.
+    Raise an error if a new run cannot use its output folder, or if a resume would not continue the same run. A run
+    that stopped before its first checkpoint starts again at step 0. A finished run is not trained a second time.
 
-    The main process looks, for all processes: by the time another one looked, the run might have begun.
+    Only the main process checks, because the run may have started by the time another process looks.
 
     Args:
         args (`ProRLConfig`): The configuration.
@@ -154,7 +154,7 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
         `bool`: Whether there is a checkpoint to resume from.
 
     Raises:
-        `ValueError`: The line names the folder or the checkpoint, what is wrong with it, and what to do.
+        `ValueError`: The folder or the checkpoint cannot be used.
     """
     return by_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
 
@@ -186,39 +186,38 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
 
 def _begins_again(args: ProRLConfig, folders: RunFolders) -> bool:
     """
-    Return whether a resume for which there is no checkpoint begins the run at step 0; a line on stderr says so.
+    Return whether a resume without a checkpoint starts the run at step 0, and print that it does.
 
     Raises:
-        `ValueError`: The run came to its end.
+        `ValueError`: The run is finished.
     """
     if args.resume_from_checkpoint.lower() != "true":
         return False  # it names a checkpoint
     model = finished_model(args.output_dir, folders.run_dir)
     if model is not None:
         raise ValueError(
-            f"output_dir={args.output_dir!r} holds a finished run without a complete checkpoint ({model} is its "
-            "model): there is nothing to resume. Choose another output_dir, with save_strategy: steps if the run "
-            "is to go on later."
+            f"output_dir={args.output_dir!r} contains a finished run ({model}) without a complete checkpoint, so "
+            "there is nothing to resume. Choose another output_dir. To continue a run later, set save_strategy: steps."
         ) from None
     newest, unusable = find_newest_checkpoint(args.output_dir, content=False)
     if newest is not None:
         return False
-    # A run that was killed before its first row has left one of these.
+    # A run that was killed before its first row leaves one of these files.
     begun = (folders.run_dir / METRICS_FILE).exists() or (folders.run_dir / LOCK_FILE).exists()
     if unusable and not begun:
         return False
     folders.check_nothing_foreign()
     if begun:
-        print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
+        print(f"{args.output_dir} has no complete checkpoint: the run starts again at step 0", file=sys.stderr)
     else:  # it was killed before it wrote anything, or was never started
-        print(f"there is no run in {args.output_dir} yet: the run begins at step 0", file=sys.stderr)
+        print(f"{args.output_dir} contains no run yet: the run starts at step 0", file=sys.stderr)
     return True
 
 
 def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:
-    """Return a file of the model that a run left as it came to its end; `None` if it did not come to its end."""
+    """Return a model file of a finished run; `None` if the run is not finished."""
     if recorded_run_id(run_dir) is not None and saved_run_id(output_dir) is None:
-        return None  # the id is written last
+        return None  # a run writes this id last
     for pattern in WEIGHTS:
         for path in sorted(Path(output_dir).glob(pattern)):
             if path.name != "training_args.bin":
@@ -227,25 +226,25 @@ def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:
 
 
 def check_base(model: str | None, task: str) -> None:
-    """Refuse the demo's base for a task that has a base of its own."""
+    """Raise an error if a task has its own embedded model and the recipe uses the demo's."""
     own = f"{EMBEDDED}:{task}"
     if model == EMBEDDED and full_name(own) != DEFAULT and full_name(own) in shipped():
         raise ValueError(
-            f"model_name_or_path={model!r} is the demo's base, warmed up for another task than task={task!r}. Set "
-            f"model_name_or_path: {own}, or {DEFAULT.rpartition(':')[0]} if you mean that base."
+            f"model_name_or_path={model!r} is the demo's model, which was warmed up on another task than "
+            f"task={task!r}. Set model_name_or_path: {own}, or {DEFAULT.rpartition(':')[0]} to use the demo's model."
         )
 
 
 def check_context(lengths: list[int], model: str, revision: str, args: ProRLConfig) -> None:
-    """Refuse prompts, of so many tokens, that leave no room for a completion in the model's context."""
+    """Raise an error if a prompt and the longest completion exceed the model's context."""
     config = AutoConfig.from_pretrained(model, revision=revision)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     longest = max(lengths)
     if context is not None and longest + args.max_completion_length > context:
         raise ValueError(
-            f"training prompt {lengths.index(longest)} has {longest} tokens; with max_completion_length="
-            f"{args.max_completion_length} that exceeds the model's context of {context}. Lower max_completion_length "
-            "or drop long prompts."
+            f"training prompt {lengths.index(longest)} has {longest} tokens, which together with "
+            f"max_completion_length={args.max_completion_length} exceeds the model's context of {context} tokens. Lower "
+            "max_completion_length, or drop long prompts."
         )
 
 
@@ -256,11 +255,11 @@ def run(
     trainer_class: Callable[..., ProRLTrainer] = ProRLTrainer,
 ) -> None:
     """
-    Build, train and save what a recipe says. Ctrl-C ends the process with one line that says what is kept.
+    Build, train and save a recipe. Ctrl-C ends the process with one line about what was saved.
 
     Raises:
-        [`InputError`]: No step was begun, and something in the recipe, a file or a package is wrong.
-        [`RunError`]: The run has begun and has to stop. An unforeseen error is raised as it is.
+        [`InputError`]: No step was started, and something in the recipe, a file or a package is wrong.
+        [`RunError`]: The run had to stop. Unexpected errors are raised unchanged.
     """
     trainer = None
     try:
@@ -279,15 +278,15 @@ def run(
             raise InputError(str(error)) from error
         if isinstance(error, InputError | OSError):
             raise RunError(str(error)) from error
-        raise  # nobody's input is wrong: whoever corrects it needs the traceback
-    trainer.accelerator.end_training()  # several processes part in good order
+        raise  # a bug: keep the traceback
+    trainer.accelerator.end_training()  # several processes disconnect cleanly
 
 
 def describe_interrupted(args: ProRLConfig, trainer: ProRLTrainer | None) -> str:
-    """Return what Ctrl-C leaves of a recipe's run, and how to go on."""
+    """Return what was saved of a recipe's run at Ctrl-C, and how to continue."""
     begun = trainer is not None and trainer.has_begun
     same = "the same command and --resume_from_checkpoint True"
     checkpoint, _ = find_newest_checkpoint(args.output_dir, content=False)
     if begun and checkpoint is None and finished_model(args.output_dir, trainer.run_dir):
-        return f"the run had come to its end; its model and its record are in {Path(args.output_dir)}."
+        return f"the run was finished. Its model and log files are in {Path(args.output_dir)}."
     return describe_saved_state(args.output_dir, begun, same, same)

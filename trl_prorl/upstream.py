@@ -1,8 +1,8 @@
 """
-What is relied on inside TRL and transformers, checked when the first trainer is made.
+Internals of TRL and transformers that trl-prorl depends on, checked when the first trainer is made.
 
-An override that nobody calls any more raises nothing, and neither does a column or an attribute that nobody reads: the
-run would train something else. So a version that no test has seen is asked for them, by the names in its code.
+If a new version no longer calls a method that we override, or no longer reads a column or an attribute, nothing fails:
+the run would train something else. So the code of an untested version is searched for these names.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from .errors import InputError
 
 logger = logging.getLogger(__name__)
 
-TESTED = {"trl": "1.16.0", "transformers": "5.24.0"}  # the newest with which all tests ran
+TESTED = {"trl": "1.16.0", "transformers": "5.24.0"}  # the newest versions with which all tests passed
 CLASSES = {
     "GRPOTrainer": "trl.trainer.grpo_trainer",
     "Trainer": "transformers.trainer",
@@ -30,12 +30,12 @@ CLASSES = {
 
 class Fact(NamedTuple):
     """
-    Says what is relied on in a method, and in what it calls of its class that is not replaced here.
+    What trl-prorl depends on in a method, and in the methods of its class that it calls and that are not overridden.
 
     Attributes:
-        method (`str`): Its class and its name.
+        method (`str`): Class and name of the method.
         calls (`tuple[str, ...]`): Methods that it calls, in this order.
-        uses (`tuple[str, ...]`): Arguments, attributes, columns and metrics that it has.
+        uses (`tuple[str, ...]`): Arguments, attributes, columns and metrics that occur in it.
     """
 
     method: str
@@ -43,7 +43,7 @@ class Fact(NamedTuple):
     uses: tuple[str, ...] = ()
 
 
-# Of a generation batch, which TRL fills and its loss reads.
+# Columns of a generation batch: TRL fills them, and its loss reads them.
 COLUMNS = (
     "prompt_ids",
     "prompt_mask",
@@ -57,7 +57,7 @@ COLUMNS = (
     "sampling_per_token_logps",
 )
 FACTS = (
-    # A trainer is made: the arguments that are read by their names, and the attributes that are read or set.
+    # Making a trainer: arguments that are read by name, and attributes that are read or set.
     Fact(
         "GRPOTrainer.__init__",
         uses=(
@@ -88,7 +88,7 @@ FACTS = (
             "_tokenizer",
         ),
     ),
-    # Training: what is loaded and made, and when.
+    # Training: what is loaded and created, in which order.
     Fact("Trainer.train", calls=("_load_from_checkpoint", "_inner_training_loop"), uses=("is_in_train",)),
     Fact(
         "Trainer._inner_training_loop",
@@ -198,14 +198,14 @@ VLLM_FACTS = (
 @cache
 def check_upstream(trainer: type, facts: tuple[Fact, ...] = FACTS) -> None:
     """
-    Refuse a TRL or transformers that lacks what is relied on. It is asked once in a process.
+    Raise an error if TRL or transformers lacks something that trl-prorl depends on. Runs once per process.
 
     Args:
-        trainer (`type`): Our trainer, whose methods stand in the place of TRL's.
-        facts (`tuple[Fact, ...]`, *optional*): What is relied on.
+        trainer (`type`): Our trainer, whose methods override TRL's.
+        facts (`tuple[Fact, ...]`, *optional*): What trl-prorl depends on.
 
     Raises:
-        InputError: The line names the method and the last version that fits.
+        InputError: A library does not fit.
     """
     ours = {}
     for cls in trainer.__mro__:
@@ -223,12 +223,12 @@ def check_upstream(trainer: type, facts: tuple[Fact, ...] = FACTS) -> None:
 
 @cache
 def tell_of_untested() -> None:
-    """Say in a line that a version fits which is newer than all that were tested."""
+    """Log a warning if a library is newer than the newest tested version."""
     for library, tested in TESTED.items():
         installed = version(library)
         if _minor(installed) > _minor(tested):
             logger.warning(
-                "%s %s was not tested: it has all that is relied on, and the newest that was tested is %s (%s).",
+                "%s %s is newer than the newest tested version, %s. It passed the compatibility check. To be safe: %s",
                 library,
                 installed,
                 tested,
@@ -237,7 +237,7 @@ def tell_of_untested() -> None:
 
 
 def with_cure(error: ImportError) -> ImportError:
-    """Return an import's error with the version that fits, if a name of these libraries is not where it was."""
+    """Return an import error with the version that fits, if a name of TRL or transformers has moved."""
     library = (error.name or "").partition(".")[0]
     if library not in TESTED or error.name == library:  # else it is not installed
         return error
@@ -245,13 +245,13 @@ def with_cure(error: ImportError) -> ImportError:
 
 
 def misfit(library: str, what: str) -> str:
-    """Write the line that refuses a library for what is otherwise in it."""
-    last = f"The last version that fits is {TESTED[library]}: {_cure(library)}."
-    return f"{library} {version(library)} does not fit: {what}. {last}"
+    """Return the error for a library in which something has changed."""
+    cure = f"Install the newest tested version, {TESTED[library]}: {_cure(library)}."
+    return f"{library} {version(library)} is not supported: {what}. {cure}"
 
 
 def _check_arguments(owner: type, method: FunctionType, original: FunctionType) -> None:
-    """Refuse a method that takes its arguments otherwise than the one in its place."""
+    """Raise an error if a method of TRL has other arguments than our override."""
     theirs = _arguments(original.__code__)
     code = method.__code__
     mine = _arguments(code)
@@ -273,7 +273,7 @@ def _check_fact(fact: Fact, grpo: type, ours: dict[str, Any]) -> None:
         if called in ours and not hasattr(grpo, called):
             _refuse(owner, f" has no {called}")
     method = inspect.unwrap(method)
-    # A helper is the one that TRL's trainer has, wherever it is called.
+    # A helper is looked up in TRL's trainer, whichever class calls it.
     names = _names(method.__code__, grpo if issubclass(grpo, owner) else owner, ours, set())
     found = -1
     for called in fact.calls:
@@ -289,7 +289,7 @@ def _check_fact(fact: Fact, grpo: type, ours: dict[str, Any]) -> None:
 
 
 def _names(code: CodeType, owner: type, ours: dict[str, Any], seen: set[CodeType]) -> list[object]:
-    """List the arguments, names and constants in a code, and after the name of a helper those in the helper."""
+    """Return the arguments, names and constants in a code object. The names in a helper follow the helper's name."""
     seen.add(code)
     names = [*code.co_varnames[1 : code.co_argcount]]
     for name in code.co_names:
@@ -310,7 +310,7 @@ def _names(code: CodeType, owner: type, ours: dict[str, Any], seen: set[CodeType
 
 
 def _arguments(code: CodeType) -> tuple[str, ...]:
-    """Return the names of a method's arguments after `self`, in their order."""
+    """Return the names of a method's arguments after `self`, in order."""
     return code.co_varnames[1 : code.co_argcount]
 
 
