@@ -1,7 +1,7 @@
 """
-The keys, each declared once: its type, its default, what [`Key`] says of it and, in the docstring, its meaning. Help,
-the reference page, the checks of a value, the rules of a resume, the names of configurations in a report and
-`ProRLConfig.is_trl` follow. Nothing is imported that takes long, because a command line asks before torch is there.
+The keys. Each is declared once: type, default, [`Key`] and, in the docstring, its description. Help, the reference
+page, value checks, resume rules, names of configurations in a report and `ProRLConfig.is_trl` are derived from that.
+Nothing slow is imported, because command lines are checked before torch is imported.
 """
 
 import math
@@ -17,65 +17,65 @@ from .objective.anchors import ANCHOR_KEYS, ANCHORS
 from .resets.treatments import names_with_alpha
 
 
-ValueOf = Callable[[str], Any]  # the value of a key by its name, `None` for one that a configuration lacks
-# The reason for which a resume cannot change a key, by its values then and now and by all keys as they are now.
+ValueOf = Callable[[str], Any]  # returns the value of a key by name, `None` if a configuration lacks it
+# Returns the reason why a resume cannot change a key, given its old and new value and all new keys.
 ResumeRule = Callable[[Any, Any, Mapping[str, Any]], str | None]
 
 
 class Effect(Flag):
-    """What a key changes of TRL's training where it is not at its default."""
+    """What a key changes in TRL's training if it is not at its default."""
 
-    NOTHING = 0  # it watches, or says how something is done that another key asks for
-    STEP = auto()  # the numbers or the forwards of a step
+    NOTHING = 0  # it only observes, or is an option of another key
+    STEP = auto()  # the results or the forward passes of a step
     TERM = auto()  # it adds a KL term
-    KL = auto()  # how a KL term is computed, TRL's own among them
-    BOUNDARY = auto()  # weights or ranks, at a generation boundary
+    KL = auto()  # how KL terms are computed, including TRL's own
+    BOUNDARY = auto()  # weights or ranks, before a generation batch
     RESET = auto()  # it requests resets
 
 
 @dataclass(frozen=True)
 class Need:
     """
-    What a key has no effect without.
+    Another key without which a key has no effect.
 
     Attributes:
-        is_met (`Callable[[ValueOf], bool]`): Whether it is there.
-        words (`str`): The keys that bring it.
+        is_met (`Callable[[ValueOf], bool]`): Returns whether the other key is set.
+        names (`str`): The other key, or several of which one is needed.
     """
 
     is_met: Callable[[ValueOf], bool]
-    words: str
+    names: str
 
 
 def is_on(value: Any) -> bool:
-    """Return whether a value is not off: not `None`, 0, `False` or `"off"`."""
+    """Return whether a value is on, that is not `None`, 0, `False` or `"off"`."""
     return value not in (None, 0, "off")
 
 
 def switched_on(changed: Mapping[str, list[Any]], key: str) -> bool:
-    """Return whether a key was off, `[then, now]`, and is not any more."""
+    """Return whether a key was off and is on now, given `[then, now]`."""
     then, now = changed.get(key, (None, None))
     return is_on(now) and not is_on(then)
 
 
 def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
-    """Return whether a key was on, `[then, now]`, and is not any more."""
+    """Return whether a key was on and is off now, given `[then, now]`."""
     then, now = changed.get(key, (None, None))
     return is_on(then) and not is_on(now)
 
 
 def needs(*keys: str, value: Any = None) -> Need:
-    """Make the need of other keys: one of them has to be on, or to have the value."""
+    """Make a [`Need`]: one of the keys has to be on, or to have the value."""
 
     def is_met(value_of: ValueOf) -> bool:
         if value is None:
             return any(is_on(value_of(key)) for key in keys)
         return any(value_of(key) == value for key in keys)
 
-    words = " or ".join(keys)
+    names = " or ".join(keys)
     if value is not None:
-        words = f"{words}: {value}"
-    return Need(is_met, words)
+        names = f"{names}: {value}"
+    return Need(is_met, names)
 
 
 WORDS = {
@@ -89,12 +89,12 @@ WORDS = {
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number, as NumPy's are; a bool is none."""
+    """Return whether a value is a number, of Python or NumPy, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Return whether a value is of a type that stands in [`WORDS`]."""
+    """Return whether a value has a type of [`WORDS`]."""
     if kind in (int, float):
         return is_number(value) and math.isfinite(value) and (kind is float or value == int(value))
     if kind == list[str]:
@@ -105,18 +105,18 @@ def fits(value: Any, kind: Any) -> bool:
 @dataclass(frozen=True)
 class Key:
     """
-    What a field says of its key beside type, default and docstring: `name: Annotated[TYPE, Key(...)] = DEFAULT`.
+    Properties of a key in addition to type, default and docstring: `name: Annotated[TYPE, Key(...)] = DEFAULT`.
 
     Attributes:
-        choices (`tuple[str, ...]`, *optional*): All values, where they are names.
-        ge, gt, le, lt (`float`, *optional*): Bounds of a number: at least, more than, at most, less than.
-        changes (`Effect`, *optional*): What it changes of TRL's training.
-        needs (`Need`, *optional*): What it has no effect without.
-        free (`bool`, *optional*): Whether a resume may change it, because no number of a run depends on it.
-        resume (`ResumeRule`, *optional*): A rule of a resume. Without one, a change acts from the checkpoint on.
+        choices (`tuple[str, ...]`, *optional*): All allowed names.
+        ge, gt, le, lt (`float`, *optional*): Bounds of a number: >=, >, <=, <.
+        changes (`Effect`, *optional*): What it changes in TRL's training.
+        needs (`Need`, *optional*): The key without which it has no effect.
+        free (`bool`, *optional*): Whether a resume may change it, because no result of a run depends on it.
+        resume (`ResumeRule`, *optional*): Rule for a resume. Without a rule, a change applies from the checkpoint on.
         label (`str`, *optional*): Its form in the names of configurations in a report; `None`: `key=value`.
-        fast (`Any`, *optional*): The value that the key `fast` gives it.
-        default (`Any`), types (`tuple`): Those of the field, see [`declared`].
+        fast (`Any`, *optional*): Its value with `fast`.
+        default (`Any`), types (`tuple`): Default and types of the field, see [`declared`].
     """
 
     choices: tuple[str, ...] = ()
@@ -134,12 +134,12 @@ class Key:
     types: tuple[Any, ...] = ()
 
     def objection(self, name: str, value: Any) -> str | None:
-        """Return the line that refuses a value that is wrong by itself, with the key, the value and what is right."""
+        """Return the error for a value that is not allowed; `None` if it is allowed."""
         if value is None and NoneType in self.types:
             return None
         if self.choices:
             names = (None, *self.choices) if NoneType in self.types else self.choices
-            return None if value in names else f"{name}={value!r} is not one of {', '.join(map(str, names))}."
+            return None if value in names else f"{name}={value!r} must be one of {', '.join(map(str, names))}."
         kinds = [kind for kind in self.types if kind is not NoneType]
         if any(fits(value, kind) for kind in kinds) and self._is_within(value):
             return None
@@ -160,10 +160,10 @@ class Key:
 
 def declared(cls: type) -> dict[str, Key]:
     """
-    Collect what a dataclass's own fields say, by name.
+    Return the [`Key`] of each field of a dataclass, by name.
 
     Raises:
-        `TypeError`: A field says nothing, or what it says contradicts itself.
+        `TypeError`: A field has no [`Key`], or contradicts itself.
     """
     keys = {}
     hints = get_type_hints(cls, include_extras=True)
@@ -177,23 +177,23 @@ def declared(cls: type) -> dict[str, Key]:
         key = replace(said[0], default=field.default, types=types)
         objection = key.objection(field.name, field.default)
         if objection is not None:
-            raise TypeError(f"{objection} It is the default.")
+            raise TypeError(f"{objection} This is the default.")
         if key.free and key.changes:
-            raise TypeError(f"{field.name} changes training, so that a resume is not free to change it.")
+            raise TypeError(f"{field.name} changes training, so it cannot be free for a resume.")
         keys[field.name] = key
     return keys
 
 
 def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
-    Refuse a value that is wrong by itself.
+    Raise an error for the first value that is not allowed.
 
     Args:
         configuration (`Any`): A dataclass.
-        keys (`Mapping[str, Key]`): What its fields say, from [`declared`].
+        keys (`Mapping[str, Key]`): Its keys, from [`declared`].
 
     Raises:
-        `ValueError`: The line names the first such key, its value and what is right.
+        `ValueError`: A value is not allowed.
     """
     for name, key in keys.items():
         objection = key.objection(name, getattr(configuration, name))
@@ -203,10 +203,10 @@ def check_values(configuration: Any, keys: Mapping[str, Key]) -> None:
 
 def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
-    Refuse a value that nothing would ever look at, with the arguments of [`check_values`].
+    Raise an error for the first key that has no effect. Takes the arguments of [`check_values`].
 
     Raises:
-        `ValueError`: The line names the first such key, its value and what it needs.
+        `ValueError`: A key is set without the key that it needs.
     """
 
     def value_of(name: str) -> Any:
@@ -215,9 +215,7 @@ def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
     for name, key in keys.items():
         value = value_of(name)
         if key.needs is not None and value != key.default and not key.needs.is_met(value_of):
-            raise ValueError(
-                f"{name}={value!r} has no effect without {key.needs.words}. Set that, or leave {name} out."
-            )
+            raise ValueError(f"{name}={value!r} has no effect without {key.needs.names}. Set it, or remove {name}.")
 
 
 OFF_ON_AUTO = ("off", "on", "auto")
@@ -226,7 +224,7 @@ IN_REWARD = needs(*(anchor.key for anchor in ANCHORS if anchor.works_in_reward))
 AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
 GROWTH = needs("lora_growth_every")
 COSINE = needs("length_reward", value="cosine")
-# A script may have added treatments.
+# A script may have registered treatments.
 AN_ALPHA = Need(lambda value_of: value_of("optimizer_reset") in names_with_alpha(), "optimizer_reset: soft")
 ADVANTAGES = (
     "raw",
@@ -238,11 +236,11 @@ ADVANTAGES = (
     "max",
     "best_of_group",
 )
-UNGROUPED_ADVANTAGES = ("global_normalized", "raw")  # they compare no completions of a prompt, so one is enough
+UNGROUPED_ADVANTAGES = ("global_normalized", "raw")  # they do not compare completions of a prompt, so one is enough
 
 
 def effects(value_of: ValueOf) -> Effect:
-    """Combine what all keys of a configuration change, given the value of each."""
+    """Combine the effects of all keys, given the value of each."""
     together = Effect.NOTHING
     for name, key in KEYS.items():
         if value_of(name) not in (None, key.default):
@@ -261,49 +259,48 @@ def requests_reset(value_of: ValueOf) -> bool:
 
 A_RESET = Need(
     requests_reset,
-    "a key that requests resets: ref_reset_every, or another trigger's (with triggers of your own alone, set "
-    "ref_reset_every to more than max_steps)",
+    "a reset trigger, such as ref_reset_every (if all triggers are your own, set ref_reset_every above max_steps)",
 )
 
 
-# Rules of a resume.
+# Rules for a resume.
 
 
 def has_average(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
-    """Elastic Reset cannot be switched on: its average begins with the run."""
+    """Elastic Reset cannot be switched on: its average starts with the run."""
     if is_on(now) and not is_on(then):
-        return "the policy's average since the run began is not in it"
+        return "the checkpoint does not contain the moving average of the policy"
     return None
 
 
 def has_grown(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
     """Growth cannot be switched off."""
     if is_on(then) and not is_on(now):
-        return "its adapter may have grown, and would not be made again; a larger value acts"
+        return "the adapter of the checkpoint may have grown (a larger value is allowed)"
     return None
 
 
 def has_restarted(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
-    """Restarts of the adapter can neither be switched on nor off."""
-    return "a run with restarts keeps its reference in the frozen weights, another one in an adapter"
+    """Restarts of the adapter can be switched neither on nor off."""
+    return "a run with restarts stores its reference in the frozen weights, other runs in an adapter"
 
 
 def has_moved(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
     """The last trigger of a run with a reference cannot be switched off."""
     still_resets = any(is_on(keys.get(name)) for name in TRIGGER_KEYS)
     if is_on(then) and not is_on(now) and keys.get("beta") and not still_resets:
-        return "without resets the reference is the base, and this run's has moved; a larger value acts"
+        return "without resets the reference is the base model, but this run has moved it (a larger value is allowed)"
     return None
 
 
 @dataclass
 class ProlongedKeys:
     r"""
-    Configuration of [`ProRLTrainer`]: all keys of [`~trl.GRPOConfig`], and those of prolonged training.
+    Configuration of [`ProRLTrainer`]: all keys of [`~trl.GRPOConfig`], and KL penalties and resets for prolonged RL.
 
-    TRL's `beta` keeps its meaning, the coefficient of the KL to the reference model. Variant A is `beta > 0` with
-    resets; B is `beta = 0` and `beta_old > 0`, a *different objective* that needs no reference model; C is A with
-    `optimizer_reset`.
+    With all keys at their defaults, training is TRL's, bit for bit. TRL's `beta` is the coefficient of the KL to the
+    reference model. Variant A is `beta > 0` with resets of the reference. B is `beta = 0` and `beta_old > 0`, a
+    *different objective* that needs no reference model. C is A with `optimizer_reset`.
 
     Example:
 
@@ -319,227 +316,237 @@ class ProlongedKeys:
     ```
 
     Parameters:
-        > Parameters that control the anchors
+        > KL penalties
 
         beta_old (`float`, *optional*, defaults to `0.0`):
-            Coefficient of the KL to π_old, the policy that sampled the batch. Costs no forward of its own. Acts only
-            where samples are used after an update: `num_iterations` > 1, or a generation batch spread over several
-            optimizer steps.
+            Coefficient of the KL to π_old, the policy that sampled the batch (variant B). Needs no reference model and
+            no extra forward pass. It acts only if samples are used after an update: `num_iterations` > 1, or a
+            generation batch that is split over several optimizer steps.
         beta_base (`float`, *optional*, defaults to `0.0`):
-            Coefficient of the KL to the base policy, the policy as the run began, in A and B alike. Costs a forward.
+            Coefficient of the KL to the starting model, the policy at step 0. Alone, or in addition to A or B, to
+            limit the total drift. Costs a forward pass.
         base_anchor_every (`int`, *optional*, defaults to `1`):
-            The base anchor acts on every N-th generation batch, and costs a forward on those alone. The coefficient is
-            not scaled up for it.
+            Apply `beta_base` only to every N-th generation batch, which saves the forward pass on the others. The
+            coefficient is not scaled up.
         kl_estimator (`str`, *optional*, defaults to `"k3"`):
-            `"k1"`, `"k2"` or `"k3"`, for every anchor; together with TRL's `use_bias_correction_kl`. See
-            [`~trl_prorl.objective.kl`] for which combination has which gradient.
+            Estimator of every KL penalty: `"k1"`, `"k2"` or `"k3"`. The default has the exact gradient together with
+            TRL's `use_bias_correction_kl: true`. The gradient of each combination is in docs/methods.md.
         kl_clamp (`float`, *optional*):
-            Bound, in nats, of every anchor's estimate at each token (verl and NeMo RL bound k3 at 10), before
-            `use_bias_correction_kl` multiplies it by the ratio. A token beyond it carries no gradient of the KL, so
-            nothing pulls it back; `kl_clamped` in the record counts such tokens. `kl_ref`, `kl_old` and `kl_base` stay
-            unbounded, and so does what `ref_reset_kl` and `kl_target` watch; one that overflows is left out of the
-            record and stops nothing (`nonfinite`). `None`: no bound.
+            Bound on the KL estimate of each token, in nats; verl and NeMo RL clamp k3 at 10. Tokens beyond the bound
+            get no KL gradient, so nothing pulls them back; `kl_clamped` counts them. The bound applies before
+            `use_bias_correction_kl` multiplies by the ratio. The logged `kl_ref`, `kl_old` and `kl_base`, and the KL
+            that `ref_reset_kl` and `kl_target` use, are not clamped. A logged KL that overflows is omitted and does
+            not trigger `nonfinite`. `None`: no bound.
         kl_in (`str`, *optional*, defaults to `"loss"`):
-            Where the KL to the reference and to the base acts. `"loss"`: as a term of every update. `"reward"`: it is
-            taken once, as a batch is sampled, and out of the reward of each completion, less coefficient · Σ (log
-            π_old − log π_ref) over its tokens (k1; REINFORCE++, arXiv 2501.03262). The loss then has no KL term;
-            `kl_ref` is measured as ever. Which groups are equal is told by the task's reward alone. Needs an
-            `advantage_estimator`, and π_old's forward.
+            Where the KL to the reference and to the starting model acts. `"loss"`: as a term of the loss, in every
+            update. `"reward"`: when a batch is sampled, coefficient · Σ (log π_old − log π_ref) over its tokens is
+            subtracted from each completion's reward (k1, as in REINFORCE++, arXiv 2501.03262). The loss then has no KL
+            term, `kl_ref` is still logged, and only the task reward decides whether all rewards of a group are equal.
+            `"reward"` needs an `advantage_estimator` and a forward pass of π_old.
         ref_compute (`str`, *optional*, defaults to `"cached"`):
-            `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores it again in every
-            inner pass, with the same numbers; the wasteful baseline.
-
+            `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores the batch again in
+            every inner pass, with the same result. Only for comparing costs.
         kl_target (`float`, *optional*):
-            Adapt the coefficient of the active anchor (`beta`, else `beta_old`, else `beta_base`) so that its KL
-            approaches this many nats per token (arXiv 1909.08593). `None`: a fixed coefficient.
+            Target of the KL, in nats per token. The coefficient of the active penalty (`beta`, else `beta_old`, else
+            `beta_base`) is adapted so that its KL approaches the target (arXiv 1909.08593). `trl-prorl preflight`
+            suggests a value. `None`: a fixed coefficient.
         kl_horizon (`int`, *optional*, defaults to `100`):
-            Optimizer steps in which a persistent error of 20 % or more moves the coefficient by about 20 %.
+            Speed of `kl_target`: while the KL is at least 20 % off the target, the coefficient changes by about 20 %
+            in this many optimizer steps.
 
-        > Parameters that control the resets
+        > Resets of the reference and the optimizer
 
         ref_reset_every (`int`, *optional*, defaults to `0`):
-            Request a reset whenever the number of optimizer steps done is a multiple of this. It is applied at the
-            next generation boundary. 0: never.
+            Reset the reference every N optimizer steps: it becomes the policy. The reset is applied before the next
+            generation batch. ProRL v2 uses 200 to 500. 0: never.
         ref_reset_kl (`float`, *optional*):
-            Request a reset when the KL to the reference (`kl_ref`, nats per token) exceeds this. `None`: never.
+            Reset when the KL to the reference (`kl_ref`, in nats per token) exceeds this value. `None`: never.
         ref_reset_kl_window (`int`, *optional*, defaults to `1`):
-            Steps over which that KL is averaged.
+            Number of optimizer steps over which `ref_reset_kl` averages the KL.
         ref_reset_stall (`int`, *optional*, defaults to `0`):
-            Request a reset after this many evaluations without an improvement on the best. 0: never.
+            Reset after this many evaluations without an improvement of `ref_reset_metric` over its best value. 0:
+            never.
         ref_reset_drop (`float`, *optional*):
-            Request a reset when the metric falls below its best by more than this. `None`: never.
+            Reset when `ref_reset_metric` falls below its best value by more than this, in the unit of the metric.
+            `None`: never.
         ref_reset_metric (`str`, *optional*, defaults to `"eval_reward"`):
-            The validation metric that `ref_reset_stall` and `ref_reset_drop` watch: `eval_reward`; `eval_pass@1`,
-            `eval_pass@2`, `eval_pass@4` … up to the completions of a prompt, correct by the task's `verify`;
-            `eval_pass@1/TASK` of one task among several; or any other metric of an evaluation.
+            Evaluation metric of `ref_reset_stall` and `ref_reset_drop`: `eval_reward`; `eval_pass@1`, `eval_pass@2`,
+            `eval_pass@4` … up to the number of completions per prompt, by the task's `verify`; `eval_pass@1/TASK` for
+            one of several tasks; or any other evaluation metric.
         ref_reset_metric_mode (`str`, *optional*, defaults to `"max"`):
-            `"max"` if larger is better, `"min"` if smaller is.
+            `"max"` if a larger value of the metric is better, `"min"` if a smaller one is.
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
-            The least change of that metric that counts as an improvement.
+            Smallest change of `ref_reset_metric` that counts as an improvement.
         ref_reset_cooldown (`int`, *optional*, defaults to `0`):
-            Optimizer steps since the last applied reset before which no trigger fires.
+            Number of optimizer steps after a reset during which no trigger fires.
         ref_reset_mix (`float`, *optional*, defaults to `1.0`):
-            What the reference becomes at a reset: `mix` · policy + (1 − `mix`) · reference. 1 is a hard copy; between
-            0 and 1 the parameters are averaged (with LoRA the factors A and B, which is not the average of their
-            products BA); 0 leaves the reference where it is, so that only the optimizer is reset. A small value with
+            The reference after a reset is `mix` · policy + (1 − `mix`) · reference. 1: a copy of the policy. Between 0
+            and 1: the parameters are averaged; with LoRA the factors A and B are averaged, which is not the average of
+            their products BA. 0: the reference stays, and only the optimizer is reset. A small value with
             `ref_reset_every: 1` makes the reference a moving average of the policy (the soft update of TR-DPO, arXiv
-            2404.09656), which moves once at each generation boundary. In bf16 weights a move of less than some 0.2 %
-            of a parameter is lost in rounding.
+            2404.09656), updated once per generation batch. In bf16 weights, a change of less than about 0.2 % of a
+            parameter is lost to rounding.
         adapter_restart (`str`, *optional*, defaults to `"off"`):
-            `"merge"`: a reset merges the LoRA adapter into the frozen weights, and a new one begins (B = 0, A drawn
-            from the run's seed), as in ReLoRA (arXiv 2307.05695). The reference is then the model without its adapter,
-            so that none is held beside it; works with `beta=0` too. Files hold one adapter over the model that the run
-            began from, whose rank is `lora_r` times one more than the restarts. In the host's memory each weight that
-            is merged into takes 4 bytes, and its own once more. In bf16 each restart moves the policy by rounding: see
-            docs/methods.md. Not for full fine-tuning and quantised models.
+            `"merge"`: a reset merges the LoRA adapter into the frozen weights and starts a new one (B = 0, A drawn
+            from the run's seed), as in ReLoRA (arXiv 2307.05695). Use it for long runs in which a single adapter of
+            rank r is too small. The reference is then the model without its adapter, so no separate reference is kept.
+            Also works with `beta=0`. Saved files contain one adapter for the starting model, of rank `lora_r` ·
+            (restarts + 1). Each merged weight takes 4 bytes of host memory, plus a copy in its own dtype. In bf16,
+            each restart changes the policy by rounding: see docs/methods.md. Not supported with full fine-tuning and
+            quantised models.
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
-            What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
-            rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
-            `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept), `"step"` (step count cleared, the
-            moments kept: Adam-Rel, arXiv 2412.17113; Adam's family alone), `"scale(F, G)"` (the first moment times F,
-            the second times G, each in [0, 1]), `"scale(F, G, step)"` (and the step count cleared). See
-            [`~trl_prorl.resets.optimizer_state`] for each optimizer.
+            What happens to the optimizer state (Adam's moments) at a reset. `"keep"`: nothing. `"hard"`: clear moments
+            and step count, restart the learning-rate schedule, and set an AMP scaler to its initial scale. `"soft"`:
+            multiply the moments by `optimizer_reset_alpha`. `"asym"`: clear only the first moment. `"step"`: clear
+            only the step count (Adam-Rel, arXiv 2412.17113; Adam-type optimizers only). `"scale(F, G)"`: multiply the
+            first moment by F and the second by G, each in [0, 1]; `"scale(F, G, step)"` also clears the step count.
+            The size of the next updates is in docs/methods.md.
         optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
-            Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are smaller at first (0.6 of the usual at
-            0.1, where gradients agree), then larger (up to 2.9 times): see [`~trl_prorl.resets.optimizer_state`].
+            Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are first smaller (0.6 of the usual size at
+            0.1, if gradients agree), then larger (up to 2.9 times).
         optimizer_reset_schedule (`str`, *optional*):
-            What a reset does to the learning-rate schedule: `"keep"` or `"restart"`. `None`: restart with `hard`, keep
-            otherwise.
+            What a reset does to the learning-rate schedule: `"keep"` or `"restart"`. `None`: restart with
+            `optimizer_reset: hard`, otherwise keep.
         optimizer_reset_rewarmup_steps (`int`, *optional*, defaults to `0`):
-            Updates over which the learning rate rises linearly to the schedule's after a reset.
+            Number of updates after a reset over which the learning rate rises linearly to the schedule's value.
         elastic_reset_every (`int`, *optional*, defaults to `0`):
-            Optimizer steps from one Elastic Reset (arXiv 2312.07551) to the next, each applied at the next generation
-            boundary: policy ← its moving average, average ← the initial policy. 0: never.
+            Elastic Reset (arXiv 2312.07551) every N optimizer steps, before the next generation batch: the policy
+            becomes its moving average, and the average becomes the initial policy. 0: never.
         elastic_ema (`float`, *optional*, defaults to `0.99`):
-            Decay of that moving average, per optimizer step.
+            Decay of the moving average of `elastic_reset_every`, per optimizer step.
 
-        > Parameters that control the growth of the adapter
+        > LoRA growth
 
         lora_growth_every (`int`, *optional*, defaults to `0`):
-            Optimizer steps from one growth of the LoRA adapters to the next, each applied at the next generation
-            boundary, before a reset there: more ranks for the policy and its frozen copies, while every function stays
-            what it is. Adam keeps its state of the old ranks, and its step count. 0: never. See docs/methods.md.
+            Add ranks to the LoRA adapters every N optimizer steps, before the next generation batch and before a reset
+            there. The policy and its frozen copies get more ranks; their outputs do not change. Adam keeps its state
+            of the old ranks, and its step count. 0: never. See docs/methods.md.
         lora_growth_step (`int`, *optional*, defaults to `4`):
-            Ranks that a growth adds.
+            Number of ranks that each growth adds.
         lora_growth_max_rank (`int`, *optional*, defaults to `64`):
-            The rank at which growth ends.
+            Rank at which growth stops.
 
-        > Parameters that control the cost
+        > Speed and memory
 
         fast (`bool`, *optional*, defaults to `False`):
-            Every acceleration that changes no number beyond rounding, or draws from the same distribution, in bf16 up
-            to rounding: `reuse_old_logps: true`, `pack_groups: auto` and `compact_generation: auto`. A key that is set
-            by hand wins, at its default too (with TRL's `TrlParser`, which passes all keys, only at another value).
-            What is not possible falls back, also where dropout is active; a line at the start and `env.json` say why.
-            `skip_zero_rows` is not among them, because it changes means of the record.
+            Switch on every acceleration that changes results only by rounding, or that samples from the same
+            distribution (in bf16, up to rounding): `reuse_old_logps: true`, `pack_groups: auto` and
+            `compact_generation: auto`. A key that you set yourself keeps its value, even if that is the default.
+            (TRL's `TrlParser` passes all keys, so with it only values other than the default are kept.) Accelerations
+            that a run does not support, for example with active dropout, are skipped; a line at startup and `env.json`
+            give the reason. `skip_zero_rows` is not included, because it changes logged means.
         reuse_old_logps (`bool`, *optional*, defaults to `False`):
-            Take π_old's log-probabilities from the first inner pass instead of a forward of their own, wherever that
-            is sound: nothing was updated since sampling (`gradient_accumulation_steps` a multiple of
-            `steps_per_generation`) and no vLLM correction needs them earlier. Elsewhere the forward stays, and
-            `env.json` says so.
-
+            Take π_old's log-probabilities from the first inner pass instead of a separate forward pass, if nothing is
+            updated between sampling and that pass (`gradient_accumulation_steps` is a multiple of
+            `steps_per_generation`) and no correction for vLLM needs them earlier. Otherwise the forward pass stays,
+            and `env.json` gives the reason.
         pack_groups (`str`, *optional*, defaults to `"off"`):
-            `"on"`: every forward that scores tokens computes each prompt once for all its completions, and no
-            padding, with the same numbers (see [`~trl_prorl.scoring.packing`]). An update sees TRL's own rows; those
-            of a group stand in one micro-batch as far as that allows, which is wherever an update has all rows of a
-            generation. A model or a task for which packing is not possible is refused, and so is a model that gives
-            other numbers or gradients for a few tokens, which are tried when the trainer is made; with `"auto"` it is
-            computed as TRL computes it, and `env.json` says why.
+            `"on"`: every forward pass that scores tokens computes each prompt once for all its completions, without
+            padding, with the same results. Each update sees the same rows as in TRL. Rows of a group are moved into
+            one micro-batch as far as possible, which is completely if an update uses all rows of a generation batch.
+            When the trainer is made, values and gradients of a few tokens are compared with TRL's; a model that
+            differs, or a model or task that cannot be packed, raises an error. `"auto"`: such a run is computed as in
+            TRL, and `env.json` gives the reason.
         pack_max_tokens (`int`, *optional*):
-            Most tokens of one packed forward, with a single process: no less than the longest prompt and
-            `max_completion_length`. `None`: a micro-batch is one forward.
+            Maximum number of tokens in one packed forward pass, to limit memory; at least the longest prompt plus
+            `max_completion_length`. Single process only. `None`: one forward pass per micro-batch.
         compact_generation (`str`, *optional*, defaults to `"off"`):
-            `"on"`: rollouts compute each prompt once for all its completions, drop a completion when it ends, and
-            sample from a copy of the policy with LoRA merged (see [`~trl_prorl.rollout.compact`] and
-            [`~trl_prorl.rollout.merged_copy`]). Settings of the generation mean what they mean in TRL. A model or a
-            setting for which that is not possible is refused; with `"auto"` transformers' `generate` samples, and
-            `env.json` says why.
+            `"on"`: generation computes each prompt once for all its completions, drops a completion when it ends, and
+            samples from a copy of the policy with LoRA merged. Generation settings mean the same as in TRL. A model or
+            setting that does not support it raises an error; with `"auto"`, transformers' `generate` is used, and
+            `env.json` gives the reason.
         compact_max_rows (`int`, *optional*):
-            Most completions that are decoded at once, in whole groups where a group fits; `trl-prorl preflight` says
-            how many do. `None`: all of a generation batch. It is a key, and not taken from the memory that is free,
-            because sampled tokens depend on it: a resume goes on with the same samples beside whatever else runs.
+            Maximum number of completions that are decoded at once, to limit memory, in complete groups if a group
+            fits; `trl-prorl preflight` prints how many fit. `None`: the whole generation batch. Sampled tokens depend
+            on this number. It is a key, and not derived from free memory, so that a resume draws the same samples
+            whatever else uses the memory.
         compact_merge (`bool`, *optional*, defaults to `True`):
-            `False`: sample from the policy and its adapter as they are. That is slower, and spares the merged copy,
-            which takes as much memory as the weights that LoRA changes.
+            `False`: sample from the policy and its adapter without merging. That is slower, and saves the memory of
+            the merged copy, as much as the weights that LoRA changes.
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
-            Hand the adapter to vLLM as a LoRA request, and merge nothing: vLLM keeps its own base.
-            `False`: TRL merges the adapter, and hands over all weights.
+            Pass the adapter to vLLM as a LoRA request; vLLM keeps its own base weights. `False`: TRL merges the
+            adapter and sends all weights.
         skip_zero_rows (`bool`, *optional*, defaults to `False`):
-            Do not compute rows that carry no gradient: those of groups whose rewards are all equal, where no penalty
-            acts on them. Gradient and normaliser are the same; `rows_skipped` counts them, and the means over tokens
-            in the record are of the rows that were computed.
+            Skip rows without gradient: those of groups whose rewards are all equal, if no KL penalty acts on them.
+            Gradient and normalisation do not change. `rows_skipped` counts them, and logged means over tokens cover
+            only the computed rows.
         drop_zero_rows (`bool`, *optional*, defaults to `False`):
-            Rows whose advantage is 0 carry no KL either, so that `skip_zero_rows` need not compute them in A and B.
-            The normaliser counts them as before. *Another objective*: the KL no longer acts on solved and on hopeless
-            prompts (unless a length reward gives them advantages), nor, with `max` and `best_of_group`, on all but
-            the best rows.
+            Apply no KL penalty to rows with zero advantage, so that `skip_zero_rows` can skip them in A and B. The
+            normalisation still counts them. *This changes the objective*: the KL no longer acts on prompts that are
+            always or never solved (unless a length reward gives them advantages), nor, with `max` and `best_of_group`,
+            on any but the best rows.
 
-        > Parameters that control the samples and their advantages
+        > Sampling, advantages and loss
 
         dynamic_sampling_rounds (`int`, *optional*, defaults to `0`):
-            The most rounds in which groups whose task rewards are all equal are replaced by groups of other prompts
-            (DAPO, arXiv 2503.14476). What was generated in vain is counted; the logged rewards are those of the first
-            round. Groups still undecided stay: see `drop_zero_rows`.
+            Replace groups whose task rewards are all equal, which give no gradient, by groups of other prompts, in at
+            most this many rounds (DAPO, arXiv 2503.14476). Replaced groups are counted in the generated tokens; the
+            logged rewards are those of the first round. Groups that are still equal after the last round stay: see
+            `drop_zero_rows`. 0: off.
         dynamic_sampling_rewards (`list[str]`, *optional*):
-            Names of the reward functions whose weighted sum decides whether a group's rewards are all equal. `None`:
-            the first one that has a weight and a reward for the group, which in a recipe is the task's; a length
-            reward, which tells apart any two completions of unequal lengths, does not decide.
+            Names of the reward functions whose weighted sum decides whether all rewards of a group are equal. `None`:
+            the first function with a weight and a reward for the group, which in a recipe is the task's. A length
+            reward does not decide, because it differs for any two completions of different length.
         advantage_estimator (`str`, *optional*):
-            How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`,
-            `"global_normalized"`, `"rloo"`, `"max"`, `"best_of_group"`; see [`~trl_prorl.objective.advantages`].
-            TRL's `scale_rewards` then has no effect. With `"global_normalized"` and `"raw"`, which compare no
-            completions of a prompt, `num_generations` may be 1. `None`: TRL's own.
+            How rewards r become advantages. `"raw"`: r. `"centered"`: r − group mean. `"group_normalized"`: that,
+            divided by the group's standard deviation. `"batch_normalized"`: centered, divided by its standard
+            deviation in the batch. `"global_normalized"`: r − batch mean, divided by the batch's standard deviation
+            (REINFORCE++). `"rloo"`: r − mean of the other completions of the group. `"max"`: r − group mean for the
+            best completion of a group, 0 for the others. `"best_of_group"`: best of the group − best of the others.
+            TRL's `scale_rewards` then has no effect. With `"global_normalized"` and `"raw"`, `num_generations` may be
+            1. `None`: TRL's own.
         loss_mode (`str`, *optional*):
-            The ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh), `"unclipped"`
-            (ratio · A) or `"clipped"`. The penalties keep their own ratio, and TRL's `off_policy_mask_threshold` and
-            its correction for vLLM act with each. `None`: TRL's, which is clipped.
+            Importance ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh),
+            `"unclipped"` (ratio · A) or `"clipped"`. KL penalties keep their own ratio, and TRL's
+            `off_policy_mask_threshold` and its correction for vLLM still apply. `None`: TRL's clipped ratio.
 
-        > Parameters that keep a run safe
+        > Guards and recovery
 
         entropy_floor (`float`, *optional*):
-            Mean entropy, in nats per token, below which a policy counts as collapsed. `None`: not watched.
+            Mean entropy, in nats per token, below which the policy counts as collapsed. `None`: not checked.
         entropy_patience (`int`, *optional*, defaults to `10`):
-            Consecutive optimizer steps below `entropy_floor` that count as a collapse, which is logged as an event.
+            Number of optimizer steps in a row below `entropy_floor` that count as an entropy collapse, which is
+            written to `events.jsonl`.
         entropy_stop (`bool`, *optional*, defaults to `False`):
-            Whether a collapse stops the run, with a checkpoint.
+            Stop the run at an entropy collapse, with a checkpoint.
         guard_gap (`float`, *optional*):
-            Fires when the share of correct completions (`gold` in the record, by the task's `verify` or a reward
-            function's `batch_verifier`) has fallen by more than this from its highest value while the reward is no
-            lower than it was then, both as averages over 40 optimizer steps: possible reward hacking. It needs more
-            steps than that. `None`: off.
+            Detect reward hacking during training: fires when accuracy has fallen by more than this from its highest
+            value, while the reward is no lower than it was then. Accuracy is `gold` in `metrics.jsonl`, the share of
+            correct completions by the task's `verify` or a reward function's `batch_verifier`. Both are averages over
+            40 optimizer steps, so the run must be longer. `None`: off.
         guard_gap_action (`str`, *optional*, defaults to `"event"`):
-            What then happens: `"event"` (an event in the record, and a warning), `"reset"` (a reset of the reference
-            is requested too) or `"stop"` (the run ends, with a checkpoint).
-
+            What `guard_gap` does: `"event"` (a warning, and a line in `events.jsonl`), `"reset"` (it also requests a
+            reset of the reference) or `"stop"` (the run ends, with a checkpoint).
         rollback (`int`, *optional*, defaults to `0`):
-            How often a run that collapses may go back to its last good checkpoint, with weights, optimizer, reference,
-            schedule and position in the data, at a lower learning rate; then it stops. A collapse is a mean reward of
-            the last 10 % of the steps, at least 10, below half of the best mean of 10 steps. What else stops a run by
-            `nonfinite: stop` (in a reward, too), `entropy_stop` or `guard_gap_action: stop` goes back as well. A
-            reward function that raises or takes too long ends the run. Needs checkpoints that can be resumed from, and
-            one process.
+            How often a run may return to its last good checkpoint after a collapse, with a lower learning rate; after
+            that it stops. Weights, optimizer, reference, schedule and position in the data are restored. A collapse is
+            a mean reward of the last 10 % of the steps (at least 10) below half of the best mean of 10 steps. A stop
+            by `nonfinite: stop` (also for a reward), `entropy_stop` or `guard_gap_action: stop` causes a roll-back,
+            too. A reward function that raises an error or times out ends the run. Needs checkpoints that can be
+            resumed, and a single process. 0: off.
         rollback_rate (`float`, *optional*, defaults to `0.5`):
-            Factor of every roll-back on the learning rate.
+            Factor on the learning rate at each roll-back.
         nonfinite (`str`, *optional*, defaults to `"stop"`):
-            What NaN or infinity in a reward, the loss, a KL or a gradient does: `"stop"` ends the run before the next
-            checkpoint; `"skip"` leaves out that optimizer step (weights and optimizer state stay, the step still
-            counts and the learning-rate schedule goes on) and counts it as `nonfinite_skips`. Weights that are not
-            finite always stop the run.
+            What happens at NaN or infinity in a reward, the loss, a KL or a gradient. `"stop"`: the run ends before
+            the next checkpoint. `"skip"`: that optimizer step is skipped (weights and optimizer state stay; the step
+            still counts, and the learning-rate schedule advances) and counted in `nonfinite_skips`. Weights that are
+            not finite always stop the run.
         reward_timeout (`float`, *optional*, defaults to `600.0`):
-            Seconds that a reward function may take for one batch. `None`: no limit.
+            Time limit for one call of a reward function, which scores a batch, in seconds. `None`: no limit.
         allow_config_change (`bool`, *optional*, defaults to `False`):
-            Whether a resume may have other arguments that change the run. The change is logged as an event.
+            Allow a resume to change keys that affect the run. The change is written to `events.jsonl`.
 
-        > Parameters that control the record
+        > Log files and the Hub
 
         run_dir (`str`, *optional*):
-            Where the record of the run goes. `None`: `output_dir`. The run's id tells which model belongs to a record.
+            Folder for the run's log files (`metrics.jsonl`, `events.jsonl`, `env.json` …). `None`: `output_dir`. The
+            run's id shows which model belongs to which log files.
         log_update_norm (`bool`, *optional*, defaults to `False`):
-            Record the norm of every update of the trained parameters, which shows what a reset does to the first ones.
-            Costs a copy of those parameters.
+            Log the norm of every update of the trained parameters, which shows the effect of a reset on the first
+            updates. Costs a copy of those parameters.
         hub_push_reference (`bool`, *optional*, defaults to `False`):
-            Whether `push_to_hub` pushes the frozen adapter `ref` too, into the folder `ref`. TRL's `hub_*` keys say
-            the rest; see docs/publishing.md.
+            With `push_to_hub`, also push the frozen adapter `ref`, into the folder `ref`. TRL's `hub_*` keys set the
+            rest: see docs/publishing.md.
     """
 
     beta_old: Annotated[float, Key(ge=0, changes=Effect.TERM, label="β_old={}")] = 0.0
@@ -613,46 +620,55 @@ class ProlongedKeys:
 @dataclass
 class TaskKeys:
     """
-    The task of a recipe, beside TRL's [`~trl.ScriptArguments`].
+    The task of a recipe, in addition to TRL's [`~trl.ScriptArguments`].
 
     Args:
+        > Task and data
+
         task (`str`, *optional*, defaults to `"reverse_digits"`):
-            Name of a task, see `trl-prorl tasks list`.
+            Name of the task. `trl-prorl tasks list` prints all.
         task_level (`int`, *optional*):
-            Its difficulty; `None` is the task's own default.
+            Difficulty of the task. `None`: the task's default.
         task_options (`dict` or `str`, *optional*):
-            Further options of the task, on the command line as JSON.
+            Further options of the task; on the command line as JSON.
         task_seed (`int`, *optional*, defaults to `0`):
-            The seed by which rows are drawn.
+            Seed with which rows are drawn.
         train_rows (`int`, *optional*):
-            Training prompts; `None` is all that a dataset has.
+            Number of training prompts. `None`: all prompts of the data set.
         eval_rows (`int`, *optional*, defaults to `64`):
-            Validation prompts, used if `eval_strategy` asks for evaluation.
+            Number of validation prompts, if `eval_strategy` requests evaluations.
+
+        > Length reward
+
         length_reward (`str`, *optional*):
-            A second reward, for the length of completions in tokens, beside the task's (`reward_weights` weighs the
-            two): `"cosine"` (from 0 for an empty completion down to `length_least` for one of
-            `max_completion_length`), `"target"` (−`length_cost` for each token off `length_target`) or `"overlong"`
-            (TRL's soft punishment in the last `length_margin` tokens).
+            Second reward for the length of a completion, in tokens, added to the task's; `reward_weights` weights the
+            two. `"cosine"`: falls from 0 for an empty completion to `length_least` at `max_completion_length`.
+            `"target"`: −`length_cost` for each token away from `length_target`. `"overlong"`: TRL's soft punishment in
+            the last `length_margin` tokens. `None`: off.
         length_least (`float`, *optional*, defaults to `-1.0`):
-            `length_reward: cosine`: the reward of a completion of `max_completion_length`.
+            Reward of `length_reward: cosine` for a completion of `max_completion_length`.
         length_on (`int`, *optional*, defaults to `1`):
-            `length_reward: cosine` is on for this many optimizer steps, then off for `length_off`, and so on.
+            Number of optimizer steps for which `length_reward: cosine` is on, before it is off for `length_off` steps;
+            then it repeats.
         length_off (`int`, *optional*, defaults to `0`):
-            Optimizer steps for which `length_reward: cosine` is off in between. 0: it is always on.
+            Number of optimizer steps for which `length_reward: cosine` is off in between. 0: always on.
         length_target (`int`, *optional*):
-            `length_reward: target`: the length to aim for, in tokens; required.
+            Target length of `length_reward: target`, in tokens. Required.
         length_cost (`float`, *optional*, defaults to `0.0003`):
-            `length_reward: target`: the cost of each token off `length_target`.
+            Cost of `length_reward: target` for each token away from `length_target`.
         length_margin (`int`, *optional*):
-            `length_reward: overlong`: how many of the last tokens of `max_completion_length` are punished; required.
+            Number of tokens at the end of `max_completion_length` that `length_reward: overlong` punishes. Required.
+
+        > Thinking budget
+
         thinking_budget (`int`, *optional*):
-            Tokens after which a completion is interrupted and asked for its answer; see
-            [`~trl_prorl.rollout.thinking`]. Needs room for `thinking_text` and `thinking_answer_tokens` in
-            `max_completion_length`; not with `use_vllm`.
+            Number of tokens after which a completion is interrupted and prompted for its answer. `thinking_text` and
+            `thinking_answer_tokens` must also fit into `max_completion_length`. Not supported with `use_vllm`. `None`:
+            off.
         thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`):
-            The text that asks for it.
+            Text that prompts for the answer. It has no loss.
         thinking_answer_tokens (`int`, *optional*, defaults to `32`):
-            Tokens that remain for it.
+            Number of tokens for the answer.
     """
 
     task: Annotated[str, Key()] = "reverse_digits"
@@ -679,10 +695,10 @@ KEYS = declared(ProlongedKeys)
 TASK_KEYS = declared(TaskKeys)
 TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.changes is Effect.RESET)
 FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
-# Keys of ours whose values on and off YAML reads as true and false.
+# Keys of ours with the values on and off, which YAML reads as true and false.
 BARE_WORDS = tuple(name for name, key in KEYS.items() if "off" in key.choices)
-# Keys of TRL and transformers on which no number of a run depends: where things are written, shown and sent, and how
-# long to wait for them. Model and data are told apart by content, in checkpoint/identity.py.
+# Keys of TRL and transformers on which no result of a run depends: paths, display, uploads and timeouts. Model and
+# data are compared by content, in checkpoint/identity.py.
 FREE_UPSTREAM_KEYS = (
     "output_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level "
     "log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "
@@ -699,21 +715,21 @@ FREE_KEYS = {name for name, key in KEYS.items() if key.free} | {*FREE_UPSTREAM_K
 
 
 def read_bare_word(value: Any) -> Any:
-    """Make text again of a bare on or off."""
+    """Turn an unquoted on or off, which YAML reads as a bool, back into text."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return value
 
 
 def read_resume_word(value: Any) -> str | None:
-    """Return what `resume_from_checkpoint` means: `"True"`, a path, or `None`; YAML reads a bare true as a bool."""
+    """Return `resume_from_checkpoint` as `"True"`, a path, or `None`. YAML reads an unquoted true as a bool."""
     if value is None or str(value).lower() == "false":
         return None
     return "True" if str(value).lower() == "true" else str(value)
 
 
 def switched_on_by_fast(given: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys to which `fast` gives a value: those at their defaults that were not set by hand."""
+    """Return the keys that `fast` sets, with their values: keys at their defaults that were not set by hand."""
     found = {}
     for key, value in FAST.items():
         if key not in given and values[key] == KEYS[key].default:
@@ -721,11 +737,11 @@ def switched_on_by_fast(given: Collection[str], values: Mapping[str, Any]) -> di
     return found
 
 
-# Keys of other versions' recipes, and what to write instead.
+# Keys in recipes of other versions, and their replacements.
 RENAMED = {
     "torch_dtype": "write dtype",
     "lr": "write learning_rate",
-    "overwrite_output_dir": "leave it out; a folder that holds a run is never overwritten",
+    "overwrite_output_dir": "remove it; a run never overwrites another run",
     "evaluation_strategy": "write eval_strategy",
-    "max_prompt_length": "leave it out; prompts are never cut",
+    "max_prompt_length": "remove it; prompts are never truncated",
 }

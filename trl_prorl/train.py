@@ -243,7 +243,7 @@ def check_context(lengths: list[int], model: str, revision: str, args: ProRLConf
     if context is not None and longest + args.max_completion_length > context:
         raise ValueError(
             f"training prompt {lengths.index(longest)} has {longest} tokens, which together with "
-            f"max_completion_length={args.max_completion_length} exceeds the model's context of {context} tokens. Lower "
+            f"max_completion_length={args.max_completion_length} exceeds the model's context of {context}. Lower "
             "max_completion_length, or drop long prompts."
         )
 
