@@ -1,11 +1,10 @@
-"""Write `docs/reference.md` from the configuration's docstrings, its fields, its own refusals and the record's keys.
+"""Write `docs/reference.md` from the keys, their docstrings, the refusals and the keys of the log files.
 
 python docs/make_reference.py            # write it
 python docs/make_reference.py --check    # exit code 1 if it is not current
 """
 
 import argparse
-import ast
 import dataclasses
 import inspect
 import re
@@ -13,143 +12,91 @@ import sys
 import types
 import typing
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))  # of several checkouts this one, whichever is installed
 
-from trl import GRPOConfig, ScriptArguments  # noqa: E402
+from trl import GRPOConfig  # noqa: E402
 
 import trl_prorl  # noqa: E402
 from trl_prorl import (  # noqa: E402
     KLSpike,
     Periodic,
-    ProRLConfig,
     Reason,
     ReferenceResetCallback,
     Stall,
     Trigger,
 )
 from trl_prorl.keys import KEYS, TASK_KEYS  # noqa: E402
+from trl_prorl.launch.help import describe, own_keys  # noqa: E402
 from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
 from trl_prorl.refusals import REFUSALS  # noqa: E402
-from trl_prorl.train import TaskArguments  # noqa: E402
 
 
 PAGE = Path(__file__).parent / "reference.md"
 COMMAND = "python docs/make_reference.py"
 TRL_DOCS = "https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig"
-SECTIONS = ("Args:", "Parameters:")
 # A name with its type, as in "alpha (`float`, *optional*, defaults to `0.1`)"; one line may hold several.
 ENTRY = re.compile(r"(\w+) \(((?:`[^`]*`|[^`()])*)\)")
 DEFAULT = re.compile(r"defaults to `([^`]*)`")
 LINK = re.compile(r"\[`(~?)([\w.]+)`\]")
+OURS = KEYS | TASK_KEYS
+KEYS_HELP = {name: own_keys()[name] for name in OURS}
 
-# TRL's own keys that matter most here; everything else is in its documentation.
+# Keys of TRL that matter most here. TRL's documentation has all of them.
 TRL_KEYS = {
-    "beta": "coefficient of the KL to the reference: the control, A and C",
-    "num_iterations": "μ, how often a generation batch is used",
-    "num_generations": "G, completions of a prompt",
-    "per_device_train_batch_size": "completions of a micro-batch",
-    "gradient_accumulation_steps": "micro-batches of an optimizer step",
-    "steps_per_generation": "micro-batches of a generation batch; by default as many as are accumulated",
-    "max_completion_length": "tokens after which a completion is cut",
-    "temperature": "of sampling",
-    "epsilon": "clip of the ratio below, and above where `epsilon_high` is not set",
-    "epsilon_high": "clip of the ratio above",
+    "beta": "coefficient of the KL to the reference model (0: no reference model is loaded)",
+    "num_iterations": "μ: how often each generation batch is used",
+    "num_generations": "G: completions per prompt",
+    "per_device_train_batch_size": "completions per micro-batch",
+    "gradient_accumulation_steps": "micro-batches per optimizer step",
+    "steps_per_generation": "micro-batches per generation batch; `null`: `gradient_accumulation_steps`",
+    "max_completion_length": "maximum number of tokens of a completion; longer ones are truncated",
+    "temperature": "sampling temperature",
+    "epsilon": "lower clip of the ratio, and the upper one if `epsilon_high` is not set",
+    "epsilon_high": "upper clip of the ratio",
     "loss_type": "how the loss is averaged over tokens",
     "scale_rewards": "what advantages are divided by",
-    "use_bias_correction_kl": "multiply the KL by the importance ratio: with k3 its gradient is exact",
-    "importance_sampling_level": "ratio of a token or of a sequence",
-    "mask_truncated_completions": "leave completions that were cut out of the loss",
-    "learning_rate": "the LoRA recipes here have 1e-5 (0.5B) and 5e-4 (embedded model)",
-    "lr_scheduler_type": "`constant` lets `max_steps` change at a resume",
+    "use_bias_correction_kl": "multiply the KL by the importance ratio, which makes the gradient of k3 exact",
+    "importance_sampling_level": "importance ratio per token or per sequence",
+    "mask_truncated_completions": "exclude truncated completions from the loss",
+    "learning_rate": "the LoRA recipes here use 1e-5 (0.5B model) and 5e-4 (embedded model)",
+    "lr_scheduler_type": "with `constant`, a resume can change `max_steps`",
     "use_vllm": "generate with vLLM",
 }
+INTRODUCTION = """# Configuration reference
 
+`trl-prorl train --help KEY ...` prints these descriptions in the terminal, and `--help-all` adds TRL's keys:
 
-INTRODUCTION = [
-    "# Reference",
-    "",
-    f"Made by `{COMMAND}` from the docstrings; a test fails if it is not current. Change those, not this page.",
-    "",
-    "- [Keys of ProRLConfig](#keys-of-prorlconfig)",
-    "- [What is refused](#what-is-refused)",
-    "- [Keys of a recipe's task](#keys-of-a-recipes-task)",
-    "- [Triggers](#triggers)",
-    "- [TRL's keys that matter most](#trls-keys-that-matter-most)",
-    "- [metrics.jsonl](#metricsjsonl)",
-    "- [events.jsonl](#eventsjsonl)",
-    "",
-    "A recipe holds these keys, those of TRL's `ModelConfig` (`model_name_or_path`, `dtype`, `use_peft`, "
-    "`lora_r`, …), and nothing else: an unknown key is an error that names the nearest. On the command line each "
-    "is `--key value`, which wins over the recipe.",
-    "",
-]
+```console
+$ trl-prorl train --help kl_target
+{example}
+```
 
+{list_of_keys}
 
-@dataclass
-class Entry:
-    """
-    One key as a docstring describes it.
+- **Set a key**: `kl_target: 0.1` in a recipe, `--kl_target 0.1` on the command line (overrides the recipe),
+  `ProRLConfig(kl_target=0.1)` in a script. An unknown key raises an error that suggests the nearest one.
+- **More keys**: a recipe also accepts TRL's [GRPOConfig]({trl}) and ModelConfig (`model_name_or_path`, `dtype`,
+  `use_peft`, `lora_r`, …). The groups *Task and data*, *Length reward* and *Thinking budget* are only for recipes.
+- **Defaults**: with all keys at their defaults the trainer is TRL's, bit for bit.
+- **Not allowed** lists combinations that raise an error before a model is loaded. The error is one line with key,
+  value and fix; the exit code is 2.
 
-    Args:
-        name (`str`), header (`str`):
-            The key, and what its parentheses hold.
-        group (`str`):
-            The heading that it stands under.
-        text (`str`):
-            The description, on one line.
-    """
+This page is generated: edit the docstrings of `trl_prorl/keys.py` and `trl_prorl/refusals.py`, and run `{command}`.
+"""
+OTHER_LIMITS = """TRL accepts these values; trl-prorl raises an error before a model is loaded:
 
-    name: str
-    header: str
-    group: str
-    text: str
+- NaN, infinity and numbers out of range, for example a negative `beta` or `temperature: 0`
+- `max_steps: 0`, and `reward_weights` that are all 0
+- arguments of the tokenizer in `chat_template_kwargs`
+{launcher}
 
-    @property
-    def default(self) -> object:
-        """The default that the docstring names; `None` where it names none."""
-        found = DEFAULT.search(self.header)
-        return ast.literal_eval(found[1]) if found else None
-
-    @property
-    def type(self) -> str:
-        return self.header.partition(", *optional*")[0].replace("`", "")
-
-
-def entries(docstring: str) -> dict[str, Entry]:
-    """
-    Return the entries of a Hugging Face style docstring, by name.
-
-    Args:
-        docstring (`str`):
-            With a section `Args:` or `Parameters:`, whose entries are indented by four and their descriptions by
-            eight; lines that begin with `>` are headings.
-    """
-    lines = iter(docstring.expandtabs().splitlines())
-    margin = next(len(line) - len(line.lstrip()) for line in lines if line.strip() in SECTIONS)
-    found: dict[str, Entry] = {}
-    current: list[Entry] = []
-    group = ""
-    for line in lines:
-        text = line.strip()
-        indent = len(line) - len(line.lstrip()) - margin
-        if not text:
-            continue
-        if indent <= 0:
-            break
-        if indent == 4 and text.startswith(">"):
-            group = text.lstrip("> ")
-        elif indent == 4:
-            current = [Entry(name, header, group, "") for name, header in ENTRY.findall(text)]
-            found |= {entry.name: entry for entry in current}
-        else:
-            for entry in current:
-                entry.text = f"{entry.text} {text}".strip()
-    return found
+Data, rewards, optimizer, model and hardware are checked when the trainer is made, see
+[troubleshooting](troubleshooting.md).
+"""
 
 
 def spelt(hint: object) -> str:
@@ -182,44 +129,59 @@ def linked(text: str) -> str:
     return LINK.sub(link, text)
 
 
-def refusals() -> list[str]:
-    """Return what the configuration refuses, from the docstrings: a heading and its entries for each function."""
-    lines = []
+def with_links(text: str, key: str = "") -> str:
+    """Return a text in which every key of ours, except `key`, is a link to its description, and every page, too."""
+
+    def link(match: re.Match) -> str:
+        return match[0] if match[1] == key or match[1] not in OURS else f"[{match[0]}](#{match[1]})"
+
+    text = re.sub(r"`(\w+)(?:: [^`]*)?`", link, linked(text))
+    return re.sub(r"\bdocs/(([\w-]+)\.md)", r"[\2](\1)", text)
+
+
+def find_limits() -> dict[str, list[str]]:
+    """Return the lines in the docstrings of the refusals by key: the first key of ours that a line names, or `""`."""
+    found: dict[str, list[str]] = {}
     for refuse in REFUSALS:
-        lines += [*inspect.getdoc(refuse).splitlines(), ""]
-    return lines
+        for line in inspect.getdoc(refuse).split("\n- ")[1:]:
+            key = next((name for name in re.findall(r"`(\w+)", line) if name in OURS), "")
+            found.setdefault(key, []).append(" ".join(line.split()))
+    return found
 
 
-def key_section(cls: type, parent: type, level: int) -> list[str]:
-    """
-    Return the keys that `cls` adds to `parent`, a heading each, under the headings of its docstring.
-
-    Raises:
-        `ValueError`: the docstring leaves one out.
-    """
-    hints = typing.get_type_hints(cls)
-    described = entries(cls.__doc__)
-    ours = {field.name: field for field in dataclasses.fields(cls)}
-    for field in dataclasses.fields(parent):
-        ours.pop(field.name, None)
-    missing = ours.keys() - described.keys()
-    if missing:
-        raise ValueError(f"{cls.__name__} does not describe {', '.join(sorted(missing))}: add it to the docstring.")
+def key_sections() -> list[str]:
+    """Return the description of every key of ours, with its limits, by group."""
+    limits = find_limits()
     lines = []
     group = ""
-    for name, entry in described.items():
-        if name not in ours:
-            continue
-        field = ours[name]
-        if entry.group != group:
-            group = entry.group
-            lines += [f"{'#' * (level - 1)} {group}", ""]
-        facts = f"{spelt(hints[name])}, default `{yaml_value(field.default)}`"
-        lines += [f"{'#' * level} `{name}`", "", f"*{facts}.* {linked(entry.text)}", ""]
-        need = (KEYS | TASK_KEYS)[name].needs
+    for name, described in KEYS_HELP.items():
+        if described.group != group:
+            group = described.group
+            lines += [f"## {group}", ""]
+        facts = f"*{spelt(described.hint)}, default `{yaml_value(OURS[name].default)}`.*"
+        lines += [f"### `{name}`", "", f"{facts} {with_links(described.text, name)}", ""]
+        need = OURS[name].needs
         if need is not None:
-            lines += [f"Needs {need.words}.", ""]
+            named = re.sub(r"\w*_\w+|\bbeta\b", r"`\g<0>`", need.names)
+            lines += [f"Needs {with_links(named)}.", ""]
+        own = [f"- {with_links(limit, name)}" for limit in limits.get(name, [])]
+        if own:
+            lines += ["Not allowed:", "", *own, ""]
+        elsewhere = [key for key, texts in limits.items() if key not in ("", name) and f"`{name}" in " ".join(texts)]
+        if elsewhere:
+            lines += [f"See also the limits of {' and '.join(f'[`{key}`](#{key})' for key in elsewhere)}.", ""]
     return lines
+
+
+def list_of_keys() -> str:
+    """Return a table of all keys of ours, by group, linked."""
+    names_by_group: dict[str, list[str]] = {}
+    for name, described in KEYS_HELP.items():
+        names_by_group.setdefault(described.group, []).append(f"[`{name}`](#{name})")
+    rows = [f"| {group} | {', '.join(names)} |" for group, names in names_by_group.items()]
+    sections = ("Limits of other keys", "Keys of TRL", "metrics.jsonl", "events.jsonl", "evaluations.jsonl")
+    others = ", ".join(f"[{name}](#{name.lower().replace('.', '').replace(' ', '-')})" for name in sections)
+    return "\n".join(["| group | keys |", "|---|---|", *rows, f"| More | {others} |"])
 
 
 def record_table(keys: dict[str, RecordKey]) -> list[str]:
@@ -281,55 +243,45 @@ def trigger_section() -> list[str]:
 
 def make_page() -> str:
     """Return the whole page."""
+    example = describe("kl_target", KEYS_HELP["kl_target"])
+    launcher = "\n".join(f"- {limit}" for limit in find_limits()[""])
+    keys = list_of_keys()
     lines = [
-        *INTRODUCTION,
-        "## Keys of ProRLConfig",
+        *INTRODUCTION.format(example=example, list_of_keys=keys, trl=TRL_DOCS, command=COMMAND).splitlines(),
         "",
-        "With all of them at their defaults the trainer is TRL's, bit for bit.",
+        *key_sections(),
+        "## Limits of other keys",
         "",
-        *key_section(ProRLConfig, GRPOConfig, 4),
-        "## What is refused",
+        *OTHER_LIMITS.format(launcher=launcher).splitlines(),
         "",
-        "These combinations end in one line that names the key, the value and the cure, and in exit code 2, before a "
-        "model is loaded. So does a key without the one that it needs.",
-        "",
-        *refusals(),
-        "What depends on the model, the optimizer or the machine is refused when the trainer is made: "
-        "[troubleshooting](troubleshooting.md).",
-        "",
-        "## Keys of a recipe's task",
-        "",
-        "`dataset_name` (TRL's) is the `path` of a task that reads files. [Tasks](tasks.md) says what there is.",
-        "",
-        *key_section(TaskArguments, ScriptArguments, 3),
         "## Triggers",
         "",
         "All are imported from `trl_prorl`. [How to write one](trigger.md).",
         "",
         *trigger_section(),
-        "## TRL's keys that matter most",
+        "## Keys of TRL",
         "",
-        f"All of them: [GRPOConfig]({TRL_DOCS}).",
+        f"The most important ones. All keys: [GRPOConfig]({TRL_DOCS}).",
         "",
         *trl_table(),
         "",
         "## metrics.jsonl",
         "",
-        "One object per optimizer step. A missing key means not measured, never 0. Counts, tokens and times are of "
-        "that step alone.",
+        "One JSON object per optimizer step. A missing key means not measured, never 0. Counts, tokens and times are "
+        "those of that step.",
         "",
         *record_table(METRICS),
         "",
         "## events.jsonl",
         "",
-        "One object per event; its kind decides which keys it has.",
+        "One JSON object per event. Its kind decides which keys it has.",
         "",
         *record_table(EVENTS),
         "",
         "## evaluations.jsonl",
         "",
-        "One object per evaluation during training. The file is there if `eval_strategy` asks for evaluations. With "
-        "several evaluation sets, pass@K and the loss have the set in their names: `eval_SET_pass@K`.",
+        "One JSON object per evaluation during training, if `eval_strategy` requests evaluations. With several "
+        "evaluation sets, the names of pass@K and loss contain the set: `eval_SET_pass@K`.",
         "",
         *record_table(EVALUATIONS),
     ]

@@ -140,5 +140,5 @@ def test_what_may_be_made_of_the_configuration_stays():
 
     assert WithArgument(own=2, **keys).beta == Closed(own=2).beta == 0.0
     assert WithKey(own=2, **keys).own == 2
-    with pytest.raises(TypeError, match=r"WithKey takes no onw=2 \(did you mean 'own'\?\)"):
+    with pytest.raises(TypeError, match=r"onw=2 \(did you mean 'own'\?\)"):
         WithKey(onw=2, **keys)

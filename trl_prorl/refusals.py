@@ -66,12 +66,13 @@ def refuse_resets(args: "ProRLConfig") -> None:
     Check the resets:
 
     - `optimizer_reset` with an unknown name.
-    - `ref_reset_every`, or another trigger, with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`
-      (resets only the optimizer) and with `adapter_restart: merge`.
-    - `ref_reset_every`, or another trigger, with TRL's `sync_ref_model`: both move the reference.
-    - `ref_reset_every`, or another trigger, if a batch is generated in the middle of gradient accumulation: one of
-      `gradient_accumulation_steps` and `steps_per_generation` · `num_iterations` must be a multiple of the other. The
-      same applies to `lora_growth_every` and `elastic_reset_every`.
+    - `ref_reset_every` or another trigger (`ref_reset_kl`, `ref_reset_stall`, `ref_reset_drop`, `guard_gap_action:
+      reset`) with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`, which resets only the optimizer,
+      and with `adapter_restart: merge`.
+    - `ref_reset_every` or another trigger with TRL's `sync_ref_model`: both move the reference.
+    - `ref_reset_every` or another trigger, `lora_growth_every` and `elastic_reset_every`, if a batch is generated in
+      the middle of gradient accumulation: one of `gradient_accumulation_steps` and `steps_per_generation` ·
+      `num_iterations` must be a multiple of the other.
     - `ref_reset_kl` with `beta: 0`: there is no KL to a reference.
     - `ref_reset_mix: 0` with `optimizer_reset: keep`: nothing is reset.
     - `ref_reset_stall` or `ref_reset_drop` with `eval_strategy: "no"`, or with a `ref_reset_metric` that no evaluation

@@ -1,5 +1,6 @@
 """`docs/reference.md` is what the generator writes, and what the generator writes is true."""
 
+import ast
 import dataclasses
 import importlib.util
 import re
@@ -11,6 +12,7 @@ from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
 from trl_prorl.keys import KEYS, TASK_KEYS
+from trl_prorl.launch.help import own_keys
 from trl_prorl.record.keys import EVENTS, METRICS
 from trl_prorl.rollout.thinking import make_interrupted_rollout
 from trl_prorl.train import TaskArguments
@@ -38,10 +40,19 @@ def test_the_page_is_current():
 
 def test_docstring_and_dataclass_agree():
     for cls, field in FIELDS:
-        entry = generator.entries(cls.__doc__)[field.name]
-        assert (entry.default, type(entry.default)) == (field.default, type(field.default)), field.name
+        header = re.search(rf"^ +{field.name} \((.*)\):$", cls.__doc__, re.MULTILINE)[1]
+        written = re.search("defaults to `([^`]*)`", header)
+        default = ast.literal_eval(written[1]) if written else None
+        assert (default, type(default)) == (field.default, type(field.default)), field.name
         for choice in (KEYS | TASK_KEYS)[field.name].choices:
-            assert choice in (None, "off") or f'"{choice}"' in entry.text, f"{field.name}: {choice}"
+            described = own_keys()[field.name].text
+            assert choice in (None, "off") or f'"{choice}"' in described, f"{field.name}: {choice}"
+
+
+def test_a_limit_stands_under_the_first_key_that_it_names_and_is_linked_from_the_others():
+    sections = dict(re.findall(r"### `(\w+)`\n(.*?)(?=\n##)", generator.make_page(), re.DOTALL))
+    assert "- `kl_in: reward` with [`beta_old`](#beta_old)" in sections["kl_in"]
+    assert "[`kl_in`](#kl_in)" in sections["beta_old"]
 
 
 # ------------------------------------------------------------------------------------------------- the record

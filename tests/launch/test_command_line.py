@@ -29,7 +29,7 @@ def test_help_names_every_key_of_ours():
     done = without_libraries(SCRIPT, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: ")
-    assert {*KEYS, *TASK_KEYS} <= {*done.stdout.replace(",", " ").replace(".", " ").split()}
+    assert {*KEYS, *TASK_KEYS} <= {*done.stdout.split()}
 
 
 def test_what_a_key_means():
@@ -222,7 +222,8 @@ def test_a_recipe_by_its_name_and_by_its_file(tmp_path, monkeypatch):
         ("tiny/varianA", "(did you mean 'tiny/variantA'?)"),
         ("recipes/tiny/variantB.yaml", "(did you mean 'tiny/variantB'?)"),
         ("tiny/base", "'tiny/base'"),
-        ("tiny/events", "tiny/events/variantA, tiny/events/variantC"),
+        ("tiny/events", "trl-prorl train tiny/events/variantA"),
+        ("gsm8k", "trl-prorl train gsm8k/plain"),
         ("gsm8k/qwen2.5-0.5b/plain", "(did you mean 'gsm8k/plain'?)"),
     ],
 )
@@ -238,6 +239,6 @@ def test_a_recipe_that_is_not_there(tmp_path, monkeypatch, asked, told):
 @pytest.mark.parametrize("words", [["--beta", "2", "tiny/variantA"], ["--prompts", "8", "mine.yaml"]])
 def test_a_recipe_behind_the_options_is_told_where_it_belongs(words):
     """It would be taken for the value of an option, or left over once everything else is refused."""
-    with pytest.raises(ValueError, match=f"^'{words[-1]}' follows no option"):
+    with pytest.raises(ValueError, match=f"^'{words[-1]}' .* first"):
         with_recipe(words)
     assert with_recipe(["--output_dir", "tiny/variantA"]) == ["--output_dir", "tiny/variantA"]

@@ -28,7 +28,7 @@ BAD = [
 ONLY_ARROW_REFUSES = [
     (CHATS, [{"role": "user", "content": 5}], "no text"),
     (CHATS, ["say it"], "no mapping"),
-    (CHATS, 5, "neither a text nor a list"),
+    (CHATS, 5, "nor a list of messages"),
     (CHATS, "say it", "both kinds"),
 ]
 

@@ -67,7 +67,7 @@ def test_keys_of_the_arm_win_and_null_unsets_from_any_directory(recipe, tmp_path
     "base, arm, file, named",
     [
         (None, "base: base.yaml\n", "arm.yaml", "base='base.yaml'"),
-        ("base: arm.yaml\n", "base: base.yaml\n", "arm.yaml", "has a base of its own"),
+        ("base: arm.yaml\n", "base: base.yaml\n", "arm.yaml", "base='base.yaml'"),
         ("beta: 1\n", "base: 3\n", "arm.yaml", "base=3"),
         ("beta: 1\n", "base: base.yaml\nbeat: 2\n", "arm.yaml", "did you mean 'beta'"),
         ("beat: 1\n", "base: base.yaml\nbeta: 2\n", "base.yaml", "did you mean 'beta'"),

@@ -310,8 +310,8 @@ def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, t
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"skip_zero_rows": True}, "skip_zero_rows=True leaves out rows of text alone"),
-        ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds=2 replaces rows of text alone"),
+        ({"skip_zero_rows": True}, "skip_zero_rows=True .* images"),
+        ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds=2 .* images"),
         ({}, "the model reads text alone"),
     ],
 )
