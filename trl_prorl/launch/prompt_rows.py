@@ -187,7 +187,7 @@ class Context:
         """Check the prompts of a batch, as [`check`] does, because those of a stream are not known earlier."""
         lengths = list(map(len, prompts))
         if 0 in lengths:
-            raise InputError(f"row {lengths.index(0)} of the batch: the prompt is empty. {CURE}")
+            raise InputError(f"row {lengths.index(0)} of the batch: the prompt has no tokens. {CURE}")
         self.check(max(lengths), f"row {lengths.index(max(lengths))} of the batch")
 
 
