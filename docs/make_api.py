@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from make_reference import LINK, TRL_DOCS, linked, section_entries
+from make_reference import TRL_DOCS
 
 import trl_prorl
 from trl_prorl import errors, tasks
@@ -18,6 +18,7 @@ from trl_prorl import errors, tasks
 
 PAGE = Path(__file__).parent / "api.md"
 COMMAND = "python docs/make_api.py"
+LINK = re.compile(r"\[`~?([\w.]+)`\]")
 GROUPS = {
     "Train": ("ProRLConfig", "ProRLTrainer", "task_reward", "embedded_model", "load_model"),
     "Evaluate": ("evaluate", "drift", "preflight"),
@@ -70,11 +71,17 @@ def link_names(text: str) -> str:
     """Return a text in which [`NAME`] of this page is a link, and any other [`NAME`] is code."""
 
     def link(match: re.Match) -> str:
-        name = match[2].rpartition(".")[2]
+        name = match[1].rpartition(".")[2]
         anchor = {"InputError": "errors"}.get(name, name.lower())
-        return f"[`{name}`](#{anchor})" if name in (*NAMES, "InputError") else linked(match[0])
+        return f"[`{name}`](#{anchor})" if name in (*NAMES, "InputError") else f"`{name}`"
 
     return LINK.sub(link, text)
+
+
+def section_entries(documented: object, section: str) -> list[str]:
+    """Return the entries of a docstring's section that say name, type and meaning in one paragraph, a line each."""
+    body = inspect.getdoc(documented).partition(f"\n{section}:\n")[2].partition("\n\n")[0]
+    return [" ".join(entry.split()) for entry in re.split(r"\n(?= {4}\S)", body) if entry]
 
 
 def paragraphs(documented: object) -> list[str]:

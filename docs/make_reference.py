@@ -21,14 +21,6 @@ sys.path.insert(0, str(CHECKOUT))  # of several checkouts this one, whichever is
 from trl import GRPOConfig  # noqa: E402
 
 import trl_prorl  # noqa: E402
-from trl_prorl import (  # noqa: E402
-    KLSpike,
-    Periodic,
-    Reason,
-    ReferenceResetCallback,
-    Stall,
-    Trigger,
-)
 from trl_prorl.keys import KEYS, TASK_KEYS  # noqa: E402
 from trl_prorl.launch.help import describe, own_keys  # noqa: E402
 from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
@@ -38,10 +30,6 @@ from trl_prorl.refusals import REFUSALS  # noqa: E402
 PAGE = Path(__file__).parent / "reference.md"
 COMMAND = "python docs/make_reference.py"
 TRL_DOCS = "https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig"
-# A name with its type, as in "alpha (`float`, *optional*, defaults to `0.1`)"; one line may hold several.
-ENTRY = re.compile(r"(\w+) \(((?:`[^`]*`|[^`()])*)\)")
-DEFAULT = re.compile(r"defaults to `([^`]*)`")
-LINK = re.compile(r"\[`(~?)([\w.]+)`\]")
 OURS = KEYS | TASK_KEYS
 KEYS_HELP = {name: own_keys()[name] for name in OURS}
 
@@ -117,25 +105,13 @@ def yaml_value(value: object) -> str:
     return str(value)
 
 
-def linked(text: str) -> str:
-    """`[`~trl_prorl.objective.kl`]` as a link to the file, other references as code."""
-
-    def link(match: re.Match) -> str:
-        short, name = match.groups()
-        shown = name.rpartition(".")[2] if short else name
-        path = Path(__file__).parent.parent / (name.replace(".", "/") + ".py")
-        return f"[`{shown}`](../{name.replace('.', '/')}.py)" if path.is_file() else f"`{shown}`"
-
-    return LINK.sub(link, text)
-
-
 def with_links(text: str, key: str = "") -> str:
     """Return a text in which every key of ours, except `key`, is a link to its description, and every page, too."""
 
     def link(match: re.Match) -> str:
         return match[0] if match[1] == key or match[1] not in OURS else f"[{match[0]}](#{match[1]})"
 
-    text = re.sub(r"`(\w+)(?:: [^`]*)?`", link, linked(text))
+    text = re.sub(r"`(\w+)(?:: [^`]*)?`", link, text)
     return re.sub(r"\bdocs/(([\w-]+)\.md)", r"[\2](\1)", text)
 
 
@@ -181,7 +157,7 @@ def list_of_keys() -> str:
     rows = [f"| {group} | {', '.join(names)} |" for group, names in names_by_group.items()]
     sections = ("Limits of other keys", "Keys of TRL", "metrics.jsonl", "events.jsonl", "evaluations.jsonl")
     others = ", ".join(f"[{name}](#{name.lower().replace('.', '').replace(' ', '-')})" for name in sections)
-    return "\n".join(["| group | keys |", "|---|---|", *rows, f"| More | {others} |"])
+    return "\n".join(["| group | keys |", "|---|---|", *rows, f"| More | {others}, [Python API](api.md) |"])
 
 
 def record_table(keys: dict[str, RecordKey]) -> list[str]:
@@ -209,38 +185,6 @@ def trl_table() -> list[str]:
     return ["| key | default | meaning |", "|---|---|---|", *rows]
 
 
-def first_paragraph(documented: object) -> str:
-    """Return the first paragraph of a docstring on one line."""
-    paragraph = inspect.getdoc(documented).partition("\n\n")[0]
-    return linked(" ".join(paragraph.split()))
-
-
-def section_entries(documented: object, section: str) -> list[str]:
-    """Return the entries of a docstring's section that say name, type and meaning in one paragraph, a line each."""
-    body = inspect.getdoc(documented).partition(f"\n{section}:\n")[2].partition("\n\n")[0]
-    return [" ".join(entry.split()) for entry in re.split(r"\n(?= {4}\S)", body) if entry]
-
-
-def short_entries(cls: type, section: str) -> list[str]:
-    """Return the entries of a docstring's section as a list."""
-    pairs = (entry.split(" ", 1) for entry in section_entries(cls, section))
-    return [f"- `{name}` {linked(text)}" for name, text in pairs]
-
-
-def trigger_section() -> list[str]:
-    """Return what a trigger of one's own is made of, and the triggers that come with the package."""
-    lines = []
-    for cls in (Trigger, Reason, ReferenceResetCallback, Periodic, KLSpike, Stall):
-        lines += [f"### `{cls.__name__}`", "", first_paragraph(cls), ""]
-        section = "Attributes" if cls is Trigger else "Args"
-        lines += short_entries(cls, section)
-        if cls is Trigger:
-            methods = ("observe_step", "observe_evaluation", "applied", "state_dict", "load_state_dict")
-            lines += [f"- `{name}()`: {first_paragraph(getattr(cls, name))}" for name in methods]
-        lines.append("")
-    return lines
-
-
 def make_page() -> str:
     """Return the whole page."""
     example = describe("kl_target", KEYS_HELP["kl_target"])
@@ -254,11 +198,6 @@ def make_page() -> str:
         "",
         *OTHER_LIMITS.format(launcher=launcher).splitlines(),
         "",
-        "## Triggers",
-        "",
-        "All are imported from `trl_prorl`. [How to write one](trigger.md).",
-        "",
-        *trigger_section(),
         "## Keys of TRL",
         "",
         f"The most important ones. All keys: [GRPOConfig]({TRL_DOCS}).",
