@@ -151,4 +151,4 @@ def test_where_the_first_pass_comes_after_an_update_the_forward_stays(run, large
     assert largest_difference(asked, forward) == 0.0
     assert sum(row["old_forward_calls"] for row in rows(asked)) == 4
     env = json.loads(Path(asked.args.output_dir, "env.json").read_text())
-    assert env["execution"]["old_logps"].startswith("forward: gradient_accumulation_steps=1 is no multiple")
+    assert env["execution"]["old_logps"].startswith("forward: gradient_accumulation_steps=1 is not a multiple")

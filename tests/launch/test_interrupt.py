@@ -70,7 +70,7 @@ def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, 
     os.kill(process, signal.SIGINT)
     assert forks.status() == 130
     (line,) = lines_of(log.read_text())
-    assert str(out) in line and "begins again" in line
+    assert str(out) in line and "step 0" in line
 
 
 SCRIPT = """
@@ -107,7 +107,7 @@ def test_a_script_may_catch_it(make_trainer, tmp_path, monkeypatch, capsys):
         trainer.train()
     assert not any("transformers" in str(frame.path) for frame in error.traceback)
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("interrupted: "))
-    assert str(tmp_path / "run") in line and "train() begins again" in line
+    assert str(tmp_path / "run") in line and "step 0 with train()" in line
 
 
 @pytest.mark.parametrize("command", [[str(RECIPE)], ["-m", "trl_prorl", "passk", "--run", "run"]])

@@ -312,7 +312,7 @@ def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, t
     [
         ({"skip_zero_rows": True}, "skip_zero_rows=True .* images"),
         ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds=2 .* images"),
-        ({}, "the model reads text alone"),
+        ({}, "image column"),
     ],
 )
 def test_images_are_refused_where_text_alone_is_read(make_trainer, keys, line):
