@@ -103,7 +103,7 @@ WHY = {
     "dropout of LoRA": ({"trainer_kwargs": WITH_DROPOUT}, "all", "lora_dropout=0.1 is active"),
     "dropout of attention": ({"model_init_kwargs": {"attention_dropout": 0.1}}, "all", "dropout rate of 0.1"),
     "other attention": ({"model_init_kwargs": EAGER}, "packing", "attn_implementation='eager'"),
-    "an update in the first pass": (TWO_STEPS, "old_logps", "gradient_accumulation_steps=1 is not a multiple of steps_p"),
+    "an update in the first pass": (TWO_STEPS, "old_logps", "steps=1 is not a multiple of steps_per_gen"),
     "another loop": ({"generation_kwargs": BEAMS}, "compact_generation", "beam search"),
 }
 
