@@ -43,7 +43,7 @@ class MicroBatch:
 
 def make_event(kind: str, requested: int, applied: int, reason: str, value: float, threshold: float) -> dict[str, Any]:
     """
-    Make an event of a kind for the record: the optimizer steps after which it was requested and applied, why, the
+    Make an event of a kind for `events.jsonl`: the optimizer steps after which it was requested and applied, why, the
     value that was seen, and what it was compared with.
     """
     return {

@@ -1,5 +1,5 @@
 """
-`ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
+`ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and log files.
 
 This file holds TRL's overrides in the order of a step. With every ProRL key at its default TRL's own methods compute
 everything, and this class only observes. `upstream.py` checks what it relies on inside TRL.
@@ -507,7 +507,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
         penalty = None
         if args.anchored and (training or adds_penalty):
-            # A penalty that TRL's loss contains is computed for the record alone.
+            # A penalty that TRL's loss contains is computed only for `metrics.jsonl`.
             with torch.set_grad_enabled(torch.is_grad_enabled() and adds_penalty):
                 weights = self.aggregation.weights(inputs, accumulation)
                 penalty = self.anchors.penalty(inputs, policy_pass.logps, self.importance_sampling_level, weights)

@@ -129,7 +129,7 @@ class WholeCheckpoint:
         Args:
             accelerator: Accelerate's.
             names (`bool`): Whether this process gives the name.
-            record (`Iterable[Path]`): Files of the record, which are synchronised to disk before.
+            record (`Iterable[Path]`): Log files, which are synchronised to disk before.
 
         Raises:
             [`~trl_prorl.errors.CheckpointError`]: In every process, if one of them could not write its part; nothing

@@ -1,4 +1,4 @@
-"""How [`ProRLTrainer`] begins a record, writes and pushes complete checkpoints, and resumes from them exactly."""
+"""How [`ProRLTrainer`] starts the log files, saves and pushes complete checkpoints, and resumes from them exactly."""
 
 import json
 import logging

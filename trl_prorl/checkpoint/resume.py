@@ -56,7 +56,7 @@ class Resume:
         Args:
             resume_from (`str`, `os.PathLike` or `bool`): A checkpoint, or `True` for the newest complete one.
             output_dir (`str`): The folder of the checkpoints.
-            run_dir (`Path`): The folder of the record.
+            run_dir (`Path`): Folder of the log files.
             identity (`Mapping[str, Any]`): The keys that can change a number, the data and the model.
             allowed (`bool`): `allow_config_change`.
 

@@ -6,7 +6,7 @@ The way back, from top to bottom (`_train_with_rollbacks` in `checkpoint/mixin.p
     1. a step        A part returns an event with `"action": "stop"`, or a number is NaN.
     2. plan          `Rollback.plan` names the checkpoint to continue from; if there is none, the run ends.
     3. events.jsonl  The event `rollback` is written, and synchronised to disk.
-    4. resume        From that checkpoint, like any resume: newer checkpoints are renamed, the record is cut.
+    4. resume        From that checkpoint, like any resume: newer checkpoints are renamed, log files trimmed.
     5. a lower rate  `load_state_dict` multiplies the rate once for each roll-back that the checkpoint does not know.
 
 The event is what counts. A checkpoint knows how many roll-backs had been made when it was written; the rate is lowered
@@ -38,7 +38,7 @@ class PlannedRollback:
 
     Attributes:
         checkpoint (`Path`): The run continues from here.
-        event (`dict[str, Any]`): The event for the record.
+        event (`dict[str, Any]`): The event for `events.jsonl`.
     """
 
     checkpoint: Path
@@ -62,7 +62,7 @@ def last_rollback(run_dir: Path) -> dict[str, Any] | None:
 
 
 def count_rollbacks(run_dir: Path) -> int:
-    """Count the roll-backs that led to where the record is."""
+    """Count the roll-backs so far."""
     last = last_rollback(run_dir)
     return last["rollbacks"] if last is not None else 0
 
@@ -76,7 +76,7 @@ class Rollback(Part):
     Args:
         most (`int`): A run goes back at most so many times.
         factor (`float`): Each roll-back multiplies the learning rate by it.
-        run_dir (`Path`): The folder of the record.
+        run_dir (`Path`): Folder of the log files.
         output_dir (`Path`): The folder of the checkpoints.
     """
 

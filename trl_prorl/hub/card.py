@@ -1,6 +1,6 @@
 """
-A run folder as a model card: its metadata here, its sentences in `model_card.md.jinja`. The card names what the record
-lacks.
+The model card of a run: its metadata here, its text in `model_card.md.jinja`. The card also names what is missing in
+the log files.
 """
 
 import os
@@ -159,7 +159,7 @@ def model_card(
     Make the model card of a run.
 
     Args:
-        run_dir (`str` or `os.PathLike`): Where the record is.
+        run_dir (`str` or `os.PathLike`): Folder of the log files.
         model_dir (`str` or `os.PathLike`, *optional*): Where the trained model is; defaults to `run_dir`.
         repo (`str`, *optional*): Its repository on the Hub; defaults to the folder's name.
         weights_dir (`str` or `os.PathLike`, *optional*):
@@ -168,7 +168,7 @@ def model_card(
         tags (iterable of `str`), datasets (iterable of `str`): Further metadata.
 
     Raises:
-        `ValueError`: A file of the record cannot be read.
+        `ValueError`: A log file cannot be read.
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)

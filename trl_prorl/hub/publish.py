@@ -52,13 +52,13 @@ def files_to_push(
     model_dir: str | os.PathLike, run_dir: str | os.PathLike, *, reference: bool = False, record: bool = True
 ) -> dict[str, Path]:
     """
-    Choose the files of a run that are pushed: the model or adapter, the tokenizer, the card and the record. No pickle,
-    no checkpoint, no log.
+    Choose the files of a run that are pushed: the model or adapter, the tokenizer, the card and the log
+    files; no pickle, no checkpoint, no terminal output.
 
     Args:
         model_dir (`str` or `os.PathLike`): Where model, tokenizer and card are.
-        run_dir (`str` or `os.PathLike`): Where the record is.
-        reference, record (`bool`, *optional*): Whether to push the frozen adapter `ref` and the record, too.
+        run_dir (`str` or `os.PathLike`): Folder of the log files.
+        reference, record (`bool`, *optional*): Whether to push the frozen adapter `ref` and the log files.
 
     Returns:
         `dict[str, Path]`: File by its path in the repository.

@@ -26,11 +26,11 @@ class Anchor:
     An anchor of a run, with its coefficient in force. The constructor takes the run's [`ProRLConfig`].
 
     Attributes:
-        name (`str`): Its short name: stages of a step, counts and times of the record are called after it.
+        name (`str`): Its short name: stages of a step, its counts and times in `metrics.jsonl` are named after it.
         key (`str`): The key of [`ProRLConfig`] with its coefficient.
         words (`str`): What it is, in a message or a table.
         column (`str`): The key under which a batch holds its log-probabilities, shape `(B, T)`.
-        kl_key (`str`): The key of its KL in the record.
+        kl_key (`str`): The key of its KL in `metrics.jsonl`.
         metric (`str`): The name of its KL in the trainer's log, as TRL would call it.
         measured_when (`str`), never_scored (`str`): When the record has its KL, and where its forwards are 0.
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.

@@ -56,7 +56,7 @@ class RunFolders:
 
     Args:
         output_dir (`str` or `os.PathLike`): The folder of the model and its checkpoints.
-        run_dir (`str` or `os.PathLike`, *optional*): The folder of the record; the same one by default.
+        run_dir (`str` or `os.PathLike`, *optional*): Folder of the log files; `output_dir` by default.
     """
 
     def __init__(self, output_dir: str | os.PathLike, run_dir: str | os.PathLike | None = None):

@@ -65,6 +65,6 @@ def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[st
 
 @cache
 def tell_of_missing_nvml() -> None:
-    """Warn, once per process, what brings `gpu_utilization` into the record."""
+    """Warn, once per process, what adds `gpu_utilization` to `metrics.jsonl`."""
     package = "amdsmi" if torch.version.hip else "nvidia-ml-py"
     logger.warning("gpu_utilization is not recorded because a package is missing: pip install %s.", package)

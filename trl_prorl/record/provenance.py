@@ -42,7 +42,7 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
     Tokens are left out.
 
     Args:
-        run_dir (`str` or `os.PathLike`): The folder of the record.
+        run_dir (`str` or `os.PathLike`): Folder of the log files.
         args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
         recipe (`tuple`): Dataclasses that the trainer does not see: the task, the model.
     """
@@ -81,7 +81,7 @@ def write_env(
     Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed.
 
     Args:
-        run_dir (`str` or `os.PathLike`): The folder of the record.
+        run_dir (`str` or `os.PathLike`): Folder of the log files.
         args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
         model (`torch.nn.Module`): The policy.
         packing (`str`): Whether groups are packed, and if not as asked, why.

@@ -23,7 +23,7 @@ from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_F
 from .update_norm import UpdateNorm
 
 
-# What the record says of a generation batch, and TRL's names for it.
+# Entries of a generation batch in `metrics.jsonl`, and TRL's names for it.
 OF_TRL = {
     "reward": "reward",
     "reward_std": "reward_std",
@@ -95,7 +95,7 @@ class Recorder(Part):
         Begin the three files, or continue those of a run that is resumed.
 
         Args:
-            folder (`Path`): The folder of the record.
+            folder (`Path`): Folder of the log files.
             keep_row (`Callable`, *optional*): Which rows stay; `None` begins new files.
             keep_event (`Callable`, *optional*): Which events stay; `None` begins a new file.
         """

@@ -248,7 +248,7 @@ def read_jsonl(
 
 def check_record(run_dir: str | os.PathLike) -> None:
     """
-    Read the record that a resume continues.
+    Read the log files that a resume continues.
 
     Raises:
         `InputError`: A line cannot be read; the message names it.

@@ -326,7 +326,7 @@ class TriggerSet:
         self.last_reset_step: int | None = None
 
     def observe_step(self, step: int, mean: Callable[[str], float | None]) -> list[Reason]:
-        """Collect every reason of a step, whose means over tokens `mean` gives by their names in the record."""
+        """Collect every reason of a step, whose means over tokens `mean` gives by their names in `metrics.jsonl`."""
         reasons = [trigger.observe_step(step, mean(trigger.watches)) for trigger in self.triggers]
         return self._allowed(step, reasons)
 

@@ -38,7 +38,7 @@ class Outcome:
         completions (`list`): This process's completions as reward functions get them.
         ids (`list[list[int]]`): Their tokens.
         seconds (`float`): How long all reward functions took.
-        measured (`dict[str, float]`): Its entries of the record.
+        measured (`dict[str, float]`): Its entries in `metrics.jsonl`.
         counts (`dict[str, int]`): The rows that an entry is a mean of, where those are not all.
     """
 
@@ -100,8 +100,8 @@ class Outcome:
 
     def measurements(self) -> dict[str, float]:
         """
-        Compute the entries of the record: by task, the mean reward and the share with the full reward of 1; the share
-        of correct completions; the interruptions.
+        Compute the entries in `metrics.jsonl`: by task, the mean reward and the share with the full reward of 1; the
+        share of correct completions; the interruptions.
         """
         first = self.rewards[:, 0]
         values = {}

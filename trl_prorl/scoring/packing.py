@@ -280,7 +280,7 @@ def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list
 
 def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     """
-    Return why `packed_logps` is refused for a model, in one sentence. The known troubles are those that a few tokens
+    Return why `packed_logps` does not support a model, in one sentence. The known troubles are those that a few tokens
     would not show, and some that they would show, so that nothing needs to be computed.
     [`~trl_prorl.scoring.packing_probe.probe_values`] finds the others.
 

@@ -63,7 +63,7 @@ def probe_values(
             `(B, C)`.
         autocast (`torch.dtype`, *optional*): The dtype in which both compute, if it is not that of the weights.
 
-    Returns `str` or `None`: Why packing is refused, in one sentence; `None` if it changes no value.
+    Returns `str` or `None`: Why packing is not supported, in one sentence; `None` if it changes no value.
     """
     device = next(model.parameters()).device
     name = type(model).__name__
@@ -148,7 +148,7 @@ def probe_gradients(
     Args:
         model, vocabulary, padded, packed, autocast: As for [`probe_values`], with gradient.
 
-    Returns `str` or `None`: Why packing is refused, in one sentence, or `None` if the gradients agree.
+    Returns `str` or `None`: Why packing is not supported, in one sentence, or `None` if the gradients agree.
     """
     params = last_of_each_kind(model)
     if not params:
