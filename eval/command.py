@@ -1,4 +1,4 @@
-"""The entry points of `eval`: what they are called, and what Ctrl-C leaves of them."""
+"""The entry points of `eval`: their names, and what is kept after Ctrl-C."""
 
 import functools
 import sys
@@ -6,12 +6,12 @@ import sys
 from trl_prorl import ending
 
 
-# Samples are written as they are drawn, and results as a whole.
-KEPT = "samples that were drawn are kept, and no result is half-written. The same command goes on from there."
+# Samples are written as they are drawn, and results atomically.
+KEPT = "finished samples are kept, and no result is half-written. Run the same command again to continue."
 
 command = functools.partial(ending.command, kept=KEPT)
 
 
 def program_name(module: str) -> str:
-    """What the usage of `eval.MODULE` begins with."""
+    """Return the name of `eval.MODULE` in its usage line."""
     return sys.argv[0] if sys.argv[0].startswith("trl-prorl ") else f"python -m trl_prorl.eval.{module}"

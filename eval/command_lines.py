@@ -1,6 +1,6 @@
 """
-The command lines of `eval`, a function for each command: options, and what can be refused before a model is looked at.
-Nothing that takes seconds to import is imported, and the entry points import this first.
+The command lines of `eval`, a function for each command: options, and checks that need no model. The entry points
+import this first, so it imports nothing slow.
 """
 
 import argparse
@@ -27,16 +27,17 @@ from trl_prorl.launch.command_line import recipe_name
 from trl_prorl.tasks.plugin import load_plugin
 
 
-__all__ = ["step_cost"]  # beside what stands here
-MOST_SAMPLES = 256
+__all__ = ["step_cost"]  # the one that is defined elsewhere
+MAX_SAMPLES = 256
 PROMPTS = 32  # of a preflight
 LEAST_PROMPTS = 2
+RUNS_HELP = "run folders, folders of runs, or quoted globs"
 
 
 def check_arguments(name: str) -> None:
     """
-    Parse the command line of `eval.NAME` before its imports, and end the process where it asks for help or is wrong;
-    else say what it is about to look at.
+    Parse the command line of `eval.NAME` before its imports; end the process after `--help` or an error, else announce
+    the command.
     """
     parse = globals().get(name)
     if parse is not None:
@@ -51,7 +52,7 @@ def check_arguments(name: str) -> None:
 
 
 def first_line(name: str, parsed) -> str:
-    """Return what `eval.NAME` is about to look at, by its command line."""
+    """Return the line that announces `eval.NAME`, from its command line."""
     if name == "preflight":
         what = recipe_name(parsed[1])
     else:
@@ -63,7 +64,7 @@ def first_line(name: str, parsed) -> str:
 
 
 class Plugin(argparse.Action):
-    """`--plugin FILE`, loaded as it is read."""
+    """`--plugin FILE`, loaded when it is parsed."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         load_plugin(values, may_have_rows=True)
@@ -71,7 +72,7 @@ class Plugin(argparse.Action):
 
 def add_plugin_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--plugin", action=Plugin, metavar="FILE.py", help="a file of yours that has the run's task, or its rows"
+        "--plugin", action=Plugin, metavar="FILE.py", help="load your own file with the run's task, or its rows"
     )
 
 
@@ -83,36 +84,40 @@ def _find_runs(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _check_least(option: str, value: int | None, least: int = 1) -> None:
-    """Refuse an option below its least value; `None` is an option that was not given."""
+    """Raise `InputError` if an option is below its minimum; `None` is an option that was not given."""
     if value is not None and value < least:
         raise InputError(f"{option} {value} must be at least {least}")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that every evaluation by sampling has."""
+    """Add the options of every evaluation that samples."""
     add_run_option(parser)
     add_plugin_option(parser)
-    parser.add_argument("--split", default="test", help="split of the run's task")
-    parser.add_argument("--prompts", type=int, help="number of prompts (default 128, of a script's run all rows)")
-    parser.add_argument("--temperature", type=float, help="sampling temperature (default: the run's)")
-    parser.add_argument("--max-new-tokens", type=int, help="length at which a completion is cut (default: the run's)")
-    parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
-    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help="steps of checkpoints, or all")
-    known = "tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]"
+    parser.add_argument("--split", default="test", help="split of the run's task (default: test)")
+    parser.add_argument("--prompts", type=int, help="number of prompts (default: 128; own rows: all)")
+    parser.add_argument("--temperature", type=float, help="sampling temperature (default: as in training)")
+    parser.add_argument("--max-new-tokens", type=int, help="maximum number of new tokens (default: as in training)")
+    parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call (default: 512)")
+    parser.add_argument("--seed", type=int, default=0, help="sampling seed (default: 0)")
+    known = "evaluate these checkpoints, too: their steps, or all"
+    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help=known)
+    known = "measure forgetting on other tasks, each NAME[@LEVEL][=PATH]"
     parser.add_argument("--others", "--other", nargs="+", default=[], metavar="TASK", help=known)
     parser.set_defaults(greedy=False)
 
 
 def passk(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program_name("passk"), description="pass@k of runs, base against trained.")
+    parser = argparse.ArgumentParser(
+        prog=program_name("passk"),
+        description="Measure held-out pass@k and greedy accuracy of runs: trained model against starting model.",
+    )
     add_sampling_arguments(parser)
-    parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MOST_SAMPLES} (default 16, greedy 1)")
-    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default those of 1 4 8 up to n)")
-    parser.add_argument("--greedy", action="store_true", help="decode greedily only, one sample per prompt")
+    parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MAX_SAMPLES} (default: 16)")
+    parser.add_argument("--k", type=int, nargs="+", help="values of k (default: 1, 4 and 8, up to n)")
+    parser.add_argument("--greedy", action="store_true", help="only decode greedily, one sample per prompt")
     no_greedy = ("--no-greedy", "--no_greedy")
-    parser.add_argument(*no_greedy, dest="with_greedy", action="store_false", help="leave out the greedy decoding")
-    parser.add_argument("--replace", action="store_true", help="write passk.json anew, even if it holds more")
+    parser.add_argument(*no_greedy, dest="with_greedy", action="store_false", help="skip greedy decoding")
+    parser.add_argument("--replace", action="store_true", help="overwrite an existing passk.json with other settings")
     args = parser.parse_args(argv)
     if args.n is None:
         args.n = 1 if args.greedy else 16
@@ -134,20 +139,20 @@ def check_passk(
     only_greedy: bool = False,
 ) -> None:
     """
-    Refuse settings of pass@k that cannot be measured; `None` is the run's own value, of prompts the default.
+    Check the settings of pass@k; `None` is the run's own value, or the default number of prompts.
 
     Raises:
-        InputError: Naming the option, its value and the cure.
+        InputError: With the option, its value and the cure.
     """
-    if not 1 <= n <= MOST_SAMPLES:
-        raise InputError(f"--n {n}: at least 1 sample per prompt is needed, and at most {MOST_SAMPLES}")
+    if not 1 <= n <= MAX_SAMPLES:
+        raise InputError(f"--n {n} must be between 1 and {MAX_SAMPLES} samples per prompt")
     if only_greedy and n > 1:
-        raise InputError(f"--n {n} with --greedy: all samples of a prompt would be the same; leave out --n")
+        raise InputError(f"--n {n} with --greedy gives the same sample {n} times; leave out --n")
     if prompts is not None and prompts < 2:
-        raise InputError(f"--prompts {prompts}: at least 2 prompts are needed, and 20 for an interval")
+        raise InputError(f"--prompts {prompts} must be at least 2, and 20 for an interval")
     for k in ks:
         if not 1 <= k <= n:
-            raise InputError(f"--k {k} must lie between 1 and --n {n}; draw more samples or lower k")
+            raise InputError(f"--k {k} must be between 1 and --n {n}; raise --n or lower --k")
     if temperature is not None and temperature <= 0:
         raise InputError(f"--temperature {temperature:g} must be above 0; use --greedy for greedy decoding")
     _check_least("--batch-size", batch_size)
@@ -155,9 +160,12 @@ def check_passk(
 
 
 def drift(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program_name("drift"), description="How far runs have moved from base.")
+    parser = argparse.ArgumentParser(
+        prog=program_name("drift"),
+        description="Measure drift from the starting model: KL, agreement, entropy, and text quality of the samples.",
+    )
     add_sampling_arguments(parser)
-    parser.add_argument("--samples", type=int, default=4, help="samples per prompt")
+    parser.add_argument("--samples", type=int, default=4, help="samples per prompt (default: 4)")
     args = parser.parse_args(argv)
     check_drift(args.samples, args.prompts, args.temperature, args.max_new_tokens, args.batch_size)
     return _find_runs(args)
@@ -167,10 +175,10 @@ def check_drift(
     samples: int, prompts: int | None, temperature: float | None, max_new_tokens: int | None, batch_size: int
 ) -> None:
     """
-    Refuse settings with which drift cannot be measured; `None` is the default.
+    Check the settings of drift; `None` is the default.
 
     Raises:
-        InputError: Naming the option, its value and the cure.
+        InputError: With the option, its value and the cure.
     """
     _check_least("--prompts", prompts, least=2)
     _check_least("--samples", samples)
@@ -213,30 +221,32 @@ def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
 
 
 def check_writable(file: Path) -> None:
-    """Refuse a file that cannot be written, which would be known only after the work."""
+    """Check before the work that a file can be written."""
     folder = file.absolute().parent
     if not folder.is_dir():
-        raise InputError(f"--json {file}: its folder does not exist; create it, or name another")
+        raise InputError(f"--json {file}: its folder does not exist; create it, or give another file")
     if file.is_dir():
-        raise InputError(f"--json {file} is a folder; name another")
+        raise InputError(f"--json {file} is a folder; give a file")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"--json {file} lies in a folder that is read-only for this user; name another")
+        raise InputError(f"--json {file} is in a folder that is read-only for this user; give another file")
 
 
 def push(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program_name("push"), description="Push a run to the Hugging Face Hub.")
+    parser = argparse.ArgumentParser(
+        prog=program_name("push"), description="Push a run to the Hugging Face Hub: model, card and log files."
+    )
     parser.add_argument("--run", required=True, type=Path, help="run folder")
     parser.add_argument("--repo", help="repository (default: the run's hub_model_id, else the folder's name)")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
     parser.add_argument(
         "--with-reference",
         action=argparse.BooleanOptionalAction,
-        help="push the frozen adapter ref, too (default: the run's hub_push_reference)",
+        help="also push the frozen adapter ref (default: the run's hub_push_reference)",
     )
     record = parser.add_mutually_exclusive_group()
-    record.add_argument("--with-record", action="store_true", default=True, help="push the record (the default)")
-    record.add_argument("--without-record", dest="with_record", action="store_false", help="leave the record out")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be pushed, and do nothing")
+    record.add_argument("--with-record", action="store_true", default=True, help="push the log files (the default)")
+    record.add_argument("--without-record", dest="with_record", action="store_false", help="do not push the log files")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be pushed, without pushing")
     args = parser.parse_args(argv)
     load_config(args.run)
     return args
@@ -247,49 +257,52 @@ def gpu_check(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} [--OPTION VALUE ...]",
-        description="Checks on a GPU that the numbers are right, and measures what things cost there.",
+        description="Check that the numbers are right on this GPU, and time training steps there.",
         formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
     )
     parser.add_argument(
-        "--cpu", action="store_true", help="at toy size, without the tests, in about a minute of one core"
+        "--cpu", action="store_true", help="run at toy size on a CPU, without the tests, in about a minute"
     )
+    known = f"run only these parts: {', '.join(PARTS)}"
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=known)
+    parser.add_argument("--minutes", type=float, metavar="N", default=20.0, help="time limit for all parts together")
+    parser.add_argument("--again", action="store_true", help="repeat parts that have passed")
     parser.add_argument(
-        "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=", ".join(PARTS)
-    )
-    parser.add_argument("--minutes", type=float, metavar="N", default=20.0, help="of all parts; the rest is left")
-    parser.add_argument("--again", action="store_true", help="also what has passed already")
-    parser.add_argument(
-        "--out", type=Path, default=None, metavar="DIR", help="of the results; runs/gpu_check/card or /cpu"
+        "--out", type=Path, default=None, metavar="DIR", help="folder of the results: runs/gpu_check/card or /cpu"
     )
     args = parser.parse_args(argv)
     if args.minutes <= 0:
-        parser.error(f"--minutes {args.minutes:g} is not positive.")
+        parser.error(f"--minutes {args.minutes:g} must be positive.")
     return args
 
 
 def reset_cost(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=program_name("reset_cost"), description="What a reset costs, against a plain copy of the same bytes."
+        prog=program_name("reset_cost"), description="Time a reset against a plain copy of the same bytes."
     )
-    parser.add_argument("--hidden", type=int, default=896, help="the defaults are Qwen2.5-0.5B's, fewer layers")
-    parser.add_argument("--intermediate", type=int, default=4864)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocabulary", type=int, default=32000)
-    parser.add_argument("--rank", type=int, default=32, help="of the LoRA adapter")
-    parser.add_argument("--repeats", type=int, default=11)
-    # One of several GPUs: CUDA_VISIBLE_DEVICES.
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: a GPU if there is one")
+    known = "hidden size (default: 896; the shape is Qwen2.5-0.5B's with fewer layers)"
+    parser.add_argument("--hidden", type=int, default=896, help=known)
+    parser.add_argument("--intermediate", type=int, default=4864, help="intermediate size (default: 4864)")
+    parser.add_argument("--layers", type=int, default=4, help="number of layers (default: 4)")
+    parser.add_argument("--vocabulary", type=int, default=32000, help="size of the vocabulary (default: 32000)")
+    parser.add_argument("--rank", type=int, default=32, help="rank of the LoRA adapter (default: 32)")
+    parser.add_argument("--repeats", type=int, default=11, help="repetitions of each timing (default: 11)")
+    # To choose one of several GPUs: CUDA_VISIBLE_DEVICES.
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="device (default: a GPU if there is one)")
     return parser.parse_args(argv)
 
 
 def report(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program_name("report"), description="Report on run folders.")
-    add_run_option(parser, help="run folders, folders of runs, or quoted globs of them", type=str)
+    parser = argparse.ArgumentParser(
+        prog=program_name("report"),
+        description="Write one page about a set of runs: best variant, significance, curves, pass@k, cost.",
+    )
+    add_run_option(parser, help=RUNS_HELP, type=str)
     add_plugin_option(parser)
     parser.add_argument(
         "--out",
         type=Path,
-        help="folder of the report, or NAME.html (default: where all runs lie)",
+        help="folder of the report, or NAME.html (default: the folder that contains the runs)",
     )
     args = parser.parse_args(argv)
     args.found = find_recorded_runs(args.runs)
@@ -297,17 +310,20 @@ def report(argv=None) -> argparse.Namespace:
 
 
 def compare(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program_name("compare"), description="Runs on the same prompts, paired.")
-    add_run_option(parser, help="run folders, folders of runs, or quoted globs of them: two runs or more", type=str)
-    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: those of all evaluations)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
+    parser = argparse.ArgumentParser(
+        prog=program_name("compare"),
+        description="Test whether runs differ significantly in held-out pass@k and greedy accuracy.",
+    )
+    add_run_option(parser, help=f"two or more runs: {RUNS_HELP}", type=str)
+    parser.add_argument("--k", type=int, nargs="+", help="values of k (default: those that all evaluations share)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
     args = parser.parse_args(argv)
     args.found = find_recorded_runs(args.runs)
     folders, left_out, _ = args.found
     if len(folders) < 2:
         raise InputError(
             f"--runs {' '.join(args.runs)}: '{folders[0]}' is the only run with a finished step"
-            f"{in_brackets(left_out)}; a comparison needs two, so give another run"
+            f"{in_brackets(left_out)}; a comparison needs two, so add another run"
         )
     if args.json is not None:
         check_writable(args.json)
@@ -316,15 +332,19 @@ def compare(argv=None) -> argparse.Namespace:
 
 def boundary(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=program_name("boundary"), description="What a run gained and lost over base."
+        prog=program_name("boundary"),
+        description="List the prompts that a run newly solves or has lost, with tests and a plot.",
     )
     add_run_option(parser)
     return _find_runs(parser.parse_args(argv))
 
 
 def trajectory(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=program_name("trajectory"), description="pass@k over training, with a fit.")
+    parser = argparse.ArgumentParser(
+        prog=program_name("trajectory"),
+        description="Plot held-out pass@k over training, with a fitted curve. Needs `passk --checkpoints all`.",
+    )
     add_run_option(parser)
-    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: the run's smallest and largest)")
-    parser.add_argument("--resamples", type=int, default=2000, help="resamples of the prompts")
+    parser.add_argument("--k", type=int, nargs="+", help="values of k (default: the run's smallest and largest)")
+    parser.add_argument("--resamples", type=int, default=2000, help="bootstrap resamples of prompts (default: 2000)")
     return _find_runs(parser.parse_args(argv))

@@ -1,12 +1,11 @@
 """
-How far a run has moved from base: `trl-prorl drift --run runs/demo/variantA --checkpoints all`.
+Measure drift from the starting model: `trl-prorl drift --run runs/demo/variantA --checkpoints all`.
 
-On held-out prompts, at every token of the policy's own samples: the KL divergence from the policy to base, exact over
-the whole vocabulary; the share of places where both would say the same greedily; both entropies. Of the samples:
-length, reward and the share that is correct, distinct-n, compression ratio, log-probability under base. Of English
-text: perplexity, if the vocabulary has English words. `--others TASK` measures the same, but for the last, on prompts
-that were not trained (forgetting). Writes `drift.json` and `drift.png` into the run folder. Samples are kept and
-shared with `eval.passk`.
+On held-out prompts, at every token of the policy's own samples: KL(policy || starting model), exact over the whole
+vocabulary; the share of positions with the same greedy token; both entropies. For the samples: length, reward,
+accuracy, distinct-n, compression ratio, log-probability under the starting model. For English text: perplexity, if the
+vocabulary has English words. `--others TASK` measures all but the perplexity on other tasks (forgetting). Writes
+`drift.json` and `drift.png` into the run folder. Samples are kept and shared with `passk`.
 """
 
 import sys
@@ -36,11 +35,11 @@ from trl_prorl.record.run_id import RUN_ID
 from trl_prorl.tasks.plugin import OWN
 
 
-TEXT_TOKENS = 4096  # of the real text: 17 s of one core for 135 M parameters in fp32
+TEXT_TOKENS = 4096  # tokens of English text: 17 s on one core for 135 M parameters in fp32
 
 
 def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, model, base_model, samples: int) -> dict:
-    """Measure one model, an entry of `drift.json`: on the run's own task, on others by name, and on real text."""
+    """Measure one model, an entry of `drift.json`: on the run's own task, on other tasks, and on English text."""
     entry = {"step": point.step, **measure_drift(own, point, model, base_model, samples)}
     text = language.real_text(8 * TEXT_TOKENS)
     if language.knows_words_of(own.tokenizer, text):
@@ -56,8 +55,8 @@ def measure_point(own: HeldOut, others: dict[str, HeldOut], point: Point, model,
 @torch.no_grad()
 def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: int) -> dict:
     """
-    Measure the drift of one model on the prompts of one task: token means over all samples, as many for each prompt as
-    are given, with a 95 % bootstrap interval of the KL over prompts, and measures of the samples as texts.
+    Measure the drift of one model on the prompts of one task, with a number of samples per prompt: token means over
+    all samples, a 95 % bootstrap interval of the KL over prompts, and text statistics of the samples.
     """
     drawn = held_out.samples(point, samples)
     device = next(model.parameters()).device
@@ -73,7 +72,7 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
         logits = answer_logits(model, padded, answer_width)
         base_logits = logits if base_model is model else answer_logits(base_model, padded, answer_width)
         sums = np.zeros(len(language.TokenDrift._fields) + 1)
-        for row, ids in enumerate(answers):  # row by row, because a vocabulary is wide
+        for row, ids in enumerate(answers):  # row by row, because a vocabulary is large
             parts = language.token_drift(logits[row, : len(ids)], base_logits[row, : len(ids)], temperature)
             sums += [*(float(part.sum()) for part in parts), len(ids)]
         totals.append(sums)
@@ -90,7 +89,7 @@ def measure_drift(held_out: HeldOut, point: Point, model, base_model, samples: i
 
 
 def measure_rewards(held_out: HeldOut, drawn: pd.DataFrame, samples: int) -> dict[str, float]:
-    """Return the mean reward of the samples and the share that is correct, as far as they are known."""
+    """Return the mean reward and the accuracy (`gold`) of the samples, as far as they are known."""
     found = {}
     if not isinstance(held_out.task, OwnRows):  # which have no reward
         rows = [row for row in held_out.rows for _ in range(samples)]
@@ -102,7 +101,7 @@ def measure_rewards(held_out: HeldOut, drawn: pd.DataFrame, samples: int) -> dic
 
 
 def answer_logits(model, padded, answer_width: int) -> torch.Tensor:
-    """Logits of the last question token and of every answer token but the last, which chose the answers."""
+    """Return the logits that chose the answers: at the last question token and all answer tokens but the last."""
     output = model(
         input_ids=padded["input_ids"], attention_mask=padded["attention_mask"], logits_to_keep=answer_width + 1
     )
@@ -113,7 +112,7 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
     """Measure models of a run; return the content of `drift.json`."""
     run_id = read_env(held_out.run_dir).get(RUN_ID)
     result = {RUN_ID: run_id} if run_id else {}
-    for point in points:  # first, so that no model is in memory beside those that sampling loads
+    for point in points:  # first, so that no other model is in memory while sampling
         for one in (held_out, *others.values()):
             one.samples(point, samples)
     entries = []
@@ -138,13 +137,13 @@ def measure_points(held_out: HeldOut, points: list[Point], samples: int, others:
 
 
 def measure(run_dir: Path, args) -> dict:
-    """Measure a run at its base, checkpoints and end; return the content of `drift.json`."""
+    """Measure a run at its start, checkpoints and end; return the content of `drift.json`."""
     held_out, *others = held_out_tasks(run_dir, args)
     for one in (held_out, *others):
         if one.task.turns > 1:
             raise InputError(
-                f"task {one.task.name}: drift compares every token of a completion, and of several turns some are "
-                "replies that no model wrote; passk takes it"
+                f"task {one.task.name} has several turns, which drift does not support: it compares every token, and "
+                "the replies are not the model's. Use passk"
             )
     others = dict(zip(args.others, others, strict=True))
     points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
@@ -153,7 +152,7 @@ def measure(run_dir: Path, args) -> dict:
 
 
 def show(run_dir: Path, result: dict) -> Measured:
-    """Write `drift.json` and `drift.png`, print the tables, and return both together."""
+    """Write `drift.json` and `drift.png`, print the tables, and return result and tables."""
     with writing(run_dir / DRIFT_FILE):
         write_json(run_dir / DRIFT_FILE, result)
         plot_drift(result, run_dir / "drift.png")

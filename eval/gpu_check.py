@@ -1,10 +1,10 @@
 """
-One command for a GPU: `trl-prorl gpu-check`, or `make gpu-check`.
+Check a GPU and time steps on it: `trl-prorl gpu-check`, or `make gpu-check`.
 
-It checks that the numbers are right there (the tests that run on a GPU, from a checkout: TRL is their control), and
-measures what a step costs, generation included: on one card in at most 20 minutes, with the shapes of Qwen2.5 and
-random weights, without the Hub. Every part runs in a process of its own with a limit, and its result is kept, so the
-same command goes on where it was stopped. `--cpu` runs the parts at toy size, without the tests.
+Runs the GPU tests (from a checkout; they compare with TRL), and measures step times including generation: on one card
+in at most 20 minutes, with the shapes of Qwen2.5 and random weights, without the Hub. Every part runs in a separate
+process with a time limit, and its result is kept, so the same command continues after a stop. `--cpu` runs the parts
+at toy size, without the tests.
 """
 
 import functools
@@ -25,29 +25,29 @@ from trl_prorl.eval.gpucheck.parts import ROOT, run_parts
 
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "triton", "deepspeed", "vllm")
-NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu` runs the parts at toy size."
-KEPT = "the parts that have passed are kept. The same command goes on from there."
+NO_GPU = "torch finds no usable GPU: nothing was measured. Run the parts at toy size with `--cpu`."
+KEPT = "finished parts are kept. Run the same command again to continue."
 
 
 def see_one_gpu() -> str | None:
     """
-    Let this process's children see one GPU, and say so if there are more: with several in one process transformers
-    would split every batch over them, which TRL refuses.
+    Make only one GPU visible to child processes, and return a note if there are more: with several in one process
+    transformers would split every batch over them, which TRL does not support.
     """
     number = torch.cuda.device_count()
     if number < 2:
         return None
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ["CUDA_VISIBLE_DEVICES"] = first
-    return f"of {number} GPUs one is used: CUDA_VISIBLE_DEVICES={first}. Set it to use another one."
+    return f"Using 1 of {number} GPUs: CUDA_VISIBLE_DEVICES={first}. Set it to use another one."
 
 
 def describe_machine(cpu: bool) -> dict:
-    """Name and memory of the device, and versions; a `RunError` if it cannot be used."""
+    """Return name and memory of the device, and versions. Raises `RunError` if the device cannot be used."""
     described = {"device": f"CPU, {platform.machine()}"}
     if not cpu:
         try:
-            torch.ones(8, device="cuda").sum().item()  # fails where torch has no kernels for the card
+            torch.ones(8, device="cuda").sum().item()  # fails if torch has no kernels for the card
         except RuntimeError as error:
             raise RunError(f"{error}. Nothing was measured") from error
         properties = torch.cuda.get_device_properties(0)
@@ -58,7 +58,7 @@ def describe_machine(cpu: bool) -> dict:
 
 
 def hash_code() -> str:
-    """Return a hash of our Python files: a result says nothing about other code."""
+    """Return a hash of our Python files: a result is valid only for this code."""
     digest = hashlib.sha256()
     for folder in ("trl_prorl", "eval", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -68,7 +68,7 @@ def hash_code() -> str:
 
 @functools.partial(command, kept=KEPT)
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; 0 if all holds, 1 if something failed or was left, 2 without a GPU."""
+    """Entry point. Returns 0 if all parts passed, 1 if one failed or was not run, 2 without a GPU."""
     args = command_lines.gpu_check(argv)
     if not args.cpu and not torch.cuda.is_available():
         print(f"error: {NO_GPU}", file=sys.stderr)
@@ -88,11 +88,11 @@ def main(argv: list[str] | None = None) -> int:
     where.write_text(page(folder, here))
     if not args.cpu and (ROOT / "docs").is_dir() and (ROOT / "Makefile").is_file():
         where = publish(folder, ROOT, here)
-    print(f"{where}, and the numbers in {folder}")
+    print(f"Wrote {where}; numbers are in {folder}")
     for name in failed:
         print(f"FAILED {name}")
     if left:
-        print(f"no time was left for {', '.join(left)}: the same command goes on there.")
+        print(f"Not run, because time was up: {', '.join(left)}. Run the same command again to continue.")
     return 1 if failed or left else 0
 
 

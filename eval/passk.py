@@ -1,12 +1,12 @@
 """
-pass@k of a run, base against trained, on the same held-out prompts of its task.
+Measure held-out pass@k of a run, trained model against starting model, on the same prompts.
 
     trl-prorl passk --run runs/demo/variantA --prompts 256 --n 64 --k 1 8 64 --checkpoints all
     trl-prorl passk --run runs/demo/variantA --prompts 256 --others parity@2 sorting
 
-Writes `passk.json` into each run folder, and the samples beside it (`samples/`, parquet): an evaluation that was
-stopped goes on, and none is drawn twice. With the settings of a `passk.json` that is there, it is completed. Base is
-the policy as the run began; runs that lie side by side share its samples.
+Writes `passk.json` and the samples (`samples/`, parquet) into each run folder. No sample is drawn twice: a stopped
+evaluation continues, and an existing `passk.json` with the same settings is extended. Base is the starting model; runs
+in the same folder share its samples.
 """
 
 import sys
@@ -40,7 +40,7 @@ from trl_prorl.text import visible
 
 
 def evaluation_settings(held_out: HeldOut, n: int) -> dict:
-    """Return the settings of an evaluation with `n` samples a prompt, as `passk.json` records them."""
+    """Return the settings of an evaluation with `n` samples per prompt, as in `passk.json`."""
     return {
         "split": held_out.split,
         "prompts": len(held_out.rows),
@@ -60,7 +60,7 @@ def base_and_trained(
     Sample base and trained model on one task.
 
     Returns:
-        `tuple[dict, dict[str, pd.DataFrame]]`: The part of `passk.json` that is of this task, and the samples by side.
+        `tuple[dict, dict[str, pd.DataFrame]]`: The part of `passk.json` for this task, and the samples by side.
     """
     points = {"base": held_out.base, "trained": held_out.trained}
     sides = {side: held_out.samples(point, n) for side, point in points.items()}
@@ -78,9 +78,9 @@ def base_and_trained(
 
 
 def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
-    """Return the run's earlier result, which this evaluation completes, if there is one."""
+    """Return the run's earlier result, if there is one, for this evaluation to extend."""
     run_dir = held_out.run_dir
-    earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir), cure="give --replace to lose it")
+    earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir), cure="overwrite it with --replace")
     if not earlier:
         return earlier
     return require_same_evaluation(earlier, evaluation_settings(held_out, n), run_dir / PASSK_FILE)
@@ -89,17 +89,17 @@ def load_earlier_result(held_out: HeldOut, n: int) -> dict | None:
 def announcement(
     held_out: HeldOut, n: int, with_greedy: bool, checkpoints: Sequence[str] = (), other_tasks: int = 0
 ) -> str:
-    """Return one line on an evaluation that begins: models, prompts, and samples of each."""
+    """Return the line that announces an evaluation: models, prompts, and samples of each."""
     models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, list(checkpoints)))
     what = f"{models} models × {len(held_out.rows)} prompts × {n} samples"
     if held_out.sampling.temperature > 0 and with_greedy:
-        what += ", and greedy"
+        what += ", plus greedy decoding"
     if other_tasks:
         task_word = "task" if other_tasks == 1 else "tasks"
-        what += f", and {other_tasks} other {task_word} on base and trained"
+        what += f", plus {other_tasks} other {task_word} for base and trained"
     return visible(
-        f"{held_out.run_dir}: {what}, at most {held_out.sampling.max_new_tokens} tokens each; what is on disk is not "
-        "drawn again."
+        f"{held_out.run_dir}: {what}, at most {held_out.sampling.max_new_tokens} tokens each. Samples on disk are "
+        "reused."
     )
 
 
@@ -118,11 +118,11 @@ def evaluate_run(
     Args:
         held_out ([`HeldOut`]): The run on its own task.
         n (`int`): Samples per prompt.
-        ks (`list[int]`): Sizes of the draw.
+        ks (`list[int]`): Values of k.
         with_greedy (`bool`): Also decode greedily.
         checkpoints (`Sequence[str]`): Steps of checkpoints, or `all`.
-        others (`Mapping[str, HeldOut]`): The run on other tasks, by the names of these.
-        earlier (`dict`, *optional*): The earlier result of the same evaluation, which this one completes.
+        others (`Mapping[str, HeldOut]`): The run on other tasks, by their names.
+        earlier (`dict`, *optional*): An earlier result of the same evaluation, to extend.
 
     Returns:
         `dict`: The content of `passk.json`.
@@ -136,7 +136,7 @@ def evaluate_run(
     result["step"] = held_out.trained.step
     if held_out.name.is_own or held_out.in_training:
         result["in_training"] = held_out.in_training
-    result["steps_on_record"] = last_step(held_out.run_dir)  # more, where the best checkpoint was kept
+    result["steps_on_record"] = last_step(held_out.run_dir)  # larger if the best checkpoint was kept
     groups = by_task_and_level(sides, ks)
     if groups:
         result["by"] = groups
@@ -153,8 +153,8 @@ def evaluate_run(
     whole = complete_result(earlier, result)
     if whole is None:
         print(
-            f"{held_out.run_dir / PASSK_FILE} was of other weights or other verdicts: it is written anew, with "
-            "what is asked now."
+            f"{held_out.run_dir / PASSK_FILE} was measured with other weights or another grader: it is rewritten with "
+            "the current settings."
         )
         return result
     return whole
@@ -169,14 +169,14 @@ def write_completed(
     others: Mapping[str, HeldOut],
 ) -> dict:
     """
-    Evaluate a run, complete the result that is on disk when the evaluation ends, and write it: another command may
-    have written one meanwhile, with the same settings and other parts.
+    Evaluate a run, and extend the result that is on disk at the end of the evaluation: meanwhile another command may
+    have written one with the same settings and other parts.
 
     Returns:
         `dict`: The content of `passk.json`.
 
     Raises:
-        InputError: What was written meanwhile is another evaluation.
+        InputError: If another evaluation was written meanwhile.
     """
     path = held_out.run_dir / PASSK_FILE
     while True:
@@ -188,11 +188,11 @@ def write_completed(
             if after == before:
                 write_json(path, result)
                 return result
-        # Another command has written it. Once more, from the samples that are on disk by now.
+        # Another command wrote it meanwhile: repeat, with the samples that are now on disk.
 
 
 def write_replaced(held_out: HeldOut, *settings) -> dict:
-    """Evaluate a run by [`evaluate_run`], and write the result in the place of any other. Returns the result."""
+    """Evaluate a run with [`evaluate_run`], and overwrite any earlier result. Returns the result."""
     result = evaluate_run(held_out, *settings)
     path = held_out.run_dir / PASSK_FILE
     with writing(path):
@@ -201,7 +201,7 @@ def write_replaced(held_out: HeldOut, *settings) -> dict:
 
 
 def show(run_dir: Path, result: dict) -> Measured:
-    """Print the tables of a result, and return both together."""
+    """Print the tables of a result, and return result and tables."""
     tables = [result_table(run_dir, result).to_rich(narrow=True)]
     by_task = parts_table(result)
     if by_task is not None:
@@ -271,7 +271,7 @@ def evaluate(
     ```
     """
     if verifier is None:
-        raise InputError("verifier=None: pass@k needs one; drift(trainer, rows) does without")
+        raise InputError("verifier=None: pass@k needs a verifier; drift(trainer, rows) works without one")
     ks = list(k) if k else [size for size in (1, 4, 8) if size <= n]
     check_passk(n, ks, None, temperature, max_new_tokens, batch_size)
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
@@ -289,7 +289,7 @@ def main(argv=None) -> None:
     evaluations = [held_out_tasks(run_dir, args) for run_dir in args.runs]
     if not args.replace:
         for held_out, *_ in evaluations:
-            load_earlier_result(held_out, args.n)  # one that is refused ends the command before anything is sampled
+            load_earlier_result(held_out, args.n)  # fails before anything is sampled
     for held_out, *others in evaluations:
         print(announcement(held_out, args.n, args.with_greedy, args.checkpoints, len(others)), flush=True)
     for run_dir, (held_out, *others) in zip(args.runs, evaluations, strict=True):

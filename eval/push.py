@@ -1,10 +1,10 @@
 """
-Push a run to the Hugging Face Hub, or push it again: after a failed upload, or once `eval.passk` has scored it.
+Push a run to the Hugging Face Hub; push again after a failed upload, or after `trl-prorl passk` has scored it.
 
     trl-prorl push --run runs/demo/variantA --repo someone/reverse-digits-A
 
-Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record. The token is that
-of `hf auth login`, or `HF_TOKEN`.
+Writes the model card from the run's log files, and pushes model or adapter, tokenizer, card and log files. Log in with
+`hf auth login`, or set `HF_TOKEN`.
 """
 
 import functools
@@ -29,7 +29,7 @@ def file_table(repo: str, sizes: dict[str, int]) -> Table:
     return Table(f"{repo}: {len(sizes)} files", ["file", "bytes"], rows)
 
 
-KEPT = "the run folder is whole. The same command pushes again."
+KEPT = "the run folder is complete. Run the same command to push again."
 
 
 @functools.partial(command, bad_input=ValueError, kept=KEPT)

@@ -1,10 +1,10 @@
 """
-A report on run folders: tables, figures and what the numbers say.
+Write a report on run folders: verdict, tables and plots.
 
     trl-prorl report --runs runs/demo/* --out runs/demo
 
-Writes `report.html`, one page with everything in it, and `report.md` with its pictures beside it. Held-out numbers
-come from each run's `passk.json`, which `trl-prorl passk` makes; without it those cells stay open.
+Writes `report.html`, one self-contained page, and `report.md` with separate pictures. Held-out numbers come from each
+run's `passk.json`, which `trl-prorl passk` writes; without it, those cells are dashes.
 """
 
 import sys
@@ -58,27 +58,27 @@ CONTENTS = (
 )
 
 
-TITLE = "Prolonged GRPO"  # begins every report
+TITLE = "Prolonged GRPO"  # the beginning of every report
 PAGES = ("report.md", "report.html")
 
 
 def is_page(out: Path) -> bool:
-    """Return whether `--out` names a page of HTML, which is all that is written then, and no folder."""
+    """Return whether `--out` is the name of an HTML page, not a folder: then only the page is written."""
     return out.suffix.lower() in (".html", ".htm") and not out.is_dir()
 
 
 def check_own(out: Path) -> None:
-    """Refuse a report that is somebody else's. Raises `InputError`: naming the file and the cure."""
+    """Check that no other file is overwritten. Raises `InputError`: with the file and the cure."""
     pages = [out] if is_page(out) else [out / name for name in PAGES]
     if out.is_file() and not is_page(out):
         raise InputError(f"--out {out} is a file; give a folder, or a page whose name ends in .html")
     for page in pages:
         if page.is_file() and TITLE not in page.read_text(encoding="utf-8", errors="replace"):
-            raise InputError(f"{page} is no report of this command, which would overwrite it; give another --out")
+            raise InputError(f"{page} was not written by this command and would be overwritten; give another --out")
 
 
 def build_report(frame: Frame, command: str, left_out: Sequence[str] = ()) -> Report:
-    """Return the report on the runs of a frame; `command` makes it again, and `left_out` says what is not in it."""
+    """Return the report on the runs of a frame; `command` reproduces it, `left_out` lists what it does not contain."""
     sections = [section for page in CONTENTS for section in page(frame)]
     if left_out:
         sections.append(Section("Left out", [Bullets(list(left_out))]))
@@ -87,9 +87,9 @@ def build_report(frame: Frame, command: str, left_out: Sequence[str] = ()) -> Re
 
 
 def write_report(report: Report, out: Path) -> str:
-    """Write the report as a page, or into a folder as page, markdown and pictures; return what was written."""
+    """Write the report as a page, or into a folder as page, markdown and pictures; return a line about it."""
     texts = {out: to_html(report)}
-    said = f"Wrote {out}."
+    written = f"Wrote {out}."
     if not is_page(out):
         out.mkdir(parents=True, exist_ok=True)
         pictures = report.pictures()
@@ -97,13 +97,13 @@ def write_report(report: Report, out: Path) -> str:
             picture.write(out)
         texts = {out / "report.md": to_markdown(report), out / "report.html": to_html(report)}
         names = ", ".join(picture.file for picture in pictures)
-        with_pictures = f" with {names}, each as SVG too" if pictures else ""
-        said = f"Wrote {out / 'report.html'}; the same as report.md{with_pictures}."
+        with_pictures = f" and its plots (PNG and SVG): {names}" if pictures else ""
+        written = f"Wrote {out / 'report.html'}, and report.md{with_pictures}."
     out.parent.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         with replaced(path) as aside:
             aside.write_text(text, encoding="utf-8")
-    return said
+    return written
 
 
 @command
@@ -121,8 +121,8 @@ def main(argv=None) -> None:
     report = build_report(frame, command, left_out)
     written = write_report(report, out)
     console = Console()
-    console.print(runs.overview_table(frame).to_rich())
     print_bullets(console, (line.replace("**", "") for line in [*comparison.statements(frame), *left_out]))
+    console.print("", runs.overview_table(frame).to_rich(), sep="\n")
     print(visible(written))
 
 

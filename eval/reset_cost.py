@@ -1,8 +1,8 @@
 """
-What a reset costs, against a plain copy of the same bytes: `trl-prorl reset-cost`.
+Time a reset against a plain copy of the same bytes: `trl-prorl reset-cost`.
 
-For LoRA and for full fine-tuning, and for each optimizer mode: the median time of moving the reference, of treating
-the optimizer, and of `copy_` over tensors of the same sizes, alternating in one process. Ratios are what to quote.
+For LoRA and full fine-tuning and each optimizer mode: median time of a reset of reference and optimizer, and of
+`copy_` over tensors of the same sizes, measured in turns in one process. Quote the ratios.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from trl_prorl.scoring.references import AdapterReference, SnapshotReference, fr
 
 
 def build_policy(kind: str, args: argparse.Namespace):
-    """A policy with its reference and an AdamW that has made one update."""
+    """Return a policy's reference, and an AdamW after one update."""
     config = Qwen2Config(
         vocab_size=args.vocabulary,
         hidden_size=args.hidden,
@@ -62,14 +62,14 @@ def time_work(work, device: str) -> float:
 
 
 def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
-    """Return a row per optimizer mode: bytes, seconds of the reset, seconds of the plain copies, their ratio."""
+    """Return a row per optimizer mode: bytes, seconds of the reset, seconds of plain copies, and their ratio."""
     reference, optimizer = build_policy(kind, args)
     references = [ref.data for ref, _ in reference.pairs()]
     states = optimizer.state.values()
     moments = {"first": [state["exp_avg"] for state in states], "second": [state["exp_avg_sq"] for state in states]}
     rows = []
     for mode, treatment in TREATMENTS.items():
-        # The same bytes: the reference, and the optimizer's tensors that the treatment writes; no counts.
+        # The same bytes: the reference, and the optimizer tensors that the treatment writes, without step counts.
         tensors = list(references)
         for name in moments:
             if name in treatment.changes:
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point."""
     args = command_lines.reset_cost(argv)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    title = f"A reset against copy_ of the same bytes, {args.device}, median of {args.repeats}"
+    title = f"Reset against copy_ of the same bytes, {args.device}, median of {args.repeats}"
     header = ["", "optimizer_reset", "MB written", "reset, ms", "copy_, ms", "ratio"]
     rows = measure("lora", args) + measure("full", args)
     Console().print(Table(title, header, rows).to_rich())

@@ -1,11 +1,11 @@
 """
-What a step costs, side by side with TRL: `trl-prorl step-cost`.
+Time a training step against TRL: `trl-prorl step-cost`.
 
-Every arm trains the same model on the same batches in one process, in turns: TRL with and without a reference, and A,
-B and C, padded and packed; the packed arms also sample compactly. The completions have lengths of GSM8K's distribution
-(`eval/gsm8k_lengths.json`, counted in the pieces of Qwen2's pre-tokenizer) times `--scale`, because models write more
-than the gold answers; their tokens are random. Each arm generates in its own way, with its own model, and every
-completion is made to end at the length that was drawn for it. Ratios to TRL are what to quote.
+Every variant trains the same model on the same batches in one process, in turns: TRL with and without a reference, and
+A, B and C, padded and packed; the packed variants also sample compactly. Completion lengths follow those of GSM8K's
+answers (`eval/gsm8k_lengths.json`, counted in the pieces of Qwen2's pre-tokenizer) times `--scale`, because models
+write more than the reference answers; the tokens are random. Each variant generates in its own way, and every
+completion is forced to end at the length that was drawn for it. Quote the ratios to TRL.
 """
 
 import argparse
@@ -47,11 +47,13 @@ def main(argv: list[str] | None = None) -> None:
         draw_growth(results, picture)
     else:
         draw(results, picture)
-    console.print(f"{args.out / f'{args.mode}.json'} and {args.mode}.png; a ratio above 1 is faster than {BASELINE}.")
+    console.print(
+        f"Wrote {args.out / f'{args.mode}.json'} and {args.mode}.png. A ratio above 1 is faster than {BASELINE}."
+    )
 
 
 def settings_used(args: argparse.Namespace) -> dict:
-    """Return the command line as JSON can hold it, and the hardware."""
+    """Return the command line as JSON values, and the hardware."""
     used = {}
     for name, value in vars(args).items():
         used[name] = value if isinstance(value, (int, list, str)) else str(value)

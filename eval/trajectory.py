@@ -1,10 +1,10 @@
 """
-pass@k over training steps, and whether it rises towards 1 at one constant rate.
+Plot pass@k over training steps, and test whether it rises towards 1 at a constant rate.
 
     trl-prorl trajectory --run runs/demo/variantA --k 1 8
 
-Reads the run's `passk.json`, which must hold its checkpoints, prints the fit of 1 - (1 - p0) e^(-alpha t) with a test
-of it, and writes `trajectory.png` into the run folder.
+Reads the run's `passk.json`, which must contain checkpoints, prints the fit of 1 - (1 - p0) e^(-alpha t) and its test,
+and writes `trajectory.png` into the run folder.
 """
 
 import sys
@@ -34,10 +34,10 @@ def main(argv=None) -> None:
         fitted = []
         refused = None
         for k in args.k or default_sizes(run):
-            per_prompt_by_step(run, k)  # refuses a k that was not evaluated
+            per_prompt_by_step(run, k)  # raises an error for a k that was not evaluated
             try:
                 fitted.append(check_run(run, k, resamples=args.resamples))
-            except InputError as error:  # no curve fits; another k may have one
+            except InputError as error:  # no curve fits; another k may have a fit
                 refused = error
                 print_bullets(console, [str(error)])
         if not fitted:

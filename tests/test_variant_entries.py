@@ -127,4 +127,5 @@ def test_compare_report_and_card_say_it(tmp_path, steps, resets):
     }
     for page, text in pages.items():
         assert (said in text) if said else ("not been reset" not in text), (page, text)
-    assert configuration_labels([[a], [control]])[0] == ("A (never reset)" if said == NEVER_RESET else "A")
+    never = " (never reset)" if said == NEVER_RESET else ""
+    assert configuration_labels([[a], [control]])[0] == f"{VARIANTS['A'].label}{never}"

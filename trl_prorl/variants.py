@@ -1,7 +1,7 @@
 """
-The variants: one entry each, in the order of a report. Every table, picture and model card reads them here.
+The variants, one entry each, in the order of a report. Tables, plots and model cards read their labels here.
 
-A new variant is an entry here, with its rule, and a recipe.
+To add a variant, add an entry with its rule, and a recipe.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ DIFFERENT_OBJECTIVE = (
     "B optimises a different objective from A: its KL term is taken to the policy that sampled the batch, A's to a "
     "reference that moves only at resets."
 )
-DIFFER_BY_RESETS = ("A", "C", "optimizer-only")  # from the control
-NEVER_RESET = "never reset: it is the control"
+DIFFER_BY_RESETS = ("A", "C", "optimizer-only")  # without a reset they equal the control
+NEVER_RESET = "was never reset, so it equals the control"
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Variant:
     One variant.
 
     Attributes:
-        name (`str`): As [`ProRLConfig.variant`] gives it and `env.json` records it.
-        when (`Callable`): Whether a configuration is of this variant. Every configuration is of exactly one.
-        short (`str`): What it is in a few words, in a list of variants.
-        description (`str`): What it is in a sentence, without the full stop.
-        anchor (`str`): What its KL is taken to, in a cell of a table.
-        recipe (`str`): What a recipe of it does, in a table of recipes.
-        colour (`str`): Of its lines and bars: from Okabe & Ito's palette, which colour-blind readers can tell apart,
-            and from Paul Tol's in the place of its yellow, which is lost on white.
-        kl (`str`, *optional*, defaults to `"kl_ref"`): The key of the record that holds the KL to its own anchor.
+        name (`str`): Its name in [`ProRLConfig.variant`] and in `env.json`.
+        when (`Callable`): Returns whether a configuration is of this variant. Every configuration is of exactly one.
+        short (`str`): Label in plots, legends and tables: two to four words.
+        description (`str`): One sentence, without the full stop.
+        anchor (`str`): The policy that its KL is taken to, for a cell of a table.
+        recipe (`str`): What a recipe of this variant does, for a table of recipes.
+        colour (`str`): Colour of its lines and bars. From the colour-blind-safe palette of Okabe and Ito, except for
+            their yellow, which is invisible on white: that one is Paul Tol's.
+        kl (`str`, *optional*, defaults to `"kl_ref"`): Key in `metrics.jsonl` of the KL to its own anchor.
         different_objective (`bool`, *optional*, defaults to `False`):
-            Whether it optimises another objective than A, which report and model card then say.
+            Whether its objective differs from A's, which report and model card then state.
     """
 
     name: str
@@ -50,9 +50,14 @@ class Variant:
     kl: str = "kl_ref"
     different_objective: bool = False
 
+    @property
+    def label(self) -> str:
+        """The label that stands by itself: with the letter that pages use, if the variant has one."""
+        return f"{self.short} ({self.name})" if len(self.name) == 1 else self.short
+
 
 def has_reference(args: "ProRLConfig") -> bool:
-    """Return whether it has a reference; Elastic Reset is a variant of its own."""
+    """Return whether it has a reference. Elastic Reset is a separate variant."""
     return args.beta != 0.0 and not args.elastic_reset_every
 
 
@@ -62,7 +67,7 @@ def moves_reference(args: "ProRLConfig") -> bool:
 
 
 def has_no_reference(args: "ProRLConfig") -> bool:
-    """Return whether it has no reference, and is no Elastic Reset."""
+    """Return whether it has no reference and is not Elastic Reset."""
     return args.beta == 0.0 and not args.elastic_reset_every
 
 
@@ -73,7 +78,7 @@ VARIANTS = {
             name="plain",
             when=lambda args: not args.anchored and not args.elastic_reset_every,
             short="no KL",
-            description="no KL term at all: TRL's GRPO without a reference model",
+            description="no KL term: TRL's GRPO without a reference model",
             anchor="none",
             recipe="no KL",
             colour="#000000",
@@ -81,17 +86,17 @@ VARIANTS = {
         Variant(
             name="control",
             when=lambda args: has_reference(args) and not args.resets,
-            short="a reference that never moves",
-            description="KL to the initial policy, a reference that is never reset",
-            anchor="KL to initial policy",
-            recipe="KL to the initial policy, which never moves",
+            short="fixed reference",
+            description="KL to a fixed reference, the starting model",
+            anchor="KL to starting model",
+            recipe="KL to a fixed reference, the starting model",
             colour="#E69F00",
         ),
         Variant(
             name="A",
             when=lambda args: moves_reference(args) and not args.treats_optimizer,
-            short="a reference that is reset",
-            description="KL to a frozen reference that is set to the policy at each reset; the optimizer is kept",
+            short="moving reference",
+            description="KL to a frozen reference that is reset to the current policy; the optimizer state is kept",
             anchor="KL to moving reference",
             recipe="KL to a moving reference",
             colour="#0072B2",
@@ -99,9 +104,9 @@ VARIANTS = {
         Variant(
             name="B",
             when=lambda args: has_no_reference(args) and args.beta_old != 0.0,
-            short="no reference, KL to the sampling policy",
+            short="old policy",
             description="KL to pi_old, the policy that sampled the batch: no reference model and no reference "
-            "forward; a different objective from A's",
+            "forward pass; a different objective from A's",
             anchor="KL to pi_old (a different objective)",
             recipe="KL to π_old: a different objective, no reference",
             colour="#D55E00",
@@ -111,8 +116,8 @@ VARIANTS = {
         Variant(
             name="C",
             when=lambda args: moves_reference(args) and args.treats_optimizer,
-            short="as A, optimizer reset too",
-            description="as A, and the optimizer's state is reset together with the reference",
+            short="moving reference, optimizer reset",
+            description="as A, and the optimizer state is reset together with the reference",
             anchor="KL to moving reference",
             recipe="as A, and Adam's state is cleared at each reset",
             colour="#009E73",
@@ -120,28 +125,28 @@ VARIANTS = {
         Variant(
             name="optimizer-only",
             when=lambda args: has_reference(args) and args.resets and args.ref_reset_mix == 0.0,
-            short="a reference that stays, optimizer reset",
-            description="KL to the initial policy, whose reference stays while the optimizer's state is reset",
-            anchor="KL to initial policy",
-            recipe="as the control, and Adam's state is cleared at each reset",
+            short="fixed reference, optimizer reset",
+            description="KL to a fixed reference, the starting model, while the optimizer state is reset",
+            anchor="KL to starting model",
+            recipe="as control, and Adam's state is cleared at each reset",
             colour="#CC79A7",
         ),
         Variant(
             name="elastic",
             when=lambda args: args.elastic_reset_every > 0,
-            short="the policy reset to its moving average",
-            description="Elastic Reset: the policy becomes its moving average, the average the initial policy",
-            anchor="KL to initial policy, where beta > 0",
-            recipe="Elastic Reset: back to the moving average of the policy",
+            short="Elastic Reset",
+            description="Elastic Reset: the policy is reset to its moving average, the average to the starting model",
+            anchor="KL to starting model, if beta > 0",
+            recipe="Elastic Reset: the policy is reset to its moving average",
             colour="#56B4E9",
         ),
         Variant(
             name="base-anchored",
             when=lambda args: has_no_reference(args) and args.beta_old == 0.0 and args.beta_base != 0.0,
-            short="KL to the base policy alone",
-            description="KL to the base policy alone, by `beta_base`",
-            anchor="KL to base policy",
-            recipe="KL to the base policy alone",
+            short="KL to starting model only",
+            description="KL to the starting model only, with `beta_base`",
+            anchor="KL to starting model",
+            recipe="KL to the starting model only",
             colour="#882255",
             kl="kl_base",
         ),
@@ -151,16 +156,16 @@ VARIANTS = {
 
 def describe_missing_reset(variant: str, keys: Mapping[str, Any], resets: int | None, steps: int | None) -> str | None:
     """
-    Describe a run without a reset, if its variant differs from the control by resets alone.
+    Describe a run without a reset whose variant equals the control unless it is reset.
 
     Args:
-        variant (`str`): The name of its variant.
+        variant (`str`): Name of its variant.
         keys (`Mapping[str, Any]`): Its configuration.
-        resets (`int`, *optional*): How many resets are on record. `None`: that is not known.
-        steps (`int`, *optional*): How many optimizer steps are on record.
+        resets (`int`, *optional*): Number of resets in `events.jsonl`. `None`: not known.
+        steps (`int`, *optional*): Number of optimizer steps in `metrics.jsonl`.
 
     Returns:
-        `str` or `None`: Words that follow the run's name: "has not been reset yet". `None`: there is nothing to say.
+        `str` or `None`: Words to print after the run's name: "has not been reset yet". `None` for other runs.
     """
     if variant not in DIFFER_BY_RESETS or resets != 0:
         return None
@@ -173,7 +178,7 @@ def describe_missing_reset(variant: str, keys: Mapping[str, Any], resets: int | 
 
 
 def optimises_another_objective(variant: str) -> bool:
-    """Return whether a variant, by its name, is known to optimise another objective than A."""
+    """Return whether a variant, given by name, is known to have a different objective from A."""
     return variant in VARIANTS and VARIANTS[variant].different_objective
 
 

@@ -1,1 +1,1 @@
-"""Arrays and records in, numbers out: nothing here reads a file, draws a picture or writes a page."""
+"""Compute numbers from arrays and run data. Nothing here reads a file, draws a plot or writes a page."""

@@ -1,4 +1,4 @@
-"""What a run can solve now that its base could not, and what it lost: pass@k over k and prompt by prompt."""
+"""Prompts that a run newly solves or has lost against its starting model: pass@k over k, and prompt by prompt."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,9 +25,9 @@ ERROR_RATE = 0.05
 
 class PromptChange(NamedTuple):
     """
-    One prompt that went from no correct sample to some, or back: its index among the evaluated prompts, correct
-    samples of n on both sides, and p of Fisher's exact test of equal rates, two-sided, after Holm's correction over
-    all prompts.
+    A prompt that went from no correct sample to some, or back: its index among the evaluated prompts, correct samples
+    of n on both sides, and p of Fisher's exact test of equal rates, two-sided, after Holm's correction over all
+    prompts.
     """
 
     prompt: int
@@ -37,7 +37,7 @@ class PromptChange(NamedTuple):
 
     @property
     def separated(self) -> bool:
-        """Whether the samples tell the two rates apart at 5 % over all prompts together."""
+        """Whether the two rates differ significantly, at 5 % over all prompts together."""
         return self.p_value <= ERROR_RATE
 
 
@@ -53,7 +53,7 @@ class BoundaryRow(NamedTuple):
 @dataclass(frozen=True)
 class Boundary:
     """
-    Base against trained at n samples a prompt.
+    Base against trained, with n samples per prompt.
 
     Attributes:
         base, trained (`list[int]`): Correct samples of each prompt.
@@ -62,10 +62,10 @@ class Boundary:
         newly_solved (`list[PromptChange]`): Prompts with no correct base sample and some of the trained model.
         lost (`list[PromptChange]`): The reverse.
         both, neither (`int`): Prompts with a correct sample on both sides, on none.
-        solved_at_all (`McNemar`): Trained against base in "some sample is correct", which sampling alone also changes.
+        solved_at_all (`McNemar`): Trained against base in "some sample is correct", which also changes by chance.
         rate_limit (`float`): Highest rate that 0 of n correct does not exclude at 95 %, 1 - 0.05^(1/n).
-        separable_from (`int` or `None`): Correct samples of n that tell a prompt from one with none, among so many
-            prompts; `None` if not even all n do.
+        separable_from (`int` or `None`): Number of correct samples of n that differs significantly from 0 among so
+            many prompts; `None` if not even n does.
     """
 
     base: list[int]
@@ -93,23 +93,23 @@ class Boundary:
 
 
 def rate_limit(n: int) -> float:
-    """Highest rate at which no correct sample among `n` still has a chance of 5 %; about 3/n (the rule of three)."""
+    """Return the rate at which no correct sample among `n` has a chance of 5 %; about 3/n (the rule of three)."""
     return 1 - ERROR_RATE ** (1 / n)
 
 
 @cache
 def _fisher(base: int, trained: int, n: int) -> float:
-    """Fisher's exact test of equal rates, two-sided."""
+    """Return p of Fisher's exact test of equal rates, two-sided."""
     return float(fisher_exact([[base, n - base], [trained, n - trained]]).pvalue)
 
 
 def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[PromptChange]]:
     """
-    Return the prompts newly solved and prompts lost, each in the order of prompts, with the evidence for each, from
-    correct samples of `n` on each side, shape (P,).
+    Return the newly solved and the lost prompts, each in the order of prompts, with the p-value of each, from correct
+    samples of `n` on each side, shape (P,).
 
-    Holm's correction is over all prompts: those with no correct sample on one side were picked by the very counts that
-    are tested, so correcting over them alone would find changes where there are none.
+    Holm's correction is over all prompts. Prompts with no correct sample on one side are selected by the counts that
+    are tested, so a correction over them only would find false changes.
     """
 
     counts = list(zip(base, trained, strict=True))
@@ -123,7 +123,7 @@ def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[Pro
 
 
 def separable_from(n: int, prompts: int) -> int | None:
-    """Fewest correct of `n` that Fisher's test tells from 0 of `n` at the strictest of Holm's `prompts` levels."""
+    """Return the fewest correct of `n` that differ significantly from 0 of `n` at the strictest of Holm's levels."""
     for correct in range(1, n + 1):
         if _fisher(0, correct, n) * prompts <= ERROR_RATE:
             return correct
@@ -132,8 +132,8 @@ def separable_from(n: int, prompts: int) -> int | None:
 
 def boundary(run_passk: dict) -> Boundary:
     """
-    Return the changes from base to trained, by the content of `passk.json` (or one of its `others`): `n`, and
-    `correct`, counts of P >= 2 prompts, under `base` and `trained`.
+    Return the changes from base to trained, from the content of `passk.json` (or one of its `others`): `n`, and
+    `correct`, the counts of P >= 2 prompts, under `base` and `trained`.
 
     Raises:
         InputError: If a key is missing or the two sides have different prompts.

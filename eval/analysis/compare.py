@@ -1,4 +1,4 @@
-"""Who is ahead: two runs, or arms over their seeds, on the same prompts; and the best arm."""
+"""Compare two runs, or variants over their seeds, on the same prompts; find the best variant."""
 
 import math
 from dataclasses import dataclass, replace
@@ -27,33 +27,33 @@ from trl_prorl.record.provenance import describe_evaluation
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
-COMPARED = ("plain", "control", "A")  # variants that every arm of their ground is compared with
-GREEDY = None  # in place of a k: the outcome is greedy decoding, right or wrong
-SAME_SCORE = 1e-12  # scores that differ by rounding alone are equal
-SIGNIFICANT = 0.05  # the largest p, after Holm, of a significant difference
+COMPARED = ("plain", "control", "A")  # references: every variant of their ground is compared with these
+GREEDY = None  # in place of a k: the outcome is the accuracy of greedy decoding
+SAME_SCORE = 1e-12  # scores that differ by less count as equal
+SIGNIFICANT = 0.05  # largest p, after Holm, of a significant difference
 
 
 @dataclass(frozen=True)
 class Comparison:
     """
-    One outcome, pass@k or greedy accuracy, of two sides, runs or arms, on the same prompts, over the seeds that both
-    have.
+    One outcome, pass@k or greedy accuracy, of two runs or variants on the same prompts, over the seeds that both have.
 
     Attributes:
-        first, second (`str`): Names of the runs or arms.
-        k (`int` or `None`): Size of the draw; `None` of greedy decoding.
-        difference ([`Estimate`]): First less second: of one pair of runs a paired bootstrap over prompts, of several
-            its hull with the t-interval over seeds.
+        first, second (`str`): Names of the runs or variants.
+        k (`int` or `None`): The k of pass@k; `None` for greedy decoding.
+        difference ([`Estimate`]): First − second, with a paired bootstrap over prompts; with several pairs of runs,
+            the hull of that interval and the t-interval over seeds.
         seeds (`int`): Pairs of runs.
         first_value, second_value (`float`): The outcome of each, mean over the runs.
-        p_value (`float`): That the difference is 0. Of one pair of runs whose every prompt is right or wrong exact
-            McNemar; else a t-test over prompts and, of several pairs, the larger of that and of the one over seeds.
-            NaN where a t-test has too few prompts.
-        share ([`Estimate`] or `None`): First over second, with a bootstrap over prompts; of several pairs its hull
-            with Fieller's interval over runs. `None` without an interval, and where the second's own includes 0.
-        step_time ([`Estimate`] or `None`): Ratio of mean step times: of one pair Fieller's interval over steps, of
-            several the t-interval of log ratios over runs. `None` without an interval, where not measured, or where a
-            run trained beside another one.
+        p_value (`float`): p-value that the difference is 0. With one pair of runs and a yes-or-no outcome per prompt,
+            exact McNemar; otherwise a t-test over prompts and, with several pairs, the larger p of that and of a
+            t-test over seeds. NaN if there are too few prompts for a t-test.
+        share ([`Estimate`] or `None`): First / second, with a bootstrap over prompts; with several pairs, the hull of
+            that interval and Fieller's over runs. `None` without an interval, or if the interval of the second
+            includes 0.
+        step_time ([`Estimate`] or `None`): Ratio of mean step times, with Fieller's interval over steps for one pair
+            and the t-interval of log ratios over runs for several. `None` without an interval, if not measured, or if
+            a run trained in parallel with another one.
         adjusted (`float`): p after Holm over the comparisons of an outcome.
     """
 
@@ -71,28 +71,28 @@ class Comparison:
 
     @property
     def outcome(self) -> str:
-        """What was measured, in a word: `pass@8`, `greedy`."""
+        """Name of the outcome: `pass@8`, `greedy`."""
         return "greedy" if self.k is GREEDY else f"pass@{self.k}"
 
     @property
     def differs(self) -> bool:
-        """Whether the two sides differ significantly: by the interval, and by the test after Holm."""
+        """Whether the difference is significant: by the interval, and by the test after Holm."""
         return self.difference.excludes_zero and self.adjusted <= SIGNIFICANT
 
     def favours(self, side: str) -> bool:
-        """Return whether one side, by its name, is significantly higher."""
+        """Return whether one side, given by name, is significantly higher."""
         is_higher = self.difference.value > 0 if side == self.first else self.difference.value < 0
         return self.differs and is_higher
 
     @property
     def detectable(self) -> float:
-        """The true difference that is found with 80 % power."""
+        """The true difference that would be detected with 80 % power."""
         return detectable_difference(self.difference)
 
 
 def compare(a: RecordedRun, b: RecordedRun, k: int | None = 1) -> Comparison:
     """
-    Compare the trained model of `a` with that of `b`, paired by prompt, for draws of `k`, or by greedy decoding.
+    Compare the trained models of `a` and `b`, paired by prompt, by pass@k or by greedy decoding.
 
     Raises:
         InputError: If the runs cannot be paired, `k` exceeds the samples, or greedy decoding was not measured.
@@ -107,7 +107,7 @@ def has_greedy(run: RecordedRun) -> bool:
 
 
 def _greedy_verdicts(run: RecordedRun) -> list[int] | None:
-    """Return for each prompt whether the trained model's greedy completion is right; `None` if not measured."""
+    """Return for each prompt whether the trained model's greedy completion is correct; `None` if not measured."""
     greedy = (run.passk or {}).get("greedy") or {}
     return (greedy.get("trained") or {}).get("correct")
 
@@ -120,7 +120,7 @@ def _outcome_per_prompt(run: RecordedRun, k: int | None) -> np.ndarray:
 
 
 def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
-    """What two runs differ in beside what they are compared for."""
+    """Return a sentence for every other difference between two runs."""
     notes = [f"`{run.name}`: {run.variant} {run.without_reset}." for run in (a, b) if run.without_reset]
     if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
         notes.append(DIFFERENT_OBJECTIVE)
@@ -129,25 +129,25 @@ def pair_notes(a: RecordedRun, b: RecordedRun) -> list[str]:
         notes.append(f"The runs started from different models: {started[0][0]} and {started[1][0]}.")
     steps = [int(run.passk.get("step") or run.metrics["step"].max()) for run in (a, b)]
     if steps[0] != steps[1]:
-        notes.append(f"The runs were trained for {steps[0]} and {steps[1]} steps; nothing is matched by steps.")
+        notes.append(f"The runs were trained for {steps[0]} and {steps[1]} steps. Scores are not matched by step.")
     lacking = [run for run in (a, b) if not has_greedy(run)]
     if len(lacking) == 1:
         notes.append(f"Greedy decoding is not compared: `{lacking[0].name}` was evaluated without it.")
-    alone = "One run each: the intervals are over prompts and say nothing of the variation between training seeds."
+    alone = "One run each: the intervals are over prompts. Other training seeds may give other differences."
     return [*notes, alone]
 
 
 def common_sizes(a: RecordedRun, b: RecordedRun) -> list[int]:
-    """Every k that both runs were evaluated at; 1 always."""
+    """Return every k at which both runs were evaluated, and always 1."""
     return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
 
 
 def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1) -> Comparison:
     """
-    Two arms by their evaluated runs, paired by seed and by prompt.
+    Compare two variants over their evaluated runs, paired by seed and by prompt.
 
     Raises:
-        InputError: They share no seed, or runs cannot be paired.
+        InputError: If they share no seed, or runs cannot be paired.
     """
     by_seed = []
     for arm in (first, second):
@@ -158,7 +158,7 @@ def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1) -> Comp
     if not pairs and len(firsts) == len(seconds) == 1:
         pairs = [(*firsts.values(), *seconds.values())]
     if not pairs:
-        raise InputError("they have no seed in common; train both with the same seeds, or compare two runs alone")
+        raise InputError("they have no seed in common; train both with the same seeds, or compare only two runs")
     return _compare(first.label, second.label, pairs, k)
 
 
@@ -167,7 +167,7 @@ def _compare(first: str, second: str, pairs: list[tuple[Row, Row]], k: int | Non
     firsts = np.array([_outcome_per_prompt(a.run, k) for a, _ in pairs])
     seconds = np.array([_outcome_per_prompt(b.run, k) for _, b in pairs])
     samples = pairs[0][0].run.passk["n"]
-    if len(pairs) == 1 and (k is GREEDY or k == samples):  # a prompt is right or wrong
+    if len(pairs) == 1 and (k is GREEDY or k == samples):  # 0 or 1 at each prompt
         p_value = mcnemar(firsts[0], seconds[0]).p_value
     else:
         p_value = paired_p_value(firsts - seconds)
@@ -187,7 +187,7 @@ def _compare(first: str, second: str, pairs: list[tuple[Row, Row]], k: int | Non
 
 
 def _check_pairs(pairs: list[tuple[Row, Row]], k: int | None) -> None:
-    """Refuse runs that cannot be paired, and an outcome that they lack."""
+    """Raise `InputError` if runs cannot be paired, or lack the outcome."""
     for a, b in pairs:
         why = why_not_paired(a.run, b.run) or why_not_paired(pairs[0][0].run, a.run)
         if why:
@@ -195,20 +195,20 @@ def _check_pairs(pairs: list[tuple[Row, Row]], k: int | None) -> None:
         for run in (a.run, b.run):
             if k is GREEDY and not has_greedy(run):
                 how = describe_evaluation(run.config, run.env, run.path)
-                raise InputError(f"'{run.name}' has no greedy decoding in passk.json; {how} adds it")
+                raise InputError(f"'{run.name}' has no greedy decoding in passk.json; add it with {how}")
         if k is not GREEDY and not 1 <= k <= a.run.passk["n"]:
             raise InputError(f"--k {k} must lie between 1 and the {a.run.passk['n']} samples of passk.json")
 
 
 def _within(difference: Estimate, most: float) -> Estimate:
-    """Return a difference whose interval ends where one of two shares can be: a t-interval may end beyond it."""
+    """Clip the interval of a difference to its possible range, which a t-interval may leave."""
     return Estimate(*np.clip(difference, -most, most).tolist())
 
 
 def _share(firsts: np.ndarray, seconds: np.ndarray) -> Estimate | None:
     """
-    Return the ratio of the means of an outcome, shape (S, P) each; `None` without an interval, and where that of the
-    second side includes 0, which makes any ratio possible.
+    Return the ratio of the means of an outcome, shape (S, P) each; `None` without an interval, or if the interval of
+    the second side includes 0, because then any ratio is possible.
     """
     second = prompts_and_seeds(list(seconds), True)
     if not second.low > 0:  # NaN with too few prompts
@@ -223,7 +223,7 @@ def _share(firsts: np.ndarray, seconds: np.ndarray) -> Estimate | None:
 
 
 def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
-    """Ratio of mean step times over the pairs of which both runs have one; `None` without an interval."""
+    """Return the ratio of mean step times over the pairs in which both runs have one; `None` without an interval."""
     timed = [(first, second) for first, second in pairs if first.seconds and second.seconds]
     if not timed:
         return None
@@ -238,8 +238,8 @@ def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
 
 def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:
     """
-    These pairs of arms at every k, and by greedy decoding where any run has it, outcome by outcome, with Holm over the
-    pairs of an outcome; and what was left out and why.
+    Compare pairs of variants at every k and, if any run has it, by greedy decoding, with Holm over the pairs of each
+    outcome. Also return a line for every pair that was skipped, with the reason.
     """
     outcomes: list[int | None] = list(ks)
     if any(has_greedy(run) for pair in pairs for arm in pair for run in arm.evaluated):
@@ -260,14 +260,16 @@ def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tu
 
 def compare_all_pairs(runs: list[RecordedRun], ks: list[int]) -> tuple[list[Comparison], list[str]]:
     """
-    Every pair of arms at every k, and which pairs were left out and why.
+    Compare every pair of variants at every k. Also return a line for every pair that was skipped, with the reason.
 
     Raises:
-        InputError: There is one arm only, or no pair can be compared.
+        InputError: If there is only one variant, or no pair can be compared.
     """
     arms = Frame(runs).arms
     if len(arms) < 2:
-        raise InputError(f"--runs: all {len(runs)} runs are one arm with different seeds; give runs of another arm")
+        raise InputError(
+            f"--runs: all {len(runs)} runs are one variant with different seeds; give runs of a second variant"
+        )
     rows, skipped = compare_pairs(list(combinations(arms, 2)), ks)
     if not rows:
         raise InputError(skipped[0])
@@ -277,19 +279,20 @@ def compare_all_pairs(runs: list[RecordedRun], ks: list[int]) -> tuple[list[Comp
 @dataclass(frozen=True)
 class Verdict:
     """
-    The arm of a ground with the highest held-out pass@1.
+    The variant with the highest held-out pass@1 among those of one ground.
 
     Attributes:
-        title (`str`): The ground, "" if there is one.
-        best ([`ReportArm`]): The arm, of several that share the highest score the first.
-        tied (`list[str]`): Labels of the others that share it.
-        others (`list[str]`): Labels of all other evaluated arms of the ground, by score.
-        shown (`list[str]`): Those whose difference is shown: tied ones, controls, plain, and the second best.
-        seeds (`int`): Fewest seeds of an arm that is compared.
-        gain ([`Estimate`] or `None`): Best less base.
-        comparisons (`dict[str, Comparison]`): With the other arms, by their labels; without those whose runs have no
-            prompts or seeds in common.
-        pairs (`int`): Pairs of arms of the ground that were compared: for so many p is corrected.
+        title (`str`): Title of the ground; "" if there is only one.
+        best ([`ReportArm`]): The best variant; at a tie, the first.
+        tied (`list[str]`): Labels of the other variants with the same score.
+        others (`list[str]`): Labels of all other evaluated variants of the ground, by score.
+        shown (`list[str]`): Labels of the variants whose difference is printed: tied ones, control, plain and the
+            second best.
+        seeds (`int`): Smallest number of seeds among the compared variants.
+        gain ([`Estimate`] or `None`): Best − base.
+        comparisons (`dict[str, Comparison]`): Comparisons with the other variants, by their labels; without those
+            whose runs have no prompts or seeds in common.
+        pairs (`int`): Number of compared pairs, for which p is corrected.
     """
 
     title: str
@@ -304,7 +307,7 @@ class Verdict:
 
     @property
     def not_behind(self) -> list[str]:
-        """Labels of the arms, and base, that the best is not significantly better than, as far as they compare."""
+        """Labels of the variants, and base, over which the best has no significant lead."""
         labels = [name for name, found in self.comparisons.items() if not found.favours(self.best.label)]
         if self.gain is None or not self.gain.low > 0:
             labels.insert(0, "base")
@@ -312,18 +315,18 @@ class Verdict:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the best of several arms is significantly better than every other one, and than base."""
+        """Whether the best of several variants is significantly better than every other one, and than base."""
         return bool(self.others) and set(self.comparisons) == set(self.others) and not self.not_behind
 
 
 def score_of(arm: ReportArm) -> float:
-    """Held-out pass@1 of the trained models, mean over the runs."""
+    """Return the held-out pass@1 of the trained models, mean over the runs."""
     return float(np.mean([per_prompt(run.passk, "trained").mean() for run in arm.evaluated]))
 
 
 @lru_cache(maxsize=1)  # several sections ask, of one frame
 def compare_grounds(frame: Frame) -> dict[str, tuple[list[Comparison], list[str]]]:
-    """Return [`compare_pairs`] of all evaluated arms of every ground at k = 1, by the ground's title."""
+    """Return [`compare_pairs`] of all evaluated variants of every ground at k = 1, by the ground's title."""
     found = {}
     for title, arms in frame.grounds.items():
         ranked = sorted((arm for arm in arms if arm.evaluated), key=score_of, reverse=True)
@@ -336,13 +339,13 @@ def compare_grounds(frame: Frame) -> dict[str, tuple[list[Comparison], list[str]
 
 
 def _place_in_pair(arm: ReportArm) -> int:
-    """Return what is larger for an arm that comes first in a pair: a reference comes second."""
+    """Return a sort key: a reference variant comes second in its pair."""
     return COMPARED.index(arm.variant) if arm.variant in COMPARED else len(COMPARED)
 
 
 @lru_cache(maxsize=1)
 def verdicts(frame: Frame) -> list[Verdict]:
-    """Return the best arm of every ground with an evaluated run."""
+    """Return the best variant of every ground with an evaluated run."""
     results = []
     for title, arms in frame.grounds.items():
         ranked = sorted((arm for arm in arms if arm.evaluated), key=score_of, reverse=True)
@@ -375,8 +378,9 @@ def verdicts(frame: Frame) -> list[Verdict]:
 
 def compare_with_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
     """
-    Return the comparisons with plain, the control, A (of several, that with the highest held-out pass@1) and the best
-    arm of every ground; and which pairs were left out and why. p is corrected for all pairs of a ground, shown or not.
+    Return the comparisons with plain, control, A (if there are several, the one with the highest held-out pass@1) and
+    the best variant of every ground. p is corrected for all pairs of a ground, returned or not. Also return a line for
+    every pair that was skipped, with the reason.
     """
     rows = []
     skipped = []

@@ -1,4 +1,4 @@
-"""Configurations: which runs repeat one, which runs can be compared, and the short name of each."""
+"""Configurations: which runs repeat one with other seeds, which runs can be compared, and a short label for each."""
 
 import os
 import re
@@ -8,34 +8,33 @@ from typing import Any
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS, is_on
 from trl_prorl.record.provenance import passk_command
-from trl_prorl.variants import NEVER_RESET
+from trl_prorl.variants import NEVER_RESET, VARIANTS
 
 
-# Settings in which runs may differ and still be repetitions of one another: seeds, and what no number depends on. The
-# model and the data, which a resume tells apart by content, are known by name alone here.
+# Settings in which repetitions of a configuration may differ: seeds, and keys that change no number. Model and data,
+# which a resume compares by content, are compared by name here.
 REPETITION_KEYS = ({"seed", "data_seed", "task_seed", "logging_dir"} | FREE_KEYS) - {
     "model_name_or_path",
     "dataset_name",
 }
-# Settings of evaluations during training, which sample from a random state of their own: only a trigger that watches
-# one of their metrics lets them change a number.
+# Settings of evaluations during training. These have their own random state, so they change a number only if a trigger
+# watches one of their metrics.
 VALIDATION_KEYS = frozenset(
     "eval_strategy eval_steps eval_delay eval_on_start eval_rows eval_accumulation_steps per_device_eval_batch_size "
     "num_generations_eval".split()
 )
-# The settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
+# Settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
 EFFECTIVE_WITH = {
     **{name: key.needs for name, key in (KEYS | TASK_KEYS).items() if key.needs is not None},
     **dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION),
 }
 SEED_AT_END = re.compile(r"[\W_]*(?:(?<![A-Za-z])s|seed)?[\W_]*\d*$")
 TASK = "task"
-# How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
-# model.
+# Sampling settings, with the option of each. If one differs, the runs differ in more than the model.
 SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
-PROMPT_KEYS = ("task_options", "task_seed")  # of a run, which decide its prompts beside its evaluation's settings
-# The settings that have a short form, in the order of a name: of resets and growth, then the others; any other setting
-# is named `key=value`, after these.
+PROMPT_KEYS = ("task_options", "task_seed")  # keys of a run that also decide its prompts
+# Settings with a short form, in the order of a label: resets and growth, then the others. All other settings follow as
+# `key=value`.
 OURS = {name: key.label for name, key in KEYS.items() if key.label is not None}
 OF_RESETS_AND_GROWTH = {name: form for name, form in OURS.items() if name.startswith(("ref_reset", "elastic", "lora"))}
 SHORT_FORMS = {
@@ -52,7 +51,7 @@ SHORT_FORMS = {
 
 
 def matters(key: str, config: dict) -> bool:
-    """Return whether a number of a run with this configuration depends on a key of it."""
+    """Return whether a key of this configuration changes a number of the run."""
     if key in REPETITION_KEYS:
         return False
     need = EFFECTIVE_WITH.get(key)
@@ -61,9 +60,9 @@ def matters(key: str, config: dict) -> bool:
 
 def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     """
-    Groups of runs of one variant and one configuration, seeds aside, that of an embedded base too, and keys on which
-    no number depends; in given order. A run whose seeds another one of its group has is in a group of its own: it
-    began anew, and need not be as long.
+    Group runs that have the same variant and configuration except for seeds (of training and of an embedded base) and
+    keys that change no number; in the given order. A second run with the same seeds starts a new group, because it may
+    be shorter or longer.
     """
     groups = {}
     counts = Counter()
@@ -78,24 +77,24 @@ def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
 
 def max_new_tokens(run: RecordedRun) -> int | None:
     """
-    Return the number of tokens after which a completion was cut: as evaluated, in older results the run's own, which
-    was the default.
+    Return the maximum number of new tokens of the evaluation; for older results, that of the run, which was the
+    default.
     """
     return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
 
 
 def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     """
-    Return why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. The `prompt_ids`
-    decide where both evaluations have them, the settings of the evaluations where neither has.
+    Return why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. If both
+    evaluations have `prompt_ids`, these decide; if neither has, the settings of the evaluations.
     """
     first = require_passk(a)
     second = require_passk(b)
-    cure = f"evaluate them alike: `{passk_command(a.config, a.env, a.path, b.path)}`"
+    cure = f"evaluate both with the same settings: `{passk_command(a.config, a.env, a.path, b.path)}`"
     for key, option in SAMPLING.items():
         values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
         if values[0] != values[1]:
-            # Said outright, because the default is each run's own.
+            # Spelt out, because each run has its own default.
             setting = f" {option} {max(values)}" if None not in values else ""
             return f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{setting}`"
     ids = first.get("prompt_ids") or []
@@ -120,7 +119,7 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
 
 
 def value_of(run: RecordedRun, key: str) -> Any:
-    """Return the value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
+    """Return the value of a setting, without the seed of an embedded base; `None` if it is off or has no effect."""
     if key == MODEL:
         return run.base[0]
     value = run.config.get(key) if matters(key, run.config) else None
@@ -139,7 +138,7 @@ def setting(key: str, value: Any) -> str:
 
 
 def _differing(runs: list[RecordedRun]) -> list[str]:
-    """Settings in which runs differ, those with a short form first."""
+    """Return the settings in which runs differ, those with a short form first."""
     order = {key: place for place, key in enumerate(SHORT_FORMS)}
     keys = {MODEL, *(key for run in runs for key in run.config)}
     differing = [key for key in keys if len({repr(value_of(run, key)) for run in runs}) > 1]
@@ -148,22 +147,24 @@ def _differing(runs: list[RecordedRun]) -> list[str]:
 
 def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
     """
-    Return a short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings
-    that differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
+    Return a unique label for every configuration, as [`repetitions`] groups them: the variant, with the settings that
+    differ among its configurations and are not off: `moving reference (A), K=40, β=1`.
     """
     labels = []
     for group, settings in zip(groups, _settings_that_differ(groups), strict=True):
-        label = " ".join([group[0].variant, *settings])
+        variant = group[0].variant
+        known = VARIANTS.get(variant)
+        label = ", ".join([known.label if known else variant, *settings])
         labels.append(f"{label} (never reset)" if _never_reset(group) else label)
     return _numbered(labels)
 
 
-def arm_labels(groups: list[list[RecordedRun]]) -> list[str]:
+def arm_labels(groups: list[list[RecordedRun]], with_variant: bool = False) -> list[str]:
     """
-    Return the names of the arms of a report, no two alike: that of the run's folder, or what the folders of its seeds
-    have in common. In brackets come the variant, where the folder does not say it, and the settings that differ among
-    the configurations of the variant: `fast (plain lr=1e-05)`. Where the folders have nothing in common it is the
-    label of the configuration.
+    Return a unique label for every row of a report: the name of the run's folder, or the common part of the folders of
+    its seeds. In parentheses follow the variant, if the folder's name does not contain it or `with_variant` is given,
+    and the settings that differ among the configurations of the variant: `fast (no KL, lr=1e-05)`. If the folders have
+    no common part, the label is that of the configuration.
     """
     labels = configuration_labels(groups)
     for place, (group, settings) in enumerate(zip(groups, _settings_that_differ(groups), strict=True)):
@@ -171,17 +172,25 @@ def arm_labels(groups: list[list[RecordedRun]]) -> list[str]:
         if not name:
             continue
         variant = group[0].variant
-        words = settings if says_variant(name, variant) else [variant, *settings]
+        words = settings
+        if with_variant or not says_variant(name, variant):
+            words = [short_label(variant), *settings]
         if _never_reset(group):
             words = [*words, "never reset"]
-        labels[place] = f"{name} ({' '.join(words)})" if words else name
+        labels[place] = f"{name} ({', '.join(words)})" if words else name
     return _numbered(labels)
+
+
+def short_label(variant: str) -> str:
+    """Return the short label of a variant, given by name; the name of an unknown one."""
+    return VARIANTS[variant].short if variant in VARIANTS else variant
 
 
 def common_name(names: list[str]) -> str:
     """
-    Return with what all names begin, without the number or the word that counts seeds: `variantA` of `variantA_seed1`
-    and `variantA_seed2`. It is the name itself where there is one, and empty where names have nothing in common.
+    Return the common beginning of all names, without the number or word that counts seeds: `variantA` for
+    `variantA_seed1` and `variantA_seed2`. A single name is returned as it is; names without a common beginning give an
+    empty string.
     """
     if len(names) == 1:
         return names[0]
@@ -189,7 +198,7 @@ def common_name(names: list[str]) -> str:
 
 
 def _numbered(labels: list[str]) -> list[str]:
-    """Return labels of which no two are alike: a second one is given its number."""
+    """Make labels unique: a second equal one gets its number."""
     counts = Counter()
     numbered = []
     for label in labels:
@@ -203,13 +212,13 @@ def _never_reset(group: list[RecordedRun]) -> bool:
 
 
 def _settings_that_differ(groups: list[list[RecordedRun]]) -> list[list[str]]:
-    """Return for each configuration the settings that differ among those of its variant, in their short forms."""
+    """Return for each configuration the settings that differ within its variant, in their short forms."""
     found = []
     first = [group[0] for group in groups]
     for run in first:
         same = [other for other in first if other.variant == run.variant]
         keys = _differing(same)
-        if TASK in keys:  # whatever goes with the task is said by its name
+        if TASK in keys:  # the name of the task implies its other settings
             same_task = [other for other in same if value_of(other, TASK) == value_of(run, TASK)]
             keys = [TASK, *_differing(same_task)]
         values = {key: value_of(run, key) for key in keys}
@@ -218,6 +227,6 @@ def _settings_that_differ(groups: list[list[RecordedRun]]) -> list[list[str]]:
 
 
 def says_variant(name: str, variant: str) -> bool:
-    """Return whether the name of a run has its variant as a word: `A_seed1` and `variantA` do, `Alpha` does not."""
+    """Return whether the name of a run contains its variant as a word: `A_seed1` and `variantA` do, `Alpha` not."""
     letter = "[A-Za-z]"
     return re.search(rf"(?<!{letter})(variant)?{re.escape(variant)}(?!{letter})", name) is not None

@@ -1,4 +1,4 @@
-"""The frame of a report: its runs, the arms that they repeat, and the numbers that several sections show, once."""
+"""The frame of a report: its runs, grouped by variant over seeds, and the numbers that several sections show."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,8 +25,8 @@ from trl_prorl.variants import VARIANTS
 
 def step_seconds(run: RecordedRun) -> np.ndarray | None:
     """
-    Return the seconds of each optimizer step, shape (T,), each with its share of all validation: what to compare where
-    only some steps generate, and where a reset waits for a validation that other runs do without.
+    Return the seconds of each optimizer step, shape (T,), each with an equal share of all validation. These compare
+    even if only some steps generate, or if a trigger needs evaluations that other runs do not have.
     """
     seconds = run.measured("time_step")
     if seconds is None:
@@ -42,7 +42,7 @@ def mean_step_seconds(run: RecordedRun) -> float | None:
 
 
 def throughput(run: RecordedRun) -> float | None:
-    """Completion tokens in the loss, in every pass, over the seconds of the steps; `None` if not measured."""
+    """Return completion tokens in the loss per second, counted in every pass; `None` if not measured."""
     speed = run.measured("tokens_per_second")
     seconds = run.measured("time_step")
     if speed is None or seconds is None:
@@ -51,7 +51,7 @@ def throughput(run: RecordedRun) -> float | None:
 
 
 def reference_share(run: RecordedRun) -> float | None:
-    """Return the seconds spent scoring with the reference over all seconds, in [0, 1]."""
+    """Return the share of the time that was spent scoring with the reference, in [0, 1]."""
     reference = run.stage_total("ref")
     step = run.total("time_step")
     return None if reference is None or not step else reference / step
@@ -59,7 +59,7 @@ def reference_share(run: RecordedRun) -> float | None:
 
 def stage_seconds(row: "Row", stage: str) -> float | None:
     """
-    Return the mean seconds a step of one stage (`rollout`, `old`, `ref`, `update`); `None` where the run has no step
+    Return the mean seconds per step of one stage (`rollout`, `old`, `ref`, `update`); `None` if the run has no step
     time.
     """
     seconds = row.run.stage_total(stage)
@@ -70,22 +70,22 @@ def stage_seconds(row: "Row", stage: str) -> float | None:
 
 
 def peak_memory(run: RecordedRun) -> float | None:
-    """Largest allocation on the GPU in any step, in GiB."""
+    """Return the largest GPU allocation in any step, in GiB."""
     values = run.measured("peak_memory_gib")
     return None if values is None else float(values.max())
 
 
 def _have_steps(*runs: RecordedRun) -> bool:
-    """Return whether all runs have enough steps for a mean: the first ones of a run are slow."""
+    """Return whether all runs have enough steps for a mean: the first steps of a run are slow."""
     return all(len(run.metrics) >= LEAST_STEPS for run in runs)
 
 
 class Row:
     """
-    A run among those of a report, with the numbers that several tables show; `None` where one was not measured.
+    A run of a report, with the numbers that several tables show; `None` if one was not measured.
 
-    Step times are compared with those of the nearest `control`; `own_control` is that of its ground and seeds alone.
-    They count as not measured where the run trained beside another one of the report.
+    Step times are compared with those of the nearest `control`; `own_control` has the same ground and seeds. Step
+    times count as not measured if the run trained in parallel with another one of the report.
     """
 
     def __init__(self, run: RecordedRun, runs: list[RecordedRun], timing: Timing):
@@ -112,7 +112,8 @@ class Row:
 
     def _agreement(self, control: RecordedRun) -> tuple[bool, bool, bool]:
         """
-        Return whether it agrees in ground, in seeds of base and training, and in `beta`; the largest is the nearest.
+        Return whether it agrees in ground, in seeds of base and training, and in `beta`; the largest tuple is the
+        nearest control.
         """
         same_beta = control.config.get("beta") == self.run.config.get("beta")
         return control.ground == self.run.ground, control.repetition == self.run.repetition, same_beta
@@ -121,11 +122,12 @@ class Row:
 @dataclass(frozen=True, eq=False)
 class ReportArm:
     """
-    Runs that differ in seeds alone, under a label that no other arm of the report has; `place` is its place among the
-    arms of its colour.
+    Runs that differ only in seeds, under a label that is unique in the report; `full_label` always contains the
+    variant, for legends. `place` is its position among those of its colour.
     """
 
     label: str
+    full_label: str
     rows: list[Row]
     place: int = 0
 
@@ -151,19 +153,19 @@ class ReportArm:
 
     @property
     def evaluated_legend(self) -> str:
-        """The legend of what was measured on held-out prompts."""
+        """The legend for measurements on held-out prompts."""
         return self._with_seeds(len(self.evaluated))
 
     def _with_seeds(self, seeds: int) -> str:
-        return self.label if seeds == 1 else f"{self.label}, {seeds} seeds"
+        return self.full_label if seeds == 1 else f"{self.full_label}, {seeds} seeds"
 
     def series(self, key: str) -> list[pd.Series]:
-        """Return one metric of each run that measured it."""
+        """Return one metric for each run that measured it."""
         series = [run.measured(key) for run in self.runs]
         return [values for values in series if values is not None]
 
     def values(self, measure: Callable[[Row], float | None]) -> list[float]:
-        """Return a number of each run that has it."""
+        """Return a number for each run that has it."""
         values = [measure(row) for row in self.rows]
         return [value for value in values if value is not None]
 
@@ -172,7 +174,7 @@ class ReportArm:
         return all(why_not_paired(self.evaluated[0], run) is None for run in self.evaluated)
 
     def estimate(self, values_of: Callable[[RecordedRun], np.ndarray], least: float = 0.0) -> Estimate | None:
-        """Return a score, whose value at each prompt is at least `least`, with its interval over prompts and seeds."""
+        """Return a score with its interval over prompts and seeds; at each prompt its value is at least `least`."""
         estimate = prompts_and_seeds([values_of(run) for run in self.evaluated], self.same_prompts, least)
         if estimate is None:
             return None
@@ -181,7 +183,7 @@ class ReportArm:
 
     @cached_property
     def sides(self) -> dict[str, Estimate | None]:
-        """Held-out pass@1 of base and of the trained models."""
+        """Held-out pass@1 of the starting model and of the trained models."""
         return {side: self.estimate(lambda run, side=side: per_prompt(run.passk, side)) for side in SIDES}
 
     def gain(self) -> Estimate | None:
@@ -198,8 +200,8 @@ class ReportArm:
 
 class Frame:
     """
-    The runs of a report, sorted, with a row of numbers each, and their arms, the configurations, in the order of the
-    runs.
+    The runs of a report, sorted, each with its row of numbers; `arms` are its configurations over seeds, in the order
+    of the runs.
     """
 
     def __init__(self, runs: list[RecordedRun]):
@@ -210,15 +212,16 @@ class Frame:
         groups = repetitions(runs)
         counts = Counter()
         self.arms = []
-        for label, group in zip(arm_labels(groups), groups, strict=True):
+        labels = zip(arm_labels(groups), arm_labels(groups, with_variant=True), groups, strict=True)
+        for label, full_label, group in labels:
             colour = group[0].variant if group[0].variant in VARIANTS else None
             rows = [row_of[id(run)] for run in group]
-            self.arms.append(ReportArm(label, rows, counts[colour]))
+            self.arms.append(ReportArm(label, full_label, rows, counts[colour]))
             counts[colour] += 1
 
     @cached_property
     def grounds(self) -> dict[str, list[ReportArm]]:
-        """The arms of every ground, by its title: its task, and what else sets it apart from most; "" if it is one."""
+        """The variants of every ground by its title: task and unusual settings; "" if there is only one ground."""
         first = [arm.runs[0] for arm in self.arms]
         usual = usual_values(first)
         titles = {}
@@ -232,7 +235,7 @@ class Frame:
 
 
 def usual_values(runs: list[RecordedRun]) -> dict[str, str]:
-    """Return the keys in which the grounds of runs differ, each with the value that most runs have, as it is spelt."""
+    """Return the keys in which the grounds of runs differ, each with the `repr` of its most common value."""
     keys = []
     for key in GROUND:
         values = {repr(run.config.get(key) or None) for run in runs}
@@ -248,7 +251,7 @@ def usual_values(runs: list[RecordedRun]) -> dict[str, str]:
 
 
 def title_of_ground(run: RecordedRun, usual: dict[str, str]) -> str:
-    """Return a run's task, where tasks differ, and its settings that are not the usual ones."""
+    """Return a run's task, if tasks differ, and its unusual settings."""
     words = []
     for key, usual_value in usual.items():
         value = run.config.get(key)

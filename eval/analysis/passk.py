@@ -1,4 +1,4 @@
-"""pass@k from verdicts and counts: of both sides, over k, checkpoints and tasks; and how a result is completed."""
+"""pass@k from verdicts and counts: for both sides, over k, checkpoints and tasks; and how to extend a result."""
 
 from pathlib import Path
 
@@ -21,18 +21,18 @@ SIDES = ("base", "trained")
 
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
-    """[`summarise_counts`] of verdicts, shape (P, n), for sizes of the draw from 1 to n."""
+    """Return [`summarise_counts`] of verdicts, shape (P, n), for values of k from 1 to n."""
     return summarise_counts([sum(samples) for samples in correct], len(correct[0]), ks)
 
 
 def correct_by_prompt(samples: pd.DataFrame) -> list[list[bool]]:
-    """Samples of P prompts with n each, prompt by prompt, as booleans of shape (P, n)."""
+    """Return the verdicts of P prompts with n samples each, prompt by prompt, as booleans of shape (P, n)."""
     prompts = samples["prompt_id"].nunique()
     return samples["correct"].to_numpy(dtype=bool).reshape(prompts, -1).tolist()
 
 
 def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
-    """[`summarise`], and the mean length in tokens and the share of samples that were cut."""
+    """Return [`summarise`], with the mean length in tokens and the share of truncated samples."""
     return {
         **summarise(correct_by_prompt(samples), ks),
         "mean_tokens": float(samples["ids"].map(len).mean()),
@@ -42,7 +42,7 @@ def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
 
 def by_task_and_level(sides: dict[str, pd.DataFrame], ks: list[int]) -> list[dict]:
     """
-    pass@k of every task and level among the prompts, where there is more than one and each has at least two prompts.
+    Return pass@k of every task and level with at least two prompts, if there is more than one.
     """
     groups = list(dict.fromkeys(zip(sides["base"]["task"], sides["base"]["level"], strict=True)))
     if len(groups) < 2:
@@ -64,20 +64,20 @@ def as_plain(level):
 
 
 def greedy_side(samples: pd.DataFrame) -> dict:
-    """Accuracy of greedy decoding with its interval over prompts, and the verdict of every prompt."""
+    """Return the accuracy of greedy decoding with its interval over prompts, and the verdict of every prompt."""
     correct = [int(one) for one in samples["correct"]]
     return {"accuracy": sum(correct) / len(correct), "interval": list(bootstrap_interval(correct)), "correct": correct}
 
 
 def summary_score(summary: dict, k: int) -> Estimate | None:
-    """pass@k with its interval, as a summary has them; `None` if it has no such k."""
+    """Return pass@k with its interval from a summary; `None` if it has no such k."""
     if f"pass@{k}" not in summary:
         return None
     return Estimate(summary[f"pass@{k}"], *summary[f"interval@{k}"])
 
 
 def score(run: RecordedRun, side: str, k: int) -> Estimate | None:
-    """Held-out pass@k of one side (`base` or `trained`) with its interval; `None` if not evaluated."""
+    """Return held-out pass@k of one side (`base` or `trained`) with its interval; `None` if not evaluated."""
     return summary_score((run.passk or {}).get(side, {}), k)
 
 
@@ -88,18 +88,18 @@ def largest_k(run: RecordedRun) -> int | None:
 
 def per_prompt(result: dict, side: str, k: int = 1) -> np.ndarray:
     """
-    pass@k of each held-out prompt, shape (P,), from the counts of a `passk.json` or of a part of it that has `n`.
+    Return pass@k of each held-out prompt, shape (P,), from the counts of a `passk.json` or of a part with `n`.
     """
     return pass_at_k_per_prompt(result[side]["correct"], result["n"], k)
 
 
 def gain(result: dict, k: int) -> Estimate:
-    """pass@k, trained less base, with its paired 95 % interval over prompts."""
+    """Return pass@k, trained − base, with its paired 95 % interval over prompts."""
     return paired_bootstrap_difference(per_prompt(result, "trained", k), per_prompt(result, "base", k))
 
 
 def draw_sizes(n: int, evaluated=()) -> list[int]:
-    """Powers of two up to `n`, `n` itself and the evaluated sizes, ascending."""
+    """Return powers of two up to `n`, `n` itself and the evaluated values of k, ascending."""
     sizes = {1 << power for power in range(n.bit_length())}
     sizes.add(n)
     sizes.update(k for k in evaluated if 1 <= k <= n)
@@ -141,27 +141,26 @@ def checkpoint_ks(runs: list[RecordedRun]) -> list[int]:
 
 def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
     """
-    Return the earlier result, at `path`, if it is of the same evaluation as these settings; [`complete_result`] then
-    adds to it.
+    Return the earlier result, at `path`, if it has these settings; [`complete_result`] then adds to it.
 
     Raises:
-        InputError: If it is of another one, which would be lost.
+        InputError: If it has other settings, and would be overwritten.
     """
     differing = [key for key, value in settings.items() if key not in earlier or earlier[key] != value]
     if differing:
         named = (key for key in differing if key != "prompt_ids")
-        what = ", ".join(f"{key} {earlier.get(key, 'not recorded')} (asked: {settings[key]})" for key in named)
+        what = ", ".join(f"{key} {earlier.get(key, 'not recorded')} (now: {settings[key]})" for key in named)
         raise InputError(
-            f"'{path}' holds another evaluation: {what or 'other prompts'}; ask for the same to complete it, or "
-            "give --replace to lose it"
+            f"'{path}' has other settings: {what or 'other prompts'}; use the same settings to extend it, or "
+            "overwrite it with --replace"
         )
     return earlier
 
 
 def complete_result(earlier: dict, result: dict) -> dict | None:
     """
-    Return the new content of `passk.json`, whose `k` holds the earlier one's, with the parts that only the earlier one
-    has; `None` if the earlier one is of other weights.
+    Return the new content of `passk.json`, with the parts that only the earlier one has (`k` already includes its
+    values); `None` if the earlier one was measured with other weights.
     """
     if earlier.get("step") != result["step"]:
         return None

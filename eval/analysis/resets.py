@@ -10,16 +10,15 @@ from scipy.stats import CensoredData, ecdf
 BEFORE = 10  # steps of the level before a reset
 AFTER = 5  # steps of the running mean after it
 AROUND = (10, 20)  # steps before and after a reset that are aligned with those of other resets
-LEAST_SHARE = 0.5  # of the resets, that have a value where a mean over them is given
-MIDDLE = (10, 90)  # percentiles of the resets: where a band begins and ends
+LEAST_SHARE = 0.5  # share of the resets that must have a value for a mean over resets
+MIDDLE = (10, 90)  # percentiles over resets that bound a band
 
 
 @dataclass(frozen=True)
 class Response:
     """
-    The reward after one reset: the step at which it was applied, the level before it, the dip below that, and the
-    steps until it was back; censored where it was not before the next reset or the end, which are the steps for which
-    it was watched.
+    The reward after one reset: the step at which it was applied, the level before it, the dip below that level, and
+    the steps until recovery; `censored` if it did not recover before the next reset or the end.
     """
 
     step: int
@@ -33,22 +32,21 @@ def reset_responses(
     steps: np.ndarray, reward: np.ndarray, resets: list[int], before: int = BEFORE, after: int = AFTER
 ) -> list[Response]:
     """
-    Dip and reconvergence at each reset of a run, in the order of the steps; without the resets before which no reward
-    was measured, or after which there is no whole window.
+    Return dip and reconvergence at each reset of a run, in the order of the steps. Resets without a measured reward
+    before them, or without a complete window after them, are skipped.
 
-    The *level before* is the mean reward of the last `before` steps up to the reset, of those after the previous one.
-    After the reset a running mean over `after` steps is watched, over steps wholly after it and not beyond the next
-    one. The *dip* is the level before less the lowest of these means, 0 if none is lower. The *reconvergence* is the
-    number of steps from the reset to the first window whose mean is at least the level before: 0 if the first `after`
-    steps already are at that level.
+    The *level before* is the mean reward of the last `before` steps up to the reset and after the previous one. After
+    the reset, a running mean over `after` steps is taken over steps after it, up to the next reset. The *dip* is the
+    level before − the lowest of these means, 0 if none is lower. The *reconvergence* is the number of steps from the
+    reset to the first window whose mean reaches the level before: 0 if the first `after` steps do.
 
-    Noise alone makes a dip: the lowest of many means lies below the level before in a run without any reset. So
+    Noise alone causes a dip: the lowest of many means is below the level before even in a run without resets. So
     compare with [`reset_responses`] of a run without resets at the same steps.
 
     Args:
-        steps, reward (`np.ndarray`): Optimizer steps done, shape (T,), increasing, and the reward of each; NaN where
-            not measured.
-        resets (`list[int]`): Optimizer steps done at each reset: it lies between that step and the next.
+        steps, reward (`np.ndarray`): Optimizer steps done, shape (T,), increasing, and the reward of each; NaN if not
+            measured.
+        resets (`list[int]`): Optimizer steps done at each reset: it is between that step and the next.
     """
     steps, reward = _measured(steps, reward)
     edges = sorted(set(resets))
@@ -61,7 +59,7 @@ def reset_responses(
         if not len(level) or len(watched) < after:
             continue
         means = np.lib.stride_tricks.sliding_window_view(watched, after).mean(axis=1)
-        # A mean that is equal but for rounding is back.
+        # A mean that is equal up to rounding counts as recovered.
         back = np.flatnonzero(means >= level.mean() - 1e-12)
         responses.append(
             Response(
@@ -82,13 +80,13 @@ def align_at_resets(
     Return a metric around each reset of a run, shape (R, before + after), a row for each reset in the order of the
     steps: first the last `before` steps up to the reset, then the first `after` steps after it.
 
-    NaN stands where nothing was measured: at steps that the run did not do or did not measure, and beyond the reset
-    before and the next one, because what was measured there belongs to another reset.
+    Values are NaN if not measured, at steps beyond the run, and beyond the previous and the next reset, because those
+    belong to another reset.
 
     Args:
-        steps, values (`np.ndarray`): Optimizer steps done, shape (T,), each once, and the metric at each; NaN where
-            not measured.
-        resets (`list[int]`): Optimizer steps done at each reset: it lies between that step and the next.
+        steps, values (`np.ndarray`): Optimizer steps done, shape (T,), each once, and the metric at each; NaN if not
+            measured.
+        resets (`list[int]`): Optimizer steps done at each reset: it is between that step and the next.
         before, after (`int`): Steps on either side.
     """
     value_at = dict(zip(np.asarray(steps).tolist(), np.asarray(values, float).tolist(), strict=True))
@@ -111,14 +109,14 @@ def band_over_resets(aligned: np.ndarray, before: int = AROUND[0], least: float 
     Return mean, 10th and 90th percentile over resets, as `mean`, `low` and `high`, by the steps since the reset: 0 is
     the last step before it, 1 the first after it.
 
-    A step is left out where fewer than the share `least` of the resets have a value: close to the ends of a run, or
-    where resets follow one another closely, few would be left, and their mean would jump.
+    A step is skipped if less than the share `least` of the resets have a value: near the ends of a run, or between
+    close resets, few would remain, and their mean would jump.
 
     Args:
-        aligned (`np.ndarray`): From [`align_at_resets`], of several runs one below the other, shape (R, T). Resets
-            without any value do not count.
-        before (`int`): Columns that lie before the reset.
-        least (`float`): In [0, 1].
+        aligned (`np.ndarray`): From [`align_at_resets`], concatenated over runs, shape (R, T). Resets without any
+            value do not count.
+        before (`int`): Number of columns before the reset.
+        least (`float`): Share in [0, 1].
     """
     aligned = aligned[~np.isnan(aligned).all(axis=1)]
     counts = (~np.isnan(aligned)).sum(axis=0)
@@ -130,8 +128,8 @@ def band_over_resets(aligned: np.ndarray, before: int = AROUND[0], least: float 
 
 def median_reconvergence(responses: list[Response]) -> float | None:
     """
-    Return the median of the steps to reconverge, by Kaplan and Meier: where the reward was not back, all that is known
-    is that it took longer. Infinity if fewer than half are known to have come back; `None` without a reset.
+    Return the Kaplan–Meier median of the steps to reconverge; resets after which the reward did not recover are
+    censored. Infinity if fewer than half are known to have recovered; `None` without a reset.
     """
     if not responses:
         return None
@@ -150,7 +148,7 @@ def mean_dip(responses: list[Response]) -> float | None:
 
 
 def _measured(steps: np.ndarray, reward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Leave out the steps at which no reward was measured."""
+    """Drop the steps at which no reward was measured."""
     reward = np.asarray(reward, float)
     measured = ~np.isnan(reward)
     return np.asarray(steps)[measured], reward[measured]

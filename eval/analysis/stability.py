@@ -1,4 +1,4 @@
-"""Series over steps, smooth and together; how steady a run was: collapse, drops, spikes of KL, entropy, gradient."""
+"""Smoothed and combined series over steps; stability of a run: collapse, drops, spikes of KL, entropy, gradient."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from trl_prorl.variants import VARIANTS
 
 
 FIRST_SHARE = 0.05
-LEAST_STEPS = 3  # of a curve
+LEAST_STEPS = 3  # steps of a curve
 DRAWN = ("reward", "kl_ref", "kl_old", "entropy", "grad_norm", "truncated_fraction", "eval_reward")
 NEIGHBOURS = 10  # steps on each side
 LEAST_NEIGHBOURS = 5
@@ -34,7 +34,7 @@ def last_mean(values: pd.Series | None) -> float | None:
 
 
 def why_no_curves(run: RecordedRun) -> str | None:
-    """Return why a run has nothing to draw over its steps: it hardly began, or measured nothing; else `None`."""
+    """Return why a run has no curves: too few steps, or nothing measured; else `None`."""
     steps = len(run.metrics)
     if steps < LEAST_STEPS:
         return f"only {steps} {'step is' if steps == 1 else 'steps are'} in its log"
@@ -51,17 +51,17 @@ def running_median_of_positive(values: pd.Series) -> pd.Series:
     """
     Return the running median of the positive values, for a KL.
 
-    The k3 mean is heavy-tailed: one token can lift a step by orders of magnitude, and in the first pass over
-    a batch the KL to pi_old is 0 by construction; a running mean would show little else.
+    The k3 mean is heavy-tailed: one token can raise a step by orders of magnitude. In the first pass over a batch the
+    KL to pi_old is 0 by construction. A running mean would show little else.
     """
     return values[values > 0].rolling(SMOOTHING_STEPS, min_periods=1).median()
 
 
 def band(series: list[pd.Series]) -> pd.DataFrame:
     """
-    Mean, lowest and highest of several series, at the steps where all have a value.
+    Return mean, lowest and highest of several series, at the steps where all have a value.
 
-    Beyond the end of the shortest only the survivors would be left, and their mean would jump.
+    Beyond the end of the shortest series, the mean would be over fewer series and would jump.
     """
     steps = np.unique(np.concatenate([one.index for one in series]))
     first = max(one.index[0] for one in series)
@@ -75,8 +75,8 @@ def band(series: list[pd.Series]) -> pd.DataFrame:
 @dataclass(frozen=True)
 class SpikeRule:
     """
-    What counts as a spike: a value from `factor` times the median of its neighbours on, that also lies `rise` above
-    it, in the metric's own unit, because a multiple of next to nothing is next to nothing.
+    Definition of a spike: at least `factor` times the median of its neighbours, and at least `rise` above it (in the
+    unit of the metric), because a multiple of a tiny value is still tiny.
     """
 
     factor: float
@@ -85,14 +85,14 @@ class SpikeRule:
 
 KL_SPIKE = SpikeRule(factor=10.0, rise=0.01)
 ENTROPY_SPIKE = SpikeRule(factor=1.5, rise=0.1)
-GRADIENT_SPIKE = SpikeRule(factor=5.0, rise=0.0)  # the norm has no unit that runs share
+GRADIENT_SPIKE = SpikeRule(factor=5.0, rise=0.0)  # gradient norms of different runs have no common scale
 
 
 @dataclass(frozen=True)
 class Spikes:
     """
-    The spikes of one run: the index of the highest value of each, and that value over the median of its neighbours,
-    shape (S,).
+    The spikes of a run: the index of the highest value of each, and that value / the median of its neighbours, shape
+    (S,).
     """
 
     places: np.ndarray
@@ -109,12 +109,11 @@ class Spikes:
 
 def neighbour_medians(values: np.ndarray, neighbours: int = NEIGHBOURS) -> np.ndarray:
     """
-    Return the median of the values around each, itself left out, shape (T,), from one value per step, NaN where not
-    measured; NaN with fewer than 5 neighbours.
+    Return the median of the neighbours of each value, without the value itself, shape (T,), from one value per step
+    (NaN if not measured); NaN with fewer than 5 neighbours.
 
-    Values on both sides count, so that a metric that grows fast, or that starts again at 0 after a reset, makes no
-    spike of its own; values of 0 and below and NaN do not, because the KL to the sampling policy is exactly 0 in the
-    first pass over a batch.
+    Values on both sides count, so a metric that grows fast, or restarts at 0 after a reset, is no spike. Values of 0
+    and below and NaN do not count, because the KL to the sampling policy is exactly 0 in the first pass over a batch.
     """
     positive = np.where(values > 0, values, np.nan)
     padded = np.pad(positive, neighbours, constant_values=np.nan)
@@ -129,8 +128,8 @@ def neighbour_medians(values: np.ndarray, neighbours: int = NEIGHBOURS) -> np.nd
 
 def find_spikes(values: np.ndarray, rule: SpikeRule) -> Spikes:
     """
-    Spikes of a metric over the steps of a run, shape (T,); NaN where not measured, infinity where it was. High steps
-    in a row, steps aside at which nothing above 0 was measured, are one spike.
+    Find the spikes of a metric over the steps of a run, shape (T,); NaN if not measured, infinity if it was infinite.
+    Consecutive high steps are one spike; steps without a positive value between them are ignored.
     """
     values = np.asarray(values, float)
     if not len(values):
@@ -152,7 +151,7 @@ def find_spikes(values: np.ndarray, rule: SpikeRule) -> Spikes:
 
 
 def smoothed_reward(run: RecordedRun) -> pd.Series | None:
-    """Training reward as a mean over whole windows of 10 steps; `None` if the run is shorter or has no reward."""
+    """Return the mean training reward over windows of 10 steps; `None` if the run is shorter or has no reward."""
     reward = run.measured("reward")
     if reward is None or len(reward) < SMOOTHING_STEPS:
         return None
@@ -160,7 +159,7 @@ def smoothed_reward(run: RecordedRun) -> pd.Series | None:
 
 
 def nonfinite_events(run: RecordedRun) -> int | None:
-    """Updates that met NaN or infinity; `None` if the run kept no record of events."""
+    """Return the number of updates with NaN or infinity; `None` without `events.jsonl`."""
     if run.events is None:
         return None
     return int((run.events["event"] == "nonfinite").sum()) if "event" in run.events else 0
@@ -169,8 +168,8 @@ def nonfinite_events(run: RecordedRun) -> int | None:
 def has_collapsed(run: RecordedRun) -> bool | None:
     """
     Return whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best
-    smoothed reward, or a value was not finite; `None` if neither can be told. Half of a best that is not positive is
-    no bar, so there only events count.
+    smoothed reward, or a value was not finite; `None` if neither is known. If the best reward is not positive, only
+    non-finite values count.
     """
     if nonfinite_events(run):
         return True
@@ -180,34 +179,33 @@ def has_collapsed(run: RecordedRun) -> bool | None:
 
 
 def largest_drop(run: RecordedRun) -> float | None:
-    """Return the furthest the smoothed reward ever fell below its best so far, in reward; 0 if it only rose."""
+    """Return the largest drop of the smoothed reward below its best so far; 0 if it only rose."""
     smooth = smoothed_reward(run)
     return None if smooth is None else float((smooth.cummax() - smooth).max())
 
 
 def kl_key(variant: str) -> str:
-    """Return the KL to the arm's own anchor; `kl_ref` of a variant that is not known."""
+    """Return the key of the KL to a variant's own anchor; `kl_ref` for an unknown variant."""
     return VARIANTS[variant].kl if variant in VARIANTS else "kl_ref"
 
 
 def kl_spikes(run: RecordedRun) -> Spikes | None:
-    """Spikes of the KL to the run's own anchor; `None` if it was not measured."""
+    """Return the spikes of the KL to the run's own anchor; `None` if it was not measured."""
     values = run.measured(kl_key(run.variant))
     return None if values is None else find_spikes(values.to_numpy(), KL_SPIKE)
 
 
 def entropy_spikes(run: RecordedRun) -> Spikes | None:
-    """Spikes of the policy's entropy; `None` if it was not measured."""
+    """Return the spikes of the policy's entropy; `None` if it was not measured."""
     values = run.measured("entropy")
     return None if values is None else find_spikes(values.to_numpy(), ENTROPY_SPIKE)
 
 
 def gradient_spikes(run: RecordedRun) -> Spikes | None:
     """
-    Spikes of the norm of the gradient before it is clipped; `None` if it was not measured.
+    Return the spikes of the gradient norm before clipping; `None` if it was not measured.
 
-    A spike is a step whose norm is at least 5 times the median of its neighbours, the 10 steps on either side; such
-    steps in a row are one.
+    A spike is a norm of at least 5 times the median of the 10 steps on either side; consecutive ones count as one.
     """
     values = run.measured("grad_norm")
     return None if values is None else find_spikes(values.to_numpy(), GRADIENT_SPIKE)

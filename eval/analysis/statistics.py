@@ -1,4 +1,4 @@
-"""Estimates and their uncertainty: pass@k, intervals over prompts or seeds, exact tests of paired outcomes."""
+"""Estimates and their uncertainty: pass@k, intervals over prompts or seeds, tests of paired outcomes."""
 
 import math
 from functools import lru_cache
@@ -13,13 +13,11 @@ from trl_prorl.pass_at_k import pass_at_k
 
 MIN_PROMPTS = 20
 NO_INTERVAL = (math.nan, math.nan)
-NO_INTERVAL_NOTE = (
-    f"n/a: fewer than {MIN_PROMPTS} prompts give no interval, for a bootstrap of so few covers too seldom."
-)
+NO_INTERVAL_NOTE = f"n/a: no interval with fewer than {MIN_PROMPTS} prompts, where a bootstrap is unreliable."
 
 
 class Estimate(NamedTuple):
-    """A number and its confidence interval, all three in the same unit; the ends are NaN where there is none."""
+    """A number and its confidence interval, all in the same unit; the ends are NaN without an interval."""
 
     value: float
     low: float
@@ -32,7 +30,7 @@ class Estimate(NamedTuple):
 
 
 class McNemar(NamedTuple):
-    """Pairs right on one side only, and the two-sided p-value that both sides are right equally often."""
+    """Pairs with only one correct side, and the two-sided p-value that both sides are correct equally often."""
 
     first_only: int
     second_only: int
@@ -41,7 +39,7 @@ class McNemar(NamedTuple):
 
 def pass_at_k_per_prompt(correct, n: int, k: int) -> np.ndarray:
     """
-    pass@k of each prompt, shape (P,), from the correct ones of its `n` samples.
+    Return pass@k of each prompt, shape (P,), from the number of correct samples among its `n`.
 
     Raises:
         ValueError: As [`pass_at_k`].
@@ -54,7 +52,7 @@ _pass_at_k = lru_cache(maxsize=None)(pass_at_k)
 
 @lru_cache(maxsize=4)
 def _draws(prompts: int, resamples: int, seed: int) -> np.ndarray:
-    """Return how often each resample has each prompt, shape (resamples, P)."""
+    """Return how often each resample contains each prompt, shape (resamples, P)."""
     drawn = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
     places = drawn + prompts * np.arange(resamples)[:, None]
     counts = np.bincount(places.ravel(), minlength=prompts * resamples)
@@ -63,8 +61,8 @@ def _draws(prompts: int, resamples: int, seed: int) -> np.ndarray:
 
 def _percentile_bootstrap(samples, statistic, level=0.95, resamples=2000, seed=0) -> tuple[float, float]:
     """
-    Percentile bootstrap (Efron 1979) of a function of means; samples of shape (P,) each are resampled together, prompt
-    by prompt. NaN below `MIN_PROMPTS`, where it covers far less often than it says.
+    Return the percentile-bootstrap interval (Efron 1979) of a function of means; samples of shape (P,) each are
+    resampled together, prompt by prompt. NaN below `MIN_PROMPTS`, where its coverage is far below the nominal level.
     """
     prompts = len(samples[0])
     if prompts < MIN_PROMPTS:
@@ -87,8 +85,7 @@ def _paired(a, b) -> tuple[np.ndarray, np.ndarray]:
 
 def _share_unseen(prompts: int, level: float) -> float:
     """
-    Return the share of prompts that may be of another kind where all that were drawn are of one: 1 - 0.05^(1/P), about
-    3/P.
+    Return the share of prompts that may differ although all drawn prompts agree: 1 - 0.05^(1/P), about 3/P.
     """
     return 1 - (1 - level) ** (1 / prompts)
 
@@ -101,11 +98,11 @@ def bootstrap_interval(
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
     """
-    Percentile-bootstrap interval of the mean over prompts, in the unit of the values, shape (P,), of which each lies
+    Return the percentile-bootstrap interval of the mean over prompts, in the unit of the values, shape (P,), each
     within `bounds`; NaN with fewer than 20 prompts.
 
-    It covers the choice of prompts and the sampling of completions, not the variation between training seeds. Where
-    all values agree, resampling shows no spread, and the rule of three is taken instead.
+    It covers the choice of prompts and the sampling of completions, not the variation between training seeds. If all
+    values agree, resampling shows no spread, and the rule of three is used instead.
     """
     values = np.asarray(per_prompt_values, dtype=float)
     if len(values) >= MIN_PROMPTS and np.allclose(values, values[0], rtol=0, atol=1e-12):
@@ -118,8 +115,8 @@ def bootstrap_interval(
 
 def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
     """
-    pass@k with its 95 % bootstrap interval over prompts, and the counts behind it: correct samples of each of at least
-    2 prompts, of `n` each.
+    Return pass@k with its 95 % bootstrap interval over prompts, and the counts: correct samples, of `n`, for each of
+    at least 2 prompts.
 
     Returns:
         `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": counts}`.
@@ -145,8 +142,8 @@ def paired_bootstrap_difference(a, b) -> Estimate:
 
 def paired_bootstrap_ratio(a, b) -> Estimate:
     """
-    Ratio of means `mean(a) / mean(b)` over prompts, shape (P,) each in the same order, with its percentile-bootstrap
-    interval; an end is `inf` where resamples have a zero denominator.
+    Return the ratio of means `mean(a) / mean(b)` over prompts, shape (P,) each in the same order, with its
+    percentile-bootstrap interval; an end is `inf` if resamples have a zero denominator.
 
     Raises:
         ValueError: If the shapes differ or the mean of `b` is 0.
@@ -166,9 +163,9 @@ def paired_bootstrap_ratio(a, b) -> Estimate:
 
 def ratio_interval(a, b) -> tuple[float, float]:
     """
-    Percentile-bootstrap interval of `mean(a) / mean(b)` over prompts, shape (P,) each: whole prompts are drawn, each
-    with both its values. With sums and numbers of tokens that is a mean over tokens, in which long prompts count more.
-    An end is `inf` where resamples have a zero denominator; both are NaN with fewer than 20 prompts.
+    Return the percentile-bootstrap interval of `mean(a) / mean(b)` over prompts, shape (P,) each: complete prompts are
+    resampled, each with both values. With sums and numbers of tokens this is a mean over tokens, weighted by length.
+    An end is `inf` if resamples have a zero denominator; both are NaN with fewer than 20 prompts.
 
     Raises:
         ValueError: If the shapes differ.
@@ -183,11 +180,11 @@ def ratio_interval(a, b) -> tuple[float, float]:
 
 def detectable_difference(estimate: Estimate) -> float:
     r"""
-    Return the true difference that a 95 % interval of this width tells from 0 with 80 % power, in the unit of the
+    Return the true difference that a 95 % interval of this width detects with 80 % power, in the unit of the
     difference.
 
     It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts,
-    which is nearly normal; half the width itself is found in one study of two only.
+    which is nearly normal. A difference of half the width is detected with a power of only 50 %.
     """
     quantile, power = stats.norm.ppf([0.975, 0.8])
     return float((quantile + power) / quantile * (estimate.high - estimate.low) / 2)
@@ -195,15 +192,15 @@ def detectable_difference(estimate: Estimate) -> float:
 
 def t_interval(values, level: float = 0.95) -> Estimate:
     """
-    Return the mean of a few values (training seeds), taken as independent and roughly normal, shape (S,), with its
-    Student-t interval.
+    Return the mean of a few values (training seeds), shape (S,), with its Student-t interval: the values are assumed
+    to be independent and roughly normal.
 
     Raises:
         ValueError: If there are fewer than 2 values.
     """
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
-        raise ValueError(f"{len(values)} value(s) give no interval; at least 2 seeds are needed.")
+        raise ValueError(f"An interval needs at least 2 seeds, got {len(values)}.")
     half_width = stats.sem(values) * stats.t.ppf((1 + level) / 2, df=len(values) - 1)
     mean = float(values.mean())
     return Estimate(mean, mean - float(half_width), mean + float(half_width))
@@ -211,8 +208,8 @@ def t_interval(values, level: float = 0.95) -> Estimate:
 
 def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) -> Estimate | None:
     """
-    Return the mean over runs with the hull of two 95 % intervals: over prompts, where these are the `same` in all,
-    and, where there are several runs, Student's t over these; `None` without runs.
+    Return the mean over runs with the hull of two 95 % intervals: over prompts, if these are the `same` in all runs,
+    and, with several runs, Student's t over runs; `None` without runs.
 
     Args:
         values (`list[np.ndarray]`): One value per prompt for each run, shape (P,) each, at least `least` and at most
@@ -230,8 +227,8 @@ def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) 
 
 def prediction_interval(values, level: float = 0.95) -> Estimate:
     """
-    Return the mean of a few values (training seeds), shape (S,), with the interval in which one more value lies: ± t s
-    √(1 + 1/S) with S − 1 degrees of freedom.
+    Return the mean of a few values (training seeds), shape (S,), with the prediction interval for one more value: ± t
+    s √(1 + 1/S) with S − 1 degrees of freedom.
 
     Raises:
         ValueError: If there are fewer than 2 values.
@@ -243,13 +240,13 @@ def prediction_interval(values, level: float = 0.95) -> Estimate:
 
 def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
     r"""
-    Ratio of means `mean(b) / mean(a)` of a few training runs, none negative, with the interval of Fieller (1954):
-    every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not reject, so a run
-    of value 0 is a value like any other, which logarithms would have to leave out.
+    Return the ratio of means `mean(b) / mean(a)` of a few training runs, none negative, with the interval of Fieller
+    (1954): every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not reject.
+    Unlike logarithms, it allows runs with value 0.
 
-    Paired values belong together seed by seed, with n - 1 degrees of freedom of \\( b_s - \rho a_s \\); otherwise the
-    two sides vary on their own, with one less than the runs of the smaller. The interval is at least 0; 0 to infinity
-    with one run on a side, and without an upper end where `a` is not told from 0.
+    Paired values match seed by seed, with n - 1 degrees of freedom of \\( b_s - \rho a_s \\); otherwise the two sides
+    are independent, with the degrees of freedom of the smaller side. The interval is at least 0; it is 0 to infinity
+    with one run on a side, and has no upper end if `a` does not differ significantly from 0.
 
     Raises:
         ValueError: If the mean of `a` is 0, or paired values differ in number.
@@ -279,8 +276,8 @@ def fieller_interval(
     b: float, a: float, variance_b: float, variance_a: float, covariance: float, squared_t: float
 ) -> tuple[float, float]:
     """
-    Fieller's interval of `b / a` from two means, their variances and covariance, and the squared quantile: at least 0
-    unless `b` is negative; without an upper end where `a` is not told from 0.
+    Return Fieller's interval of `b / a` from two means, their variances and covariance, and the squared quantile: at
+    least 0 unless `b` is negative; without an upper end if `a` does not differ significantly from 0.
     """
     # The ends are the roots of square * rho^2 - 2 * half * rho + constant.
     square = a**2 - squared_t * variance_a
@@ -290,22 +287,22 @@ def fieller_interval(
     least = 0.0 if b >= 0 else -math.inf
     if square > 0:
         return max(least, (half - root) / square), (half + root) / square
-    # Where the ends are not real, or 0 is no less likely than the ratio, nothing is excluded from below either.
+    # If the ends are not real, or 0 is as likely as the ratio, there is no lower end either.
     low = constant / (half + root) if b >= 0 and constant > 0 else least
     return low, math.inf
 
 
 def mcnemar(a, b) -> McNemar:
     """
-    Exact McNemar test (McNemar 1947) of right or wrong, shape (P,) each in the same order: of the pairs that differ,
-    is one side right more often than by a fair coin? p is 1 if no pair differs.
+    Exact McNemar test (McNemar 1947) of correct or wrong, shape (P,) each in the same order: among the pairs that
+    differ, is one side correct more often than a fair coin? p is 1 if no pair differs.
 
     Raises:
         ValueError: If the shapes differ or a value is neither true nor false.
     """
     a, b = _paired(a, b)
     if not np.isin(np.concatenate([a, b]), (0, 1)).all():
-        raise ValueError("McNemar's test takes booleans; give whether each prompt was right, not a count or a rate.")
+        raise ValueError("McNemar's test needs booleans: whether each prompt was correct, not a count or a rate.")
     first_only = int((a > b).sum())
     second_only = int((b > a).sum())
     differing = first_only + second_only
@@ -316,11 +313,11 @@ def mcnemar(a, b) -> McNemar:
 def paired_p_value(differences) -> float:
     """
     Return the two-sided p-value that a mean difference is 0, from one value per run and prompt, shape (S, P), each
-    from -1 to 1: of Student's t-test over prompts, the runs averaged; of several runs, the larger of that and of the
+    from -1 to 1: Student's t-test over prompts, averaged over runs; with several runs, the larger p of that and of a
     t-test over runs.
 
-    It belongs to the interval of [`prompts_and_seeds`]: NaN with fewer than 20 prompts, and where all prompts agree,
-    which leaves a t-test no spread, by the same rule of three.
+    It matches the interval of [`prompts_and_seeds`]: NaN with fewer than 20 prompts, and by the same rule of three if
+    all prompts agree, which leaves a t-test no spread.
     """
     differences = np.asarray(differences, dtype=float)
     over_prompts = differences.mean(axis=0)
@@ -338,7 +335,7 @@ def paired_p_value(differences) -> float:
 
 
 def _p_value_over_runs(differences: np.ndarray) -> float:
-    """Student's t-test over runs; 1 where no run differs, 0 where all differ by the same."""
+    """Return p of Student's t-test over runs; 1 if no run differs, 0 if all differ by the same amount."""
     if np.allclose(differences, differences[0], rtol=0, atol=1e-12):
         return 1.0 if abs(float(differences[0])) < 1e-12 else 0.0
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
@@ -346,8 +343,8 @@ def _p_value_over_runs(differences: np.ndarray) -> float:
 
 def holm(p_values) -> np.ndarray:
     """
-    p-values, shape (M,), adjusted for their number (Holm 1979): rejecting those up to x keeps the chance of any error
-    below x. NaN, where nothing was tested, stays NaN and does not count.
+    Adjust p-values, shape (M,), for multiple testing (Holm 1979): rejecting those up to x keeps the family-wise error
+    rate below x. NaN, for no test, stays NaN and does not count.
     """
     p_values = np.asarray(p_values, dtype=float)
     tested = np.flatnonzero(~np.isnan(p_values))

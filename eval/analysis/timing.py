@@ -1,4 +1,4 @@
-"""Whose step times can be compared: runs that train at the same time slow one another."""
+"""Which step times can be compared: runs that train in parallel slow each other down."""
 
 from itertools import combinations
 from typing import NamedTuple
@@ -12,7 +12,7 @@ TIMES = ("time_step", "time_ended")
 
 
 class Spans(NamedTuple):
-    """When each step of a run began and ended, in seconds since 1970, ascending, shape (T,) each."""
+    """Start and end of each step of a run, in seconds since 1970, ascending, shape (T,) each."""
 
     begun: np.ndarray
     ended: np.ndarray
@@ -20,16 +20,16 @@ class Spans(NamedTuple):
 
 class Timing:
     """
-    Tells, of the runs of a comparison, which ones trained alone.
+    Finds the runs of a comparison that trained in parallel.
 
-    A step takes longer while another run trains beside it, and by how much is not known. So a run that did a step
-    while another run of the comparison did one has no step time there.
+    A step takes longer while another run trains, by an unknown amount. So a run that shared any step with another run
+    of the comparison has no step time there.
 
     Args:
         runs (`list[RecordedRun]`): All runs of the comparison.
 
     Attributes:
-        beside (`list[RecordedRun]`): Those that trained while another one did.
+        beside (`list[RecordedRun]`): Runs that trained in parallel with another one.
     """
 
     def __init__(self, runs: list[RecordedRun]):
@@ -42,19 +42,19 @@ class Timing:
         self.beside = [timed[place] for place in sorted(beside)]
 
     def alone(self, run: RecordedRun) -> bool:
-        """Return whether the step time of a run of the comparison is that of the run alone."""
+        """Return whether a run of the comparison trained alone, so that its step time counts."""
         return all(run is not other for other in self.beside)
 
 
 def step_spans(run: RecordedRun) -> Spans:
-    """Return the spans of a run's timed steps."""
+    """Return start and end of a run's timed steps."""
     seconds, ended = run.metrics[list(TIMES)].dropna().to_numpy().T
     return Spans(np.sort(ended - seconds), np.sort(ended))
 
 
 def share_a_moment(a: Spans, b: Spans) -> bool:
-    """Return whether any step of one run was under way while a step of the other was."""
-    # Of b's steps: how many began before each step of a ended, and how many were over when it began.
+    """Return whether any step of one run overlaps with a step of the other."""
+    # For each step of a: the number of b's steps that began before its end, and that ended before its start.
     begun = np.searchsorted(b.begun, a.ended, side="left")
     over = np.searchsorted(b.ended, a.begun, side="right")
     return bool((begun > over).any())

@@ -1,4 +1,4 @@
-"""pass@k over training steps, and whether it rises towards 1 at one constant rate."""
+"""pass@k over training steps, and whether it rises towards 1 at a constant rate."""
 
 import math
 from dataclasses import dataclass
@@ -23,15 +23,14 @@ MIN_RESAMPLES = 39
 @dataclass(frozen=True)
 class SaturationFit:
     """
-    The curve 1 - (1 - p0) e^(-alpha t) through pass@k over steps: what is unsolved shrinks by the same share each
-    step.
+    The curve 1 - (1 - p0) e^(-alpha t) through pass@k over steps: 1 - pass@k shrinks by the same factor each step.
 
     Attributes:
         p0 (`float`): Value at step 0.
         alpha (`float`): Rate per optimizer step.
-        steps, residuals, errors (`np.ndarray`): The points fitted, value less fitted, and standard errors, shape (T,).
-        reduced_chi2 (`float`): Sum of squared residuals over errors, by degree of freedom; about 1 where the curve
-            holds and the points are independent.
+        steps, residuals, errors (`np.ndarray`): The fitted points, measured − fitted, and standard errors, shape (T,).
+        reduced_chi2 (`float`): Sum of squared residuals over errors, per degree of freedom; about 1 if the curve fits
+            and the points are independent.
     """
 
     p0: float
@@ -47,24 +46,24 @@ class SaturationFit:
 
     @property
     def halving_steps(self) -> float:
-        """Steps in which what is unsolved halves; infinite where it does not shrink."""
+        """Steps in which 1 - pass@k halves; infinite if it does not shrink."""
         return math.log(2) / self.alpha if self.alpha > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class SaturationCheck:
     """
-    A fit, and whether the curve holds.
+    A fit, and whether the curve fits.
 
-    Prompts are the same at every step, so the points err together. Everything here is from resampling whole prompts:
-    all steps of a prompt stay together.
+    All steps share the same prompts, so their errors are correlated. Therefore complete prompts are resampled, each
+    with all its steps.
 
     Attributes:
-        k (`int`): Size of the draw.
+        k (`int`): The k of pass@k.
         points (`pd.DataFrame`): `step`, `value`, `low`, `high`, from base at step 0.
         fit ([`SaturationFit`]): The curve.
-        alpha ([`Estimate`]): Its rate per step, with the interval of refits to resampled prompts, base included.
-        p_value (`float`): Chance of residuals as large as these (in `reduced_chi2`) if the curve held.
+        alpha ([`Estimate`]): Its rate per step, with the interval of refits to resampled prompts, including base.
+        p_value (`float`): Probability of residuals at least this large (in `reduced_chi2`) under the curve.
     """
 
     k: int
@@ -75,7 +74,7 @@ class SaturationCheck:
 
     @property
     def holds(self) -> bool:
-        """Whether the test does not speak against the curve, at 5 %."""
+        """Whether the deviation from the curve is not significant, at 5 %."""
         return self.p_value > ERROR_RATE
 
 
@@ -86,8 +85,8 @@ def saturation(steps, alpha, p0):
 
 def per_prompt_by_step(run: RecordedRun, k: int) -> tuple[np.ndarray, np.ndarray]:
     """
-    pass@k of every prompt at every evaluated step: steps, shape (T,), ascending from 0 (base), and pass@k, shape (T,
-    P).
+    Return pass@k of every prompt at every evaluated step: steps, shape (T,), ascending from 0 (base), and pass@k,
+    shape (T, P).
 
     Raises:
         InputError: If the run or its checkpoints were not evaluated, or `k` exceeds the samples.
@@ -98,11 +97,11 @@ def per_prompt_by_step(run: RecordedRun, k: int) -> tuple[np.ndarray, np.ndarray
     path = run.path / "passk.json"
     command = f"{passk_command(run.config, run.env, run.path)} --checkpoints all"
     if not checkpoints:
-        raise InputError(f"'{path}' holds no checkpoints; run `{command}`")
+        raise InputError(f"'{path}' contains no checkpoints; run `{command}`")
     if not 1 <= k <= n:
-        raise InputError(f"--k {k} must lie between 1 and the {n} samples of '{path}'")
+        raise InputError(f"--k {k} must be between 1 and the {n} samples of '{path}'")
     if any("correct" not in each for each in checkpoints):
-        raise InputError(f"'{path}' has a checkpoint without its counts; run `{command} --replace`")
+        raise InputError(f"'{path}' has a checkpoint without counts; run `{command} --replace`")
     points = [(0, passk["base"]["correct"])]
     points += [(each["step"], each["correct"]) for each in checkpoints]
     points.sort()
@@ -117,8 +116,8 @@ def per_prompt_by_step(run: RecordedRun, k: int) -> tuple[np.ndarray, np.ndarray
 
 def trajectory(steps, per_prompt) -> pd.DataFrame:
     """
-    pass@k over training, from what [`per_prompt_by_step`] gives: columns `step`, `value`, and `low`, `high`, a 95 %
-    bootstrap over prompts.
+    Return pass@k over training, from the result of [`per_prompt_by_step`]: columns `step`, `value`, and `low`, `high`,
+    a 95 % bootstrap over prompts.
     """
     rows = [
         (int(step), float(values.mean()), *bootstrap_interval(values))
@@ -129,8 +128,8 @@ def trajectory(steps, per_prompt) -> pd.DataFrame:
 
 def standard_errors(per_prompt) -> np.ndarray:
     """
-    Standard error of the mean over prompts at each step, shape (T,), from shape (T, P). Where all prompts agree the
-    spread is 0, which is no certainty: the error is at least that of half a prompt among all.
+    Return the standard error of the mean over prompts at each step, shape (T,), from shape (T, P). It is at least that
+    of half a prompt among all, because agreement of all prompts is not certainty.
     """
     prompts = per_prompt.shape[1]
     half = 0.5 / prompts
@@ -140,11 +139,11 @@ def standard_errors(per_prompt) -> np.ndarray:
 
 def fit_saturation(steps, values, errors) -> SaturationFit:
     """
-    Least-squares fit of 1 - (1 - p0) e^(-alpha t) to pass@k at optimizer steps, shape (T,), ascending, weighed by the
-    standard errors; p0 is the value at step 0.
+    Fit 1 - (1 - p0) e^(-alpha t) to pass@k at optimizer steps, shape (T,), ascending, by least squares weighted with
+    the standard errors; p0 is the value at step 0.
 
     Raises:
-        ValueError: If there are too few points, none at step 0, or nothing unsolved at the start.
+        ValueError: If there are too few points, none at step 0, or pass@k is 1 at the start.
     """
     steps = np.asarray(steps, dtype=float)
     values = np.asarray(values, dtype=float)
@@ -152,18 +151,18 @@ def fit_saturation(steps, values, errors) -> SaturationFit:
     if not steps.shape == values.shape == errors.shape:
         raise ValueError(f"steps, values and errors differ in shape: {steps.shape}, {values.shape}, {errors.shape}.")
     if not len(steps) or steps[0] != 0:
-        raise ValueError("There is no value at step 0 to start from; evaluate base.")
+        raise ValueError("There is no value at step 0; evaluate the starting model.")
     if len(steps) < 3:
-        raise ValueError(f"{len(steps) - 1} point(s) do not determine a rate and an error.")
+        raise ValueError(f"A fit needs at least 2 points after step 0, got {len(steps) - 1}.")
     p0 = float(values[0])
     if p0 >= 1:
-        raise ValueError("Everything is solved at the start: there is nothing left to shrink.")
+        raise ValueError("pass@k is 1 at the start, so it cannot rise.")
     length = steps[-1]
     steps = steps[1:]
     values = values[1:]
     errors = errors[1:]
     guess = math.log(max(1 - p0, 1e-3) / max(1 - values[-1], 1e-3))
-    # In units of the whole run, so that the rate is of order 1.
+    # Steps in units of the complete run, for a rate of order 1.
 
     def weighted_residuals(rate):
         return (values - saturation(steps / length, rate, p0)) / errors
@@ -171,7 +170,7 @@ def fit_saturation(steps, values, errors) -> SaturationFit:
     def derivative(rate):
         return -(1 - p0) * steps / length * np.exp(-rate * steps / length) / errors
 
-    # A derivative by differences ends at rates that differ between processors.
+    # With a numerical derivative, the fitted rate would differ between processors.
     (rate,), _ = leastsq(weighted_residuals, guess, Dfun=derivative, ftol=TOLERANCE, xtol=TOLERANCE)
     alpha = float(rate / length)
     residuals = values - saturation(steps, alpha, p0)
@@ -181,15 +180,14 @@ def fit_saturation(steps, values, errors) -> SaturationFit:
 
 def check_saturation(steps, per_prompt, k: int = 1, *, resamples: int = RESAMPLES) -> SaturationCheck:
     """
-    Fit the curve to pass@k, shape (T, P), at steps from 0, and test whether it holds, with whole prompts as the unit
-    of resampling.
+    Fit the curve to pass@k, shape (T, P), at steps from 0, and test the fit by resampling complete prompts.
 
-    The work of chance on a curve that holds is found by adding to the fitted curve the errors of resampled prompts
-    (their means less the measured ones) and fitting again; a shift that all steps share goes into p0 there as it does
-    here. Only the noise of measuring is tested: a run that wanders about the curve departs from it.
+    The null distribution comes from fits to the fitted curve plus the errors of resampled prompts (their means − the
+    measured ones); a shift of all steps goes into p0 in both cases. The null hypothesis contains measurement noise
+    only: a run that wanders around the curve deviates from it.
 
     Raises:
-        ValueError: As [`fit_saturation`], or if so few prompts are unsolved at the start that resamples have none.
+        ValueError: As [`fit_saturation`], or if some resample has no unsolved prompt at the start.
     """
     steps = np.asarray(steps, dtype=float)
     per_prompt = np.asarray(per_prompt, dtype=float)
@@ -202,7 +200,7 @@ def check_saturation(steps, per_prompt, k: int = 1, *, resamples: int = RESAMPLE
     draws = (rng.integers(prompts, size=prompts) for _ in range(resamples))
     resampled = np.array([per_prompt[:, places].mean(axis=1) for places in draws])
     if (resampled[:, 0] >= 1).any():
-        raise ValueError("Too few prompts are unsolved at the start to tell anything; lower k or draw more prompts.")
+        raise ValueError("Too few prompts are unsolved at the start for a test; lower k or use more prompts.")
     alphas = [fit_saturation(steps, series, errors).alpha for series in resampled]
     by_chance = [fit_saturation(steps, series, errors).reduced_chi2 for series in on_curve + resampled - values]
     low, high = np.percentile(alphas, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
@@ -226,9 +224,9 @@ def check_run(run: RecordedRun, k: int, *, resamples: int = RESAMPLES) -> Satura
     steps, per_prompt = per_prompt_by_step(run, k)
     if len(steps) - 1 < MIN_CHECKPOINTS:
         raise InputError(
-            f"'{run.path / 'passk.json'}' holds {len(steps) - 1} checkpoint(s), a fit needs at least "
+            f"'{run.path / 'passk.json'}' contains {len(steps) - 1} checkpoint(s), a fit needs at least "
             f"{MIN_CHECKPOINTS}; run `{passk_command(run.config, run.env, run.path)} --checkpoints all` (save_steps "
-            "decides how many there are)"
+            "sets their number)"
         )
     try:
         return check_saturation(steps, per_prompt, k, resamples=resamples)

@@ -1,4 +1,4 @@
-"""Metrics for `evaluate.load`; `eval.passk` prints what they compute."""
+"""Metrics for `evaluate.load`, which `trl-prorl passk` uses, too."""
 
 import functools
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @functools.cache
 def metric(name: str):
-    """The metric of a folder beside this file. `evaluate` takes seconds to import, so it is imported here."""
+    """Load the metric of a folder next to this file. `evaluate` takes seconds to import, so it is imported here."""
     import evaluate
 
     return evaluate.load(str(Path(__file__).parent / name), keep_in_memory=True)  # without a file on disk

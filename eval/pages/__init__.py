@@ -1,1 +1,1 @@
-"""The report: a file for each section, and the tables, panels and documents that the sections are made of."""
+"""The report: a file per section, and the tables, panels and documents that sections consist of."""

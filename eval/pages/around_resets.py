@@ -1,4 +1,4 @@
-"""What happens at a reset: reward, KL and gradient norm, aligned at the resets of an arm."""
+"""Reward, KL and gradient norm around resets, aligned at the resets of a variant."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ from trl_prorl.eval.pages.plotting import (
 
 
 def aligned_metric(arm: ReportArm, key: str) -> np.ndarray:
-    """Return a metric around every reset of every run of an arm, shape (R, T), as [`align_at_resets`]."""
+    """Return a metric around every reset of every run of a variant, shape (R, T), as [`align_at_resets`]."""
     rows = [np.empty((0, sum(AROUND)))]
     for run in arm.runs:
         values = run.measured(key)
@@ -30,7 +30,7 @@ def aligned_metric(arm: ReportArm, key: str) -> np.ndarray:
 
 
 def draw_around_resets(axes, arms: list[ReportArm], key_of: Callable[[str], str]) -> None:
-    """Draw the mean of a metric over the resets of each arm, with its band; the key may depend on the variant."""
+    """Draw the mean of a metric over the resets of each variant, with its band; its key may depend on the variant."""
     for arm in arms:
         aligned = aligned_metric(arm, key_of(arm.variant))
         aligned = aligned[~np.isnan(aligned).all(axis=1)]
@@ -47,11 +47,11 @@ def draw_around_resets(axes, arms: list[ReportArm], key_of: Callable[[str], str]
 
 
 def reset_panels(sheet: str, arms: list[ReportArm]) -> list[Panel]:
-    """Return the panels of arms with resets, whose titles begin with `sheet`: reward, KL and gradient norm."""
+    """Return the panels of variants with resets, with titles that begin with `sheet`."""
     shown = {
-        "Training reward": (lambda variant: "reward", "mean of the batch"),
-        "KL to the arm's anchor": (kl_key, "nats per token (k3)"),
-        "Gradient norm": (lambda variant: "grad_norm", "before it is clipped"),
+        "Training reward": (lambda variant: "reward", "batch mean"),
+        "KL to the anchor": (kl_key, "nats per token (k3)"),
+        "Gradient norm": (lambda variant: "grad_norm", "norm before clipping"),
     }
     panels = []
     for name, (key_of, unit) in shown.items():
@@ -61,14 +61,14 @@ def reset_panels(sheet: str, arms: list[ReportArm]) -> list[Panel]:
             draw_around_resets(axes, arms, key_of)
             axes.grid(alpha=0.2)
             axes.set_title(wrap(title, TITLE_LETTERS), y=1.0)
-            axes.set(xlabel="steps since the reset (0: the last before it)", ylabel=unit)
+            axes.set(xlabel="steps after the reset (0: last step before it)", ylabel=unit)
 
-        panels.append(Panel(f"{title}, mean over resets by steps since the reset", draw, legend=not panels))
+        panels.append(Panel(f"{title}, mean over resets", draw, legend=not panels))
     return panels
 
 
 def sections(frame: Frame) -> list[Section]:
-    """Return the section; none where no run was reset."""
+    """Return the section, or none if no run was reset."""
     panels = []
     for sheet, arms in curve_sheets(frame):
         with_resets = [arm for arm in arms if any(run.reset_steps() for run in arm.runs)]
@@ -78,9 +78,9 @@ def sections(frame: Frame) -> list[Section]:
         return []
     low, high = MIDDLE
     text = (
-        f"The {AROUND[0]} steps before a reset and the {AROUND[1]} after it, as far as no other reset lies between. "
-        f"Line: mean over all resets and runs of an arm, where {100 * LEAST_SHARE:.0f} % of them or more have a "
-        f"value; band: {low}th to {high}th percentile of the resets."
+        f"The {AROUND[0]} steps before and the {AROUND[1]} steps after each reset, up to the neighbouring reset. "
+        f"Line: mean over all resets and runs of a variant, at steps where {100 * LEAST_SHARE:.0f} % or more of the "
+        f"resets have a value. Band: {low}th to {high}th percentile over resets."
     )
     picture = Picture("around_resets.png", "Reward, KL and gradient norm around a reset", text, panels, 3)
     return [Section("Around a reset", [picture], open=True)]

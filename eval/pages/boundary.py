@@ -1,4 +1,4 @@
-"""Newly solved and lost prompts: of one run with its picture, of all runs in a table."""
+"""Newly solved and lost prompts: one run with its plot, and all runs in a table."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from trl_prorl.eval.pages.plotting import DPI, OTHER_COLOUR, WIDE_TITLE_LETTERS,
 from trl_prorl.eval.pages.table import Column, Table, interval_cell, table_of
 
 
-LISTED_PROMPTS = 12
+MAX_LISTED = 12  # prompts in one line
 
 
 K_COLUMNS = [
@@ -25,50 +25,47 @@ K_COLUMNS = [
 
 
 def boundary_table(result: Boundary, title: str = "pass@k") -> Table:
-    """pass@k of both sides, a row per k."""
-    notes = ["[95 % bootstrap over prompts]."]
+    """Return pass@k of both sides, a row per k."""
+    notes = ["Brackets: 95 % bootstrap intervals over prompts."]
     if result.prompts < MIN_PROMPTS:
         notes.append(NO_INTERVAL_NOTE)
     return table_of(title, K_COLUMNS, result.rows, notes)
 
 
 def boundary_statements(result: Boundary) -> list[str]:
-    """What the counts say of newly solved and lost prompts, and what they cannot say."""
+    """Return the counts of newly solved and lost prompts with their tests, and the smallest detectable change."""
     test = result.solved_at_all
     lines = [
-        f"At {result.n} samples each of {result.prompts} prompts: {len(result.newly_solved)} newly solved, "
-        f"{len(result.lost)} lost, {result.both} solved by both, {result.neither} by neither. Sampling alone turns "
-        f"prompts both ways; that the two counts differ so much by chance has p = {test.p_value:.2g} (exact McNemar)."
+        f"{result.prompts} prompts × {result.n} samples: {len(result.newly_solved)} newly solved, {len(result.lost)} "
+        f"lost, {result.both} solved by both models, {result.neither} by neither. Newly solved against lost: "
+        f"p = {test.p_value:.2g} (exact McNemar test; sampling noise changes prompts in both directions)."
     ]
     for name, changes in (("newly solved", result.newly_solved), ("lost", result.lost)):
         if changes:
             separated = sum(change.separated for change in changes)
             lines.append(
-                f"Of the {len(changes)} {name}, sampling noise is excluded for {separated} (Fisher's exact test "
-                f"against base, Holm over all {result.prompts} prompts, 5 %): {_listed(changes, result.n)}."
+                f"{separated} of {len(changes)} {name} prompts changed significantly (Fisher's exact test per prompt, "
+                f"Holm-corrected over {result.prompts} prompts, 5 %). Correct of {result.n}, * if significant: "
+                f"{_listed(changes)}."
             )
-    reach = (
-        f"a prompt that had none needs up to {result.separable_from} of {result.n} correct to be told apart"
-        if result.separable_from
-        else f"not even {result.n} of {result.n} tell a single prompt apart; draw more samples"
-    )
-    lines.append(
-        f"0 of {result.n} correct does not mean impossible: at 95 % it excludes only rates above "
-        f"{result.rate_limit:.3f}. With {result.prompts} prompts {reach}."
-    )
-    return lines
+    limit = f"0 of {result.n} correct rules out only success rates above {result.rate_limit:.3f} (95 %)."
+    if result.separable_from:
+        limit += f" A change from 0 needs up to {result.separable_from} of {result.n} correct to be significant."
+    else:
+        limit += f" Not even a change from 0 to {result.n} of {result.n} is significant: draw more samples per prompt."
+    return [*lines, limit]
 
 
-def _listed(changes: list[PromptChange], n: int) -> str:
-    """Return the clearest changes first; a star where sampling noise is excluded."""
+def _listed(changes: list[PromptChange]) -> str:
+    """Return the clearest changes first, with a star at significant ones."""
     ranked = sorted(changes, key=lambda change: (change.p_value, -abs(change.trained - change.base), change.prompt))
     listed = []
-    for change in ranked[:LISTED_PROMPTS]:
+    for change in ranked[:MAX_LISTED]:
         star = "*" if change.separated else ""
         listed.append(f"#{change.prompt} {change.base} → {change.trained}{star}")
-    if len(changes) > LISTED_PROMPTS:
-        listed.append(f"{len(changes) - LISTED_PROMPTS} more")
-    return f"prompt and correct of {n}, * where excluded: {', '.join(listed)}"
+    if len(changes) > MAX_LISTED:
+        listed.append(f"and {len(changes) - MAX_LISTED} more")
+    return ", ".join(listed)
 
 
 def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour: str = OTHER_COLOUR) -> None:
@@ -77,8 +74,11 @@ def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour:
     axes = figure.subplots()
     ks = [row.k for row in result.rows]
     base_colour = "#000000" if trained_colour != "#000000" else OTHER_COLOUR
-    for name, colour, marker, line in (("base", base_colour, "o", "--"), ("trained", trained_colour, "s", "-")):
-        points = [row.base if name == "base" else row.trained for row in result.rows]
+    for name, colour, marker, line in (
+        ("starting model", base_colour, "o", "--"),
+        ("trained", trained_colour, "s", "-"),
+    ):
+        points = [row.trained if name == "trained" else row.base for row in result.rows]
         lows = [point.low for point in points]
         highs = [point.high for point in points]
         values = [point.value for point in points]
@@ -87,7 +87,8 @@ def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, list(map(str, ks)), minor=False)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set(title="bands: 95 % over prompts", xlabel="k, samples drawn", ylabel="pass@k", ylim=(0, 1.02))
+    labels = {"title": "bands: 95 % over prompts", "xlabel": "k (samples per prompt)", "ylabel": "held-out pass@k"}
+    axes.set(**labels, ylim=(0, 1.02))
     axes.grid(alpha=0.2)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(wrap(title, WIDE_TITLE_LETTERS), fontsize=13)
@@ -116,10 +117,10 @@ def runs_table(frame: Frame) -> Table | None:
     if not rows:
         return None
     notes = [
-        "Newly solved: no correct base sample, some of the trained model; lost: the reverse; in brackets those for "
-        "which sampling noise is excluded (Fisher's exact test, Holm over all prompts of the run, 5 %). p: exact "
-        "McNemar of newly solved against lost. No correct sample does not mean impossible: the last column is the "
-        "highest rate that leaves a chance of 5 % of it. `trl-prorl boundary --run …` shows the prompts."
+        "Newly solved: no correct base sample, some correct trained samples. Lost: the reverse. In parentheses: "
+        "significant changes (Fisher's exact test per prompt, Holm-corrected over the prompts of the run, 5 %). p: "
+        "exact McNemar test of newly solved against lost. Rate not excluded: no correct sample rules out only higher "
+        "success rates (95 %). List the prompts with `trl-prorl boundary --run …`."
     ]
     return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes)
 

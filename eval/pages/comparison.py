@@ -1,6 +1,7 @@
-"""Who is ahead: the verdict, variants pair by pair; two runs in full."""
+"""Comparisons: the answer of `compare`, the verdict of a report, and differences pair by pair."""
 
 import math
+from collections.abc import Mapping
 
 from rich.table import Table as RichTable
 
@@ -11,7 +12,7 @@ from trl_prorl.eval.analysis.compare import (
     verdicts,
 )
 from trl_prorl.eval.analysis.frame import Frame, ReportArm
-from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE
+from trl_prorl.eval.analysis.statistics import MIN_PROMPTS
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
 from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of, row_labels
 from trl_prorl.eval.pages.reproduce import passk_command
@@ -33,7 +34,7 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
 def objective_notes(runs: list[RecordedRun]) -> list[str]:
-    """What is said where A stands beside a variant of another objective."""
+    """Return the note for a comparison of A with a variant that has another objective."""
     variants = {run.variant for run in runs}
     if "A" in variants and any(map(optimises_another_objective, variants)):
         return [DIFFERENT_OBJECTIVE]
@@ -75,53 +76,79 @@ RATIO_COLUMNS = [
         applies=lambda rows: any(row.step_time is not None for row in rows),
     ),
 ]
+DIFFERENCES = "Pairwise differences"
+MAX_NAMED = 6  # pairs in one sentence
 DIFFERENCE_NOTES = [
-    "The outcome is pass@k of the trained models, or the accuracy of their greedy decoding, mean over seeds. Runs are "
-    "paired by seed where both variants have it, and by prompt. The interval covers prompts and, of several runs, "
-    "seeds. It is not corrected; p is.",
-    "p: exact McNemar for greedy decoding of one run on each side, and for pass@k of k samples; else a t-test over "
-    "prompts and, of several runs, the larger of that and of one over seeds. Holm over all pairs of variants, outcome "
-    "by outcome. A difference is significant if its interval excludes 0 and p is at most 0.05.",
+    "Outcome: pass@k or greedy accuracy of the trained models, mean over seeds. Runs are paired by prompt, and by "
+    "seed if both variants have it. A difference is significant if its interval excludes 0 and p ≤ 0.05.",
+    "p: exact McNemar test for one run per side with greedy decoding, or with k = n; otherwise a t-test over prompts "
+    "and, with several runs, over seeds: the larger p counts. p is Holm-corrected over all pairs of an outcome; the "
+    "interval is not. It covers prompts and, with several runs, seeds.",
 ]
 RATIO_NOTES = [
-    "The interval of a ratio is over prompts, that of step times over steps, and both are over runs where there are "
-    "several. A dash: no interval, or the second side's includes 0. What else a machine did during a step is not "
-    "recorded."
+    "Intervals: ratios over prompts, step times over steps, both also over runs if there are several. A dash: no "
+    "interval, or that of the second side includes 0. Other load on the machine is not recorded."
 ]
 
 
 def arms_table(comparisons: list[Comparison], title: str) -> Table:
-    """Return a row per outcome and pair of arms, for the page."""
+    """Return a row per outcome and pair of variants, for the page."""
     columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, *RATIO_COLUMNS]
     return table_of(title, columns, comparisons, [*DIFFERENCE_NOTES, *RATIO_NOTES])
 
 
 def terminal_tables(comparisons: list[Comparison]) -> list[RichTable]:
-    """Return the same for a terminal of 80 columns: differences, then what goes with them."""
-    differences = table_of(
-        "Variants, pair by pair", [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS], comparisons, DIFFERENCE_NOTES
-    )
-    beyond = table_of("The same pairs: power and ratios", [*PAIR_COLUMNS, *RATIO_COLUMNS], comparisons, RATIO_NOTES)
+    """Return the same as two tables for a terminal of 80 columns: differences, then power and ratios."""
+    differences = table_of(DIFFERENCES, [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS], comparisons, DIFFERENCE_NOTES)
+    beyond = table_of("Power and ratios", [*PAIR_COLUMNS, *RATIO_COLUMNS], comparisons, RATIO_NOTES)
     return [differences.to_rich(narrow=True), beyond.to_rich()]
 
 
-def comparison_statements(comparisons: list[Comparison]) -> list[str]:
-    """What the differences of two runs say."""
-    lines = []
-    for each in comparisons:
-        if each.differs:
-            body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
-        elif math.isnan(each.difference.low):
-            body = NO_INTERVAL_NOTE.removeprefix("n/a: ")  # which the difference says already
-        else:
-            body = f"no significant difference; detectable difference ({POWER}): {each.detectable:.3f}."
-        difference = interval_cell(each.difference, "+.3f")
-        lines.append(f"{each.outcome}: `{each.first}` − `{each.second}` {difference}: {body}")
-    return lines
+def answer(comparisons: list[Comparison], labels: Mapping[str, str] | None = None) -> str:
+    """
+    Answer in one sentence whether runs or variants differ in the first outcome, after Holm's correction.
+
+    Args:
+        comparisons (`list[Comparison]`): At least one; those of an outcome stand together.
+        labels (`Mapping[str, str]`, *optional*): What to call a run or variant in the sentence, by its name.
+    """
+    outcome = comparisons[0].outcome
+    rows = [row for row in comparisons if row.outcome == outcome and not math.isnan(row.difference.low)]
+    if not rows:
+        return f"No answer: fewer than {MIN_PROMPTS} prompts give no confidence interval. Evaluate more: --prompts."
+    differing = sorted((row for row in rows if row.differs), key=lambda row: row.adjusted)
+    shown = [_difference(row, labels or {}) for row in (differing or rows)[:MAX_NAMED]]
+    if len(differing) > MAX_NAMED:
+        shown.append(f"and {len(differing) - MAX_NAMED} more")
+    detectable = max(row.detectable for row in rows)
+    if len(rows) == 1 and differing:
+        direction = "higher" if differing[0].difference.value > 0 else "lower"
+        return f"Yes: {shown[0]}: significantly {direction} {outcome}."
+    if len(rows) == 1:
+        return (
+            f"No significant difference in {outcome}: {shown[0]}; this test would detect a difference of "
+            f"{detectable:.3f} with {POWER}."
+        )
+    if differing:
+        return f"Yes: {len(differing)} of {len(rows)} pairs differ significantly in {outcome}: {'; '.join(shown)}."
+    return (
+        f"No significant difference in {outcome} in any of {len(rows)} pairs; every test would detect a difference of "
+        f"{detectable:.3f} with {POWER}."
+    )
+
+
+def _difference(row: Comparison, labels: Mapping[str, str]) -> str:
+    """Return `A − B = +0.12 [+0.05, +0.19], p = 0.003`."""
+    first = labels.get(row.first, row.first)
+    second = labels.get(row.second, row.second)
+    p = "p (Holm)" if row.adjusted != row.p_value else "p"
+    return f"{first} − {second} = {interval_cell(row.difference, '+.3f')}, {p} = {_p_cell(row)}"
 
 
 def verdict_statement(verdict: Verdict) -> str:
-    """Say which arm is highest, from what it has no significant difference, and its difference from the others."""
+    """
+    Return which variant is highest, those from which it has no significant difference, and its difference from others.
+    """
     best = verdict.best
     scores = f"{best.sides['trained'].value:.3f} (base {best.sides['base'].value:.3f})"
     if verdict.tied:
@@ -150,40 +177,41 @@ def verdict_statement(verdict: Verdict) -> str:
             details.append(f"{row.first} − {row.second}: {interval_cell(row.difference, '+.3f')}{p}.")
     for name in verdict.others:
         if name not in verdict.comparisons:
-            details.append(f"{best.label} is not compared with {name}, because the runs share no prompts or no seeds.")
+            details.append(f"{best.label} is not compared with {name}: their runs share no prompts or no seeds.")
     where = f"{verdict.title}: " if verdict.title else ""
     return f"**{where}{heading}.** {' '.join(details)}"
 
 
 def _interval_note(verdict: Verdict) -> str:
-    """What the intervals of a verdict cover, and for what p is corrected."""
-    alone = "prompts alone: one training seed says nothing of the variation between seeds"
-    over = f"prompts and {verdict.seeds} training seeds" if verdict.seeds > 1 else alone
-    note = f"Intervals, here and in every table: 95 %, over {over}."
+    """Return what the intervals of a verdict cover, and the number of pairs for which p is corrected."""
+    over = "prompts only: one training seed does not show the variation between seeds"
+    if verdict.seeds > 1:
+        over = f"prompts and {verdict.seeds} training seeds"
+    note = f"All intervals are 95 % confidence intervals over {over}."
     if verdict.pairs:
         pairs = "1 pair" if verdict.pairs == 1 else f"{verdict.pairs} pairs"
-        note += f" p: corrected for {pairs} of variants (Holm)."
+        note += f" p is Holm-corrected for {pairs} of variants."
     return note
 
 
 def missing_statements(runs: list[RecordedRun]) -> list[str]:
-    """Return which runs lack a held-out evaluation, and the command that makes it."""
+    """Return which runs lack a held-out evaluation, and the command that adds it."""
     missing = [run for run in runs if run.passk is None]
     if not missing:
         return []
     names = ", ".join(f"`{run.name}`" for run in missing)
     can_be = [run for run in missing if run.can_be_evaluated]
-    said = f"Not evaluated on held-out prompts: {names}."
+    line = f"Not evaluated on held-out prompts: {names}."
     if can_be:
-        said = f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."
+        line += f" Run `{passk_command(can_be)}`, then this report again."
     for run in missing:
         if not run.can_be_evaluated:
-            said += f" {describe_evaluation(run.config, run.env, run.path)} evaluates `{run.name}`."
-    return [said]
+            line += f" Evaluate `{run.name}` with {describe_evaluation(run.config, run.env, run.path)}."
+    return [line]
 
 
 def statements(frame: Frame) -> list[str]:
-    """Return the verdict on every ground, and the runs of which it knows nothing."""
+    """Return the verdict on every ground, and the runs that were not evaluated."""
     found = verdicts(frame)
     lines = [verdict_statement(verdict) for verdict in found]
     lines += dict.fromkeys(_interval_note(verdict) for verdict in found)  # each once
@@ -194,28 +222,32 @@ def statements(frame: Frame) -> list[str]:
 
 
 def training_statements(runs: list[RecordedRun]) -> list[str]:
-    """Say which runs were evaluated on prompts of their training set."""
+    """Return a sentence for every run that was evaluated on prompts of its training set."""
     evaluated = [run for run in runs if run.passk and run.passk.get("in_training")]
-    return [f"{run.name} was not evaluated on held-out prompts alone{training_note(run.passk)}." for run in evaluated]
+    return [f"{run.name} was not evaluated only on held-out prompts{training_note(run.passk)}." for run in evaluated]
 
 
 def scores_panel(arms: list[ReportArm]) -> Panel:
-    """Held-out pass@1 of every arm with its interval, base beside it."""
+    """Draw held-out pass@1 of every variant with its interval, next to the starting model."""
     labels, lines = row_labels([arm.evaluated_legend for arm in arms])
 
     def draw(axes):
         for row, arm in enumerate(arms):
-            for side, colour, marker in (("base", OTHER_COLOUR, "s"), ("trained", colour_of(arm), "o")):
+            for side, name, colour, marker in (
+                ("base", "starting model", OTHER_COLOUR, "s"),
+                ("trained", "trained", colour_of(arm), "o"),
+            ):
                 value, low, high = arm.sides[side]
-                label = side if row == 0 else None  # once in the legend
+                label = name if row == 0 else None  # once in the legend
                 axes.plot([low, high], [row, row], color=colour)
                 axes.plot([value], [row], linestyle="", label=label, color=colour, marker=marker)
         axes.set_yticks(range(len(arms)), labels)
-        axes.set_title("Held-out pass@1 and its 95 % interval", loc="right")
+        axes.set_title("Held-out pass@1 with 95 % interval", loc="right")
         axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="pass@1")
         axes.grid(alpha=0.2)
 
-    return Panel("Held-out pass@1 of base and of every trained arm, with intervals", draw, max(2, lines) * len(arms))
+    alt = "Held-out pass@1 of the starting model and of every trained variant, with 95 % intervals"
+    return Panel(alt, draw, max(2, lines) * len(arms))
 
 
 def verdict_sections(frame: Frame) -> list[Section]:
@@ -224,7 +256,7 @@ def verdict_sections(frame: Frame) -> list[Section]:
     blocks = [Bullets(lines)] if several_grounds else [Text(line) for line in lines]
     evaluated = [arm for arm in frame.arms if arm.evaluated]
     if evaluated:
-        blocks.append(Picture("verdict.png", "Held-out pass@1 of every arm", "", [scores_panel(evaluated)]))
+        blocks.append(Picture("verdict.png", "Held-out pass@1 of every variant", "", [scores_panel(evaluated)]))
     return [Section("Verdict", blocks, open=True)]
 
 
@@ -232,11 +264,10 @@ def sections(frame: Frame) -> list[Section]:
     rows, left = compare_with_references(frame)
     if not rows and not left:
         return []
-    title = "Variants, pair by pair"
     blocks = []
     if rows:
-        blocks.append(arms_table(rows, title))
+        blocks.append(arms_table(rows, DIFFERENCES))
     notes = [*left, *step_time_notes(frame.timing)]
     if notes:
         blocks.append(Bullets(notes))
-    return [Section(title, blocks)]
+    return [Section(DIFFERENCES, blocks)]

@@ -1,4 +1,4 @@
-"""Completions of base and of the best arm, side by side."""
+"""Completions of the starting model and of the best variant, side by side."""
 
 import re
 
@@ -17,13 +17,13 @@ from trl_prorl.text import visible
 
 
 PROMPTS = 6
-LONGEST = 400  # characters of a text that are shown
+MAX_CHARACTERS = 400  # of a text in a cell
 
 
 def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     """
     Return the first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind
-    `passk.json`, whose verdicts add up to its counts, are not on disk.
+    `passk.json`, which add up to its counts, are not on disk.
     """
     names = run.passk.get("prompt_ids")
     n = run.passk["n"]
@@ -41,8 +41,8 @@ def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
 
 
 def _text(text: str) -> str:
-    """Text as code, which shows it as it is; long text is cut."""
-    text = visible(text if len(text) <= LONGEST else f"{text[:LONGEST]} …").strip()
+    """Return text as inline code, which shows it unchanged; long text is truncated."""
+    text = visible(text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} …").strip()
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if text else "(empty)"
 
@@ -59,15 +59,15 @@ COLUMNS = [
 
 
 def completions_table(run: RecordedRun) -> Table | None:
-    """Six prompts, evenly spaced over the evaluation, with the first sample of each side."""
+    """Return six prompts, evenly spaced over the evaluation, with the first sample of each side."""
     sides = [first_samples(run, side) for side in SIDES]
     if any(side is None for side in sides):
         return None
     places = np.unique(np.linspace(0, len(sides[0]) - 1, PROMPTS).astype(int))
     rows = [tuple(side.iloc[place] for side in sides) for place in places]
     notes = [
-        f"Of `{run.name}`: the first sample each for {len(rows)} prompts that are evenly spaced over the evaluation. "
-        f"✓ is correct, ✗ is wrong. All samples are in `{SAMPLES_FOLDER}/`, as parquet."
+        f"First samples of `{run.name}` for {len(rows)} prompts, evenly spaced over the evaluation (not picked by "
+        f"hand). ✓ correct, ✗ wrong. All samples are in `{SAMPLES_FOLDER}/`, as parquet."
     ]
     return table_of("Completions, base and trained", COLUMNS, rows, notes)
 

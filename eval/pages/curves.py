@@ -1,4 +1,4 @@
-"""Curves over optimizer steps: reward beside gold, KL, entropy, gradient norm, cut completions, validation; stages."""
+"""Curves over optimizer steps: reward and accuracy, KL, entropy, gradient norm, truncation, validation; stages."""
 
 import numpy as np
 
@@ -30,30 +30,29 @@ from trl_prorl.eval.pages.plotting import (
 
 STAGES = {  # colour and label
     "rollout": ("#BBBBBB", "rollout"),
-    "old": ("#F0E442", "old scoring"),
-    "ref": ("#CC79A7", "reference scoring"),
+    "old": ("#F0E442", "scoring, old policy"),
+    "ref": ("#CC79A7", "scoring, reference"),
     "update": ("#56B4E9", "update"),
 }
 
 
 def draw_reward(axes, arms: list[ReportArm]) -> None:
     """
-    Draw the training reward and, in the same panel, gold, the share of correct completions: a reward that is gamed
-    parts from it.
+    Draw the training reward and, in the same panel, accuracy (`gold`): under reward hacking the two drift apart.
     """
     draw_lines(axes, arms, lambda variant: "reward", running_mean)
-    draw_lines(axes, _with_gold(arms), lambda variant: "gold", running_mean, ": gold", linestyle=":", marker=None)
+    draw_lines(axes, _with_gold(arms), lambda variant: "gold", running_mean, ": accuracy", linestyle=":", marker=None)
 
 
 def draw_kl(axes, arms: list[ReportArm]) -> None:
-    """Draw the KL of each arm to its own anchor."""
+    """Draw the KL of each variant to its own anchor."""
     for variant in dict.fromkeys(arm.variant for arm in arms):
         same_variant = [arm for arm in arms if arm.variant == variant]
         draw_lines(axes, same_variant, kl_key, running_median_of_positive, f": {kl_key(variant)}")
     series = [values for arm in arms for values in arm.series(kl_key(arm.variant))]
     axes.set_yscale("symlog", linthresh=symlog_threshold(series), linscale=0.5)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter("{x:g}")  # powers of ten as mathematics take a second to set
+    axes.yaxis.set_major_formatter("{x:g}")  # typesetting powers of ten takes a second
 
 
 def draw_entropy(axes, arms: list[ReportArm]) -> None:
@@ -62,7 +61,7 @@ def draw_entropy(axes, arms: list[ReportArm]) -> None:
 
 
 def draw_gradient_norm(axes, arms: list[ReportArm]) -> None:
-    """Draw the norm of the gradient before it is clipped, with a ring at each of its spikes."""
+    """Draw the gradient norm before clipping, with a ring at each spike."""
     draw_lines(axes, arms, lambda variant: "grad_norm", running_median_of_positive)
     label = "spike"
     for arm in arms:
@@ -77,7 +76,7 @@ def draw_gradient_norm(axes, arms: list[ReportArm]) -> None:
 
 
 def draw_truncated(axes, arms: list[ReportArm]) -> None:
-    """Draw the share of completions that were cut off at `max_completion_length`."""
+    """Draw the share of completions that were truncated at `max_completion_length`."""
     draw_lines(axes, arms, lambda variant: "truncated_fraction", running_mean)
     axes.set_ylim(-0.02, 1.02)
 
@@ -93,19 +92,19 @@ def _with_gold(arms: list[ReportArm]) -> list[ReportArm]:
 
 def sheet_panels(sheet: str, arms: list[ReportArm]) -> list[Panel]:
     """
-    Return the panels of some arms, whose titles begin with `sheet`: reward with gold, KL to the anchor, entropy,
-    gradient norm and, where they were measured, completions that were cut and validation.
+    Return the panels of some variants, with titles that begin with `sheet`: reward and accuracy, KL to the anchor,
+    entropy, gradient norm and, if measured, truncation and validation.
     """
-    reward = "Training reward, and gold (dotted)" if _with_gold(arms) else "Training reward"
+    reward = "Training reward, accuracy (dotted)" if _with_gold(arms) else "Training reward"
     panels = [
-        steps_panel(sheet + reward, arms, draw_reward, "mean of the batch"),
-        steps_panel(f"{sheet}KL to the arm's anchor", arms, draw_kl, "nats per token (k3), symlog"),
+        steps_panel(sheet + reward, arms, draw_reward, "batch mean"),
+        steps_panel(f"{sheet}KL to the anchor of each variant", arms, draw_kl, "nats per token (k3), symlog"),
         steps_panel(f"{sheet}Entropy of the policy", arms, draw_entropy, "nats per token", legend=False),
-        steps_panel(f"{sheet}Gradient norm", arms, draw_gradient_norm, "before it is clipped", legend=False),
+        steps_panel(f"{sheet}Gradient norm", arms, draw_gradient_norm, "norm before clipping", legend=False),
     ]
     if any(arm.series("truncated_fraction") for arm in arms):
-        title = f"{sheet}Share of completions cut off"
-        panels.append(steps_panel(title, arms, draw_truncated, "of the batch", legend=False))
+        title = f"{sheet}Truncated completions"
+        panels.append(steps_panel(title, arms, draw_truncated, "share of the batch", legend=False))
     if any(arm.series("eval_reward") for arm in arms):
         title = f"{sheet}Validation reward"
         panels.append(steps_panel(title, arms, draw_validation, "mean of the evaluation", legend=False))
@@ -113,13 +112,13 @@ def sheet_panels(sheet: str, arms: list[ReportArm]) -> list[Panel]:
 
 
 def _mean_stage_seconds(arm: ReportArm, stage: str) -> float:
-    """Return the mean over the runs of an arm that were timed; 0 without any."""
+    """Return the mean over the timed runs of a variant; 0 without any."""
     seconds = arm.values(lambda row: stage_seconds(row, stage))
     return sum(seconds) / len(seconds) if seconds else 0.0
 
 
 def stages_panel(frame: Frame) -> Panel:
-    """Return the mean seconds of a step by stage, mean over the runs of an arm; what was not timed is not drawn."""
+    """Return the mean seconds of a step by stage, mean over the timed runs of a variant."""
     arms = arms_with_curves(frame.arms)
     labels, lines = row_labels([arm.legend for arm in arms])
 
@@ -130,23 +129,23 @@ def stages_panel(frame: Frame) -> Panel:
             axes.barh(range(len(left)), means, left=left, color=colour, label=label)
             left += means
         axes.set_yticks(range(len(labels)), labels)
-        axes.set_title("Mean time of a step, by stage", loc="right")
+        axes.set_title("Mean step time by stage", loc="right")
         axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="seconds")
         axes.grid(alpha=0.2, axis="x")
 
-    alt = "Mean seconds of a step, split into rollout, old scoring, reference scoring and update"
+    alt = "Mean seconds per step: rollout, scoring with the old policy and the reference, update"
     return Panel(alt, draw, lines * len(arms))
 
 
 def sections(frame: Frame) -> list[Section]:
     found = curve_sheets(frame)
     text = (
-        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL and gradient norm: median of the positive values), "
-        "as recorded behind it in faint; the validation reward is that of the evaluations during training."
+        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL and gradient norm: median of the positive values), with raw "
+        "values in the background. Validation reward: evaluations during training."
     )
     if any(spikes is not None and spikes.count for spikes in map(gradient_spikes, frame.runs)):
         text += (
-            f" A ring is a spike of the gradient norm: at least {GRADIENT_SPIKE.factor:g} times the median of the "
+            f" Rings: spikes of the gradient norm, at least {GRADIENT_SPIKE.factor:g} times the median of the "
             f"{NEIGHBOURS} steps on either side."
         )
     if len(found) > 1:

@@ -1,4 +1,4 @@
-"""A report as a list of sections, and what is made of it: markdown, and one HTML page that needs nothing beside it."""
+"""A report as a list of sections, rendered as markdown and as one self-contained HTML page."""
 
 import base64
 import re
@@ -16,8 +16,8 @@ from trl_prorl.text import visible, without_html
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "report.html.jinja"
-LONGEST_SHORT_CELL = 24
-# Emphasis and code alone: whatever a run is called, its name makes no link, no picture and no HTML.
+MAX_SHORT_CELL = 24
+# Only emphasis and code: the name of a run never becomes a link, a picture or HTML.
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink", "entity"])
 _INTERVAL = re.compile(r" (\[[^\]<]*\])(?=$| )")
 
@@ -38,7 +38,7 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to be copied."""
+    """Commands to copy."""
 
     text: str
 
@@ -46,8 +46,14 @@ class Code:
 @dataclass(frozen=True)
 class Picture:
     """
-    A picture: one `file` beside the markdown, its panels one by one in the page, where they fold to one column; `alt`
-    says what it shows for readers who do not see it, and `columns` are the panels in a row where there is room.
+    A picture: one file next to the markdown; in the page its panels one by one, which fold to one column.
+
+    Attributes:
+        file (`str`): Name of the PNG.
+        alt (`str`): Description for readers who cannot see it.
+        caption (`str`): Text below it.
+        panels (`list[Panel]`): Its panels.
+        columns (`int`): Panels in a row if there is room.
     """
 
     file: str
@@ -57,7 +63,7 @@ class Picture:
     columns: int = 2
 
     def write(self, folder: Path) -> None:
-        """Write the file into a folder, and the same as SVG beside it."""
+        """Write the PNG and the same picture as SVG into a folder."""
         path = folder / self.file
         write_sheet(self.panels, path, self.columns)
         write_svg_sheet(self.panels, path.with_suffix(".svg"), self.columns)
@@ -68,7 +74,7 @@ Block = Text | Bullets | Code | Picture | Table
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading; in the page they are folded unless the section is `open`."""
+    """Blocks under a heading; folded in the page unless the section is `open`."""
 
     title: str
     blocks: list[Block]
@@ -76,13 +82,13 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """The heading as GitHub would make it an anchor, of ASCII letters and digits alone."""
+        """The heading as an anchor, as on GitHub, of ASCII letters and digits only."""
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 
 @dataclass(frozen=True)
 class Report:
-    """A report: what stands before the first section, and the sections in order, whose titles differ."""
+    """A report: its title, paragraphs before the first section, and sections with unique titles."""
 
     title: str
     lead: list[Text]
@@ -110,7 +116,7 @@ def _block_markdown(block: Block) -> str:
 
 
 def to_markdown(report: Report) -> str:
-    """Return the report as GitHub markdown; its pictures are files beside it."""
+    """Return the report as GitHub markdown; its pictures are separate files."""
     parts = [f"# {without_html(visible(report.title))}", *map(_block_markdown, report.lead)]
     for section in report.sections:
         parts += [f"## {without_html(visible(section.title))}", *map(_block_markdown, section.blocks)]
@@ -118,23 +124,23 @@ def to_markdown(report: Report) -> str:
 
 
 def inline(text: str) -> Markup:
-    """Markdown of one line (emphasis and code) as HTML; everything else is escaped."""
+    """Return one line of markdown (emphasis and code) as HTML; everything else is escaped."""
     return Markup(_MARKDOWN.renderInline(visible(text)))
 
 
 def cell(text: str) -> Markup:
-    """Return a table cell; an interval, outside code, goes onto a line of its own, in smaller type."""
+    """Return a table cell; an interval outside code gets its own line in smaller type."""
     html = inline(text)
     return html if "`" in text else Markup(_INTERVAL.sub(r' <span class="interval">\1</span>', str(html)))
 
 
 def short(text: str) -> bool:
-    """Return whether a cell, its interval aside, should stay on one line."""
-    return len(_INTERVAL.sub("", text)) <= LONGEST_SHORT_CELL
+    """Return whether a cell without its interval should stay on one line."""
+    return len(_INTERVAL.sub("", text)) <= MAX_SHORT_CELL
 
 
 def breakable(html: Markup) -> Markup:
-    """Let names of runs break where a person would break them."""
+    """Allow line breaks in names of runs after `_` and `/`."""
     return Markup(re.sub(r"([_/])(?![^<]*>)", r"\1<wbr>", str(html)))
 
 
@@ -143,7 +149,7 @@ def visible_lines(text: str) -> str:
 
 
 def as_shown(value):
-    """Make what stands in the page without a filter visible; a name may hold control characters."""
+    """Make unfiltered text visible: a name may contain control characters."""
     return visible(value) if type(value) is str else value
 
 
@@ -153,7 +159,7 @@ def data_uri(panel: Panel) -> str:
 
 
 def to_html(report: Report) -> str:
-    """Return the report as an HTML page; pictures are drawn panel by panel."""
+    """Return the report as an HTML page; panels are drawn one by one."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

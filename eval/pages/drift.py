@@ -1,4 +1,4 @@
-"""Distance from base: the points of one run, and the runs of a report side by side."""
+"""Drift from the starting model: the checkpoints of one run, and the runs of a report side by side."""
 
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from trl_prorl.record.run_files import training_note
 
 # Title and unit of each measure's panel.
 PANELS = {
-    "kl_to_base": ("KL to base", "nats per token (exact)"),
-    "token_agreement": ("Agreement with base", "share of positions"),
-    "entropy": ("Entropy at own samples", "nats per token"),
+    "kl_to_base": ("KL to the starting model", "nats per token (exact)"),
+    "token_agreement": ("Same greedy token", "share of positions"),
+    "entropy": ("Entropy on own samples", "nats per token"),
     "mean_tokens": ("Length of samples", "tokens"),
 }
 
 
-NO_ENGLISH = "Without the perplexity of English text: the model's vocabulary has no English words."
+NO_ENGLISH = "No perplexity of English text: the vocabulary of the model has no English words."
 
 
 def drift_points(run: RecordedRun) -> list[dict]:
@@ -33,7 +33,7 @@ def drift_points(run: RecordedRun) -> list[dict]:
 
 
 def drift_series(run: RecordedRun, key: str) -> pd.Series | None:
-    """Return one measure over optimizer steps; `None` if it was not measured."""
+    """Return a measure over optimizer steps; `None` if it was not measured."""
     points = {point["step"]: point[key] for point in drift_points(run) if point.get(key) is not None}
     return pd.Series(points, dtype=float).sort_index() if points else None
 
@@ -56,7 +56,7 @@ def _step_cell(point: dict, unknown: str) -> str:
 
 
 def _has(key: str):
-    """Make the condition of a column: that a point has this measure."""
+    """Return the condition of a column: some point has this measure."""
     return lambda points: any(point.get(key) is not None for point in points)
 
 
@@ -70,7 +70,7 @@ POINT_COLUMNS = [
 LANGUAGE_COLUMNS = [
     Column("step", lambda point: _step_cell(point, "end")),
     Column("reward", lambda point: cell(point["reward"], ".3f"), applies=_has("reward")),
-    Column("correct", lambda point: cell(point["gold"], ".3f"), applies=_has("gold")),
+    Column("accuracy", lambda point: cell(point["gold"], ".3f"), applies=_has("gold")),
     Column("log p, base", lambda point: cell(point["base_logp"], ".3f")),
     Column("distinct-2", lambda point: cell(point["distinct_2"], ".3f")),
     Column("compression", lambda point: cell(point["compression_ratio"], ".2f")),
@@ -86,14 +86,14 @@ RUN_COLUMNS = [
     Column("KL to base [95 %]", lambda row: _kl_cell(row[1])),
     Column("agreement", lambda row: cell(row[1].get("token_agreement"), ".3f")),
     Column("entropy, base → trained", lambda row: _entropy_cell(row[1])),
-    Column("tokens of a sample", lambda row: cell(row[1].get("mean_tokens"), ".1f")),
+    Column("tokens per sample", lambda row: cell(row[1].get("mean_tokens"), ".1f")),
 ]
 
 
 def points_tables(run_dir: Path, result: dict) -> list[Table]:
-    """Return a row per model of one run: on its own task, and on each other one."""
+    """Return the tables of one run with a row per checkpoint: on its own task, and on each other one."""
     points = result["points"]
-    title = f"Drift of {run_dir}{training_note(result)}"
+    title = f"Drift of {run_dir} from the starting model (step 0){training_note(result)}"
     without_text = all(point.get("text_perplexity") is None for point in points)
     notes = [NO_ENGLISH] if without_text else []
     tables = [table_of(title, POINT_COLUMNS, points), table_of(title, LANGUAGE_COLUMNS, points, notes)]
@@ -112,15 +112,15 @@ def runs_table(frame: Frame) -> Table | None:
         if points:
             rows.append((run.name, points[-1]))
     notes = [
-        "The last checkpoint of each run. KL in nats per token, exact over the vocabulary, at the policy's own "
-        f"samples; agreement is the share of positions where both have the same likeliest token. {NOT_MEASURED} means "
+        "Last checkpoint of each run, against the starting model. KL: nats per token on the policy's own samples, "
+        f"exact over the vocabulary. Agreement: share of positions with the same greedy token. {NOT_MEASURED} means "
         "not measured."
     ]
-    return table_of("Distance from base", RUN_COLUMNS, rows, notes) if rows else None
+    return table_of("Drift from the starting model", RUN_COLUMNS, rows, notes) if rows else None
 
 
 def plot_drift(result: dict, path: Path) -> None:
-    """KL, agreement, entropy and length over steps, as a PNG."""
+    """Write KL, agreement, entropy and length over steps as a PNG."""
     points = [point for point in result["points"] if point["step"] is not None]
     steps = [point["step"] for point in points]
     figure = Figure(figsize=(12, 3.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""The result matrix: a row per arm over its seeds; performance, stability and cost side by side."""
+"""The result matrix: a row per variant over its seeds, with performance, stability and cost."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,62 +44,61 @@ def _collapsed_cell(arm: ReportArm) -> str:
 
 
 def _spikes_cell(arm: ReportArm, find: Callable[[RecordedRun], Spikes | None]) -> str:
-    """Return the mean number in a run, and the largest of all runs: `1.5 (× 32)`."""
+    """Return the mean number per run, and the largest over all runs: `1.5 (× 32)`."""
     found = arm.values(lambda row: find(row.run))
     count = mean_cell([spikes.count for spikes in found], ".3g")
     largest = max((spikes.largest for spikes in found if spikes.count), default=None)
     return count if largest is None else f"{count} (× {largest:,.3g})"
 
 
-# A new column is an entry here.
+# To add a column, add an entry.
 COLUMNS = [
     Column(
-        "arm",
+        "variant",
         lambda arm: arm.label,
-        "**arm**: a run by its folder, several seeds by what their folders have in common; in brackets the variant, "
-        "where the folder does not say it, and the settings that set it apart from others of that variant and task. "
-        "★: its held-out pass@1 is significantly higher than that of base and of every other variant of its task, "
-        "base, length and learning rate.",
+        "**variant**: the folder of a run, or the common part of the folders of its seeds. In parentheses: the "
+        "variant, if the folder's name does not contain it, and the settings that differ from other runs of that "
+        "variant and task. ★: its held-out pass@1 is significantly higher than that of base and of every other "
+        "variant with the same task, starting model, length and learning rate.",
     ),
     Column(
         "seeds",
         lambda arm: str(arm.seeds),
-        "**seeds**: pairs of a base's seed and a training seed; runs that differ only in seeds, paths and what no "
-        "number depends on are one row.",
+        "**seeds**: number of runs that differ only in the seeds of base and training, in paths, and in keys that "
+        "change no number; they share a row.",
     ),
     Column(
         "pass@1",
         lambda arm: interval_cell(arm.sides["trained"], ".3f"),
-        "**pass@1**, **pass@k**: held-out, of the trained model, the second at the largest k evaluated.",
+        "**pass@1**, **pass@k**: held-out scores of the trained model; pass@k at the largest evaluated k.",
         PERFORMANCE,
     ),
     Column("pass@k", _pass_k_cell, group=PERFORMANCE),
     Column(
         "gain",
         lambda arm: interval_cell(arm.gain(), "+.3f"),
-        "**gain**: pass@1 of the trained model less that of base. In brackets 95 %: over prompts (bootstrap); where "
-        "there are several seeds, the hull of that, the seeds averaged, and of Student's t over the seeds, wide while "
-        "they are few.",
+        "**gain**: pass@1 of the trained model − base. 95 % intervals in brackets: bootstrap over prompts; with "
+        "several seeds, the hull of that interval (seeds averaged) and of a t-interval over seeds, which is wide with "
+        "few seeds.",
         PERFORMANCE,
     ),
     Column(
         "collapsed",
         _collapsed_cell,
         f"**collapsed**: runs whose mean training reward over the last 10 % of the steps (at least {SMOOTHING_STEPS}) "
-        f"is below {COLLAPSE_SHARE:g} of the best mean over {SMOOTHING_STEPS} steps, or in which a loss or gradient "
-        "was not finite, of the runs where that can be told.",
+        f"is below {COLLAPSE_SHARE:g} of the best mean over {SMOOTHING_STEPS} steps, or with a loss or gradient that "
+        "was not finite; of the runs that measured it.",
         STABILITY,
     ),
     Column(
         "KL spikes",
         lambda arm: _spikes_cell(arm, kl_spikes),
-        "**KL spikes**, **entropy spikes**, **gradient spikes**: mean number in a run, and in brackets the largest of "
-        "all seeds. A spike is a step whose value, of those above 0, is at least "
-        f"{KL_SPIKE.factor:g} times (KL to the own anchor), {ENTROPY_SPIKE.factor:g} times (entropy) or "
-        f"{GRADIENT_SPIKE.factor:g} times (norm of the gradient before it is clipped) the median of its neighbours, "
-        f"the {NEIGHBOURS} steps on either side; KL and entropy also have to lie {KL_SPIKE.rise:g} and "
-        f"{ENTROPY_SPIKE.rise:g} nats above it. Such steps in a row are one spike, told by the highest. The number in "
-        "brackets is its multiple of that median.",
+        "**KL spikes**, **entropy spikes**, **gradient spikes**: mean number per run; in parentheses the largest "
+        "spike of all seeds, as a multiple of the median. A spike is a positive value of at least "
+        f"{KL_SPIKE.factor:g} times (KL to the variant's anchor), {ENTROPY_SPIKE.factor:g} times (entropy) or "
+        f"{GRADIENT_SPIKE.factor:g} times (gradient norm before clipping) the median of the {NEIGHBOURS} steps on "
+        f"either side. KL and entropy must also exceed it by {KL_SPIKE.rise:g} and {ENTROPY_SPIKE.rise:g} nats. "
+        "Consecutive spikes count as one.",
         STABILITY,
     ),
     Column("entropy spikes", lambda arm: _spikes_cell(arm, entropy_spikes), group=STABILITY),
@@ -107,50 +106,51 @@ COLUMNS = [
     Column(
         "largest drop",
         lambda arm: cell(_worst(arm, largest_drop), ".3f"),
-        f"**largest drop**: the furthest the training reward (mean over {SMOOTHING_STEPS} steps) fell below its best "
-        "so far; the worst seed.",
+        f"**largest drop**: largest drop of the training reward (mean over {SMOOTHING_STEPS} steps) below its best so "
+        "far; worst seed.",
         STABILITY,
     ),
     Column(
         "step time / control",
         lambda arm: mean_cell(arm.values(lambda row: row.over_control), ".2f"),
-        "**step time / control**: mean seconds of an optimizer step, validation during training included, over those "
-        "of the control of the same seed, or of the first control; mean over seeds.",
+        "**step time / control**: mean seconds per optimizer step, including validation during training, divided by "
+        "those of the control of the same seed, or of the first control; mean over seeds.",
         COST,
     ),
     Column(
         "tokens / s",
         lambda arm: mean_cell(arm.values(lambda row: row.throughput), ",.0f"),
-        "**tokens / s**: completion tokens in the loss, in every pass, over the steps' seconds; mean over seeds.",
+        "**tokens / s**: completion tokens in the loss, counted in every pass, per second of step time; mean over "
+        "seeds.",
         COST,
     ),
     Column(
         "reference calls",
         lambda arm: mean_cell(arm.values(lambda row: row.reference_calls), ",.0f"),
-        "**reference calls**: scoring forwards of the reference in a run; mean over seeds.",
+        "**reference calls**: forward passes of the reference per run; mean over seeds.",
         COST,
     ),
     Column(
         "reference share (%)",
         lambda arm: mean_cell([100 * share for share in arm.values(lambda row: row.reference_share)], ".1f"),
-        "**reference share**: time spent on them, of the steps' time without validation.",
+        "**reference share**: share of the step time spent on them, without validation.",
         COST,
     ),
     Column(
         "peak memory (GiB)",
         lambda arm: cell(_worst(arm, peak_memory), ".1f"),
-        "**peak memory**: largest allocation on the GPU in any step; the worst seed.",
+        "**peak memory**: largest GPU allocation in any step; worst seed.",
         COST,
     ),
 ]
 DASH = (
-    f"{NOT_MEASURED} means not measured, or not defined: a control's ratio without a control, the step time of a run "
-    "beside which another one trained."
+    f"{NOT_MEASURED} means not measured, or not defined: a ratio without a control, or the step time of a run that "
+    "trained in parallel with another one."
 )
 
 
 def result_matrix(frame: Frame) -> Table:
-    """Performance, stability and cost of every arm."""
+    """Return performance, stability and cost of every variant."""
     best = {verdict.best.label for verdict in verdicts(frame) if verdict.is_significant}
     table = table_of("Result matrix", COLUMNS, frame.arms, definitions=[DASH])
     rows = []

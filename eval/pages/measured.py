@@ -9,12 +9,12 @@ from rich.table import Table
 
 class Measured(dict):
     """
-    What an evaluation measured: a dictionary, which JSON can hold, and which is shown as its tables.
+    The result of an evaluation: a dictionary of JSON values that is displayed as tables.
 
     Args:
-        content (`dict`): The content of the file that the evaluation has written.
-        tables (`Sequence[Table]`): The tables of it, for the terminal.
-        note (`str`, *optional*): What stands below them.
+        content (`dict`): The content of the file that the evaluation wrote.
+        tables (`Sequence[Table]`): Its tables, for the terminal.
+        note (`str`, *optional*): A line below the tables.
     """
 
     def __init__(self, content: dict, tables: Sequence[Table], note: str | None = None):

@@ -1,4 +1,4 @@
-"""pass@k: over checkpoints, against k, per task, on tasks that were not trained; of one evaluation on a terminal."""
+"""pass@k: over checkpoints, against k, per task, on other tasks; and the tables of one evaluation on a terminal."""
 
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
 
 
 def checkpoint_panels(frame: Frame) -> list[Panel]:
-    """pass@k over checkpoints, a panel per k."""
+    """Return pass@k over checkpoints, a panel per k."""
 
     ks = checkpoint_ks(frame.runs)
     panels = []
@@ -47,7 +47,7 @@ def checkpoint_panels(frame: Frame) -> list[Panel]:
 
 
 def draw_checkpoints(axes, arms: list[ReportArm], k: int) -> None:
-    """Draw pass@k over the checkpoints of each arm that has some."""
+    """Draw pass@k over the checkpoints of each variant that has some."""
     for arm in arms:
         curves = [checkpoint_curve(run, k) for run in arm.runs]
         curves = [curve for curve in curves if curve is not None]
@@ -56,7 +56,7 @@ def draw_checkpoints(axes, arms: list[ReportArm], k: int) -> None:
 
 
 def _at(place):
-    """The cell of one checkpoint, chosen among the trained ones."""
+    """Return a function that makes the cell of one checkpoint, chosen by `place`."""
 
     def text(row):
         trained = row[2].drop(index=0)
@@ -80,36 +80,38 @@ def checkpoints_table(frame: Frame) -> Table | None:
     measured = [(run, k, checkpoint_curve(run, k)) for run in frame.runs for k in checkpoint_ks(frame.runs)]
     rows = [row for row in measured if row[2] is not None]
     notes = [
-        "Intervals are 95 % over prompts. The best of many checkpoints is chosen on the same prompts it is reported "
-        "on, and so too high by chance."
+        "95 % intervals over prompts. The best checkpoint was selected on the same prompts, so its score is biased "
+        "upwards."
     ]
     return table_of("Held-out pass@k over checkpoints", CHECKPOINT_COLUMNS, rows, notes) if rows else None
 
 
 def k_panels(frame: Frame) -> list[Panel]:
-    """Return a panel for arms that share axes: the trained ones over k, and base."""
+    """Return a panel for variants that share axes: trained and starting model over k."""
 
     panels = []
     for beginning, arms in sheets(frame):
         evaluated = [arm for arm in arms if arm.evaluated]
         if evaluated:
-            title = f"{beginning}base and trained"
+            title = f"{beginning}Held-out pass@k"
             draw = partial(draw_against_k, arms=evaluated, title=title)
-            panels.append(Panel(f"Held-out pass@k against k: {title}", draw))
+            panels.append(Panel(f"{title} against k: starting model and trained", draw))
     return panels
 
 
 def draw_against_k(axes, arms: list[ReportArm], title: str) -> None:
-    """Draw pass@k over k: base, of all runs, and the trained models, arm by arm."""
+    """Draw pass@k over k: the starting model (all runs), and the trained models by variant."""
     runs = [run for arm in arms for run in arm.evaluated]
-    draw_points(axes, [k_curve(run, "base", len(runs) == 1) for run in runs], "base", BASE_STYLE)
+    draw_points(axes, [k_curve(run, "base", len(runs) == 1) for run in runs], "starting model", BASE_STYLE)
     for arm in arms:
         curves = [k_curve(run, "trained", len(arm.evaluated) == 1) for run in arm.evaluated]
         draw_points(axes, curves, arm.evaluated_legend, style_of(arm))
     ks = draw_sizes(max(run.passk["n"] for run in runs))
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, list(map(str, ks)))
-    axes.set(title=wrap(title, TITLE_LETTERS), xlabel="k (samples drawn)", ylabel="held-out pass@k", ylim=(0, 1.02))
+    axes.set(
+        title=wrap(title, TITLE_LETTERS), xlabel="k (samples per prompt)", ylabel="held-out pass@k", ylim=(0, 1.02)
+    )
     axes.grid(alpha=0.2)
 
 
@@ -131,12 +133,12 @@ TASK_COLUMNS = [
 
 
 def tasks_table(frame: Frame) -> Table | None:
-    """Held-out pass@1 per task and level, a row each per run; `None` where prompts are of one kind."""
+    """Return held-out pass@1 per task and level, a row each per run; `None` if there is only one."""
     rows = []
     for run in frame.runs:
         parts = (run.passk or {}).get("by") or []
         rows += [(run, part) for part in parts]
-    notes = ["The prompts of each task and level alone; intervals over prompts."]
+    notes = ["95 % intervals over the prompts of each task and level."]
     return table_of("Per task and level", TASK_COLUMNS, rows, notes) if rows else None
 
 
@@ -151,28 +153,28 @@ FORGETTING_COLUMNS = [
 
 
 def forgetting_table(frame: Frame) -> Table | None:
-    """Tasks that were not trained: base against trained, paired over prompts; `None` if none was evaluated."""
+    """Return base, trained and change on other tasks, paired over prompts; `None` if none was evaluated."""
     rows = []
     for run in frame.runs:
         others = (run.passk or {}).get("others") or {}
         rows += [(run, other) for other in others.values()]
-    notes = ["The change is paired over prompts; none is found where its interval holds 0."]
-    return table_of("Tasks that were not trained", FORGETTING_COLUMNS, rows, notes) if rows else None
+    notes = ["The change is paired over prompts. If its interval includes 0, there is no significant change."]
+    return table_of("Forgetting: tasks that were not trained", FORGETTING_COLUMNS, rows, notes) if rows else None
 
 
 def checkpoints(frame: Frame) -> list[Section]:
     table = checkpoints_table(frame)
     if table is None:
         return []
-    text = caption(frame, "Base at step 0. Bands of a single run: 95 % over prompts.")
+    text = caption(frame, "Starting model at step 0. Bands of a single run: 95 % over prompts.")
     picture = Picture("checkpoints.png", table.title, text, checkpoint_panels(frame))
     return [Section(table.title, [picture, table])]
 
 
 def against_k(frame: Frame) -> list[Section]:
     text = (
-        "Dotted: base, of all runs; strong: trained. From the counts of correct samples, k on a base-2 axis. Bands: "
-        "95 % over prompts for a single run, lowest to highest where there are several."
+        "Dotted: starting model, over all runs. Bands: 95 % intervals over prompts for a single run, lowest to "
+        "highest run if there are several. Log-2 axis for k."
     )
     panels = k_panels(frame)
     picture = Picture("passk.png", "Held-out pass@k against k", text, panels, 3)
@@ -184,7 +186,7 @@ def by_task(frame: Frame) -> list[Section]:
 
 
 def _side_by_side(what: str, title: str, rows: list[tuple[str, list[Estimate], Estimate]], digits: int = 3) -> Table:
-    """Base, trained and gain, a row each."""
+    """Return a table of base, trained and gain."""
     cells = [
         [name, *(interval_cell(side, f".{digits}f") for side in sides), interval_cell(change, f"+.{digits}f")]
         for name, sides, change in rows
@@ -197,10 +199,10 @@ def _row(name: str, result: dict, k: int) -> tuple[str, list[Estimate], Estimate
 
 
 def result_table(run_dir: Path, result: dict) -> Table:
-    """Base against trained, a row per k and one of greedy decoding, with 95 % bootstrap intervals over prompts."""
+    """Return base, trained and gain: a row per k and one for greedy decoding, with 95 % intervals over prompts."""
     title = (
-        f"pass@k of {run_dir}: {result['task']}, {result['split']} split{training_note(result)}, "
-        f"{result['prompts']} prompts, n = {result['n']}, temperature {result['temperature']:g}"
+        f"{run_dir}: {result['task']}, {result['split']} split{training_note(result)}, {result['prompts']} prompts × "
+        f"{result['n']} samples, temperature {result['temperature']:g}"
     )
     rows = [_row(f"pass@{k}", result, k) for k in result["k"]]
     greedy = result.get("greedy")
@@ -212,8 +214,8 @@ def result_table(run_dir: Path, result: dict) -> Table:
 
 def parts_table(result: dict) -> Table | None:
     """
-    Return the smallest k of every task and level among the prompts, and of the tasks that were not trained; `None` if
-    neither.
+    Return pass@k at the smallest k for every task and level of the prompts, and for the tasks that were not trained;
+    `None` without either.
     """
     k = result["k"][0]
     rows = []
@@ -226,10 +228,10 @@ def parts_table(result: dict) -> Table | None:
 
 
 def checkpoint_table(result: dict) -> Table:
-    """pass@k of base and every checkpoint, a row each."""
+    """Return pass@k of base and every checkpoint, a row each."""
     columns = [Column("step", lambda point: str(point["step"]))]
     for k in result["k"]:
         columns.append(Column(f"pass@{k}", lambda point, k=k: interval_cell(summary_score(point, k), ".3f")))
     columns.append(Column("tokens", lambda point: f"{point['mean_tokens']:.0f}"))
     points = [{"step": 0, **result["base"]}, *result["checkpoints"]]
-    return table_of("pass@k over training steps", columns, points)
+    return table_of("pass@k over training (step 0: starting model)", columns, points)

@@ -1,4 +1,4 @@
-"""How a report draws: the look of an arm, curves over steps with their marks, panels, and the files made of them."""
+"""Drawing for reports: line styles of variants, curves over steps with event marks, panels, and picture files."""
 
 import io
 import re
@@ -15,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from trl_prorl.eval.analysis.configurations import short_label
 from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.stability import band, why_no_curves
 from trl_prorl.eval.run_folder.run import RecordedRun
@@ -26,13 +27,13 @@ from trl_prorl.variants import VARIANTS
 
 OTHER_COLOUR = "#7F7F7F"
 LINE_STYLES = ("-", "--", "-.", ":")
-# From the fifth line of a colour on; not the circle that the points of some curves have anyway.
+# From the fifth line of a colour on. No circle, because points of some curves are circles.
 MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 DPI = 100
 PANEL_INCHES = (5.2, 3.4)
 PANEL_DPI = 120
-LEFT = 0.16  # of the panel's width, left of the axes; more where a label needs it
-MOST_LEFT = 0.7
+LEFT = 0.16  # share of the panel's width left of the axes; more if a label needs it
+MAX_LEFT = 0.7
 EDGE_PIXELS = 4  # between the longest label and the edge
 TITLE_LETTERS = 48  # in a line
 WIDE_TITLE_LETTERS = 70  # in a line of a picture of its own
@@ -42,18 +43,18 @@ LEGEND_ROW_INCHES = 0.17
 LEGEND_EDGE_INCHES = 0.1
 LEGEND_COLUMNS = 2
 LEGEND_LETTERS = 64  # in a line of all columns
-MOST_CURVES = 10  # on one set of axes
-MOST_RESETS = 30  # of a curve, that are marked
-LEGEND_NOTE = "Panels without a legend have that of the first beside them."
-RESETS_NOTE = f"Vertical lines are resets, of the arm's colour, but for arms with more than {MOST_RESETS}."
-BAND_NOTE = "Strong line: mean over the seeds of an arm; band: lowest to highest seed, where all of them ran."
+MAX_CURVES = 10  # on one set of axes
+MAX_RESETS = 30  # marked resets of a curve
+LEGEND_NOTE = "Panels without a legend share the legend of the first panel."
+RESETS_NOTE = f"Vertical lines: resets, in the colour of the variant (not drawn for more than {MAX_RESETS})."
+BAND_NOTE = "Line: mean over seeds; band: lowest to highest seed, over the steps that all seeds reached."
 SHEETS_NOTE = (
-    "Arms of one task, base, length and learning rate share axes; where these are more than "
-    f"{MOST_CURVES}, as many at a time do, beside one arm of plain and one of the control."
+    "Variants with the same task, starting model, length and learning rate share axes. If there are more than "
+    f"{MAX_CURVES}, they are split over several panels, each with one run of plain and one of control."
 )
-# Other events, at the bottom of the axes: marker, label, and what a caption says.
+# Other events, at the bottom of the axes: marker, label, and sentence for the caption.
 EVENT_MARKS = {
-    GROWTH: ("^", "growth of the rank", "Triangles at the bottom are growths of the adapter's rank."),
+    GROWTH: ("^", "rank growth", "Triangles at the bottom: the rank of the adapter grew."),
     GAMED: (
         "X",
         "possible reward hacking",
@@ -65,8 +66,13 @@ EVENT_MARKS = {
 @dataclass(frozen=True, eq=False)
 class Panel:
     """
-    One set of axes: what the picture shows, for readers who do not see it; a function that draws into axes, and labels
-    what belongs into a legend, but draws none; rows of bars, which make it taller; and whether it has a legend.
+    One set of axes.
+
+    Attributes:
+        alt (`str`): Description for readers who cannot see the picture.
+        draw (`Callable`): Draws into axes and sets labels for the legend, but draws no legend.
+        rows (`int`): Rows of bars, which make the panel taller.
+        legend (`bool`): Whether a legend is added.
     """
 
     alt: str
@@ -86,29 +92,29 @@ class Panel:
         above = 0.3 + TITLE_LINE_INCHES * titles
         figure.set_figheight(figure.get_figheight() + below + above - 0.3)
         tall = figure.get_figheight()
-        # By hand, because a layout that is computed takes five times as long.
+        # Set by hand, because matplotlib's own layout takes five times as long.
         margins = {"right": 0.98, "bottom": (below + 0.5) / tall, "top": 1 - above / tall}
         figure.subplots_adjust(LEFT, **margins)
         beyond = EDGE_PIXELS - axes.get_tightbbox(canvas.get_renderer()).x0
         if beyond > 0:
-            figure.subplots_adjust(min(LEFT + beyond / figure.bbox.width, MOST_LEFT))
+            figure.subplots_adjust(min(LEFT + beyond / figure.bbox.width, MAX_LEFT))
         canvas.draw()
         return figure
 
     @cached_property
     def png(self) -> bytes:
-        """The panel, 624 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
+        """The panel, 624 pixels wide: the type stays readable at 340 pixels, the width of a phone."""
         canvas = FigureCanvasAgg(self._figure)
         canvas.draw()
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
-        # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
+        # A palette reduces the page to a third of its size; a figure has few colours.
         buffer = io.BytesIO()
         picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, format="png")
         return buffer.getvalue()
 
     @cached_property
     def svg(self) -> str:
-        """The panel as SVG: text as text, and the same bytes for the same numbers."""
+        """The panel as SVG, with selectable text and the same bytes for the same numbers."""
         file = io.StringIO()
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "trl-prorl"}):
             self._figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -116,7 +122,7 @@ class Panel:
 
 
 def _add_legend(figure: Figure, axes) -> float:
-    """Add a legend at the bottom, in one column where a label is too long for two; return its height in inches."""
+    """Add a legend at the bottom, in one column if a label is too long for two; return its height in inches."""
     handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return 0.0
@@ -129,18 +135,18 @@ def _add_legend(figure: Figure, axes) -> float:
 
 
 def wrap(text: str, letters: int) -> str:
-    """Break a label of a picture into lines; the name of a run may have no spaces to break at."""
-    return textwrap.fill(visible(text).replace("$", r"\$"), letters)  # matplotlib takes a `$` for mathematics
+    """Wrap a label of a picture; the name of a run may have no spaces to break at."""
+    return textwrap.fill(visible(text).replace("$", r"\$"), letters)  # matplotlib parses `$` as mathematics
 
 
 def row_labels(labels: list[str]) -> tuple[list[str], int]:
-    """Return the labels of rows of bars, broken into lines, and the number of lines of the longest."""
+    """Return the wrapped labels of rows of bars, and the number of lines of the longest."""
     wrapped = [wrap(label, ROW_LETTERS) for label in labels]
     return wrapped, max(label.count("\n") + 1 for label in wrapped)
 
 
 def write_svg_sheet(panels: list[Panel], path: Path, columns: int) -> None:
-    """Write panels side by side as one SVG, each with names of its own for its shapes."""
+    """Write panels side by side as one SVG; ids of shapes are made unique per panel."""
     parts = []
     left = 0.0
     top = 0.0
@@ -155,7 +161,7 @@ def write_svg_sheet(panels: list[Panel], path: Path, columns: int) -> None:
         box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', root)
         panel_width, height = map(float, box.groups())
         body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-        # A hundredth of a point is enough, and half as large.
+        # Coordinates rounded to 0.01 points halve the file.
         body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
         body = re.sub(r'(\bid="|"#|url\(#)', rf"\g<1>p{place}-", body)
         size = f'x="{left:g}" y="{top:g}" width="{panel_width:g}" height="{height:g}"'
@@ -185,18 +191,18 @@ def write_sheet(panels: list[Panel], path: Path, columns: int) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG, whole or not at all."""
+    """Write a figure as a PNG, atomically."""
     with replaced(path) as aside:
         figure.savefig(aside, format="png")
 
 
 def colour_of(run: RecordedRun | ReportArm) -> str:
-    """Return the colour of its variant; grey for one that is not known."""
+    """Return the colour of its variant; grey for an unknown one."""
     return VARIANTS[run.variant].colour if run.variant in VARIANTS else OTHER_COLOUR
 
 
 def style_of(arm: ReportArm) -> dict:
-    """Line properties: colour by variant, dashes and then markers by place within the colour."""
+    """Return line properties: colour by variant, dashes and then markers by position within the colour."""
     style = {"color": colour_of(arm), "linestyle": LINE_STYLES[arm.place % len(LINE_STYLES)]}
     marker = MARKERS[arm.place // len(LINE_STYLES) % len(MARKERS)]
     if marker is not None:
@@ -205,21 +211,21 @@ def style_of(arm: ReportArm) -> dict:
     return style
 
 
-def arm_label(run: RecordedRun) -> str:
-    """Return the name of a run, with its variant where the name does not say it."""
-    return run.name if run.name == run.variant else f"{run.name} ({run.variant})"
+def run_label(run: RecordedRun) -> str:
+    """Return the name of a run with the label of its variant: `control (fixed reference)`."""
+    return f"{run.name} ({short_label(run.variant)})"
 
 
 def sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
     """
-    Return the arms as they share axes, with what begins the titles of these: ground by ground, and of a ground of more
-    than 10 arms as many at a time, with its first plain and control arm in each.
+    Return the variants that share axes, with the beginning of their titles: one set per ground. A ground with more
+    than 10 variants is split, and its first plain and control variants are drawn in every part.
     """
     parts_of_all = []
     for title, arms in frame.grounds.items():
         first = {arm.variant: arm for arm in reversed(arms)}
         references = [first[variant] for variant in ("plain", "control") if variant in first]
-        parts = [arms[start : start + MOST_CURVES] for start in range(0, len(arms), MOST_CURVES)]
+        parts = [arms[start : start + MAX_CURVES] for start in range(0, len(arms), MAX_CURVES)]
         for number, part in enumerate(parts, start=1):
             others = [arm for arm in references if arm not in part]
             words = [title] if title else []
@@ -231,7 +237,7 @@ def sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
 
 
 def curve_sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
-    """Return [`sheets`] with the runs that have something to draw over their steps."""
+    """Return [`sheets`] with only the runs that have curves to draw."""
     found = []
     for beginning, arms in sheets(frame):
         alive = arms_with_curves(arms)
@@ -241,15 +247,15 @@ def curve_sheets(frame: Frame) -> list[tuple[str, list[ReportArm]]]:
 
 
 def arms_with_curves(arms: list[ReportArm]) -> list[ReportArm]:
-    """Return the arms without the runs that hardly began: at their few steps the mean over seeds would end."""
+    """Return the variants without runs of too few steps: the mean over seeds would end at these."""
     alive = [replace(arm, rows=[row for row in arm.rows if why_no_curves(row.run) is None]) for arm in arms]
     return [arm for arm in alive if arm.rows]
 
 
 def caption(frame: Frame, text: str) -> str:
     """
-    Return the caption of curves over steps: after a text the marks, and the bands where there are seeds to put
-    together.
+    Return the caption of curves over steps: a text, then the meaning of the marks and, with several seeds, of the
+    bands.
     """
     notes = [text, LEGEND_NOTE, RESETS_NOTE]
     for event, (_, _, note) in EVENT_MARKS.items():
@@ -264,8 +270,8 @@ def draw_lines(
     axes, arms: list[ReportArm], key_of: Callable, smooth=lambda values: values, suffix="", **style
 ) -> None:
     """
-    Draw a metric of some arms, whose key may depend on the variant. One run: faint as recorded, strong smoothed.
-    Several: mean and band of what was smoothed run by run.
+    Draw a metric of some variants; its key may depend on the variant. One run: raw values faint, smoothed values
+    strong. Several runs: mean and band of the smoothed runs.
     """
     for arm in arms:
         series = arm.series(key_of(arm.variant))
@@ -286,7 +292,7 @@ def draw_lines(
 
 def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> None:
     """
-    Points, of one run its `mean` with the interval `low` to `high`, of several mean and band over the runs.
+    Draw points: for one run its `mean` with the interval `low` to `high`, for several the mean and band over runs.
     """
     frame = frames[0] if len(frames) == 1 else band([each["mean"] for each in frames])
     axes.fill_between(frame.index, frame["low"], frame["high"], color=style["color"], alpha=0.15, linewidth=0)
@@ -296,8 +302,7 @@ def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> No
 
 def steps_panel(title: str, arms: list[ReportArm], draw: Callable, unit: str, legend: bool = True) -> Panel:
     """
-    Return a panel over optimizer steps, into which `draw(axes, arms)` draws, with the marks of resets and other
-    events.
+    Return a panel over optimizer steps, drawn by `draw(axes, arms)`, with marks for resets and other events.
     """
 
     def whole(axes):
@@ -306,7 +311,7 @@ def steps_panel(title: str, arms: list[ReportArm], draw: Callable, unit: str, le
             say_not_measured(axes)
         mark_events(axes, arms)
         axes.grid(alpha=0.2)
-        axes.set_title(wrap(title, TITLE_LETTERS), y=1.0)  # a place of its own, which is not searched for
+        axes.set_title(wrap(title, TITLE_LETTERS), y=1.0)  # a fixed place, which matplotlib need not search for
         axes.set(xlabel="optimizer step", ylabel=unit)
 
     return Panel(f"{title} over optimizer steps", whole, legend=legend)
@@ -318,13 +323,13 @@ def say_not_measured(axes) -> None:
 
 def mark_events(axes, arms: list[ReportArm]) -> None:
     """
-    Resets as thin vertical lines, and other events as marks at the bottom. More than 30 resets of an arm would hide
-    those of the others.
+    Draw resets as thin vertical lines, and other events as marks at the bottom. More than 30 resets of one variant
+    would hide those of others.
     """
     across = axes.get_xaxis_transform()
     for arm in arms:
         steps = sorted({step for run in arm.runs for step in run.reset_steps() or []})
-        if 0 < len(steps) <= MOST_RESETS:
+        if 0 < len(steps) <= MAX_RESETS:
             axes.vlines(steps, 0, 1, colour_of(arm), linewidth=0.8, alpha=0.6, transform=across, zorder=0)
     for event, (marker, label, _) in EVENT_MARKS.items():
         for arm in arms:
@@ -336,7 +341,7 @@ def mark_events(axes, arms: list[ReportArm]) -> None:
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:
-    """Return where a KL axis turns linear: at the smallest positive values, because a reset makes the KL exactly 0."""
+    """Return where a KL axis becomes linear: at the smallest positive values, because a reset sets the KL to 0."""
     positive = [values[values > 0] for values in series]
     smallest = [values.quantile(0.05) for values in positive if len(values)]
     return max(min(smallest, default=1e-6), 1e-12)

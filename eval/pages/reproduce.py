@@ -1,4 +1,4 @@
-"""The commands that make runs, evaluations and this report again."""
+"""Commands that reproduce runs, evaluations and the report."""
 
 from trl_prorl.eval.pages.document import Code, Section, Text
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, RecordedRun
@@ -13,7 +13,7 @@ def passk_command(runs: list[RecordedRun]) -> str:
 
 
 def evaluation_commands(runs: list[RecordedRun]) -> str:
-    """Return the commands that evaluated the runs, one per setting; with the defaults for runs not evaluated yet."""
+    """Return the commands that evaluated the runs, one per setting; with defaults for runs not evaluated yet."""
     by_setting = {}
     for run in runs:
         if not run.can_be_evaluated:
@@ -35,7 +35,7 @@ def _passk_options(run: RecordedRun) -> str:
     own = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
     if tokens and tokens != own:
         sampling += f" --max-new-tokens {tokens}"
-    split = f" --split {shell_quote(passk['split'])}" if run.config.get("task") else ""  # a user's own rows have none
+    split = f" --split {shell_quote(passk['split'])}" if run.config.get("task") else ""  # own rows have no splits
     return (
         f"{split} --prompts {passk['prompts']} --n {passk['n']} --k {ks} {sampling} "
         f"--seed {shell_quote(str(passk['seed']))}"
@@ -46,13 +46,14 @@ def sections(runs: list[RecordedRun], command: str) -> list[Section]:
     """
     Args:
         runs (`list[RecordedRun]`): The runs.
-        command (`str`): The command that makes the report again.
+        command (`str`): The command that writes the report.
     """
     how = Text(
-        "`trl-prorl train <run folder>/config.yaml --output_dir <new folder>` trains a run "
-        "from a recipe again, whatever its variant: its `config.yaml` decides. `env.json` holds versions, hardware "
-        "and seed. Then:"
+        "Train a run again, whatever its variant, with `trl-prorl train <run folder>/config.yaml --output_dir <new "
+        "folder>`. Its versions, hardware and seed are in `env.json`. Then:"
     )
     own = [run for run in runs if not run.can_be_evaluated]
-    how_own = [Text(f"{describe_evaluation(run.config, run.env, run.path)} evaluates `{run.name}`.") for run in own]
+    how_own = [
+        Text(f"Evaluate `{run.name}` with {describe_evaluation(run.config, run.env, run.path)}.") for run in own
+    ]
     return [Section("How to reproduce", [how, *how_own, Code(f"{evaluation_commands(runs)}\n{command}".strip())])]

@@ -1,4 +1,4 @@
-"""What the resets did to the reward."""
+"""The effect of resets on the reward."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 class ResetEffects(NamedTuple):
-    """An arm's reward after every reset of every run, and that of the controls at the same steps."""
+    """The reward of a variant after every reset of every run, and the reward of the controls at the same steps."""
 
     arm: ReportArm
     own: list[Response]
@@ -29,13 +29,13 @@ class ResetEffects(NamedTuple):
 
 
 def _reward(run: RecordedRun | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """Steps and training reward of a run that measured it."""
+    """Return the steps and training rewards of a run; `None` if not measured."""
     reward = None if run is None else run.measured("reward")
     return None if reward is None else (reward.index.to_numpy(), reward.to_numpy())
 
 
 def _responses(run: RecordedRun | None, resets: list[int] | None) -> list[Response]:
-    """Return the responses of a run's reward to resets at these steps; none where it has no reward."""
+    """Return the responses of a run's reward to resets at these steps; empty without a reward."""
     reward = _reward(run)
     return reset_responses(*reward, resets or []) if reward else []
 
@@ -46,7 +46,7 @@ def reset_effects(arm: ReportArm) -> ResetEffects:
     for row in arm.rows:
         resets = row.run.reset_steps()
         own += _responses(row.run, resets)
-        control += _responses(row.own_control, resets)  # a control without resets has none of its own at those steps
+        control += _responses(row.own_control, resets)  # at the same steps, where the control resets nothing
     return ResetEffects(arm, own, control)
 
 
@@ -57,7 +57,7 @@ def _reasons(arm: ReportArm) -> str:
 
 
 def _reconvergence_cell(found: list[Response]) -> str:
-    """Median, with the number that were not back: `4 (3 of 25 not back)`."""
+    """Return the median, with the number that did not recover: `4 (3 of 25 not back)`."""
     median = median_reconvergence(found)
     if median is None:
         return NOT_MEASURED
@@ -67,42 +67,42 @@ def _reconvergence_cell(found: list[Response]) -> str:
 
 
 RESET_COLUMNS = [
-    Column("arm", lambda row: row.arm.label),
+    Column("variant", lambda row: row.arm.label),
     Column(
         "resets",
         lambda row: str(sum(row.arm.values(lambda one: one.resets))),
-        "**resets**, **reasons**: over all seeds; a reset for several reasons counts under each.",
+        "**resets**, **reasons**: counts over all seeds; a reset with several reasons counts for each.",
     ),
     Column("reasons", lambda row: _reasons(row.arm)),
     Column(
         "dip",
         lambda row: cell(mean_dip(row.own), ".3f"),
-        f"**dip**: the mean training reward of the {BEFORE} steps before a reset less the lowest mean over {AFTER} "
-        "steps in a row between it and the next reset, at least 0; mean over the resets.",
+        f"**dip**: mean training reward of the {BEFORE} steps before a reset, minus the lowest mean over {AFTER} "
+        "consecutive steps before the next reset; at least 0. Mean over the resets.",
     ),
     Column(
         "control's dip",
         lambda row: cell(mean_dip(row.control), ".3f"),
-        "**control's dip**, **control's steps**: the same of the control of the same base and training seed at the "
-        "same steps, where it resets nothing. The lowest of many means lies below the level before by chance alone: a "
-        "reset costs reward where its dip is deeper than the control's.",
+        "**control's dip**, **control's steps**: the same for the control with the same base and training seed at the "
+        "same steps, where it resets nothing. The lowest of many means is below the earlier level by chance alone, so "
+        "a reset costs reward only if its dip is deeper than the control's.",
     ),
     Column(
         "steps to reconverge",
         lambda row: _reconvergence_cell(row.own),
-        f"**steps to reconverge**: from a reset to the first {AFTER} steps in a row, all after it, whose mean reward "
-        f"is at least that of the {BEFORE} steps before it; 0 if the first {AFTER} are. Not back: not before the next "
-        "reset or the end. The median is that of Kaplan and Meier, which counts these as longer than they were "
-        "watched.",
+        f"**steps to reconverge**: steps from a reset to the first {AFTER} consecutive steps after it whose mean "
+        f"reward reaches the mean of the {BEFORE} steps before it; 0 if the first {AFTER} do. Not back: not before "
+        "the next reset or the end of the run. The median is the Kaplan–Meier estimate, which treats these as "
+        "censored.",
     ),
     Column("control's steps", lambda row: _reconvergence_cell(row.control)),
 ]
 
 
 def reset_table(frame: Frame) -> Table | None:
-    """Dip and reconvergence of every arm with resets; `None` if there is none."""
+    """Return dip and reconvergence of every variant with resets; `None` if there is none."""
     rows = [row for row in map(reset_effects, frame.arms) if row.own]
-    return table_of("Dips and reconvergence after the resets", RESET_COLUMNS, rows) if rows else None
+    return table_of("Reward dip and reconvergence after resets", RESET_COLUMNS, rows) if rows else None
 
 
 def sections(frame: Frame) -> list[Section]:

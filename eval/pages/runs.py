@@ -1,4 +1,4 @@
-"""The runs one by one: what each learned, what it cost, and the few numbers that fit a terminal of 80 columns."""
+"""The runs one by one: scores, cost, and a short table that fits a terminal of 80 columns."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,7 @@ from trl_prorl.eval.analysis.passk import SIDES, score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean, why_no_curves
 from trl_prorl.eval.pages.curves import stages_panel
 from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.plotting import run_label
 from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
     NOT_MEASURED,
@@ -24,12 +25,12 @@ from trl_prorl.variants import VARIANTS
 
 
 def _where_measured(heading: str, text: Callable[[Row], str]) -> Column:
-    """Return a column that is there if a run has its number."""
+    """Return a column that appears if any run has its number."""
     return Column(heading, text, applies=lambda rows: any(text(row) != NOT_MEASURED for row in rows))
 
 
 def _both_sides(heading: str, spec: str, key: str, part: str | None = None) -> Column:
-    """Base → trained of a number of the held-out evaluation, or of a part of it."""
+    """Return a column `base → trained` for a number of the held-out evaluation, or of a part of it."""
 
     def text(row):
         passk = row.run.passk or {}
@@ -57,17 +58,22 @@ def _reward(row: Row) -> str:
 
 
 def _anchor(row: Row) -> str:
-    """What its KL was taken to."""
+    """Return the policy to which its KL was taken."""
     variant = "control" if row.run.without_reset else row.run.variant
     return VARIANTS[variant].anchor if variant in VARIANTS else NOT_MEASURED
 
 
 def _short_name(row: Row) -> str:
-    return row.run.name if says_variant(row.run.name, row.run.variant) else f"{row.run.name} ({row.run.variant})"
+    return row.run.name if says_variant(row.run.name, row.run.variant) else run_label(row.run)
+
+
+def _variant(row: Row) -> str:
+    known = VARIANTS.get(row.run.variant)
+    return known.label if known else row.run.variant
 
 
 NAME = Column("run", lambda row: row.run.name)
-VARIANT = Column("variant", lambda row: row.run.variant)
+VARIANT = Column("variant", _variant)
 RESETS = Column("resets", lambda row: NOT_MEASURED if row.resets is None else str(row.resets))
 
 LEARNED = [
@@ -82,9 +88,9 @@ LEARNED = [
     _pass_at(4),
     _pass_at(8),
     _both_sides("greedy accuracy", ".3f", "accuracy", "greedy"),
-    _both_sides("mean tokens of a sample", ".1f", "mean_tokens"),
-    _both_sides("samples cut off", ".3f", "truncated"),
-    _where_measured("final gold", _last("gold", ".3f")),
+    _both_sides("tokens per sample", ".1f", "mean_tokens"),
+    _both_sides("truncated samples", ".3f", "truncated"),
+    _where_measured("final accuracy (gold)", _last("gold", ".3f")),
     Column("final kl_ref", _last("kl_ref", ".2e")),
     Column("final kl_old", _last("kl_old", ".2e")),
     _where_measured("final clip ratio", _last("clip_region_mean", ".4f")),
@@ -101,23 +107,23 @@ OVERVIEW = [
 
 
 def overview_table(frame: Frame) -> Table:
-    """Held-out pass@1 and cost, a row per run."""
+    """Return held-out pass@1 and cost, a row per run."""
     notes = [
-        "Ref calls: scoring calls of the reference over the run; ref %: their share of the time; seconds a step are "
-        f"means, validation during training included. {NOT_MEASURED} means not measured.",
+        "ref calls: forward passes of the reference in the run; ref %: their share of the time; s/step: mean seconds "
+        f"per step, including validation; /control: divided by the control's. {NOT_MEASURED} means not measured.",
         *step_time_notes(frame.timing),
     ]
     return table_of("Held-out pass@1 [95 % over prompts] and cost", OVERVIEW, frame.rows, notes)
 
 
 def learning_table(frame: Frame) -> Table:
-    """What each run learned, a row each."""
+    """Return reward, held-out scores and KL of each run, a row each."""
     notes = [
-        "pass@k is of the trained model where only one number stands. Cut off means that a sample reached the length "
-        "limit. KL is the k3 mean over tokens in nats, the clip ratio the share of tokens clipped, gold the share of "
-        f"correct completions; final means the mean of the last 10 % of the steps. {NOT_MEASURED} means not measured."
+        "A single pass@k is that of the trained model. Truncated: the sample reached the length limit. KL: mean k3 "
+        "estimate in nats per token. Clip ratio: share of clipped tokens. Accuracy (`gold`): share of correct "
+        f"training completions. Final: mean over the last 10 % of the steps. {NOT_MEASURED} means not measured."
     ]
-    return table_of("What was learned", LEARNED, frame.rows, notes)
+    return table_of("Run by run", LEARNED, frame.rows, notes)
 
 
 def learned(frame: Frame) -> list[Section]:
@@ -131,6 +137,6 @@ def costs(frame: Frame) -> list[Section]:
     if any(why_no_curves(row.run) is None for row in timed):
         text = "Means over runs."
         if len(timed) < len(frame.rows):
-            text += " An arm has no bar where none of its runs trained alone."
-        blocks.append(Picture("ref_cost.png", "Mean time of a step by stage", text, [stages_panel(frame)]))
-    return [Section("What it cost", blocks)]
+            text += " Variants without a bar have no run that trained alone."
+        blocks.append(Picture("ref_cost.png", "Mean step time by stage", text, [stages_panel(frame)]))
+    return [Section("Cost", blocks)]

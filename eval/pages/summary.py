@@ -1,4 +1,4 @@
-"""A row for each run of a demo, in 80 columns: what it learned, and how far it went from its base."""
+"""A row for each run of a demo, in 80 columns: reward, held-out scores, and KL to the starting model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from trl_prorl.eval.run_folder.reading import load_run
 
 
 def _measured(heading: str | Callable, text: Callable[[Row], str]) -> Column:
-    """Return a column that is there if a run has its number."""
+    """Return a column that appears if any run has its number."""
     return Column(heading, text, applies=lambda rows: any(text(row) != NOT_MEASURED for row in rows))
 
 
@@ -47,7 +47,7 @@ def _drift(row: Row) -> str:
 
 
 COLUMNS = [
-    Column("arm", lambda row: row.run.name),
+    Column("run", lambda row: row.run.name),
     Column("reward", _reward),
     _measured("pass@1", _pass_at_1),
     _measured(_largest_k_heading, _at_largest_k),
@@ -55,8 +55,8 @@ COLUMNS = [
     _measured("KL to base", _drift),
 ]
 NOTE = (
-    "Reward: in training, mean of the last 10 % of the steps. pass@k and greedy decoding: held-out prompts; pass@1 of "
-    "base → trained. KL to base: nats a token of the policy's own samples."
+    "reward: training reward, mean over the last 10 % of the steps. pass@k, greedy: held-out prompts; pass@1 as "
+    "starting model → trained. KL to base: KL to the starting model on the policy's own samples, nats per token."
 )
 
 
@@ -68,4 +68,4 @@ def summary_table(folders: list[Path]) -> Table:
         folders (`list[Path]`): The run folders.
     """
     rows = Frame([load_run(folder, name=folder.name) for folder in folders]).rows
-    return table_of("Arms", COLUMNS, rows, [NOTE])
+    return table_of("Runs", COLUMNS, rows, [NOTE])

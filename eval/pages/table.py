@@ -19,12 +19,12 @@ POWER = "80 % power"  # of a detectable difference
 
 
 def cell(value: float | None, spec: str) -> str:
-    """Return a number in the given format; an en dash for what was not measured."""
+    """Return a number in the given format; an en dash if it was not measured."""
     return NOT_MEASURED if value is None or math.isnan(value) else format(value, spec)
 
 
 def interval_cell(estimate: Estimate | None, spec: str) -> str:
-    """`value [low, high]`, `(n/a)` where there is no interval, or an en dash."""
+    """Return `value [low, high]`, `value (n/a)` without an interval, or an en dash."""
     if estimate is None:
         return NOT_MEASURED
     value, low, high = estimate
@@ -36,29 +36,29 @@ def percent(value: float) -> str:
 
 
 def mean_cell(values: list[float], spec: str) -> str:
-    """Return the mean of the values, a dash where there is none."""
+    """Return the mean of the values, or a dash if there are none."""
     return format(sum(values) / len(values), spec) if values else NOT_MEASURED
 
 
 def arrow_cell(values: list[float | None], spec: str) -> str:
-    """`base → trained`, or a dash if either is missing."""
+    """Return `base → trained`, or a dash if either is missing."""
     return NOT_MEASURED if None in values else f"{values[0]:{spec}} → {values[1]:{spec}}"
 
 
 def sides_cell(base: Estimate | None, trained: Estimate | None, spec: str) -> str:
-    """`base → trained [low, high]`, or a dash if either is missing."""
+    """Return `base → trained [low, high]`, or a dash if either is missing."""
     if base is None or trained is None:
         return NOT_MEASURED
     return f"{cell(base.value, spec)} → {interval_cell(trained, spec)}"
 
 
 def percent_cell(share: float | None, spec: str) -> str:
-    """Return a share in [0, 1] as a number of percent, for a column whose heading has the sign."""
+    """Return a share in [0, 1] as a percentage, for a column with the sign in its heading."""
     return cell(None if share is None else 100 * share, spec)
 
 
 def print_bullets(console: Console, lines: Iterable[str]) -> None:
-    """A list on a terminal; nothing in a line acts there."""
+    """Print a list; markup and control characters have no effect."""
     for line in lines:
         console.print(f"- {visible(line)}", markup=False, highlight=False)
 
@@ -66,9 +66,13 @@ def print_bullets(console: Console, lines: Iterable[str]) -> None:
 @dataclass
 class Table:
     """
-    Cells as text: rendered as GitHub markdown and HTML in the report and by rich in the terminal. Notes are paragraphs
-    below it; definitions say what the columns mean, a list below it, folded in HTML; groups are headings over the
-    header, each with the number of columns below it, HTML only.
+    A table of text cells, rendered as GitHub markdown and HTML in the report and by rich in the terminal.
+
+    Attributes:
+        title, header, rows: The title, the headings and the cells.
+        notes (`list[str]`): Paragraphs below the table.
+        definitions (`list[str]`): Meanings of the columns: a list below the table, folded in HTML.
+        groups (`list[tuple[str, int]]`): Headings above the header, each with its number of columns; HTML only.
     """
 
     title: str
@@ -88,8 +92,8 @@ class Table:
 
     def to_rich(self, narrow: bool = False) -> RichTable:
         """
-        Make the table for the terminal. With `narrow` it fits 80 columns: no frame, everything to the right, and only
-        the first column folds.
+        Return the table for the terminal. With `narrow` it fits 80 columns: no frame, right-aligned, and only the
+        first column wraps.
         """
         caption = escape(visible(" ".join(self.notes))) or None
         table = RichTable(title=escape(visible(self.title)), caption=caption, caption_justify="left")
@@ -107,8 +111,14 @@ class Table:
 @dataclass(frozen=True)
 class Column:
     """
-    Everything that there is to say of one column: its heading; the cell of one row; its definition, for the list below
-    the table; the heading over it and its neighbours of the same group; and whether it is a column of these rows.
+    One column of a table.
+
+    Attributes:
+        heading (`str` or `Callable`): Its heading, or a function of the rows that returns it.
+        cell (`Callable`): Returns the cell of a row.
+        definition (`str`): Its meaning, for the list below the table.
+        group (`str`): Heading above it and its neighbours of the same group.
+        applies (`Callable`): Returns whether the table has this column for the given rows.
     """
 
     heading: str | Callable[[Sequence], str]
@@ -122,8 +132,7 @@ def table_of(
     title: str, columns: Sequence[Column], rows: Sequence, notes: Sequence[str] = (), definitions: Sequence[str] = ()
 ) -> Table:
     """
-    Return the table whose cells the columns take from the rows, whatever these are; further definitions stand after
-    the columns' own.
+    Return the table that these columns make of any rows; further definitions follow those of the columns.
     """
     shown = [column for column in columns if column.applies(rows)]
     header = []

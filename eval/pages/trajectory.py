@@ -1,4 +1,4 @@
-"""pass@k over training with the curve of one constant rate: a table, sentences, and a picture."""
+"""pass@k over training with a fitted curve of constant rate: a table, sentences, and a plot."""
 
 import math
 from pathlib import Path
@@ -12,8 +12,8 @@ from trl_prorl.eval.pages.plotting import (
     DPI,
     OTHER_COLOUR,
     WIDE_TITLE_LETTERS,
-    arm_label,
     colour_of,
+    run_label,
     save_figure,
     wrap,
 )
@@ -32,7 +32,7 @@ def _halving_cell(check: SaturationCheck) -> str:
 
 
 COLUMNS = [
-    Column("run", lambda row: arm_label(row[0])),
+    Column("run", lambda row: run_label(row[0])),
     Column("k", lambda row: str(row[1].k)),
     Column("base → last", lambda row: _ends_cell(row[1])),
     Column("1000 alpha", lambda row: interval_cell(Estimate(*(1000 * part for part in row[1].alpha)), ".2f")),
@@ -43,32 +43,32 @@ COLUMNS = [
 
 
 def trajectory_table(checks: list[tuple[RecordedRun, SaturationCheck]]) -> Table:
-    """Return a row per run and k: where it began and ended, the rate, and whether the curve holds."""
+    """Return a row per run and k: first and last value, the rate, and whether the curve fits."""
     notes = [
-        "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base; 'halves in' is "
-        "the steps in which the unsolved part halves; [95 %] and p from resampled prompts, p at least 1/(resamples + "
-        "1). 'holds' means that no departure was seen, at 5 %."
+        "Fit: pass@k = 1 - (1 - p0) e^(-alpha t), t in optimizer steps, p0 measured on the starting model. halves in: "
+        "steps in which 1 - pass@k halves. 95 % intervals and p come from resampled prompts; p is at least "
+        "1/(resamples + 1). holds: no significant deviation from the curve (p > 0.05)."
     ]
     return table_of("pass@k over training", COLUMNS, checks, notes)
 
 
 def trajectory_statements(run: RecordedRun, check: SaturationCheck) -> list[str]:
-    """Return whether the curve holds for this run and k, and how large a departure would have shown."""
+    """Return whether the curve fits this run and k, and the precision of a checkpoint."""
     steps = check.fit.steps
     residuals = check.fit.residuals
     errors = check.fit.errors
     worst = int(np.argmax(np.abs(residuals / errors)))
-    clearest = f"the clearest residual is {residuals[worst]:+.3f} at step {steps[worst]:.0f}"
+    clearest = f"most significant residual {residuals[worst]:+.3f} at step {steps[worst]:.0f}"
     heading = f"`{run.name}`, pass@{check.k}: "
     if check.holds:
         body = (
-            f"no departure from a constant rate seen (p = {check.p_value:.2g}); {clearest}. A single checkpoint is "
-            f"known to ±{1.96 * float(np.median(errors)):.3f} only."
+            f"no significant deviation from a constant rate (p = {check.p_value:.2g}, {clearest}). The score of a "
+            f"checkpoint has a 95 % margin of ±{1.96 * float(np.median(errors)):.3f}."
         )
     else:
-        body = f"the constant rate does not hold (p = {check.p_value:.2g}): {clearest}."
+        body = f"significant deviation from a constant rate (p = {check.p_value:.2g}, {clearest})."
     if check.alpha.low <= 0 <= check.alpha.high:
-        body += " The rate itself is not told from 0."
+        body += " The rate is not significantly different from 0."
     return [heading + body]
 
 
@@ -85,8 +85,8 @@ def plot_trajectory(run: RecordedRun, checks: list[SaturationCheck], path: Path)
         dense = np.linspace(0, points["step"].iloc[-1], 200)
         label = f"1 − (1 − {fit.p0:.3f}) exp(−{fit.alpha:.2e} t)"
         axes.plot(dense, fit.curve(dense), color="#000000", linewidth=1.4, linestyle="--", label=label)
-        axes.set(ylabel=f"pass@{check.k}", xlabel="optimizer step", ylim=(0, 1.02))
-        verdict = "no departure seen" if check.holds else "the curve does not hold"
+        axes.set(ylabel=f"held-out pass@{check.k}", xlabel="optimizer step", ylim=(0, 1.02))
+        verdict = "no significant deviation" if check.holds else "significant deviation"
         axes.set_title(f"pass@{check.k}: {verdict} (p = {check.p_value:.2g})", fontsize=11)
         steps = run.reset_steps()
         if steps:
@@ -94,6 +94,6 @@ def plot_trajectory(run: RecordedRun, checks: list[SaturationCheck], path: Path)
             axes.vlines(steps, 0, 1, OTHER_COLOUR, linestyles=":", label="resets", transform=across, linewidth=0.9)
         axes.grid(alpha=0.2)
         axes.legend(loc="lower right", framealpha=0.9)
-    title = f"{arm_label(run)}: held-out pass@k over training, base at step 0"
+    title = f"{run_label(run)}: held-out pass@k over training (step 0: starting model)"
     figure.suptitle(wrap(title, WIDE_TITLE_LETTERS), fontsize=13)
     save_figure(figure, path)

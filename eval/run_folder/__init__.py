@@ -1,1 +1,1 @@
-"""A run's folder, read: its record, and what was measured of it."""
+"""Read a run folder: its log files and evaluations."""

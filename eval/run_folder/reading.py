@@ -1,4 +1,4 @@
-"""Run folders: found as the command line names them, and read: configuration, record and evaluations."""
+"""Find and read run folders: configuration, log files and evaluations."""
 
 import argparse
 import glob
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 PASSK_FILE = "passk.json"
 DRIFT_FILE = "drift.json"
-EARLIER = re.compile(r"earlier-\d+")  # a folder of what a run that began again has set aside
-MOST_REASONS = 3  # in one sentence
+EARLIER = re.compile(r"earlier-\d+")  # a folder with the files of an earlier run, which a restart set aside
+MAX_REASONS = 3  # in one sentence
 PLAIN_RUN = (
-    "it is the run of another trainer, without the record that ProRLTrainer writes. ProRLTrainer with "
-    "ProRLConfig(fast=False) in place of TRL's GRPOTrainer with GRPOConfig makes an identical run, with a record"
+    "it is a run of another trainer, without the log files of ProRLTrainer. For an identical run with log files, "
+    "replace TRL's GRPOTrainer and GRPOConfig by ProRLTrainer and ProRLConfig(fast=False)"
 )
 EVALUATIONS = {PASSK_FILE: run_files.PASSK, DRIFT_FILE: run_files.DRIFT}
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file, whole or not at all; NaN, which JSON does not know, as null."""
+    """Write a JSON file atomically; NaN, which JSON lacks, becomes null."""
     with replaced(path) as aside:
         aside.write_text(json.dumps(_without_nan(content)) + "\n")
 
 
 def writing(path: Path) -> AbstractContextManager[None]:
-    """Keep other commands from writing the same evaluation in a context; wait for one that writes it."""
+    """Keep other commands from writing the same evaluation inside a context; wait for one that is writing it."""
     return exclusive(path, visible(f"{path}: another command is writing it; waiting for it to finish."))
 
 
@@ -60,7 +60,7 @@ def _without_nan(value):
 
 
 def with_nan(value):
-    """An end of an interval that was not given is null in JSON and NaN here."""
+    """Convert null, a missing end of an interval in JSON, to NaN."""
     if isinstance(value, dict):
         return {key: with_nan(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -70,32 +70,32 @@ def with_nan(value):
 
 def load_config(run_dir) -> dict:
     """
-    `config.yaml` of a run folder.
+    Return `config.yaml` of a run folder.
 
     Raises:
         InputError: If the folder or the file is missing, the file is no recipe, or a link leads out of the folder.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
-        raise InputError(f"run folder '{run_dir}' does not exist; give the folder a training run wrote")
+        raise InputError(f"run folder '{run_dir}' does not exist; give the output_dir of a run")
     path = run_dir / "config.yaml"
     if not path.is_file() and is_plain_run(run_dir):
         raise InputError(f"'{path}' is missing: {PLAIN_RUN}")
     if not path.is_file():
-        raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe the run was started with there")
+        raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe of the run there")
     check_links(run_dir)
     return run_files.read_yaml(path)
 
 
 def is_plain_run(folder: Path) -> bool:
-    """Return whether a folder has what transformers' trainers write, and no record."""
+    """Return whether a folder has the files of a transformers trainer, but not those of ours."""
     written = [folder / "training_args.bin", *folder.glob("checkpoint-*/trainer_state.json")]
     return any(path.is_file() for path in written) and not (folder / run_files.METRICS_FILE).is_file()
 
 
 def read_env(run_dir: Path) -> dict:
     """
-    `env.json` of a run folder; empty if there is none.
+    Return `env.json` of a run folder; empty if there is none.
 
     Raises:
         InputError: If it is not JSON.
@@ -108,11 +108,11 @@ def read_evaluation(
     run_dir: Path, file: str, env: dict, cure: str = "remove it, and evaluate this run"
 ) -> dict | None:
     """
-    `passk.json` or `drift.json` of a run, whose `env.json` is given; `None` if there is none.
+    Return `passk.json` or `drift.json` of a run with the given `env.json`; `None` if there is none.
 
     Raises:
-        InputError: If it is not JSON, lacks a key, or is of another run, which had the folder before; with the `cure`
-            for that.
+        InputError: If it is not JSON, lacks a key, or belongs to another run that used the folder before; with the
+            `cure` for the latter.
     """
     path = run_dir / file
     if not path.is_file():
@@ -120,7 +120,7 @@ def read_evaluation(
     content = with_nan(run_files.read_json(path, EVALUATIONS[file]))
     if is_of_other_run(content, env.get(RUN_ID)):
         raise InputError(
-            f"'{path}' is of another run, which had this folder before ({RUN_ID} {content[RUN_ID]}, by env.json "
+            f"'{path}' belongs to another run that used this folder before ({RUN_ID} {content[RUN_ID]}; env.json has "
             f"{env[RUN_ID]}); {cure}"
         )
     return content
@@ -128,8 +128,8 @@ def read_evaluation(
 
 def load_run(run_dir, name: str | None = None) -> "RecordedRun":
     """
-    Read a run folder, which needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`; its arm has the
-    folder's name by default.
+    Read a run folder, which needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`. By default the run has
+    the name of the folder.
 
     Raises:
         InputError: If a file is missing or unreadable.
@@ -143,11 +143,11 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
     for file in ("env.json", "metrics.jsonl"):
         if not (run_dir / file).is_file():
             raise InputError(
-                f"'{run_dir / file}' is missing; give a run folder in which at least one step was recorded"
+                f"'{run_dir / file}' is missing; give the folder of a run that was trained for at least one step"
             )
     metrics = _read_rows(run_dir / "metrics.jsonl", unique="step")
     if metrics.empty:
-        raise InputError(f"'{run_dir / 'metrics.jsonl'}' records no step; train the run first")
+        raise InputError(f"'{run_dir / 'metrics.jsonl'}' has no step; train the run first")
     metrics = metrics.sort_values("step", ignore_index=True)
     gaps = metrics["step"][metrics["step"].diff() > 1]
     if len(gaps):
@@ -174,8 +174,8 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
 
 def _plain_rows(path: Path) -> "pd.DataFrame | None":
     """
-    Rows of a record without fault: a finite number under every key, another step in every line. `None` of any other,
-    which is read line by line. The whole file at once takes half the time.
+    Return the rows of a valid log file, which has a finite number under every key and a new step in every line. `None`
+    for any other file, which is then read line by line. Reading the file at once takes half the time.
     """
     import numpy as np
     from pyarrow import ArrowException, BufferReader, json
@@ -183,7 +183,7 @@ def _plain_rows(path: Path) -> "pd.DataFrame | None":
     try:
         content = path.read_bytes()
         lines = content.count(b"\n")
-        # Flat objects alone: Arrow ends the process at a document that is nested too deeply.
+        # Only flat objects: Arrow ends the process at a document that is nested too deeply.
         if not content.isascii() or b"[" in content or not content.count(b"{") == content.count(b"}") == lines > 0:
             return None
         options = json.ReadOptions(use_threads=False, block_size=1 << 26)
@@ -200,7 +200,7 @@ def _plain_rows(path: Path) -> "pd.DataFrame | None":
 
 
 def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
-    """Rows of numbers; an infinite one, as fp16 leaves in `grad_norm`, counts as not measured."""
+    """Return rows of numbers; infinite ones, as fp16 leaves in `grad_norm`, count as not measured."""
     import pandas as pd
 
     plain = _plain_rows(path)
@@ -210,7 +210,7 @@ def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     infinite = rows.select_dtypes("number").abs() == math.inf
     if infinite.any(axis=None):
         keys = list(infinite.columns[infinite.any()])
-        logger.warning("%s: infinite values are left out: %s.", visible(str(path)), ", ".join(keys))
+        logger.warning("%s: infinite values are ignored: %s.", visible(str(path)), ", ".join(keys))
         rows[keys] = rows[keys].mask(infinite[keys])
     return rows
 
@@ -219,7 +219,7 @@ def add_run_option(
     parser: argparse.ArgumentParser, help: str = "run folders; may be repeated", type: type = Path
 ) -> None:
     """
-    `--run RUN`, which may be repeated, or `--runs RUN RUN`: either spelling takes one or several, in `args.runs`.
+    Add `--run RUN`, which may be repeated, or `--runs RUN RUN`: both accept one or several, in `args.runs`.
     """
     parser.add_argument(
         "--run", "--runs", dest="runs", metavar="RUN", action="extend", nargs="+", required=True, type=type, help=help
@@ -230,8 +230,8 @@ def find_run_folders(patterns: list[str | Path]) -> list[Path]:
     """
     Find the run folders among paths and glob patterns, each once, in the given order.
 
-    A pattern also matches files and other folders, an earlier report for one; they are left out. A folder that is
-    named outright has to be a run's.
+    Other files and folders that a pattern matches, such as an earlier report, are skipped. A folder that is given by
+    name must be a run folder.
 
     Raises:
         InputError: If a path does not exist, a pattern matches nothing, or no run folder remains.
@@ -247,7 +247,7 @@ def find_run_folders(patterns: list[str | Path]) -> list[Path]:
                 found.setdefault(Path(match).resolve(), Path(match))
     if not found:
         raise InputError(
-            f"--runs {' '.join(map(str, patterns))}: no run folder among them; a run folder holds config.yaml, "
+            f"--runs {' '.join(map(str, patterns))}: no run folder among them; a run folder contains config.yaml, "
             "env.json and metrics.jsonl"
         )
     return list(found.values())
@@ -255,7 +255,7 @@ def find_run_folders(patterns: list[str | Path]) -> list[Path]:
 
 def _matches(pattern: str) -> list[str]:
     """
-    Return the paths that a path or a glob pattern names.
+    Return the paths that match a path or a glob pattern.
 
     Raises:
         InputError: If there is none.
@@ -264,20 +264,20 @@ def _matches(pattern: str) -> list[str]:
         return [pattern]
     matches = sorted(glob.glob(pattern))
     if not matches and glob.has_magic(pattern):
-        raise InputError(f"--runs '{pattern}' matches nothing; give run folders or a glob of them")
+        raise InputError(f"--runs '{pattern}' matches nothing; give run folders, or a glob that matches some")
     if not matches:
-        load_config(pattern)  # says that it does not exist
+        load_config(pattern)  # raises the error that it does not exist
     return matches
 
 
 class RecordedRuns(NamedTuple):
     """
-    The runs that a page is about.
+    The runs of a report or comparison.
 
     Attributes:
         folders (`list[Path]`): The run folders, each once, in the given order.
-        left_out (`list[str]`): A line for each folder that has nothing to show, with the reason.
-        named (`list[Path]`): The folders that were named: those of runs, and those that stand for the runs below them.
+        left_out (`list[str]`): A line for each folder without data, with the reason.
+        named (`list[Path]`): The folders on the command line: run folders, and folders that contain runs.
     """
 
     folders: list[Path]
@@ -287,10 +287,10 @@ class RecordedRuns(NamedTuple):
 
 def find_recorded_runs(patterns: list[str]) -> RecordedRuns:
     """
-    Find the runs of which at least one step is on record, among paths and glob patterns.
+    Find the runs with at least one recorded step among paths and glob patterns.
 
-    A folder that is no run's stands for the runs below it, at any depth. Files are passed over. A run that was set
-    aside when another one took its folder (`earlier-1`) counts where it is named outright.
+    Any other folder stands for the runs below it, at any depth. Files are skipped. A run that was set aside when
+    another one took its folder (`earlier-1`) is included only if it is given by name.
 
     Raises:
         InputError: If a path does not exist, a pattern matches nothing, or no run remains.
@@ -317,40 +317,40 @@ def find_recorded_runs(patterns: list[str]) -> RecordedRuns:
 
 
 def in_brackets(left_out: list[str]) -> str:
-    """Return the first lines on what was left out as a part of one sentence; empty if nothing was."""
+    """Return the first lines about skipped folders as a parenthesis in a sentence; empty if there are none."""
     if not left_out:
         return ""
-    shown = [line.rstrip(".") for line in left_out[:MOST_REASONS]]
-    if len(left_out) > MOST_REASONS:
-        shown.append(f"{len(left_out) - MOST_REASONS} more")
+    shown = [line.rstrip(".") for line in left_out[:MAX_REASONS]]
+    if len(left_out) > MAX_REASONS:
+        shown.append(f"{len(left_out) - MAX_REASONS} more")
     return f" ({'; '.join(shown)})"
 
 
 def _runs_below(folder: Path) -> list[Path]:
-    """Return the folder itself if it holds a run's record, else the runs below it; itself, too, if there is none."""
+    """Return the folder itself if it is a run's, else the runs below it; the folder itself if there is none."""
     runs = []
     for path, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         if run_files.CONFIG_FILE in files or run_files.METRICS_FILE in files:
             runs.append(Path(path))
-            folders.clear()  # what lies in a run's folder is part of it
+            folders.clear()  # subfolders of a run folder belong to the run
     return runs or [folder]
 
 
 def _why_left_out(folder: Path, is_named: bool) -> str | None:
-    """Return why a folder has nothing to show; `None` if a step of a run is on record there."""
+    """Return why a folder has no data to show; `None` if a step of a run is recorded there."""
     if not (folder / run_files.CONFIG_FILE).is_file() and not (folder / run_files.METRICS_FILE).is_file():
-        return PLAIN_RUN if is_plain_run(folder) else "it holds no run"
+        return PLAIN_RUN if is_plain_run(folder) else "it contains no run"
     if not has_begun(folder):
-        return "no finished step is on record"
+        return "it has no finished step"
     if EARLIER.fullmatch(folder.name) and not is_named:
-        return f"another run took its folder, and it was set aside; `--runs {folder}` shows it"
+        return f"a later run took its folder, and it was set aside; include it with `--runs {folder}`"
     return None
 
 
 def shortest_names(folders: list[Path]) -> list[str]:
     """
-    Return a name for each folder: the fewest parts of its path, from the right, that no other folder's path ends with.
+    Return a name for each folder: its shortest unique path, counted from the right.
 
     Args:
         folders (`list[Path]`): Different folders.
@@ -370,30 +370,30 @@ def shortest_names(folders: list[Path]) -> list[str]:
 
 def report_folder(runs: RecordedRuns) -> Path:
     """
-    Return the folder for a page about runs: the one folder that was named and stands for the runs below it, or the one
-    in which all lie that were named.
+    Return the folder for a report: the one folder on the command line that contains the runs, or the parent that all
+    given folders share.
 
     Raises:
-        InputError: If there are several; what they have in common may be anybody's home, or `/`.
+        InputError: If there are several parents; their common folder may be a home folder, or `/`.
     """
     if len(runs.named) == 1 and runs.named[0] not in runs.folders:
         return runs.named[0].resolve()
     parents = list(dict.fromkeys(folder.resolve().parent for folder in runs.named))
     if len(parents) > 1:
         raise InputError(
-            f"--out is missing: the runs lie in {len(parents)} folders ('{parents[0]}', '{parents[1]}'"
-            f"{', …' if len(parents) > 2 else ''}); give the folder that the report goes to"
+            f"--out is missing: the runs are in {len(parents)} folders ('{parents[0]}', '{parents[1]}'"
+            f"{', …' if len(parents) > 2 else ''}); give the folder for the report"
         )
     return parents[0]
 
 
 def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":
     """
-    Read runs for a page about all of them, each named by the shortest path that tells them apart.
+    Read the runs of a report or comparison, each named by its shortest unique path.
 
     Returns:
         `tuple[list[RecordedRun], list[str]]`: The runs, in the given order; and a line for each that is left out
-            because a file of its record cannot be used.
+            because a file of it cannot be read.
 
     Raises:
         InputError: If no run can be read.
@@ -408,5 +408,5 @@ def load_runs(folders: list[Path]) -> "tuple[list[RecordedRun], list[str]]":
                 raise
             lines.append(f"`{folder}` is left out: {str(error).rstrip('.')}.")
     if not runs:
-        raise InputError(f"no run can be read{in_brackets(lines)}; mend one of these files")
+        raise InputError(f"no run can be read{in_brackets(lines)}; fix one of these files")
     return runs, lines

@@ -1,1 +1,1 @@
-"""Samples of a run's models on held-out prompts: drawn where missing, kept on disk."""
+"""Samples of a run's models on held-out prompts: kept on disk, drawn only if missing."""

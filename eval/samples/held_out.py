@@ -1,4 +1,4 @@
-"""Held-out prompts of a run's task, and samples of the run's models on them: drawn where missing, kept on disk."""
+"""Held-out prompts of a run's task, and samples of the run's models: kept on disk, drawn only if missing."""
 
 import functools
 import hashlib
@@ -48,25 +48,25 @@ from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible
 
 
-PROMPTS = 128  # of a task, unless another number is asked for
+PROMPTS = 128  # default number of prompts of a task
 
 
 def split_of(in_training: int | None, prompts: int) -> str:
-    """Name the split of rows that a user gives, so many of which occur in the training set (`None`: not known)."""
+    """Name the split of a user's rows, from the number that occur in the training set (`None`: not known)."""
     return "train" if in_training == prompts else "test"
 
 
 class HeldOut:
     """
-    A run's models on P held-out prompts of its task, or of another `name`, sampled as the run samples but for a
-    temperature and a length that are given; a call of `generate` has `batch_size` sequences. `None` prompts are all of
-    a user's own rows, and [`PROMPTS`] of a task.
+    A run's models on P held-out prompts of its task, or of another task (`name`). They are sampled with the settings
+    of the run; a given temperature and length override these. A call of `generate` has `batch_size` sequences. By
+    default, there are [`PROMPTS`] prompts of a task, or all of a user's own rows.
 
     Raises:
-        InputError: If the run cannot be evaluated so.
+        InputError: If the run cannot be evaluated with these settings.
     """
 
-    in_training: int | None = None  # of a user's own prompts, how many occur in the training set; `None`: not known
+    in_training: int | None = None  # how many of a user's own prompts occur in the training set; `None`: not known
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class HeldOut:
 
     def _count_of_task(self) -> int | None:
         """
-        Return how many prompts the run was trained on. The splits of our tasks share none; those of a user's may.
+        Return how many prompts occur in the training set. The splits of our tasks share none; those of a user may.
         """
         is_ours = type(self.task).__module__.partition(".")[0] == "trl_prorl"
         if is_ours or self.task.turns > 1 or self.split == "train":
             return None
         try:
             rows = self.task.rows("train", self.config.get("train_rows"), seed=self.name.seed)
-        except (ValueError, TypeError, KeyError, OSError, NotImplementedError):  # as a user's task refuses
+        except (ValueError, TypeError, KeyError, OSError, NotImplementedError):  # whatever a user's task raises
             return None
         return TrainingPrompts(rows).count(row["prompt"] for row in self.rows)
 
@@ -135,10 +135,10 @@ class HeldOut:
 
     def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
         """
-        `n` samples of every prompt by one model, P·n rows with the columns of
-        [`~trl_prorl.eval.samples.store.COLUMNS`], prompt by prompt in the order of `rows`; what is not on disk is
-        drawn, at another temperature if one is given, and kept. Those of the base may come from another run in the
-        same folder, see [`HeldOut._adopt`].
+        Return `n` samples of every prompt by one model, P·n rows with the columns of
+        [`~trl_prorl.eval.samples.store.COLUMNS`], prompt by prompt in the order of `rows`. Missing samples are drawn
+        (at the given temperature, if any) and kept. Samples of the base may come from another run in the same folder,
+        see [`HeldOut._adopt`].
         """
         sampling = self.sampling
         if temperature is not None:
@@ -160,8 +160,8 @@ class HeldOut:
 
     def _adopt(self, store: SampleStore) -> None:
         """
-        Take over samples of the base, which variants share, from other runs in the same folder, for prompts that have
-        none here. Anyone may have written them: a line names their folder, and the verdicts are computed again.
+        Copy samples of the base, which variants share, from other runs in the same folder, for prompts without samples
+        here. Anyone may have written them, so a line names their folder, and the verdicts are computed again.
         """
         here = set(store.frame()["prompt_id"])
         places = {name: place for place, name in enumerate(self.prompt_ids) if name not in here}
@@ -182,11 +182,11 @@ class HeldOut:
             if records:
                 store.add(records)
                 ours = visible(str(store.folder))
-                judged = "; their verdicts were computed again" if self.grader else ""
-                print(f"{ours}: samples taken from {visible(str(theirs.folder))}: {len(records)}{judged}.")
+                graded = ", with new verdicts" if self.grader else ""
+                print(f"{ours}: reused {len(records)} samples of {visible(str(theirs.folder))}{graded}.")
 
     def _samples_beside(self, theirs: SampleStore, places: dict[str, int]) -> pd.DataFrame:
-        """Return the samples of another run that are whole and of these prompts; none if a file cannot be used."""
+        """Return the valid samples of another run on these prompts; none if a file cannot be read."""
         run_dir = theirs.folder.parent.parent
         try:
             check_links(run_dir)
@@ -205,16 +205,16 @@ class HeldOut:
 
     def _missing(self, store: SampleStore, n: int) -> dict[int, int]:
         """
-        Samples of each prompt, by its place, that are not on disk; where there are more than `n`, a negative number.
-        Those behind a gap, where a damaged file was removed, do not count, and are drawn again.
+        Return the number of missing samples of each prompt, by its place; negative if there are more than `n`. Samples
+        after a gap, where a damaged file was removed, do not count, and are drawn again.
         """
         have = store.frame_in_line().groupby("prompt_id").size()
         return {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
 
     def _regraded(self, store: SampleStore) -> pd.DataFrame:
         """
-        All samples of a store; samples of these prompts that an older version of the graders judged, or none, are
-        judged anew.
+        Return all samples of a store. Samples of these prompts without a verdict of the current graders are graded
+        again.
         """
         frame = store.frame()
         if self.grader is None:
@@ -226,7 +226,7 @@ class HeldOut:
             rows = [self.rows[places[name]] for name in old["prompt_id"]]
             verdicts, answers = zip(*judge_completions(self.task, list(old["completion"]), rows), strict=True)
             changed = sum(pd.notna(then) and new != then for new, then in zip(verdicts, old["correct"], strict=True))
-            # A store that is older than the answers has none, and one that nothing judged has no verdicts.
+            # An old store has no answers, and one without a verifier no verdicts.
             frame = frame.astype({"answer": object, "correct": object})
             frame.loc[stale, "correct"] = verdicts
             frame.loc[stale, "grader"] = self.grader
@@ -235,7 +235,7 @@ class HeldOut:
             if changed:
                 folder = visible(str(store.folder))
                 what = "verifier has" if self.name.is_own else "graders have"
-                print(f"{folder}: the {what} changed; other verdicts: {changed} of {len(old)}.")
+                print(f"{folder}: the {what} changed, and so have {changed} of {len(old)} verdicts.")
         return frame
 
     def _identity(self, point: Point) -> dict:
@@ -265,7 +265,7 @@ class HeldOut:
         with self._model(point) as (model, compact), progress(total, visible(description)) as bar:
             for places, count in batches:
                 names = [self.prompt_ids[place] for place in places]
-                # A batch of its own seed: the same samples, whether or not there was a stop before it.
+                # A seed per batch: the samples do not depend on an earlier stop.
                 set_seed(int(digest(self.seed, names, have[places[0]])[:8], 16))
                 try:
                     rows = [self.rows[place] for place in places]
@@ -274,8 +274,8 @@ class HeldOut:
                     )
                 except torch.OutOfMemoryError as error:
                     raise RunError(
-                        f"--batch-size {self.batch_size}: the GPU has no memory for so many sequences of up to "
-                        f"{sampling.max_new_tokens} tokens. Lower it; samples that were drawn are kept."
+                        f"--batch-size {self.batch_size} with up to {sampling.max_new_tokens} tokens does not fit "
+                        "into GPU memory: lower it. Finished samples are kept."
                     ) from error
                 records = []
                 for place, samples in zip(places, drawn, strict=True):
@@ -303,15 +303,15 @@ class HeldOut:
 
 
 def shown_prompt(row: dict) -> str:
-    """Return a row's prompt as text: that of messages is the last one."""
+    """Return a row's prompt as text; of messages, the last one."""
     prompt = row["prompt"]
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def count_of_script(run_dir: Path, prompt_ids: list[str]) -> int | None:
     """
-    Return how many of a user's prompts occur in the training set, as a script found that evaluated the same ones; it
-    alone has the training set. `None` if there was none.
+    Return how many of a user's prompts occur in the training set, from an evaluation of the same prompts in the
+    script, which has the training set. `None` without such an evaluation.
     """
     try:
         earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir))
@@ -323,14 +323,15 @@ def count_of_script(run_dir: Path, prompt_ids: list[str]) -> int | None:
 
 
 def judges(task) -> bool:
-    """Whether a task says what is correct: a user's own rows may come without a verifier."""
+    """Return whether a task has a verifier: a user's own rows may have none."""
     return not isinstance(task, OwnRows) or task.verifier is not None
 
 
 def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]]:
     """
-    Batches of at most `batch_size` sequences: places of prompts that all lack the same number of samples, and how many
-    of each a batch draws, from the samples lacking, at least 1, by place. A prompt that lacks more is in several.
+    Return batches of at most `batch_size` sequences: places of prompts with the same number of missing samples, and
+    how many samples of each to draw. `missing` has the number of missing samples, at least 1, by place. A prompt that
+    misses more than `batch_size` is in several batches.
     """
     batches = []
     by_count: dict[int, list[int]] = {}
@@ -351,8 +352,8 @@ def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]
 @functools.cache
 def grader_version() -> str:
     """
-    Return a name for the code that judges completions: it changes with any file of `tasks` and with the libraries it
-    asks.
+    Return a hash of the code that grades completions: it changes with any file of `tasks` and with the libraries that
+    these use.
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
     files += sorted({file for plugin in tasks.registry.PLUGINS for file in plugin.parent.glob("*.py")})
@@ -365,25 +366,24 @@ def digest(*parts) -> str:
 
 def check_run(run_dir: Path) -> dict:
     """
-    Return the configuration of a run that can be evaluated, local paths found.
+    Return the configuration of a run that can be evaluated, with local paths resolved.
 
     Raises:
-        InputError: If it cannot be, naming what is missing.
+        InputError: If it cannot be evaluated, with what is missing.
     """
     config = load_config(run_dir)
     env = read_env(run_dir)
     if not config.get("task") and not plugin.HELD_OUT:
         raise InputError(
-            f"'{run_dir}' is the run of a script, and its rows and its verifier are not on record: give --plugin "
-            f"FILE.py, a file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row), or call evaluate(trainer, "
-            f"rows, verifier) and drift(trainer, rows) in the script{_script_of(env)}"
+            f"'{run_dir}' is the run of a script, whose rows and verifier are not saved: give --plugin FILE.py, a "
+            f"file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row), or call evaluate(trainer, rows, "
+            f"verifier) and drift(trainer, rows) in the script{_script_of(env)}"
         )
     if not config.get("model_name_or_path"):
         noted = (env.get("base_model") or {}).get("name")
         if noted is None:
             raise InputError(
-                f"'{run_dir}' does not say which model the run began from; write it into its config.yaml: "
-                "model_name_or_path: …"
+                f"'{run_dir}' has no record of the starting model; add it to its config.yaml: model_name_or_path: …"
             )
         config["model_name_or_path"] = noted
     config = with_local_paths(run_dir, config)
@@ -392,12 +392,12 @@ def check_run(run_dir: Path) -> dict:
 
 
 def _script_of(env: dict) -> str:
-    """Return the command that started a script, in brackets."""
+    """Return the command that started a script, in parentheses."""
     return f" (`{env['command']}`)" if env.get("command") else ""
 
 
 def held_out_tasks(run_dir: Path, args) -> list[HeldOut]:
-    """Return the run on its own task, then on the other tasks that the command line names."""
+    """Return the run on its own task, then on the other tasks of the command line."""
     names = [None, *map(TaskName.parse, args.others)]
     return [
         HeldOut(
@@ -418,20 +418,20 @@ def check_run_settings(
     run_dir: Path, checkpoints: list[str], others: list[str] = (), needs_verdicts: bool = True
 ) -> None:
     """
-    Refuse what a run cannot be asked, before anything is loaded: checkpoints by step, or `all`, other tasks as the
-    command line names them, and verdicts where nothing judges.
+    Check an evaluation before anything is loaded: checkpoints (steps, or `all`), other tasks, and whether there is a
+    verifier.
 
     Raises:
-        InputError: Naming what is wrong, and the cure.
+        InputError: With what is wrong, and the cure.
     """
     config = check_run(run_dir)
     env = read_env(run_dir)
-    how = f"; {describe_evaluation(config, env, run_dir)} has the run's own" if plugin_options(env) else ""
+    how = f"; load the run's own task with {describe_evaluation(config, env, run_dir)}" if plugin_options(env) else ""
     for name in (TaskName.of_run(config), *map(TaskName.parse, others)):
         try:
             task = name.make()
         except InputError as error:
             raise InputError(f"{error}{how}") from error
         if needs_verdicts and not judges(task):
-            raise InputError(f"{task.rows_name}: pass@k needs {plugin.VERIFY}(completion, row) there, too")
+            raise InputError(f"{task.rows_name}: pass@k also needs {plugin.VERIFY}(completion, row) in that file")
     checkpoint_points(run_dir, config, checkpoints)

@@ -1,4 +1,4 @@
-"""Local paths in a run's configuration, found from whichever directory one evaluates in."""
+"""Resolve local paths in a run's configuration, from any working directory."""
 
 import os
 from collections.abc import Callable
@@ -15,22 +15,20 @@ from trl_prorl.record.run_id import RUN_ID, saved_run_id
 
 def with_local_paths(run_dir: Path, config: dict) -> dict:
     """
-    Return a run's configuration, its relative paths as they lead to their target from here, the base model as it was
-    then.
+    Return a run's configuration with relative paths resolved from here, and with the original base model.
 
-    A path is tried as written, then from the run's folder and its parents, the nearest first: the run was started in
-    one of them, as a rule. What may be a name on the Hub stays as it is. What the run noted of base model and output
-    folder decides: another model of that name is passed over, and `model_revision` is the Hub's commit that the run
-    began from.
+    A path is tried as written, then from the run's folder and its parents, nearest first, because the run was usually
+    started in one of them. A possible name on the Hub is not changed. The run's record of base model and output folder
+    decides: another model of the same name is skipped, and `model_revision` is the Hub commit of the starting model.
 
     Raises:
-        InputError: If the base model was a local folder and is nowhere, has other weights now, or a link that leads
+        InputError: If the base model was a local folder and is not found, has other weights now, or a link that leads
             out of the folder.
     """
     env = read_env(run_dir)
     found = {
         "model_name_or_path": _model(run_dir, config.get("model_name_or_path"), env),
-        # A bare word only as a file: that a folder above a run bears the name of a data set says nothing.
+        # A bare word only as a file: a folder above a run may happen to have the name of a data set.
         "dataset_name": _find(
             run_dir, config.get("dataset_name"), lambda path, name: path.is_file() or ("/" in name and path.is_dir())
         ),
@@ -43,8 +41,8 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
 
 def find_output_dir(run_dir: Path, config: dict, env: dict) -> str | None:
     """
-    Return the run's `output_dir` from here: the folder of that name whose weights are this run's, else any folder of
-    that name.
+    Return the run's `output_dir` from here: the folder of that name with this run's weights, else any folder of that
+    name.
     """
 
     def this_runs(path, name):
@@ -73,26 +71,26 @@ def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
         return _gguf(run_dir, name, env)
     if not name or is_model(Path(name), name):
         return name
-    # A name on the Hub stays one: a run folder of that name is no base model.
+    # A name on the Hub is not changed: a run folder of that name is no base model.
     found = name
     if others or ("/" in name and (not is_hub_name(name) or _was_local(name, env))):
         found = _find(run_dir, name, is_model)
     if found is None and others:
         raise InputError(
-            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and '{others[0]}' has other weights than "
-            "the model that the run began from; write there where that one is now"
+            f"'{run_dir / 'config.yaml'}' has model_name_or_path: {name}, but '{others[0]}' has other weights than "
+            "the starting model; change it to the folder where the starting model is now"
         )
     if found is None:
         raise InputError(
-            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and no such folder with a config.json is "
-            "here, beside the run or above it; start where the run was trained, or write there where its base model "
-            "is now"
+            f"'{run_dir / 'config.yaml'}' has model_name_or_path: {name}, but there is no such folder with a "
+            "config.json here, next to the run or above it; run the command where the run was trained, or change it "
+            "to the folder where the starting model is now"
         )
     return found
 
 
 def _embedded(run_dir: Path, name: str, env: dict) -> str:
-    """Return the folder of an embedded model, if its weights are those that the run began from."""
+    """Return the folder of an embedded model, if its weights are those of the starting model."""
     try:
         found = embedded_model(name)
     except ValueError as error:
@@ -101,22 +99,22 @@ def _embedded(run_dir: Path, name: str, env: dict) -> str:
     now = weights_sha256(found)
     if then not in (None, now):
         raise InputError(
-            f"'{run_dir}' began from another {name}: its weights had SHA-256 {then[:12]}…, those that come with this "
-            f"version of trl-prorl have {now[:12]}…; install the version that '{run_dir / 'env.json'}' names"
+            f"'{run_dir}' started from other weights of {name}: SHA-256 {then[:12]}…, but this version of trl-prorl "
+            f"ships {now[:12]}…; install the version in '{run_dir / 'env.json'}'"
         )
     return found
 
 
 def _gguf(run_dir: Path, name: str, env: dict) -> str:
-    """Return the folder of a GGUF file's model, if the file is the one that the run began from."""
+    """Return the folder of a GGUF file's model, if the file is that of the starting model."""
     then = (env.get("base_model") or {}).get("sha256")
     name = os.path.expanduser(name)
     found = _find(run_dir, name, lambda path, name: path.is_file() and then in (None, gguf_sha256(str(path))))
     if found is None:
         which = f" with SHA-256 {then[:12]}…" if then else ""
         raise InputError(
-            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and no such file{which} is here, beside "
-            "the run or above it; start where the run was trained, or write there where its base model is now"
+            f"'{run_dir / 'config.yaml'}' has model_name_or_path: {name}, but there is no such file{which} here, next "
+            "to the run or above it; run the command where the run was trained, or change it to where the file is now"
         )
     try:
         return gguf_model(found)
@@ -125,7 +123,7 @@ def _gguf(run_dir: Path, name: str, env: dict) -> str:
 
 
 def _was_local(name: str, env: dict) -> bool:
-    """Return whether the run noted that its base model was a local folder."""
+    """Return whether the run recorded that its base model was a local folder."""
     noted = env.get("base_model") or {}
     return noted.get("name") == name and noted.get("hub_id") is None
 

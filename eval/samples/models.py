@@ -1,4 +1,4 @@
-"""The models of a run: base, checkpoints and the one at its end; the identity of their weights; loading them."""
+"""The models of a run: base, checkpoints and final model; the identity of their weights; loading them."""
 
 import filecmp
 import os
@@ -33,7 +33,7 @@ class Point:
 
     Attributes:
         label (`str`): `base`, `step-40` or `trained`.
-        step (`int` or `None`): Optimizer steps done; 0 for base, `None` where the record does not tell.
+        step (`int` or `None`): Optimizer steps done; 0 for base, `None` if unknown.
         folder (`Path` or `None`): Where its weights are; `None` is the base model of the run's configuration.
     """
 
@@ -43,7 +43,7 @@ class Point:
 
 
 def kind_of_model(folder: Path) -> str | None:
-    """What a folder holds: `"adapter"` (PEFT), `"full"`, or `None`."""
+    """Return the kind of model in a folder: `"adapter"` (PEFT), `"full"`, or `None`."""
     if (folder / "adapter_config.json").is_file():
         return "adapter"
     return "full" if (folder / "config.json").is_file() else None
@@ -51,12 +51,12 @@ def kind_of_model(folder: Path) -> str | None:
 
 def find_trained_model(run_dir: Path, config: dict) -> Path:
     """
-    Return the folder of the model that a run left behind: the run folder or, if the record lies elsewhere by
-    `run_dir`, its `output_dir`. There a model counts only if its run's id is that of the record, because another run
-    may have that name now.
+    Return the folder of the trained model of a run: the run folder or, if `run_dir` put the log files elsewhere, its
+    `output_dir`. There a model counts only if it has the run id of the log files, because another run may have used
+    the folder since.
 
     Raises:
-        InputError: If there is none, or the one that is there is another run's.
+        InputError: If there is none, or it belongs to another run.
     """
     env = read_env(run_dir)
     run = env.get(RUN_ID)
@@ -64,8 +64,8 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
     if kind_of_model(run_dir):
         if None not in (run, saved) and saved != run:
             raise InputError(
-                f"run folder '{run_dir}' holds the model of another run ({RUN_ID} {saved}, by env.json {run}); let "
-                "the run finish, or copy the files of one of its checkpoints there"
+                f"run folder '{run_dir}' contains the model of another run ({RUN_ID} {saved}; env.json has {run}); "
+                "let the run finish, or copy the files of one of its checkpoints there"
             )
         return run_dir
     elsewhere = separate_output_dir(run_dir, config, env)
@@ -80,15 +80,17 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
     saved = saved_run_id(elsewhere)
     if run is None or saved != run:
         raise InputError(
-            f"run folder '{run_dir}' has no trained model, and nothing says that the one in output_dir '{elsewhere}' "
-            f"is this run's ({RUN_ID} {saved}, by env.json {run}); if it is, copy its files into the run folder"
+            f"run folder '{run_dir}' has no trained model, and the one in output_dir '{elsewhere}' may belong to "
+            f"another run ({RUN_ID} {saved}; env.json has {run}); if it is this run's, copy its files into the run "
+            "folder"
         )
     return elsewhere
 
 
 def separate_output_dir(run_dir: Path, config: dict, env: dict) -> Path | None:
     """
-    Return the run's `output_dir` if `run_dir` put the record elsewhere; else `None`: model and record share a folder.
+    Return the run's `output_dir` if `run_dir` put the log files elsewhere; else `None`: model and log files share a
+    folder.
     """
     record = config.get("run_dir")
     output = config.get("output_dir")
@@ -99,20 +101,20 @@ def separate_output_dir(run_dir: Path, config: dict, env: dict) -> Path | None:
 
 
 def base_point(run_dir: Path) -> Point:
-    """Return the policy as a run began: its base model, with the trained adapter from which it began, if any."""
+    """Return the starting model of a run: its base model, with the trained adapter from which it started, if any."""
     adapter = run_dir / BASE_ADAPTER
     return Point("base", 0, adapter if kind_of_model(adapter) else None)
 
 
 def last_step(run_dir: Path) -> int | None:
-    """Return the last optimizer step on record, or `None` without a record."""
+    """Return the last optimizer step in `metrics.jsonl`, or `None` without one."""
     return max((row["step"] for row in read_jsonl(run_dir / METRICS_FILE, METRICS)), default=None)
 
 
 def trained_point(run_dir: Path, config: dict) -> Point:
     """
-    Return the model that the run left behind. It is of the last step on record, unless its weights are those of a
-    checkpoint: the best one, or one whose files were copied there after a run was killed.
+    Return the trained model of a run. Its step is the last one in `metrics.jsonl`, unless its weights are those of a
+    checkpoint: the best one, or one that was copied there after the run was killed.
     """
     folder = find_trained_model(run_dir, config)
     found, _ = checkpoints(folder, run_dir)
@@ -126,8 +128,8 @@ def trained_point(run_dir: Path, config: dict) -> Point:
 
 def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
     """
-    Return the checkpoints in a folder that hold weights, by step: this run's, and those of other runs. One that says
-    of no run counts as this one's in the run folder, and nowhere else.
+    Return the checkpoints with weights in a folder, by step: this run's, and those of other runs. A checkpoint without
+    a run id counts as this run's only in the run folder.
     """
     run = read_env(run_dir).get(RUN_ID)
     here = folder.resolve() == run_dir.resolve()
@@ -146,12 +148,12 @@ def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int,
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Return the names of the files of a model that hold weights."""
+    """Return the names of the weight files of a model."""
     return sorted(path.name for glob in WEIGHTS for path in folder.glob(glob))
 
 
 def same_weights(checkpoint: Path, folder: Path) -> bool:
-    """Return whether a checkpoint, which holds more than a model, holds the weights of a folder, byte by byte."""
+    """Return whether a checkpoint has the same weights as a folder, byte by byte."""
     names = [name for name in weight_files(folder) if name != TRAINING_ARGS_NAME]
     if not names:
         return False
@@ -161,11 +163,10 @@ def same_weights(checkpoint: Path, folder: Path) -> bool:
 
 def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Point]:
     """
-    Return the checkpoints that are wanted, by their steps or as `all`; the last step's is left out, because it is the
-    trained model.
+    Return the wanted checkpoints, given by step or as `all`, without the last step, which is the trained model.
 
     Raises:
-        InputError: If one is missing, or all are wanted and there are none.
+        InputError: If one is missing, or if `all` are wanted and there are none.
     """
     if not wanted:
         return []
@@ -174,13 +175,13 @@ def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Po
     steps = sorted(found)
     if others:
         names = ", ".join(path.name for _, path in sorted(others.items()))
-        print(f"{trained.folder}: {names} of another run, left out.", file=sys.stderr)
+        print(f"{trained.folder}: {names} skipped, because of another run.", file=sys.stderr)
     if wanted != ["all"]:
         for step in wanted:
             if not step.isdigit() or int(step) not in found:
                 raise InputError(
                     f"--checkpoints {step}: '{trained.folder}' has no such checkpoint; it has "
-                    f"{', '.join(map(str, steps)) or 'none'}. Give some of these, or all"
+                    f"{', '.join(map(str, steps)) or 'none'}. Give one of these, or all"
                 )
         steps = sorted(set(map(int, wanted)))
     elif not steps:
@@ -193,15 +194,15 @@ def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Po
 
 @contextmanager
 def hub_errors(base: str):
-    """The Hub's refusal of a base model, as an [`InputError`]."""
+    """Turn an error of the Hub about a base model into an [`InputError`]."""
     try:
         yield
     except OSError as error:
         if Path(base).is_dir():
             raise
         raise InputError(
-            f"model_name_or_path: {base} of config.yaml is no folder here, and the Hub did not give it ({error}); "
-            "start where the run was trained, or write there where its base model is now"
+            f"model_name_or_path: {base} in config.yaml is no folder here, and cannot be loaded from the Hub "
+            f"({error}); run the command where the run was trained, or change it to where the starting model is now"
         ) from error
 
 
@@ -215,7 +216,7 @@ def identity(folder: Path | None, config: dict) -> dict:
         if not Path(base).is_dir():
             revision = config.get("model_revision") or "main"
             with hub_errors(base):
-                AutoConfig.from_pretrained(base, revision=revision)  # which brings the cache up to date
+                AutoConfig.from_pretrained(base, revision=revision)  # updates the cache
             return {"name": base, "commit": hub_commit(base, revision)}
         folder = Path(base)
         return {"weights": weight_hashes(folder)}
@@ -224,12 +225,12 @@ def identity(folder: Path | None, config: dict) -> dict:
         own["base"] = identity(None, config)
         kind = AutoConfig.from_pretrained(base, revision=config.get("model_revision") or "main")
         if named_class(kind) is not MODEL_FOR_CAUSAL_LM_MAPPING.get(type(kind), None):
-            own["class"] = named_class(kind).__name__  # samples without it may be of a model without the adapter
+            own["class"] = named_class(kind).__name__  # older samples, without it, may not have used the adapter
     return own
 
 
 def weight_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 by file of the weights in a folder, and of an adapter's configuration, which scales them."""
+    """Return the SHA-256 of every weight file in a folder, and of an adapter's configuration, which scales them."""
     globs = (*WEIGHTS, "adapter_config.json")
     files = sorted(file for glob in globs for file in folder.glob(glob) if file.name != "training_args.bin")
     return {file.name: file_sha256(file) for file in files}
@@ -237,8 +238,8 @@ def weight_hashes(folder: Path) -> dict[str, str]:
 
 def evaluation_dtype(config: Mapping) -> torch.dtype:
     """
-    Return the precision in which the models of a run are evaluated: bfloat16 on a GPU, and on a CPU that has
-    instructions for it if the run computed in it; else float32.
+    Return the precision in which the models of a run are evaluated: bfloat16 on a GPU, and on a CPU with bf16
+    instructions if the run computed in bf16; else float32.
     """
     if torch.cuda.is_available():
         return torch.bfloat16
@@ -249,7 +250,7 @@ def evaluation_dtype(config: Mapping) -> torch.dtype:
 
 def load_saved(path, config: dict, revision: str | None = None, adapter: Path | None = None, kind: type | None = None):
     """Load a model, and an adapter on it, onto the GPU if there is one, in the precision of evaluations."""
-    disable_progress_bar()  # of weights: our own bars show what takes long
+    disable_progress_bar()  # for loading weights; our own bars show what takes long
     device = "cuda" if torch.cuda.is_available() else "cpu"
     init = {"revision": revision or "main", "dtype": evaluation_dtype(config)}
     return load_model(path, adapter, kind=kind, **init).to(device)
@@ -257,11 +258,11 @@ def load_saved(path, config: dict, revision: str | None = None, adapter: Path | 
 
 def load_base_model(config: dict, adapter: Path | None = None):
     """
-    Load the model that a run started from, and an adapter on it. A script may have trained that on a causal language
-    model which it took out of a larger one; then the adapter's keys fit that class.
+    Load the starting model of a run, and an adapter on it. If a script trained the adapter on a causal language model
+    that it extracted from a larger model, the adapter's keys fit the class of that model.
 
     Raises:
-        InputError: The adapter's weights fit neither.
+        InputError: If the adapter's weights fit neither class.
     """
     name = config["model_name_or_path"]
     revision = config.get("model_revision")
@@ -278,7 +279,7 @@ def load_base_model(config: dict, adapter: Path | None = None):
 
 
 def load_point(point: Point, config: dict):
-    """A model of a run: base, a full model, or a PEFT adapter on base."""
+    """Load a model of a run: base, a full model, or a PEFT adapter on base."""
     if point.folder is None:
         return load_base_model(config)
     if kind_of_model(point.folder) == "adapter":
@@ -287,7 +288,7 @@ def load_point(point: Point, config: dict):
 
 
 def load_tokenizer(folder: Path):
-    """A run's tokenizer; where it has no padding token, the end-of-sequence token pads."""
+    """Load a run's tokenizer; without a padding token, the end-of-sequence token is used."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,4 +1,4 @@
-"""Held-out rows and a verifier of the user's, in the place of a task: of a script, or of a plugin's two functions."""
+"""A user's held-out rows and verifier in place of a task: from a script, or from the two functions of a plugin."""
 
 import functools
 import inspect
@@ -15,18 +15,18 @@ from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import Task
 
 
-TRIED = ("", "42")  # the texts with which a verifier is tried: a completion may be empty
+TRIED = ("", "42")  # texts to test a verifier with: a completion may be empty
 
 
 class OwnRows(Task):
     """
-    Rows and a verifier that a user gives.
+    A user's rows and verifier.
 
     Args:
-        rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and what the verifier needs.
-        verifier (`Callable`, *optional*): `verifier(completion, row) -> bool` of the text of a completion. Without
-            one nothing is judged.
-        rows_name (`str`, *optional*), verifier_name (`str`, *optional*): What messages call them.
+        rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and the columns that the verifier needs.
+        verifier (`Callable`, *optional*): `verifier(completion, row) -> bool` for the text of a completion. Without
+            one, completions have no verdict.
+        rows_name (`str`, *optional*), verifier_name (`str`, *optional*): Their names in messages.
 
     Raises:
         InputError: If the rows have no prompts, or if the verifier fails on the first one.
@@ -44,11 +44,11 @@ class OwnRows(Task):
         self.verifier_name = verifier_name
         if "prompt" not in getattr(rows, "column_names", ()):
             raise InputError(
-                f"{rows_name}: a datasets.Dataset with a column prompt is needed, and this is {_describe_rows(rows)}"
+                f"{rows_name} must be a datasets.Dataset with a column prompt, not {_describe_rows(rows)}"
             )
         check_prompts(rows, rows_name)
         if len(rows) < 2:
-            raise InputError(f"{rows_name}: {len(rows)} prompts; at least 2 are needed, and 20 for an interval")
+            raise InputError(f"{rows_name} has {len(rows)} prompts; at least 2 are needed, and 20 for an interval")
         if verifier is not None:
             check_verifier(verifier, rows[0], verifier_name)
 
@@ -58,7 +58,7 @@ class OwnRows(Task):
         if n is None:
             return self.all_rows
         if n > len(self.all_rows):
-            raise ValueError(f"{self.rows_name} has {len(self.all_rows)} rows; ask for fewer, or leave out --prompts")
+            raise ValueError(f"{self.rows_name} has only {len(self.all_rows)} rows; lower --prompts, or leave it out")
         return self.all_rows.select(range(n))
 
     def verify(self, completion: str, row: Mapping) -> bool | None:
@@ -69,7 +69,7 @@ class OwnRows(Task):
         except Exception as error:
             raise RunError(
                 f"{self.verifier_name} raised {type(error).__name__}: {error}, on the completion {completion[:80]!r}; "
-                "it has to take any text"
+                "it must accept any text"
             ) from error
         return as_verdict(verdict, f"{self.verifier_name}, on the completion {completion[:80]!r},")
 
@@ -82,30 +82,30 @@ def _describe_rows(rows) -> str:
 
 def check_verifier(verifier: Callable, row: Mapping, name: str) -> None:
     """
-    Try a verifier on a row, with texts that no model has sampled.
+    Test a verifier on a row, with texts that no model sampled.
 
     Raises:
-        InputError: In one line that says what it did.
+        InputError: If it fails, in one line.
     """
-    form = f"write it as {name}(completion, row), which takes the text of one completion and returns True or False"
+    form = f"write it as {name}(completion, row): it gets the text of one completion and returns True or False"
     if not callable(verifier):
-        raise InputError(f"{name}={verifier!r} is no function; {form}")
+        raise InputError(f"{name}={verifier!r} is not a function; {form}")
     try:
         signature = inspect.signature(verifier)
-    except ValueError:  # some functions that are written in C have none
+    except ValueError:  # some functions written in C have none
         signature = None
     if signature is not None:
         try:
             signature.bind("", row)
         except TypeError as error:
-            raise InputError(f"{name} takes {signature}; {form}") from error
+            raise InputError(f"{name} has the signature {signature}; {form}") from error
     for text in TRIED:
         try:
             verdict = verifier(text, row)
         except Exception as error:
             raise InputError(
-                f"{name}({text!r}, row) raised {type(error).__name__}: {error}; the row has {', '.join(row)}, and a "
-                "completion may be any text, also an empty one"
+                f"{name}({text!r}, row) raised {type(error).__name__}: {error}; the row has the columns "
+                f"{', '.join(row)}, and a completion can be any text, even an empty one"
             ) from error
         if not isinstance(verdict, bool | np.bool_):
             raise InputError(f"{name}({text!r}, row) returned {verdict!r}, a {type(verdict).__name__}; {form}")
@@ -113,7 +113,7 @@ def check_verifier(verifier: Callable, row: Mapping, name: str) -> None:
 
 @functools.cache
 def _rows_of(path: Path) -> OwnRows:
-    """Return the rows of a plugin; they are loaded once."""
+    """Return the rows of a plugin, loaded once."""
     module = plugin.HELD_OUT[path]
     rows_name = f"{plugin.ROWS}() of {path.name}"
     try:
@@ -126,15 +126,15 @@ def _rows_of(path: Path) -> OwnRows:
 
 def plugin_rows() -> OwnRows:
     """
-    Return the rows and the verifier of the plugin that has them.
+    Return the rows and the verifier of the one plugin that has them.
 
     Raises:
-        InputError: If there is none, or several, or what it has is wrong.
+        InputError: If no plugin or several have them, or they cannot be used.
     """
     if not plugin.HELD_OUT:
         raise InputError(f"give --plugin FILE.py, a file with {plugin.ROWS}() and {plugin.VERIFY}(completion, row)")
     if len(plugin.HELD_OUT) > 1:
         names = " and ".join(path.name for path in plugin.HELD_OUT)
-        raise InputError(f"--plugin: {names} have {plugin.ROWS}(), and a run is of one set of rows; give one of them")
+        raise InputError(f"--plugin: both {names} have {plugin.ROWS}(); give only one of them")
     (path,) = plugin.HELD_OUT
     return _rows_of(path)

@@ -1,5 +1,5 @@
 """
-Samples of a model: batched generation from the full softmax, each sample with its text, its tokens and its verdict.
+Sample a model in batches from the full softmax. Each sample has its text, its tokens and its verdict.
 """
 
 import logging
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class SamplingSettings:
     """
-    How completions are drawn: everything that decides them but model, prompts and seed.
+    Sampling settings: everything that determines completions except model, prompts and seed.
 
     Attributes:
-        temperature (`float`, *optional*, defaults to `1.0`): Of the full softmax; 0 decodes greedily.
-        max_new_tokens (`int`, *optional*, defaults to `512`): Tokens at which a completion is cut.
+        temperature (`float`, *optional*, defaults to `1.0`): Temperature of the full softmax; 0 decodes greedily.
+        max_new_tokens (`int`, *optional*, defaults to `512`): Maximum number of new tokens.
         chat_template_kwargs (`dict`, *optional*): Arguments of the tokenizer's chat template.
     """
 
@@ -46,7 +46,7 @@ class SamplingSettings:
     def of_run(
         cls, config: Mapping, temperature: float | None = None, max_new_tokens: int | None = None
     ) -> "SamplingSettings":
-        """Return the settings of a run with this configuration, but for those that are given."""
+        """Return the sampling settings of a run with this configuration; given arguments override them."""
         if temperature is None:
             temperature = config.get("temperature") or DEFAULT_TEMPERATURE
         if max_new_tokens is None:
@@ -54,16 +54,15 @@ class SamplingSettings:
         return cls(float(temperature), max_new_tokens, config.get("chat_template_kwargs") or None)
 
     def to_json(self) -> dict:
-        """Return the fields as JSON values, those that are `None` left out."""
+        """Return the fields as JSON values, without those that are `None`."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Sample:
     """
-    One completion: its plain text; its tokens, the one that ended it included; whether it was cut at the greatest
-    length instead of ending; the task's verdict, `None` without a verifier, and the answer that it takes the text to
-    give.
+    One completion: its plain text; its tokens, including the one that ended it; whether it was truncated; the task's
+    verdict (`None` without a verifier), and the answer that the task extracted from the text.
     """
 
     text: str
@@ -82,7 +81,7 @@ def judge_completions(task, texts: list[str], rows: list[Mapping]) -> Iterator[t
 
 
 def stop_token_ids(model, tokenizer) -> list[int]:
-    """Every token that ends a completion: the tokenizer's and those the model declares, as in TRL's rollouts."""
+    """Return every token that ends a completion: the tokenizer's and those of the model, as in TRL's rollouts."""
     declared = model.generation_config.eos_token_id
     if not isinstance(declared, list):
         declared = [declared]
@@ -92,7 +91,7 @@ def stop_token_ids(model, tokenizer) -> list[int]:
 
 def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = None) -> list[list[int]]:
     """
-    Return the tokens of every row's prompt: of messages by the tokenizer's chat template, of text as TRL makes them.
+    Return the tokens of every row's prompt: messages by the tokenizer's chat template, plain text as in TRL.
     """
     if rows and isinstance(rows[0]["prompt"], str):
         return tokenizer([row["prompt"] for row in rows])["input_ids"]
@@ -106,7 +105,7 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
 
 
 def progress(total: int, description: str) -> tqdm:
-    """Return a bar on stderr, a unit each sample; where nobody watches, after ten seconds and once a minute."""
+    """Return a progress bar on stderr over samples; without a terminal, it prints once a minute after ten seconds."""
     in_notebook = "ipykernel" in sys.modules  # whose stderr is no terminal
     if sys.stderr.isatty() or in_notebook:
         return tqdm(total=total, desc=description, unit="sample")
@@ -115,8 +114,8 @@ def progress(total: int, description: str) -> tqdm:
 
 class TokensOnBar(StoppingCriteria):
     """
-    Says behind a bar how many tokens a batch has so far, because a batch of a large model takes minutes. It stops
-    nothing.
+    Shows on a progress bar how many tokens a batch has, because a batch of a large model takes minutes. It never stops
+    generation.
     """
 
     def __init__(self, bar: tqdm, prompt_length: int, most: int):
@@ -133,15 +132,15 @@ class TokensOnBar(StoppingCriteria):
 
 @cache
 def warn_of_unused(line: str) -> None:
-    """Log once that so much of a model's generation config is not used."""
+    """Log once which settings of a model's generation config are not used."""
     logger.warning("%s", line)
 
 
 def prepare_for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bool]:
     """
-    Return a loaded model as it is sampled, and whether compactly, as rollouts are where a recipe asks for it: by the
-    same loop, if it gives what `generate` gives. With `merge`, an adapter is merged in float32, where that only
-    changes rounding, and the model is of no other use.
+    Return a loaded model ready for sampling, and whether to use compact generation: the loop of rollouts, if its
+    results equal those of `generate`. With `merge`, an adapter is merged in float32 if that only changes rounding; the
+    model must then have no other use.
     """
     unused = describe_unused(model.generation_config, GenerationConfig(do_sample=True))
     if unused:
@@ -173,12 +172,12 @@ def sample(
     **fields,
 ) -> list[list[Sample]]:
     """
-    Sample `n` completions for each of P rows in one call of `generate`, or in one for each turn, and judge them by
+    Sample `n` completions for each of P rows in one call of `generate`, or in one call per turn, and grade them with
     `task.verify_many`.
 
-    `fields` are those of a [`SamplingSettings`] where none is given. A model's own generation config has no say.
-    Samples depend on torch's global seed and on what is batched together. `compact` computes a prompt once for all its
-    samples, and drops a sample when it ends. A `bar` says which token is being drawn.
+    `fields` are those of [`SamplingSettings`], if no `sampling` is given. A model's own generation config is ignored.
+    Samples depend on torch's global seed and on the batch. `compact` computes a prompt once for all its samples, and
+    drops a sample when it ends. A `bar` shows the number of the current token.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).
@@ -232,7 +231,7 @@ def sample(
 
 def until_stop(ids: list[int], stops: list[int]) -> tuple[list[int], bool]:
     """
-    Return the tokens up to and including the first that stops, and whether there is one; what follows is padding.
+    Return the tokens up to and including the first stop token, and whether there is one; the rest is padding.
     """
     for place, token in enumerate(ids):
         if token in stops:

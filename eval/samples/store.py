@@ -1,9 +1,10 @@
 """
-Samples on disk, so that nothing is sampled twice: `RUN/samples/<model>-<settings>/`, parquet beside `_settings.json`.
+Samples on disk, so that nothing is sampled twice: `RUN/samples/<model>-<settings>/`, with parquet files and
+`_settings.json`.
 
-A sample is written with the batch it was drawn in: an evaluation that is stopped goes on where it was, and one that
-asks for more samples or more prompts draws what is missing. Only one evaluation at a time draws samples of a model
-under a setting; another that wants them waits, and then reuses what was drawn.
+Samples are written batch by batch: a stopped evaluation continues where it was, and one with more samples or prompts
+draws only the missing ones. Only one evaluation at a time draws samples of a model with given settings; a second one
+waits, and then reuses them.
 """
 
 import copy
@@ -23,8 +24,8 @@ from trl_prorl.record.run_files import read_json
 from trl_prorl.text import visible
 
 
-SAMPLES_FOLDER = "samples"  # of a run
-SETTINGS_FILE = "_settings.json"  # readers of a folder of parquet leave out what begins with an underscore
+SAMPLES_FOLDER = "samples"  # in a run folder
+SETTINGS_FILE = "_settings.json"  # parquet readers skip files whose names begin with an underscore
 WHOLE = "samples.parquet"
 COLUMNS = (
     "prompt_id",
@@ -43,9 +44,9 @@ COLUMNS = (
 
 def content_ids(rows: list[dict]) -> list[str]:
     """
-    Return a name for every row, made from its content alone: equal in every run that asks the same.
+    Return an id for every row, made from its content only, so that it is equal in all runs.
 
-    Rows with equal content, should there be any, are numbered.
+    Rows with equal content are numbered.
     """
     seen: dict[str, int] = {}
     names = []
@@ -58,11 +59,12 @@ def content_ids(rows: list[dict]) -> list[str]:
 
 class SampleStore:
     """
-    The samples of one model under one setting, in a folder below that of a run's samples.
+    The samples of one model with one setting, in a subfolder of a run's samples.
 
     Args:
-        label (`str`): What the model is called, for people.
-        settings (`dict`): Everything that decides the samples, but for the prompts: JSON values.
+        folder (`Path`): The folder of a run's samples.
+        label (`str`): A readable name of the model.
+        settings (`dict`): Everything that determines the samples except the prompts, as JSON values.
     """
 
     def __init__(self, folder: Path, label: str, settings: dict):
@@ -71,7 +73,7 @@ class SampleStore:
         self.folder = folder / f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Keep other evaluations from these samples in a context; wait for one that is drawing them."""
+        """Lock these samples against other evaluations inside a context; wait for one that is drawing them."""
         folder = visible(str(self.folder))
         return exclusive(
             self.folder, f"{folder}: another evaluation is drawing these samples; waiting for it to finish."
@@ -79,10 +81,10 @@ class SampleStore:
 
     def frame(self) -> pd.DataFrame:
         """
-        Every sample, a row each, with the columns `COLUMNS`, by prompt and number.
+        Return all samples, a row each, with the columns `COLUMNS`, sorted by prompt and number.
 
         Raises:
-            `RunError`: a file cannot be read.
+            `RunError`: If a file cannot be read.
         """
         frames = []
         for path in self._files():
@@ -90,12 +92,12 @@ class SampleStore:
                 frames.append(pd.read_parquet(path))
             except (OSError, ValueError) as error:
                 raise RunError(
-                    f"{path} cannot be read ({error}): remove it, and its samples are drawn again"
+                    f"{path} cannot be read ({error}): remove it, and its samples will be drawn again"
                 ) from error
         if not frames:
             return self.empty()
         whole = pd.concat(frames, ignore_index=True).reindex(columns=list(COLUMNS))
-        # A stop between writing the whole and removing its parts leaves both.
+        # A stop between writing the merged file and removing its parts leaves both.
         return whole.drop_duplicates(["prompt_id", "sample"]).sort_values(["prompt_id", "sample"], ignore_index=True)
 
     @staticmethod
@@ -104,25 +106,25 @@ class SampleStore:
         return pd.DataFrame({name: [] for name in COLUMNS})
 
     def frame_in_line(self) -> pd.DataFrame:
-        """Return the samples of each prompt up to the first gap, which a damaged file leaves when it is removed."""
+        """Return the samples of each prompt up to the first gap, left by a damaged file that was removed."""
         frame = self.frame()
         return frame[frame["sample"] == frame.groupby("prompt_id").cumcount()]
 
     def add(self, rows: list[dict]) -> None:
-        """Keep a batch of samples, `COLUMNS` each."""
+        """Save a batch of samples, `COLUMNS` each."""
         self._begin()
         first = rows[0]
         self._write(pd.DataFrame(rows, columns=COLUMNS), f"part-{first['prompt_id']}-{first['sample']:04d}.parquet")
 
     def merge(self) -> None:
-        """One file instead of many."""
+        """Merge all files into one."""
         parts = self._files()
         if parts == [self.folder / WHOLE] or not parts:
             return
         self.replace(self.frame())
 
     def replace(self, frame: pd.DataFrame) -> None:
-        """Keep these samples in the place of all that there are."""
+        """Replace all samples by these."""
         parts = self._files()
         self._write(frame, WHOLE)
         for path in parts:
@@ -130,7 +132,7 @@ class SampleStore:
                 path.unlink()
 
     def stores_beside(self, run_dir: Path) -> "Iterator[SampleStore]":
-        """Yield the samples that runs in the same folder as a run have of the same model under the same setting."""
+        """Yield the samples of the same model with the same settings in neighbouring run folders."""
         for folder in sorted(run_dir.resolve().parent.glob(f"*/{SAMPLES_FOLDER}/{self.folder.name}")):
             store = copy.copy(self)
             store.folder = folder

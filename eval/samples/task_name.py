@@ -1,4 +1,4 @@
-"""A task as a recipe or the command line names it."""
+"""The name of a task in a recipe or on the command line."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from trl_prorl.tasks import plugin
 
 @dataclass(frozen=True)
 class TaskName:
-    """A task to evaluate on, as a recipe or the command line names it."""
+    """A task to evaluate on, as named in a recipe or on the command line."""
 
     task: str
     level: int | None = None
@@ -21,7 +21,7 @@ class TaskName:
 
     @classmethod
     def of_run(cls, config: dict) -> "TaskName":
-        """Return the task of a run with this configuration; a script's run has none, and a plugin has its rows."""
+        """Return the task of a run with this configuration; for the run of a script, the rows of a plugin."""
         if not config.get("task"):
             return cls(plugin.OWN, is_own=True)
         return cls(
@@ -34,7 +34,7 @@ class TaskName:
 
     @classmethod
     def parse(cls, text: str) -> "TaskName":
-        """`NAME`, `NAME@LEVEL`, either with `=PATH` behind it."""
+        """Parse `NAME` or `NAME@LEVEL`, optionally followed by `=PATH`."""
         match = re.fullmatch(r"([^@=]+)(?:@(\d+))?(?:=(.+))?", text)
         if match is None:
             raise InputError(f"--others {text}: write NAME, NAME@LEVEL or NAME@LEVEL=PATH, as in parity@2")
@@ -47,13 +47,13 @@ class TaskName:
 
     def make(self):
         """
-        The task.
+        Return the task.
 
         Raises:
-            InputError: If there is no such task, or it does not take the level or the options.
+            InputError: If there is no such task, or it does not accept the level or the options.
         """
         if self.is_own:
-            from trl_prorl.eval.samples.own_rows import plugin_rows  # datasets, which a command line does without
+            from trl_prorl.eval.samples.own_rows import plugin_rows  # imports datasets, which parsing does not need
 
             return plugin_rows()
         given = {"level": self.level, "options": self.options, "path": self.path}

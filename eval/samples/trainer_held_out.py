@@ -1,4 +1,4 @@
-"""The models of a trainer in memory, on rows and by a verifier of the user's."""
+"""The models of a trainer in memory, with a user's rows and verifier."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,11 +24,11 @@ from trl_prorl.scoring.trial import evaluation_mode
 
 class TrainerHeldOut(HeldOut):
     """
-    A trainer's models on rows of the user's. Trained is the policy in memory; base is that without its adapter, or
-    with the trained adapter from which the run began, else the model that the run began from.
+    A trainer's models on a user's rows. Trained is the policy in memory. Base is the policy without its adapter, or
+    with the trained adapter from which the run started; after full fine-tuning, the starting model is loaded.
 
     Raises:
-        InputError: If it cannot be evaluated so, or if the verifier fails on the first row.
+        InputError: If the trainer cannot be evaluated, or if the verifier fails on the first row.
     """
 
     def __init__(
@@ -45,10 +45,14 @@ class TrainerHeldOut(HeldOut):
     ):
         processes = trainer.accelerator.num_processes
         if processes > 1:
-            raise InputError(f"processes={processes}: evaluate and drift need one; load the run there")
+            raise InputError(
+                f"evaluate and drift need one process, and this run has {processes}; evaluate it with "
+                "`trl-prorl passk --plugin FILE.py` after training"
+            )
         if trainer.environment_factories is not None:
             raise InputError(
-                "environment_factory: evaluate and drift sample one turn; give the run a task that replies, and passk"
+                "environment_factory is not supported by evaluate and drift, which sample one turn; use a task with "
+                "replies, and `trl-prorl passk`"
             )
         self.task = OwnRows(rows, verifier)
         self.run_dir = Path(trainer.run_dir)
@@ -61,14 +65,14 @@ class TrainerHeldOut(HeldOut):
         self.in_training = trainer.training_prompts.count(row["prompt"] for row in self.rows)
         self.split = split_of(self.in_training, len(self.rows))
         self.sampling = SamplingSettings.of_run(vars(trainer.args), temperature, max_new_tokens)
-        # A verifier has no version: what is on disk is judged anew.
+        # A verifier has no version, so stored samples are graded again.
         self.grader = None if verifier is None else uuid4().hex[:12]
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self.trained = Point("trained", trainer.state.global_step, None)
         self.base = Point("base", 0, None)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
-        self.restart = trainer.resets.restart  # has changed the model below the adapter
+        self.restart = trainer.resets.restart  # it has changed the weights below the adapter
         self.as_begun = trainer.as_begun
         env = read_env(self.run_dir)
         noted = (env.get("base_model") or {}).get("name")
@@ -78,7 +82,7 @@ class TrainerHeldOut(HeldOut):
             "bf16": trainer.args.bf16,
         }
         if not self.base_below and not noted:
-            raise InputError("the record names no model that the run began from, so there is no base: train first")
+            raise InputError("env.json has no starting model to compare with: call evaluate or drift after training")
         if not self.base_below:
             self.config = with_local_paths(self.run_dir, self.config)
 
@@ -92,15 +96,15 @@ class TrainerHeldOut(HeldOut):
             return {"weights": weights_hash(named)}
 
     def _dtype(self, point: Point) -> torch.dtype:
-        """Return the precision in which the policy computes; a command may load it in another one."""
+        """Return the precision in which the policy computes; a command may load it in another precision."""
         if point is self.base and not self.base_below:
             return super()._dtype(point)
         if self.config["bf16"] and not self.base_below:
-            return torch.bfloat16  # by accelerate's autocast, which stays around a full model's forward
+            return torch.bfloat16  # from accelerate's autocast, which wraps a full model's forward
         return next(self.policy.parameters()).dtype
 
     def _below(self, point: Point):
-        """Give the base, inside, the weights below the adapter with which the run began."""
+        """Restore, inside the context, the original weights below the adapter if the point is the base."""
         if point is self.base and self.restart is not None:
             return self.restart.undone()
         return nullcontext()
@@ -123,7 +127,7 @@ class TrainerHeldOut(HeldOut):
 
     @contextmanager
     def as_point(self, point: Point) -> Iterator[None]:
-        """Make the policy the model of a point while this lasts: as it is, or as the base."""
+        """Make the policy the model of a point inside the context: as it is, or as the base."""
         as_base = nullcontext()
         if point is self.base:
             as_base = self.as_begun.in_place() if self.as_begun is not None else self.policy.disable_adapter()
@@ -132,7 +136,7 @@ class TrainerHeldOut(HeldOut):
 
 
 class PolicyAs:
-    """The policy of a trainer, which computes in each call as the model of a point would: as it is, or as the base."""
+    """The policy of a trainer that computes like the model of a point in each call: as it is, or as the base."""
 
     def __init__(self, held_out: TrainerHeldOut, point: Point):
         self.held_out = held_out

@@ -20,9 +20,10 @@ Estimated without bias from n >= k samples per prompt, of which c are correct: 1
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions (`list[list[bool]]`): one inner list per prompt: was each of its samples correct? The inner lists may
-        differ in length.
-    k (`int` or `list[int]`, *optional*, defaults to `[1]`): sizes of the draw, from 1 to the shortest inner list.
+    predictions (`list[list[bool]]`): one inner list per prompt: whether each of its samples is correct. The inner
+        lists may differ in length.
+    k (`int` or `list[int]`, *optional*, defaults to `[1]`): values of k, from 1 to the length of the shortest
+        inner list.
 
 Returns:
     `dict[str, float]`: `{"pass@<k>": mean over the prompts}`, one entry per `k`.

@@ -247,9 +247,35 @@ def test_the_command(grid, of_arm, tmp_path, capsys):
     assert "same prompts" in found["notes"][0]
     expected, _ = compare_all_pairs([*grid.values()], [1])
     assert [row["p_value"] for row in found["comparisons"][:3]] == pytest.approx([row.p_value for row in expected])
-    for said, runs in {"--k 9": [f"{folder}/*", "--k", "9"], "one arm": [f"{folder}/A_*"]}.items():
+    for said, runs in {"--k 9": [f"{folder}/*", "--k", "9"], "one variant": [f"{folder}/A_*"]}.items():
         assert command.main(["--runs", *runs]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_first_line_answers_whether_runs_differ(grid, capsys):
+    """B is far above A and control, which are close; of three runs after Holm, of two by their own test."""
+    a, b, control = (str(grid[arm, 1].path) for arm in ("A", "B", "control"))
+
+    def first_line(*runs):
+        assert command.main(["--runs", *runs, "--k", "1"]) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    lower = compare(grid["A", 1], grid["B", 1])
+    line = first_line(a, b)
+    assert line.startswith(f"Yes: A_1 (moving reference) − B_1 (old policy) = {lower.difference.value:+.3f} [")
+    assert f"p = {lower.p_value:.2g}" in line and "significantly lower pass@1" in line
+    line = first_line(a, control)
+    close = compare(grid["A", 1], grid["control", 1])
+    assert line.startswith("No significant difference in pass@1") and f"{close.detectable:.3f}" in line
+    line = first_line(a, b, control)
+    assert line.startswith("Yes: 2 of 3 pairs") and line.count(" − B_1 (old policy) = ") == 2
+
+
+def test_without_an_interval_there_is_no_answer(evaluated, capsys):
+    runs = [str(evaluated(name, [4] * 8).path) for name in ("a", "b")]
+    assert command.main(["--runs", *runs]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "20 prompts" in line and "--prompts" in line
 
 
 @pytest.fixture

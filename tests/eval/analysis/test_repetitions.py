@@ -12,6 +12,10 @@ from trl_prorl.eval.analysis.configurations import (
 )
 from trl_prorl.eval.run_folder.reading import shortest_names
 from trl_prorl.eval.run_folder.run import base_family
+from trl_prorl.variants import VARIANTS
+
+
+A, B, C = (VARIANTS[name].label for name in "ABC")
 
 
 def test_what_changes_no_number_makes_no_other_configuration(read_run):
@@ -19,7 +23,12 @@ def test_what_changes_no_number_makes_no_other_configuration(read_run):
     keys = [{}, harmless, {"model_name_or_path": "big"}, {"dataset_name": "other"}, {"beta": 1}]
     groups = repetitions([read_run("A", i, config={"seed": i, **config}) for i, config in enumerate(keys)])
     assert [[one.name for one in group] for group in groups] == [["A0", "A1"], ["A2"], ["A3"], ["A4"]]
-    assert configuration_labels(groups) == ["A tiny", "A big", "A tiny dataset_name=other", "A tiny β=1"]
+    assert configuration_labels(groups) == [
+        f"{A}, tiny",
+        f"{A}, big",
+        f"{A}, tiny, dataset_name=other",
+        f"{A}, tiny, β=1",
+    ]
 
 
 def test_seeds_of_base_and_training_make_no_other_configuration(read_run):
@@ -78,8 +87,14 @@ def test_a_name_says_what_differs_and_nothing_else(groups):
         ("B", 2, {"beta_old": 1.0}),
     )
     assert configuration_labels(found) == [
-        "A K=40 β=1", "A K=40 β=0.5", "A KL>0.015 over 10 steps β=1", "C hard", "C soft 0.1", "C hard stall 2", "B",
-    ]  # fmt: skip
+        f"{A}, K=40, β=1",
+        f"{A}, K=40, β=0.5",
+        f"{A}, KL>0.015 over 10 steps, β=1",
+        f"{C}, hard",
+        f"{C}, soft, 0.1",
+        f"{C}, hard, stall 2",
+        B,
+    ]
 
 
 def test_a_task_is_named_and_stands_for_what_goes_with_it(groups):
@@ -88,7 +103,7 @@ def test_a_task_is_named_and_stands_for_what_goes_with_it(groups):
         "sums": {"model_name_or_path": "embedded:sums:1", "max_completion_length": 48, "ref_reset_every": 80},
     }
     found = groups(*(("A", 2, {"task": task, **keys}) for task, keys in tasks.items()), ("elastic", 1, {}))
-    assert configuration_labels(found) == ["A reverse_digits", "A sums", "elastic"]
+    assert configuration_labels(found) == [f"{A}, reverse_digits", f"{A}, sums", VARIANTS["elastic"].label]
 
 
 def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
@@ -99,8 +114,12 @@ def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
         *(read_run("A", seed, f"mine_seed{seed}") for seed in (1, 2)),
         *(read_run("control", seed, name) for seed, name in ((1, "x"), (2, "y"))),
     ]
-    labels = ["fast (plain lr=1e-05)", "plain-slow (lr=1e-06)", "Baseline (B)", "mine (A)", "control"]
+    plain, b, a, control = (VARIANTS[name].short for name in ("plain", "B", "A", "control"))
+    fast = f"fast ({plain}, lr=1e-05)"
+    labels = [fast, "plain-slow (lr=1e-06)", f"Baseline ({b})", f"mine ({a})", VARIANTS["control"].label]
     assert arm_labels(repetitions(runs)) == labels
+    labels[1] = f"plain-slow ({plain}, lr=1e-06)"
+    assert arm_labels(repetitions(runs), with_variant=True) == labels
 
 
 @pytest.mark.parametrize(

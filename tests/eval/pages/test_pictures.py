@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from matplotlib.collections import LineCollection
@@ -9,6 +10,7 @@ from trl_prorl.eval.pages import around_resets, curves, matrix, reset_effects
 from trl_prorl.eval.pages import runs as pages
 from trl_prorl.eval.pages.document import Picture
 from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.variants import VARIANTS
 
 
 RESET = {"event": "reset", "step_applied": 10}
@@ -24,8 +26,13 @@ def curve_panels(runs):
     return curves.sections(Frame(runs))[0].blocks[0].panels
 
 
+def shown(label):
+    """A label of a legend without the variant in parentheses."""
+    return re.sub(r" \([^)]*\)", "", str(label))
+
+
 def line(axes, label):
-    (found,) = [each for each in axes.lines if each.get_label() == label]
+    (found,) = [each for each in axes.lines if shown(each.get_label()) == label]
     return list(found.get_xdata()), list(found.get_ydata())
 
 
@@ -49,7 +56,9 @@ def test_a_run_with_nothing_to_draw_is_named_and_not_drawn(rows, read_run, make_
 def test_each_arm_has_the_kl_to_its_own_anchor(read_run):
     runs = [read_run("A", kl_ref=0.1, kl_old=1e-6), read_run("B", kl_ref=0.3, kl_old=0.2), read_run("plain", reward=1)]
     axes = drawn(curve_panels(runs)[1])
-    assert sorted(axes.get_legend_handles_labels()[1]) == ["A0: kl_ref", "B0: kl_old"]
+    labels = axes.get_legend_handles_labels()[1]
+    assert sorted(map(shown, labels)) == ["A0: kl_ref", "B0: kl_old"]
+    assert VARIANTS["B"].short in labels[1]
     assert set(line(axes, "A0: kl_ref")[1]) == {0.1}
     assert set(line(axes, "B0: kl_old")[1]) == {0.2}
 
@@ -97,9 +106,9 @@ def test_accuracy_is_drawn_beside_the_reward(read_run):
     event = {"event": "guard_gap", "step_applied": 15, "reason": "accuracy (gold) fell, the reward did not"}
     hacked = read_run("plain", steps=20, reward=0.9, gold=lambda step: 0.5 - step / 100, events=[event])
     axes = drawn(curve_panels([hacked, read_run("A", steps=20, reward=0.8)])[0])
-    assert line(axes, "plain0: gold")[1][-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
+    assert line(axes, "plain0: accuracy")[1][-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
     assert line(axes, "plain0")[1][-1] == 0.9
-    assert "A0: gold" not in [each.get_label() for each in axes.lines]
+    assert "A0: accuracy" not in [shown(each.get_label()) for each in axes.lines]
     assert [15] in [list(each.get_xdata()) for each in axes.lines]  # the guard
 
 

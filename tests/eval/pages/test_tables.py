@@ -81,7 +81,12 @@ def test_the_matrix_by_hand_over_two_seeds(read_run):
         row["peak_memory_gib"] = lambda step, seed=seed: 10.0 + seed if step == 2 else 5.0
         runs.append(read_run("A", seed, steps=40, base=[2] * 40, trained=[solved] * 40, **row))
     control, a = matrix(runs)
-    assert {"arm": "control", "seeds": "2", "pass@1": "–", "step time / control": "1.00"}.items() <= control.items()
+    assert {
+        "variant": "control",
+        "seeds": "2",
+        "pass@1": "–",
+        "step time / control": "1.00",
+    }.items() <= control.items()
     of_a = {
         "seeds": "2",
         # 0.5 and 0.75, no variation between prompts: Student's t over the seeds, 0.625 ± 12.706·0.125, cut at 0 and 1.
@@ -159,7 +164,7 @@ def test_arms_stand_against_plain_control_the_best_a_and_the_best(arm):
     rows, left = compare.compare_with_references(Frame(runs))
     assert not left
     assert all(row.seeds == 2 for row in rows)
-    worse = "worse (A β=0.5)"
+    worse = "worse (moving reference, β=0.5)"
     assert [(row.first, row.second) for row in rows] == [
         *((first, "plain") for first in ("B", "A", "control", worse)),
         *((first, "control") for first in ("B", "A", worse)),

@@ -91,7 +91,7 @@ def test_what_cannot_be_paired_is_not_compared_and_every_ground_has_its_verdict(
     a = arm("A", [6] * 40)
     assert "A is not compared with other" in said([arm("control", [4] * 40, name="other", split="train"), a])
     several = [arm("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
-    assert "not compared with c (control)" in said([*several, a])  # no seed in common
+    assert "not compared with c (fixed reference)" in said([*several, a])  # no seed in common
     of = (("sums", "B", 4), ("sorting", "C", 6), ("sorting", "control", 2))
     text = said([arm(variant, [solved] * 40, config={"task": task}) for task, variant, solved in of])
     assert "sums: B has a held-out pass@1 of 0.500" in text
