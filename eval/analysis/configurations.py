@@ -148,13 +148,13 @@ def _differing(runs: list[RecordedRun]) -> list[str]:
 def configuration_labels(groups: list[list[RecordedRun]]) -> list[str]:
     """
     Return a unique label for every configuration, as [`repetitions`] groups them: the variant, with the settings that
-    differ among its configurations and are not off: `moving reference (A), K=40, β=1`.
+    differ among its configurations and are not off: `moving reference (A), K=40 β=1`.
     """
     labels = []
     for group, settings in zip(groups, _settings_that_differ(groups), strict=True):
         variant = group[0].variant
         known = VARIANTS.get(variant)
-        label = ", ".join([known.label if known else variant, *settings])
+        label = ", ".join(filter(None, [known.label if known else variant, settings]))
         labels.append(f"{label} (never reset)" if _never_reset(group) else label)
     return _numbered(labels)
 
@@ -172,12 +172,9 @@ def arm_labels(groups: list[list[RecordedRun]], with_variant: bool = False) -> l
         if not name:
             continue
         variant = group[0].variant
-        words = settings
-        if with_variant or not says_variant(name, variant):
-            words = [short_label(variant), *settings]
-        if _never_reset(group):
-            words = [*words, "never reset"]
-        labels[place] = f"{name} ({', '.join(words)})" if words else name
+        shown = short_label(variant) if with_variant or not says_variant(name, variant) else ""
+        words = ", ".join(filter(None, [shown, settings, "never reset" if _never_reset(group) else ""]))
+        labels[place] = f"{name} ({words})" if words else name
     return _numbered(labels)
 
 
@@ -211,8 +208,8 @@ def _never_reset(group: list[RecordedRun]) -> bool:
     return all(run.without_reset == NEVER_RESET for run in group)
 
 
-def _settings_that_differ(groups: list[list[RecordedRun]]) -> list[list[str]]:
-    """Return for each configuration the settings that differ within its variant, in their short forms."""
+def _settings_that_differ(groups: list[list[RecordedRun]]) -> list[str]:
+    """Return for each configuration the settings that differ within its variant, in their short forms: `K=40 β=1`."""
     found = []
     first = [group[0] for group in groups]
     for run in first:
@@ -222,7 +219,7 @@ def _settings_that_differ(groups: list[list[RecordedRun]]) -> list[list[str]]:
             same_task = [other for other in same if value_of(other, TASK) == value_of(run, TASK)]
             keys = [TASK, *_differing(same_task)]
         values = {key: value_of(run, key) for key in keys}
-        found.append([setting(key, value) for key, value in values.items() if value is not None])
+        found.append(" ".join(setting(key, value) for key, value in values.items() if value is not None))
     return found
 
 

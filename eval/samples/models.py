@@ -175,7 +175,7 @@ def checkpoint_points(run_dir: Path, config: dict, wanted: list[str]) -> list[Po
     steps = sorted(found)
     if others:
         names = ", ".join(path.name for _, path in sorted(others.items()))
-        print(f"{trained.folder}: {names} skipped, because of another run.", file=sys.stderr)
+        print(f"{trained.folder}: skipped {names}, from another run.", file=sys.stderr)
     if wanted != ["all"]:
         for step in wanted:
             if not step.isdigit() or int(step) not in found:

@@ -254,5 +254,5 @@ def test_an_evaluation_of_the_run_that_had_the_folder_before_is_not_this_runs(ma
     folder = make_run("A", "A", make_rows(2), env={"run_id": "2"})
     content = passk_result([1, 2], [3, 4]) if file == "passk.json" else {"points": []}
     (folder / file).write_text(json.dumps({**content, "run_id": "1"}))
-    with pytest.raises(InputError, match=f"{file}' is of another run, .* remove it"):
+    with pytest.raises(InputError, match=f"{file}' .*another run.* remove it"):
         load_run(folder)

@@ -26,8 +26,8 @@ def test_what_changes_no_number_makes_no_other_configuration(read_run):
     assert configuration_labels(groups) == [
         f"{A}, tiny",
         f"{A}, big",
-        f"{A}, tiny, dataset_name=other",
-        f"{A}, tiny, β=1",
+        f"{A}, tiny dataset_name=other",
+        f"{A}, tiny β=1",
     ]
 
 
@@ -87,12 +87,12 @@ def test_a_name_says_what_differs_and_nothing_else(groups):
         ("B", 2, {"beta_old": 1.0}),
     )
     assert configuration_labels(found) == [
-        f"{A}, K=40, β=1",
-        f"{A}, K=40, β=0.5",
-        f"{A}, KL>0.015 over 10 steps, β=1",
+        f"{A}, K=40 β=1",
+        f"{A}, K=40 β=0.5",
+        f"{A}, KL>0.015 over 10 steps β=1",
         f"{C}, hard",
-        f"{C}, soft, 0.1",
-        f"{C}, hard, stall 2",
+        f"{C}, soft 0.1",
+        f"{C}, hard stall 2",
         B,
     ]
 

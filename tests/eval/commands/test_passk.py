@@ -140,7 +140,7 @@ def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
         (lambda run: (run / "config.yaml").unlink(), "config.yaml"),
         (lambda run: (run / "adapter_config.json").unlink(), "no trained model"),
         (lambda run: change_config(run, task=None), "--plugin"),
-        (lambda run: change_config(run, model_name_or_path=None), "began from"),
+        (lambda run: change_config(run, model_name_or_path=None), "model_name_or_path"),
         ("--n 4 --k 1 8", "--k 8"),
         ("--temperature 0", "--greedy"),
         ("--greedy --n 4", "--n 4"),

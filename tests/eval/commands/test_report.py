@@ -30,8 +30,8 @@ def test_a_quoted_glob_and_the_sections_for_what_its_runs_have(demo, tmp_path, c
         assert f"]({picture})" in text
         with Image.open(demo / picture) as image:
             image.load()
-    (plain,) = [line for line in text.splitlines() if line.startswith("| plain | plain")]
-    assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
+    (plain,) = [line for line in text.splitlines() if line.startswith("| plain | no KL")]
+    assert plain == "| plain | no KL | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
     said = "A and B share the highest held-out pass@1, 0.750 (base 0.125)"
     out = " ".join(capsys.readouterr().out.split())
     assert said in text and said in out
@@ -154,4 +154,4 @@ def test_runs_of_scripts_have_the_model_s_name(make_run, make_rows):
         env = {"base_model": {"name": model}}
         root = make_run(name, "plain", make_rows(3), env=env, config=config).parent
     assert report.main(["--runs", str(root)]) == 0
-    assert "| mine (plain Qwen2.5-0.5B) | " in (root / "report.md").read_text()
+    assert "| mine (no KL, Qwen2.5-0.5B) | " in (root / "report.md").read_text()
