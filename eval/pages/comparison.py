@@ -110,39 +110,42 @@ def answer(comparisons: list[Comparison], labels: Mapping[str, str] | None = Non
 
     Args:
         comparisons (`list[Comparison]`): At least one; those of an outcome stand together.
-        labels (`Mapping[str, str]`, *optional*): What to call a run or variant in the sentence, by its name.
+        labels (`Mapping[str, str]`, *optional*): Longer names of the runs or variants of a single pair.
     """
     outcome = comparisons[0].outcome
     rows = [row for row in comparisons if row.outcome == outcome and not math.isnan(row.difference.low)]
     if not rows:
         return f"No answer: fewer than {MIN_PROMPTS} prompts give no confidence interval. Evaluate more: --prompts."
+    if len(rows) == 1:
+        return _answer_of_one(rows[0], labels or {})
     differing = sorted((row for row in rows if row.differs), key=lambda row: row.adjusted)
-    shown = [_difference(row, labels or {}) for row in (differing or rows)[:MAX_NAMED]]
+    if not differing:
+        return (
+            f"No significant difference in {outcome} in any of {len(rows)} pairs; every test would detect a "
+            f"difference of {max(row.detectable for row in rows):.3f} with {POWER}."
+        )
+    shown = []
+    for row in differing[:MAX_NAMED]:
+        shown.append(f"{row.first} − {row.second} = {row.difference.value:+.3f} (p = {_p_cell(row)})")
     if len(differing) > MAX_NAMED:
         shown.append(f"and {len(differing) - MAX_NAMED} more")
-    detectable = max(row.detectable for row in rows)
-    if len(rows) == 1 and differing:
-        direction = "higher" if differing[0].difference.value > 0 else "lower"
-        return f"Yes: {shown[0]}: significantly {direction} {outcome}."
-    if len(rows) == 1:
-        return (
-            f"No significant difference in {outcome}: {shown[0]}; this test would detect a difference of "
-            f"{detectable:.3f} with {POWER}."
-        )
-    if differing:
-        return f"Yes: {len(differing)} of {len(rows)} pairs differ significantly in {outcome}: {'; '.join(shown)}."
     return (
-        f"No significant difference in {outcome} in any of {len(rows)} pairs; every test would detect a difference of "
-        f"{detectable:.3f} with {POWER}."
+        f"Yes: {len(differing)} of {len(rows)} pairs differ significantly in {outcome} (p Holm-corrected): "
+        f"{'; '.join(shown)}."
     )
 
 
-def _difference(row: Comparison, labels: Mapping[str, str]) -> str:
-    """Return `A − B = +0.12 [+0.05, +0.19], p = 0.003`."""
+def _answer_of_one(row: Comparison, labels: Mapping[str, str]) -> str:
     first = labels.get(row.first, row.first)
     second = labels.get(row.second, row.second)
-    p = "p (Holm)" if row.adjusted != row.p_value else "p"
-    return f"{first} − {second} = {interval_cell(row.difference, '+.3f')}, {p} = {_p_cell(row)}"
+    difference = f"{first} − {second} = {interval_cell(row.difference, '+.3f')}, p = {_p_cell(row)}"
+    if row.differs:
+        direction = "higher" if row.difference.value > 0 else "lower"
+        return f"Yes: {difference}: significantly {direction} {row.outcome}."
+    return (
+        f"No significant difference in {row.outcome}: {difference}; this test would detect a difference of "
+        f"{row.detectable:.3f} with {POWER}."
+    )
 
 
 def verdict_statement(verdict: Verdict) -> str:

@@ -148,7 +148,7 @@ def test_a_folder_that_two_runs_had(run_dir, base, add_checkpoints, capsys):
     assert [point.step for point in checkpoint_points(run_dir, config, ["all"])] == [16]
     assert "checkpoint-8" in capsys.readouterr().err
     write_run_id(run_dir, "1")
-    with pytest.raises(InputError, match="holds the model of another run"):
+    with pytest.raises(InputError, match="the model of another run"):
         find_trained_model(run_dir, config)
 
 
