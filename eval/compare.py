@@ -15,7 +15,15 @@ from rich.console import Console
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.analysis.compare import GREEDY, common_sizes, compare, compare_all_pairs, has_greedy, pair_notes
+from trl_prorl.eval.analysis.compare import (
+    GREEDY,
+    Comparison,
+    common_sizes,
+    compare,
+    compare_all_pairs,
+    has_greedy,
+    pair_notes,
+)
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.command import command
@@ -57,6 +65,33 @@ def not_evaluated(run: RecordedRun) -> str:
     return f"`{run.name}` is left out: it has no held-out evaluation. Make one with {how}."
 
 
+def compare_runs(
+    runs: list[RecordedRun], sizes: list[int] | None
+) -> tuple[list[Comparison], dict[str, str], list[str]]:
+    """
+    Compare two evaluated runs, or all variants of more.
+
+    Args:
+        runs (`list[RecordedRun]`): At least two evaluated runs.
+        sizes (`list[int]`, *optional*): Values of k; by default those that all evaluations share.
+
+    Returns:
+        `tuple[list[Comparison], dict[str, str], list[str]]`: Comparisons; labels with the variant, by name; and notes.
+    """
+    if len(runs) == 2:
+        outcomes = list(sizes or common_sizes(*runs))
+        if all(has_greedy(run) for run in runs):
+            outcomes.append(GREEDY)
+        labels = {run.name: run_label(run) for run in runs}
+        return [compare(*runs, k) for k in outcomes], labels, pair_notes(*runs)
+    if not sizes:
+        in_common = [set(common_sizes(runs[0], run)) for run in runs]
+        sizes = sorted(set.intersection(*in_common))
+    comparisons, skipped = compare_all_pairs(runs, sizes)
+    labels = {arm.label: arm.full_label for arm in Frame(runs).arms}
+    return comparisons, labels, skipped + objective_notes(runs)
+
+
 @command
 def main(argv=None) -> None:
     """Entry point."""
@@ -65,25 +100,14 @@ def main(argv=None) -> None:
     left_out = [*args.found.left_out, *unreadable, *(not_evaluated(run) for run in recorded if not run.passk)]
     console = Console()
     runs = [run for run in recorded if run.passk]
-    if len(runs) < 2:
-        print_bullets(console, left_out)
-        check_two_are_evaluated(recorded)
-    if len(runs) == 2:
-        outcomes = list(args.k or common_sizes(*runs))
-        if all(has_greedy(run) for run in runs):
-            outcomes.append(GREEDY)
-        comparisons = [compare(*runs, k) for k in outcomes]
-        labels = {run.name: run_label(run) for run in runs}
-        notes = pair_notes(*runs)
-    else:
+    if len(runs) > 2:
         runs = sort_runs(runs)
-        sizes = args.k
-        if not sizes:
-            in_common = [set(common_sizes(runs[0], run)) for run in runs]
-            sizes = sorted(set.intersection(*in_common))
-        comparisons, skipped = compare_all_pairs(runs, sizes)
-        labels = {arm.label: arm.full_label for arm in Frame(runs).arms}
-        notes = skipped + objective_notes(runs)
+    try:
+        check_two_are_evaluated(recorded)
+        comparisons, labels, notes = compare_runs(runs, args.k)
+    except InputError:
+        print_bullets(console, left_out)
+        raise
     notes = [*left_out, *notes, *step_time_notes(Timing(runs))]
     sentence = answer(comparisons, labels)
     print(visible(sentence), flush=True)
