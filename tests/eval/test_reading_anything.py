@@ -148,15 +148,15 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
     ("file", "content", "said"),
     [
         ("passk.json", b"{}", "'split'"),
-        ("passk.json", b"[1,2]", "holds [1, 2]"),
+        ("passk.json", b"[1,2]", "[1, 2]"),
         ("env.json", b"[" * 100_000, "not JSON"),
-        ("env.json", b"\xff", "no text"),
+        ("env.json", b"\xff", "byte 0"),
         ("env.json", b'{"seed": 0, "seed": 1}', "'seed' is given twice"),
         ("env.json", None, "missing"),
-        ("metrics.jsonl", b'{"step": 1}\n5\n', "line 2 holds 5,"),
+        ("metrics.jsonl", b'{"step": 1}\n5\n', "line 2 contains 5,"),
         ("metrics.jsonl", b'{"step": 1}\n{"step": 2, "re\n{"step": 3}\n', "line 2 is not JSON"),
         ("metrics.jsonl", b'{"step": 1}\nhello\n', "line 2 is not JSON"),
-        ("metrics.jsonl", b'{"step": 1}\n3\n', "line 2 holds 3, not an object; remove the line"),
+        ("metrics.jsonl", b'{"step": 1}\n3\n', "line 2 contains 3, not an object; remove the line"),
         ("metrics.jsonl", b'{"step": 1}\n' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"\n", "line 2"),
         ("metrics.jsonl", b'{"step": 1}\n{"step": 1}\n', "line 2: step 1"),
         ("metrics.jsonl", b"", "no step"),
@@ -206,7 +206,7 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
             path.write_bytes(whole[:cut] + end)
             caplog.clear()
             assert read_jsonl(path) == rows[: len(lines) + is_whole], (cut, end)
-            assert ("cut off" in caplog.text) == (begun != b"" and not is_whole), (cut, end)
+            assert ("truncated" in caplog.text) == (begun != b"" and not is_whole), (cut, end)
     path.write_bytes(whole[:-9])
     JsonLines(path, lambda row: True).write({"step": 9})
     assert read_jsonl(path) == [*rows[:-1], {"step": 9}]
@@ -217,7 +217,7 @@ def test_a_last_line_with_a_huge_number_is_not_taken_for_one_that_is_cut_off(tmp
     path.write_text('{"step": 1}\n{"step": 2, "reward": ' + "1" * 5000 + "}\n")
     with pytest.raises(InputError, match="line 2 is not JSON"):
         read_jsonl(path, METRICS)
-    assert "cut off" not in caplog.text
+    assert "truncated" not in caplog.text
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "env.json", "config.yaml"])
