@@ -1,12 +1,12 @@
 """
-What an export costs, against a plain save of the same tensors: `python docs/examples/export_cost.py`.
+Compare the time of an export with a plain save of the same tensors: `python docs/examples/export_cost.py`.
 
 The state of a LoRA run of 1.5 B parameters, in real shapes and random values: Qwen2.5-1.5B has 28 layers, a hidden
-size of 1536, 12 heads and 2 for keys and values of 128 each, and an MLP of 8960. An export takes gradients and, at a
-boundary, the state aside, as in a live run; it hashes every tensor, writes, and renames. The plain save is
-`safetensors.torch.save_file` of the same parameters, gradients and moments. Both write into new folders, as an export
-does, and alternate; ratios are what to quote. Nothing is deleted before the end, because ext4 is ten times as slow at
-making many files for some seconds after many were deleted: seven repeats need 5 GB.
+size of 1536, 12 heads and 2 for keys and values of 128 each, and an MLP of 8960. As in a real run, an export copies
+the gradients and, at a boundary, the state; then it hashes, writes and renames. The plain save is
+`safetensors.torch.save_file` of the same parameters, gradients and moments. Both write to new folders and alternate.
+Quote the ratio, not the times. Nothing is deleted before the end, because ext4 creates files ten times as slowly for
+some seconds after many were deleted. Seven repeats need 5 GB.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """
-Stored samples and verdicts of an evaluated run as logs of Inspect (inspect.aisi.org.uk), one for each model: to page
-through completions in its viewer, and to compute on them with its data frames.
+Convert the stored samples of an evaluated run to logs of Inspect (inspect.aisi.org.uk), one per model. Read the
+completions in Inspect's viewer, or analyse them with its data frames.
 
     pip install inspect-ai
     python docs/examples/inspect_log.py --run runs/demo/variantA --out logs
@@ -24,7 +24,7 @@ VERIFIER = "verifier"
 
 
 def answer_of(row) -> str | None:
-    """Return the answer that the task found; samples of version 0.1.0 have none."""
+    """Return the answer that the task extracted; samples of version 0.1.0 have none."""
     answer = getattr(row, "answer", None)
     return answer if isinstance(answer, str) else None  # pandas has NaN for nothing
 
@@ -67,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     folders = sorted(path.parent for path in args.run.glob("samples/*/_settings.json"))
     if not folders:
-        raise SystemExit(f"error: --run {args.run} holds no samples: trl-prorl passk --run {args.run} draws them.")
+        raise SystemExit(f"error: --run {args.run} contains no samples: run trl-prorl passk --run {args.run}")
     for folder in folders:
         file = args.out / f"{args.run.name}-{folder.name}.eval"
         write_eval_log(log_of(folder), str(file))

@@ -33,6 +33,6 @@ def test_stored_samples_are_a_log_of_inspect(tmp_path, monkeypatch, capsys):
     assert {(one.epoch, one.scores["verifier"].value, one.scores["verifier"].answer) for one in read.samples} == (
         {(1, "C", "123"), (2, "I", None)}
     )
-    with pytest.raises(SystemExit, match="holds no samples"):
+    with pytest.raises(SystemExit, match="trl-prorl passk"):
         monkeypatch.setattr(sys, "argv", ["inspect_log.py", "--run", str(tmp_path)])
         inspect_log.main()

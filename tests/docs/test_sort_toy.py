@@ -204,30 +204,30 @@ SHORT = {"epochs": 7, "inner_steps": 5}
 
 @pytest.fixture(scope="module")
 def curves():
-    """By arm: its setting, and its curves by torch. A and C reset before the 4th and the 7th epoch."""
+    """By variant: its setting, and its curves by torch. A and C reset before the 4th and the 7th epoch."""
     settings = {
-        arm: Setting(**SHORT | keys | ({"reset_every": 3} if keys.get("reset_every") else {}))
-        for arm, keys in problem.ARMS.items()
+        variant: Setting(**SHORT | keys | ({"reset_every": 3} if keys.get("reset_every") else {}))
+        for variant, keys in problem.VARIANTS.items()
     }
-    return {arm: (setting, with_torch.train(setting)) for arm, setting in settings.items()}
+    return {variant: (setting, with_torch.train(setting)) for variant, setting in settings.items()}
 
 
-@pytest.mark.parametrize("arm", problem.ARMS)
-def test_the_curves_agree(arm, curves):
-    setting, first = curves[arm]
+@pytest.mark.parametrize("variant", problem.VARIANTS)
+def test_the_curves_agree(variant, curves):
+    setting, first = curves[variant]
     assert len(first.loss) == len(first.reward) == SHORT["epochs"]
     assert run.largest_difference(first, with_numpy.train(setting)) < run.AGREEMENT
-    # Another seed, another arm and another mode of C are not the same run.
+    # Another seed, another variant and another mode of C are not the same run.
     another = with_torch.train(Setting(**{**vars(setting), "seed": 1}))
-    others = [another, *(found for name, (_, found) in curves.items() if name != arm)]
+    others = [another, *(found for name, (_, found) in curves.items() if name != variant)]
     assert min(np.abs(np.subtract(first.reward, other.reward)).max() for other in others) > 1e-6
 
 
 def test_what_the_anchors_hold():
     """π_old is the policy until the first update on its samples, A's reference the control's until the first reset."""
 
-    def rewards(arm, **keys):
-        return with_torch.train(Setting(**problem.ARMS[arm], **keys)).reward
+    def rewards(variant, **keys):
+        return with_torch.train(Setting(**problem.VARIANTS[variant], **keys)).reward
 
     one_update = {"epochs": 3, "inner_steps": 1}
     assert rewards("B", **one_update) == rewards("plain", **one_update) != rewards("control", **one_update)
@@ -255,16 +255,16 @@ def test_the_numpy_engine_needs_no_torch():
     code = (
         "import sys; sys.modules['torch'] = sys.modules['trl_prorl'] = None\n"
         f"sys.path.insert(0, {str(FOLDER)!r})\n"
-        "from sort_toy.problem import ARMS, Setting\n"
+        "from sort_toy.problem import VARIANTS, Setting\n"
         "from sort_toy.with_numpy import train\n"
-        "print(len(train(Setting(epochs=2, inner_steps=2, **ARMS['C hard'])).reward))\n"
+        "print(len(train(Setting(epochs=2, inner_steps=2, **VARIANTS['C hard'])).reward))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.strip() == "2", done.stderr[-2000:]
 
 
 def test_the_files_of_an_update_are_the_project_s(tmp_path):
-    """What they hold is compared with torch's Adam by the curves of every arm."""
+    """What they hold is compared with torch's Adam by the curves of every variant."""
     from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read
 
     begin = initial_weights(0)

@@ -1,5 +1,5 @@
 """
-One update of an export by NOMA: its files, its program, and its outputs.
+Write the files and the program of one update for NOMA, and read its outputs.
 
     python docs/examples/noma/program.py FOLDER > update.noma   # of export_update(trainer, FOLDER)
     noma run update.noma

@@ -1,13 +1,13 @@
 """
-One update of a LoRA run in NumPy, from files to files: growth, reset, clipping, Adam.
+Make one update of a LoRA run in NumPy, from files to files: growth, reset, clipping, Adam.
 
     python docs/examples/numpy_engine/engine.py FOLDER
 
-reads the inputs of an update from FOLDER, where `trl_prorl.interchange.export_update` has written them, and writes the
-outputs beside them, where `import_update` reads them. Of the project this file uses nothing but the format
-(docs/interchange.md): no torch; every number is computed by NumPy, in float64 until the outputs are written. Beside
-Python it needs NumPy alone. The trainer's hashes are XXH3, which Python lacks: they are compared if xxhash is
-installed, and otherwise the engine says that they were not. Its own files carry SHA-256.
+The command reads the inputs of an update from FOLDER, where `trl_prorl.interchange.export_update` has written them,
+and writes the outputs to the same folder, where `import_update` reads them. It needs only Python and NumPy, and knows
+only the file format (docs/interchange.md). It computes in float64 and rounds when it writes the outputs. The trainer's
+hashes are XXH3, which Python lacks: if xxhash is installed, they are compared, otherwise a line says they were not.
+The outputs have SHA-256 hashes.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class State:
 
 @dataclass
 class Inputs:
-    """What an update reads beside the state; see docs/interchange.md."""
+    """Inputs of an update other than the state; see docs/interchange.md."""
 
     gradients: dict[str, np.ndarray]
     new_rows: dict[str, np.ndarray]

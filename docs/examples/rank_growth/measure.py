@@ -1,14 +1,14 @@
 """
-What the migration of Adam's state buys when a LoRA adapter grows: the same run with its state migrated, cleared,
-cleared but for its step count, or moved as a flat prefix, beside a fixed small and a fixed large rank.
+Measure the effect of migrating Adam's state when a LoRA adapter grows. The same run is trained with its state
+migrated, cleared, cleared except for the step count, or moved as a flat prefix, and with a small and a large rank.
 
-    python docs/examples/rank_growth/measure.py run      # what is missing of five seeds, one run after another
-    python docs/examples/rank_growth/measure.py tables   # runs.csv and steps.csv beside this file
-    python docs/examples/rank_growth/measure.py figure   # from the tables: a picture in --out, and the numbers
+    python docs/examples/rank_growth/measure.py run      # train the missing runs of five seeds
+    python docs/examples/rank_growth/measure.py tables   # write runs.csv and steps.csv next to this file
+    python docs/examples/rank_growth/measure.py figure   # draw a picture into --out, and print the numbers
 
-A run takes two to three minutes of one core, its evaluation one more. `run` may be killed at any time and goes on with
-the run that it was in; `--seeds 1` and `--arms` take fewer. Reconvergence and dip are those of
-`eval/analysis/resets.py`, at the steps of the growths in every arm.
+A run takes two to three minutes on one core, its evaluation one more. `run` can be killed at any time and continues
+with the interrupted run. `--seeds 1` and `--arms` select fewer runs. `eval/analysis/resets.py` defines reconvergence
+and dip, here at the steps of the growths in every variant.
 """
 
 import argparse
@@ -50,7 +50,7 @@ SAMPLES = "16"
 
 
 def cleared(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
-    """The state of an optimizer that was made anew."""
+    """Return the state of a new optimizer."""
     moments = {key: resize(torch.zeros_like(state[key]), axis, rank) for key in ("exp_avg", "exp_avg_sq")}
     return moments | {STEP: torch.zeros_like(state[STEP])}
 
@@ -73,7 +73,7 @@ def prefix(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) ->
     return moved
 
 
-# Arm: its recipe and keys, what becomes of the state (`None`: as in any run), its words and its colour.
+# For each variant: recipe and keys, treatment of the state (`None`: as in any run), label and colour.
 ARMS = {
     "rank4": (("plain", "--lora_r", "4", "--lora_alpha", "4"), None, "rank 4 throughout", "#999999"),
     "rank16": (("plain", "--lora_r", "16", "--lora_alpha", "16"), None, "rank 16 throughout", "#000000"),
@@ -161,7 +161,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def curves(arm: str, key: str) -> np.ndarray:
-    """A metric of an arm, shape `(seeds, steps)`."""
+    """Return a metric of a variant, shape `(seeds, steps)`."""
     rows = [row for row in read_table(STEPS) if row["arm"] == arm]
     seeds = sorted({int(row["seed"]) for row in rows})
     return np.array([[float(row[key]) for row in rows if int(row["seed"]) == seed] for seed in seeds])
@@ -185,13 +185,13 @@ def shown(estimate: Estimate) -> str:
 
 
 def numbers() -> str:
-    """A table of every arm, in markdown."""
+    """Return a table of all variants, in Markdown."""
     scores = {arm: {} for arm in ARMS}
     for row in read_table(RUNS):
         scores[row["arm"]][int(row["seed"])] = float(row["pass@1"])
     lines = [
-        "| arm | pass@1 | less migrated, by pairs | steps until the reward is back, median | not back | dip | first "
-        "update | largest of 20 |",
+        "| variant | pass@1 | paired difference to migrated | steps until the reward is back, median | not back | dip"
+        " | first update | largest of 20 |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for arm, (_, _, words, _) in ARMS.items():

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from .problem import ARMS, DELTAS, LOSSES, Curves
+from .problem import DELTAS, LOSSES, VARIANTS, Curves, label
 
 
-# Paul Tol's bright palette, which colour-blind readers can tell apart.
+# Paul Tol's bright palette, safe for colour-blind readers.
 COLOUR_OF_DELTA = dict(zip(DELTAS, ("#66CCEE", "#4477AA", "#228833", "#AA3377"), strict=True))
-# The arms have the colours that they have everywhere in this project.
-STYLE_OF_ARM = {
+# The variants have the colours that they have everywhere in this project.
+STYLE_OF_VARIANT = {
     "plain": ("#000000", "-"),
     "control": ("#E69F00", "-"),
     "A": ("#0072B2", "-"),
@@ -24,16 +24,16 @@ STYLE_OF_ARM = {
 
 
 def picture(
-    of_grid: Mapping[tuple[str, str, str], Curves], of_arms: Mapping[str, Curves], seeds: int, reward: str
+    of_grid: Mapping[tuple[str, str, str], Curves], of_variants: Mapping[str, Curves], seeds: int, reward: str
 ) -> Figure:
     """
-    A column for each loss with its deltas, and one for the arms.
+    A column for each loss with its deltas, and one for the variants.
 
     Args:
         of_grid (`Mapping[tuple[str, str, str], Curves]`):
-            Means over the seeds, by loss, delta and arm.
-        of_arms (`Mapping[str, Curves]`):
-            Means over the seeds, by arm.
+            Means over the seeds, by loss, delta and variant.
+        of_variants (`Mapping[str, Curves]`):
+            Means over the seeds, by variant.
         seeds (`int`):
             Their number.
         reward (`str`):
@@ -43,12 +43,12 @@ def picture(
     axes = figure.subplots(2, len(LOSSES) + 1, sharex=True, sharey="row")
     for column, loss in enumerate(LOSSES):
         axes[0, column].set_title(f"{loss} loss")
-        for (of_loss, delta, arm), curves in of_grid.items():
+        for (of_loss, delta, variant), curves in of_grid.items():
             if of_loss == loss:
-                _draw(axes[:, column], curves, color=COLOUR_OF_DELTA[delta], linestyle="--" if arm == "A" else "-")
+                _draw(axes[:, column], curves, color=COLOUR_OF_DELTA[delta], linestyle="--" if variant == "A" else "-")
     axes[0, -1].set_title("anchors and resets")
-    for name, curves in of_arms.items():
-        colour, dashes = STYLE_OF_ARM[name]
+    for name, curves in of_variants.items():
+        colour, dashes = STYLE_OF_VARIANT[name]
         _draw(axes[:, -1], curves, color=colour, linestyle=dashes)
     for panel in axes.flat:
         panel.grid(alpha=0.3)
@@ -62,8 +62,8 @@ def picture(
     dashes.append(Line2D([], [], color="grey", linestyle="--", label="KL, reference frozen every 10 epochs"))
     figure.legend(handles=deltas + dashes, ncols=6, fontsize="small", loc="outside lower left")
     named = [
-        Line2D([], [], color=STYLE_OF_ARM[name][0], linestyle=STYLE_OF_ARM[name][1], label=_label(name))
-        for name in ARMS
+        Line2D([], [], color=STYLE_OF_VARIANT[name][0], linestyle=STYLE_OF_VARIANT[name][1], label=label(name))
+        for name in VARIANTS
     ]
     figure.legend(handles=named, ncols=4, fontsize="small", loc="outside lower right")
     figure.suptitle(f"Sorting three numbers: {'one seed' if seeds == 1 else f'means over {seeds} seeds'}")
@@ -74,7 +74,3 @@ def _draw(panels, curves: Curves, **style) -> None:
     epochs = range(1, len(curves.reward) + 1)
     panels[0].plot(epochs, curves.reward, linewidth=1.2, **style)
     panels[1].plot(epochs, curves.loss, linewidth=1.0, **style)
-
-
-def _label(arm: str) -> str:
-    return "B (a different objective)" if arm == "B" else arm

@@ -79,7 +79,7 @@ class Setting:
 PLAIN = {"anchor": "none", "beta": 0.0}
 BETA = 0.3
 A = {"anchor": "reference", "beta": BETA, "reset_every": 10}
-ARMS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": PLAIN,
     "control": {"anchor": "reference", "beta": BETA},
     "A": A,
@@ -94,16 +94,22 @@ ARMS: dict[str, dict[str, Any]] = {
 def grid(base: Setting) -> dict[tuple[str, str, str], Setting]:
     """Every loss with every delta, without KL (`plain`) and with it (`A`): 24 settings, by those three names."""
     return {
-        (loss, delta, arm): replace(base, loss=loss, delta=delta, **ARMS[arm])
+        (loss, delta, variant): replace(base, loss=loss, delta=delta, **VARIANTS[variant])
         for loss in LOSSES
         for delta in DELTAS
-        for arm in ("plain", "A")
+        for variant in ("plain", "A")
     }
 
 
-def arms(base: Setting) -> dict[str, Setting]:
-    """The arms of this project, which differ in the anchor of the KL and in the reset."""
-    return {name: replace(base, **keys) for name, keys in ARMS.items()}
+def label(variant: str) -> str:
+    """Return the name that tables and the picture show."""
+    names = {"plain": "no KL", "control": "fixed reference", "B": "B (a different objective)"}
+    return names.get(variant, variant)
+
+
+def variants(base: Setting) -> dict[str, Setting]:
+    """Return the settings of the variants, which differ in the anchor of the KL and in the reset."""
+    return {name: replace(base, **keys) for name, keys in VARIANTS.items()}
 
 
 @dataclass

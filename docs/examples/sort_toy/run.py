@@ -1,7 +1,8 @@
 """
 Train the toy and draw its picture: `python docs/examples/sort_toy/run.py`.
 
-`--engine numpy` trains without PyTorch, `--compare` trains the arms both ways and says how far the curves are apart.
+`--engine numpy` trains without PyTorch. `--compare` trains the variants with both engines and prints the largest
+difference of their curves.
 """
 
 import argparse
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # this folder and its nei
 import numpy as np
 
 from sort_toy.picture import picture
-from sort_toy.problem import BETA, DELTAS, LOG_HEAD, LOSSES, REWARDS, Curves, Setting, arms, grid
+from sort_toy.problem import BETA, DELTAS, LOG_HEAD, LOSSES, REWARDS, Curves, Setting, grid, label, variants
 
 
 AGREEMENT = 1e-9  # of two curves, in float64
@@ -53,18 +54,18 @@ def table_of_grid(curves: dict[tuple[str, str, str], Curves]) -> str:
         "|---|" + "---|" * 2 * len(DELTAS),
     ]
     for loss in LOSSES:
-        cells = [f"{curves[loss, delta, arm].reward[-1]:.3f}" for delta in DELTAS for arm in ("plain", "A")]
+        cells = [f"{curves[loss, delta, variant].reward[-1]:.3f}" for delta in DELTAS for variant in ("plain", "A")]
         lines.append(f"| {loss} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def table_of_arms(curves: dict[str, Curves]) -> str:
-    """The expected rewards of the arms at a quarter, half and the end of a run, in Markdown."""
+def table_of_variants(curves: dict[str, Curves]) -> str:
+    """The expected rewards of the variants at a quarter, half and the end of a run, in Markdown."""
     epochs = len(next(iter(curves.values())).reward)
     shown = sorted({max(1, epochs // 4), max(1, epochs // 2), epochs})
-    lines = ["| arm | " + " | ".join(f"epoch {epoch}" for epoch in shown) + " |", "|---|" + "---|" * len(shown)]
+    lines = ["| variant | " + " | ".join(f"epoch {epoch}" for epoch in shown) + " |", "|---|" + "---|" * len(shown)]
     for name, run in curves.items():
-        lines.append(f"| {name} | " + " | ".join(f"{run.reward[epoch - 1]:.3f}" for epoch in shown) + " |")
+        lines.append(f"| {label(name)} | " + " | ".join(f"{run.reward[epoch - 1]:.3f}" for epoch in shown) + " |")
     return "\n".join(lines)
 
 
@@ -72,11 +73,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reward", choices=REWARDS, default=Setting.reward)
     parser.add_argument("--epochs", type=int, default=Setting.epochs)
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each setting, whose mean is drawn")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs of each setting; their mean is drawn")
     parser.add_argument("--engine", choices=("torch", "numpy"), default="torch")
-    parser.add_argument("--compare", action="store_true", help="train the arms with both engines; no picture")
-    parser.add_argument("--log", type=Path, help="write the samples of arm A there, as text; no picture")
-    parser.add_argument("--output", type=Path, default=Path("runs/sort_toy.png"), help="the picture")
+    parser.add_argument("--compare", action="store_true", help="compare both engines on the variants; no picture")
+    parser.add_argument("--log", type=Path, help="write the samples of variant A to this file; no picture")
+    parser.add_argument("--output", type=Path, default=Path("runs/sort_toy.png"), help="file of the picture")
     options = parser.parse_args(argv)
     for name in ("epochs", "seeds"):
         if getattr(options, name) < 1:
@@ -91,32 +92,35 @@ def main(argv: list[str] | None = None) -> int:
         options.log.parent.mkdir(parents=True, exist_ok=True)
         with options.log.open("w") as log:
             log.write(LOG_HEAD)
-            train(arms(base)["A"], log)
-        print(f"The samples of arm A: {options.log}")
+            train(variants(base)["A"], log)
+        print(f"Wrote the samples of variant A to {options.log}")
         return 0
     train = import_module(f"sort_toy.with_{options.engine}").train
     begun = time.process_time()
     of_grid = train_all(train, grid(base), seeds)
-    of_arms = train_all(train, arms(base), seeds)
+    of_variants = train_all(train, variants(base), seeds)
     took = time.process_time() - begun
-    runs = (len(of_grid) + len(of_arms)) * options.seeds
+    runs = (len(of_grid) + len(of_variants)) * options.seeds
     print(f"{runs} runs by {options.engine} in {took:.0f} s of one core; β = {BETA}; reward {options.reward}")
-    print(f"\nExpected reward at the end:\n\n{table_of_grid(of_grid)}\n\nThe arms:\n\n{table_of_arms(of_arms)}\n")
+    print(
+        f"\nExpected reward at the end:\n\n{table_of_grid(of_grid)}\n\n"
+        f"Expected reward of the variants:\n\n{table_of_variants(of_variants)}\n"
+    )
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    picture(of_grid, of_arms, options.seeds, options.reward).savefig(options.output, dpi=100)
-    print(f"The picture: {options.output}")
+    picture(of_grid, of_variants, options.seeds, options.reward).savefig(options.output, dpi=100)
+    print(f"Wrote the picture to {options.output}")
     return 0
 
 
 def compare(base: Setting) -> int:
-    """Train the arms with both engines; the exit status is 1 if a curve differs by more than `AGREEMENT`."""
+    """Train the variants with both engines; the exit status is 1 if a curve differs by more than `AGREEMENT`."""
     from sort_toy import with_numpy, with_torch
 
     agree = True
-    for name, setting in arms(base).items():
+    for name, setting in variants(base).items():
         difference = largest_difference(with_torch.train(setting), with_numpy.train(setting))
         agree = agree and difference <= AGREEMENT
-        print(f"{name:8} largest difference of the curves {difference:.1e}")
+        print(f"{label(name):25} largest difference of the curves {difference:.1e}")
     print(f"The curves {'agree' if agree else 'DO NOT AGREE'}: bound {AGREEMENT:.0e}")
     return int(not agree)
 
