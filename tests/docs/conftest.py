@@ -1,4 +1,4 @@
-"""`doc_pages.py` is beside the tests that import it."""
+"""`doc_pages.py` is in the folder of the tests that import it."""
 
 import sys
 from pathlib import Path

@@ -66,10 +66,10 @@ def test_something_of_one_s_own_is_put_in_by_one_cell(forks, tmp_path):
     assert status == 0, written[-3000:]
     runs = tmp_path / "runs" / "quickstart"
     assert {folder.name for folder in runs.iterdir()} == {"plain", "control", "A", "B", "merged"}
-    for arm in ("plain", "control", "A", "B"):
-        result = json.loads((runs / arm / "passk.json").read_text())
+    for variant in ("plain", "control", "A", "B"):
+        result = json.loads((runs / variant / "passk.json").read_text())
         assert (result["prompts"], result["n"]) == (3, 8)
-        assert [row["step"] for row in read_rows(runs / arm)] == [1, 2]
+        assert [row["step"] for row in read_rows(runs / variant)] == [1, 2]
 
 
 @pytest.mark.slow
