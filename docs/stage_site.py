@@ -26,14 +26,21 @@ def navigation() -> list[str]:
 
 
 def notebook_text(path: Path) -> str:
-    """Return a notebook as a page: its text, its code, and what the code printed."""
+    """Return a notebook as a page: its text, its code and its outputs."""
     parts = []
     for cell in json.loads(path.read_text())["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
-        printed = "".join(part for output in cell.get("outputs", []) for part in output.get("text", []))
-        if printed:
-            parts.append(f"```text\n{printed.rstrip()}\n```")
+        for output in cell.get("outputs", []):
+            data = {kind: "".join(content) for kind, content in output.get("data", {}).items()}
+            if "image/png" in data:
+                parts.append(
+                    f'<img alt="Output of the cell above" src="data:image/png;base64,{data["image/png"].strip()}">'
+                )
+            elif "text/html" in data:
+                parts.append(data["text/html"])
+            else:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 
