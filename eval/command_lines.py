@@ -215,7 +215,7 @@ def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
     if args.json is not None:
         check_writable(args.json)
     if not others:
-        raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
+        raise InputError(f"preflight needs a recipe: give {recipe} (--help lists the options)")
     with as_bad_input():
         return args, check_training(None, others)
 

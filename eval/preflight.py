@@ -312,7 +312,7 @@ def grid(findings: list[Finding]) -> Table:
     wraps = any(finding.change for finding in findings)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(max_width=33 if wraps else None)
-    table.add_column(max_width=30 if wraps else None)
+    table.add_column(max_width=24 if wraps else None)
     table.add_column()
     for finding in findings:
         cells = (finding.label, finding.number, finding.change)

@@ -130,7 +130,7 @@ def generation_finding(memory: GenerationMemory, room: float, rows: int, most: i
     cache = readable(memory.cache * memory.tokens * at_once)
     logits = readable(memory.logits * at_once)
     number = (
-        f"{readable(needed)} of {readable(room)} for {at_once} completions of up to {memory.tokens} tokens "
+        f"{readable(needed)} needed, {readable(room)} free: {at_once} completions of up to {memory.tokens} tokens "
         f"(cache {cache}, logits {logits}, merged copy {readable(memory.copy)}); {fits:,} would fit"
     )
     return make_finding(

@@ -101,7 +101,7 @@ REFUSED = {
     "passk --nope": "--run",
     "passk --run RUN --n 300": "--n 300",
     "passk --run RUN --others nope": "--others nope",
-    "preflight": "nothing says what to look at",
+    "preflight": "RECIPE",
     "tasks show nope": "nope",
     "tasks show reverse_digits --options []": "--options",
     "step-cost --nope": "--nope",

@@ -46,7 +46,7 @@ def own_reward(function):
 
 
 def reward_of(rate):
-    """A reward function: the rate of a completion's text, given the right answer."""
+    """A reward function: `rate` of a completion's text and the reference answer."""
 
     def reward(completions, answer, **columns):
         assert "completion" not in columns  # as TRL calls it
@@ -67,12 +67,12 @@ def found(tmp_path):
     return of
 
 
-PAID = "reward of gold answers, of other rows'"
+REFERENCE_REWARD = "reward of gold answers, of other rows'"
 PASS_RATE = "base pass rate (verify)"
 
 
-def test_a_verifier_that_refuses_its_own_answers(tmp_path, monkeypatch):
-    """No model is asked: nothing that it does could be judged."""
+def test_a_verifier_that_rejects_reference_answers(tmp_path, monkeypatch):
+    """No model is sampled, because no completion could be judged."""
     trainer = make(tmp_path)
     monkeypatch.setattr(trainer, "sample_rows", None)
     broken = get_task("reverse_digits", level=3)
@@ -169,7 +169,7 @@ def test_what_needs_a_change_is_printed_first_and_the_rest_on_demand(monkeypatch
         (["--json", "held"], "--json held"),
     ],
 )
-def test_what_the_run_would_refuse_is_refused(folder, capsys, argv, said):
+def test_it_fails_as_the_run_would(folder, capsys, argv, said):
     (folder / "held").mkdir()
     (folder / "held" / "metrics.jsonl").write_text('{"step": 1}\n')
     try:
@@ -217,18 +217,18 @@ def test_first_updates_that_destroy_the_policy(found, rate, fault):
 
 
 def test_rewards_are_judged_by_their_sum_where_they_do_not_abstain(found):
-    """One for the form alone pays right and wrong answers alike; rows may have a column `completion`."""
+    """A format reward is the same for correct and wrong answers; rows may have a column `completion`."""
     form = reward_of(lambda text, right: float(text.isdigit()))
     exact = reward_of(lambda text, right: float(text == right) if right < "5" else None)
     rows = [{**row, "completion": "gold"} for row in TASK.rows("train", 24)]
-    paid = found(8, rows=rows, reward=[form, exact])[0][PAID]
+    paid = found(8, rows=rows, reward=[form, exact])[0][REFERENCE_REWARD]
     assert paid.level == "fine"
-    paid = found(8, rows=rows, reward=own_reward(exact))[0][PAID]
+    paid = found(8, rows=rows, reward=own_reward(exact))[0][REFERENCE_REWARD]
     assert (paid.number, paid.level) == ("1.00, 0.00", "fine")
 
 
 def test_verdicts_are_the_task_s_where_the_rewards_have_no_verifier(found):
-    """Rewards of 1 for everything do not make the base perfect; without a task a full reward is a right answer."""
+    """A reward of 1 for everything is no accuracy of 1; without a task, a full reward means a correct answer."""
     findings, code = found(reward=reward_of(lambda text, right: 1.0))
     assert findings[PASS_RATE].values["pass_rate"] < 0.6
     assert code == 1
@@ -255,7 +255,7 @@ def test_an_evaluation_on_the_training_set_is_found(tmp_path):
     assert found.level == "look"
 
 
-def test_what_is_not_there_to_look_at_is_refused(tmp_path):
+def test_a_training_set_without_prompts_or_a_stream_is_an_error(tmp_path):
     trainer = make(tmp_path)
     trainer.train_dataset = trainer.train_dataset.rename_column("prompt", "question")
     with pytest.raises(ValueError, match="no column 'prompt'"):

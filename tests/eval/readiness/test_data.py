@@ -1,4 +1,4 @@
-"""Findings of the data: gold answers, splits, lengths."""
+"""Findings about the data: reference answers, splits, lengths."""
 
 import math
 
@@ -35,11 +35,11 @@ NO = [False] * 3
 @pytest.mark.parametrize(
     ("answers", "tells", "levels", "number"),
     [
-        # Gold answers verify, answers of other rows are accepted, rewards of gold answers, and of the others.
+        # Verdicts on reference answers and on answers of other rows; rewards of both.
         ((NO, NO, [0.0] * 3, [0.0] * 3), None, [STOP, "fine", "fine"], "0.00, 0.00"),
         (([True, False, True], NO, [1.0] * 3, [0.0] * 3), True, [LOOK, "fine", "fine"], "1.00, 0.00"),
         ((YES, [True, True, False], [0.5] * 3, [1.0, 1.0, 0.5]), False, ["fine", LOOK, LOOK], "0.50, 0.83"),
-        # An answer that is right by chance is paid as a right one.
+        # An answer that is correct by chance gets the reward of a correct one.
         ((YES, [True, False, False], [1.0] * 3, [1.0, 0.0, 0.0]), True, ["fine", LOOK, "fine"], "1.00, 0.33"),
         ((YES, YES, [1.0] * 3, [1.0] * 3), None, ["fine", LOOK, "fine"], "1.00, 1.00"),
         # None from a reward function is no number.

@@ -49,10 +49,10 @@ NEVER = [0] * 80
 ALWAYS = [1] * 80
 MIXED = [1, 0, 0, 1] * 5
 ANY = {"source": FULL_REWARD}  # verdicts without a verifier
-UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
+UNKNOWN = {"tells": None}  # whether correct answers get more reward than wrong ones
 
 
-HACKED = [1.0, 1.0, 0.0, 1.0, *[1.0, 0.0, 0.0, 1.0] * 4]  # of `MIXED`: one wrong answer is paid in full
+HACKED = [1.0, 1.0, 0.0, 1.0, *[1.0, 0.0, 0.0, 1.0] * 4]  # for `MIXED`: one wrong answer gets full reward
 SOLVED_OR_NOT = [1] * 20 + [0] * 20  # near temperature 0
 ALL_TRUNCATED = [True] * 8
 ONE_LEFT = [True, False, True, True]
