@@ -30,7 +30,7 @@ END = "<!-- Until here. -->\n"
 RECIPES = {
     "plain": VARIANTS["plain"].recipe,
     "control": VARIANTS["control"].recipe,
-    "variantA": f"{VARIANTS['A'].recipe}, K = 40",
+    "variantA": f"{VARIANTS['A'].recipe}, reset every 40 steps",
     "variantB": VARIANTS["B"].recipe,
     "variantC": VARIANTS["C"].recipe,
 }
