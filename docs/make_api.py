@@ -61,6 +61,13 @@ from trl_prorl.tasks import get_task
 The examples run in the order of this page. The commands (`trl-prorl train`, `passk`, `report`, …) print their options
 with `--help`. The page is generated from the docstrings by `{COMMAND}`.
 """
+OTHERS = """## Other modules
+
+- `trl_prorl.interchange`: `export_update`, `import_update`: [exchange files for other engines](interchange.md)
+- `trl_prorl.tasks`: modules `generated`, `loaded` and `registry`: base classes and the table of tasks:
+  [your own task](howto-task.md)
+- `trl_prorl.eval.metrics`: pass@k for the library `evaluate`: [evaluation](evaluation.md)
+"""
 
 
 def find(name: str) -> object:
@@ -154,8 +161,8 @@ def make_page() -> str:
         lines += [f"## {group}", ""]
         for name in names:
             lines += entry(name)
-    lines += ["## Errors", "", "All are in `trl_prorl.errors`.", "", *error_table()]
-    return "\n".join(lines) + "\n"
+    lines += ["## Errors", "", "All are in `trl_prorl.errors`.", "", *error_table(), "", OTHERS]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
