@@ -286,5 +286,5 @@ def test_an_adapter_that_a_script_did_not_load_whole_is_refused(stacks, tiny_mod
         model = PeftModel.from_pretrained(
             AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path, is_trainable=True
         )
-    with pytest.raises(ValueError, match="changes nothing" if stacks else "not loaded whole"):
+    with pytest.raises(ValueError, match="changes nothing" if stacks else "loaded only partly"):
         make_trainer(model=model, lora=stacks)
