@@ -49,7 +49,7 @@ def test_ones_and_zeros_of_any_library_are_verdicts_and_nothing_else(load):
     samples = [True, 0, 1.0, np.bool_(False), np.int64(1), torch.tensor(False)]
     assert load().compute(predictions=[samples]) == {"pass@1": pytest.approx(1 / 2)}
     for value in ("False", "", 0.5, 2, -1, None, float("nan"), [True], np.array([True, False])):
-        with pytest.raises(ValueError, match="neither true nor false"):
+        with pytest.raises(ValueError, match="neither True nor False"):
             as_verdict(value, "the verifier")
-    with pytest.raises(ValueError, match="neither true nor false"):
+    with pytest.raises(ValueError, match="neither True nor False"):
         load().compute(predictions=[[True, None]])
