@@ -197,7 +197,7 @@ def _check_pairs(pairs: list[tuple[Row, Row]], k: int | None) -> None:
                 how = describe_evaluation(run.config, run.env, run.path)
                 raise InputError(f"'{run.name}' has no greedy decoding in passk.json; add it with {how}")
         if k is not GREEDY and not 1 <= k <= a.run.passk["n"]:
-            raise InputError(f"--k {k} must lie between 1 and the {a.run.passk['n']} samples of passk.json")
+            raise InputError(f"--k {k} must be between 1 and the {a.run.passk['n']} samples of passk.json")
 
 
 def _within(difference: Estimate, most: float) -> Estimate:
