@@ -294,7 +294,7 @@ def test_a_limit_too_small_for_a_late_prompt_is_refused_when_the_trainer_is_made
 def test_a_limit_is_refused_where_processes_would_wait_for_each_other():
     check_pack_processes(60, 1)
     check_pack_processes(None, 2)
-    with pytest.raises(ValueError, match="pack_max_tokens=60 with 2 processes"):
+    with pytest.raises(ValueError, match="pack_max_tokens=60 .* 2 processes"):
         check_pack_processes(60, 2)
 
 
