@@ -618,23 +618,23 @@ SENTENCES = {
     "README.md": [
         f"raises accuracy by {{{SORTING}/control/pass@1/plain:0}} points",
         f"raises accuracy by {{{REVERSING}/control/pass@1/plain:0}} points",
-        f"at least {{{RIVALS[1]}/stopped/greedy, the control's less it:1}} points lower",
+        f"at least {{{RIVALS[1]}/stopped/greedy, the control's less it:0}} points lower",
         f"ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
         f"reference cost {{{SORTING}/A/pass@1/control:below}} points",
         "takes 0.88 of A's time",  # docs/performance.md
-        f"With the KL {{{SORTING}/control/pass@1/plain:0}} more answers of 100 are correct",
-        f"With the KL {{{REVERSING}/control/pass@1/plain:0}} more answers of 100 are correct",
+        f"The KL keeps {{{SORTING}/control/pass@1/plain:0}} more answers of 100 correct",
+        f"The KL keeps {{{REVERSING}/control/pass@1/plain:0}} more answers of 100 correct",
         f"it is {{{SORTING}/A_K100/greedy/control:below}} and {{{REVERSING}/A_K100/greedy/control:below}} points",
         f"The starting model has {{{REVERSING}/base/pass@1:0}} % sampled, {{{REVERSING}/base/greedy:0}} % greedy",
         "At two shares of one task, {dose/gamed_reverse_1_0/plain/share:0} and {dose/gamed_reverse/plain/share:0},",
         "within {dose/gamed_reverse_1_0/control_target0.3/less the share - 0.05:1} points of the predicted value",
         "it ended {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} points below the prediction",
         f"{{{PRETRAINED}/plain/bare texts:n0}} of the {{{PRETRAINED}/plain/right texts:n0}} correct texts",
-        f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what no KL lost**",
+        f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what was lost without a KL**",
         f"fixed reference with β = 0.3 kept {{{FORGET}/control_beta0.3/share kept:percent}}.",
-        "that left A {core/reverse_digits/A/drift:n2} nats per token from the starting model, and no KL "
-        "{core/reverse_digits/plain/drift:n2}.",
+        "that left A {core/reverse_digits/A/drift:n2} nats per token from the starting model, and training "
+        "without a KL {core/reverse_digits/plain/drift:n2}.",
         f"minus one every 200 is {{{CLAMP2}/A_beta10/pass@1/A_K200_beta10:interval}}, sampled",
         f"At β = 1 it is {{{CLAMP2}/A_beta1/pass@1/A_K200_beta1:interval}}, not",
         "difference of {core/sums/A/pass@1, seen after Holm/plain:1} to "
