@@ -607,10 +607,13 @@ TABLES = {
 SENTENCES = {
     "../README.md": [
         f"early stopping on both tasks, by {{{RIVALS[1]}/stopped/pass@1, the control's less it:1}} points or more",
+        f"it is {{{SORTING}/control/pass@1/plain:0}} points above no KL",
         "the starting model on reversing: {rivals2/gamed_reverse/control_target0.3/greedy/base:interval} over",
         f"the KL ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
         f"The interval is {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:range}} over prompts and "
         f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/plain:range}} over three seeds.",
+        f"Above early stopping it is {{{SMOLLM2B}/control_target0.066/sense, over prompts/stopped:+1}}, over seeds "
+        f"{{{SMOLLM2B}/control_target0.066/sense, over seeds/stopped:range}}.",
         "on a CPU without a KL: {qwen/sampled/base of plain/pass@1:0} % → {qwen/sampled/plain/pass@1:1} % of 100 test",
     ],
     "README.md": [
