@@ -233,7 +233,8 @@ def evaluate(
     Measure held-out pass@k of the starting model and of the trained one, with 95 % intervals; print and store it.
 
     Call it after training, because it draws random numbers. The starting model (`base`) is the model without its
-    adapter. In full fine-tuning the model that the run started from is loaded again.
+    adapter, or with the adapter that the run started from. In full fine-tuning the model that the run started from is
+    loaded again.
 
     Args:
         trainer ([`ProRLTrainer`]): A trainer that has finished training, in a single process.

@@ -95,7 +95,7 @@ class Mixture(OfMembers):
                 raise ValueError(f"tasks, {name!r}: {error}") from error
             turns = self.members[name].turns
             if turns > 1:
-                raise ValueError(f"tasks: {name!r} has up to {turns} turns, which a mixture does not support")
+                raise ValueError(f"tasks: {name!r} has several turns, unsupported in a mixture. Set task: {name}.")
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """See [`Task.rows`]. `n=None`, and a member whose share is below one row, raise an error."""

@@ -185,7 +185,7 @@ def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
     code = f"from trl_prorl.commands import main; assert not any(main(line.split()) for line in {lines})"
     shown = run("python", "-c", code, imports_all=True)
     assert "reward " in shown
-    assert "pass@k" in shown
+    assert "pass@1" in shown
     assert len((a_run / "metrics.jsonl").read_text().splitlines()) == 3
     assert json.loads((a_run / "passk.json").read_text())["task"] == "reverse_digits"
     assert "variantA" in (tmp_path / "page" / "report.html").read_text()

@@ -20,7 +20,7 @@ def as_verdict(value: Any, source: str) -> bool:
     number = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(number, bool | int | float) and number in (0, 1):
         return bool(number)
-    raise RewardError(f"{source} returned {value!r}, which is neither True nor False.")
+    raise RewardError(f"{source} returned {value!r}, which is neither True nor False. Return one of them.")
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -221,8 +221,8 @@ def refuse_samples(args: "ProRLConfig") -> None:
 def _refuse_single_completions(args: "ProRLConfig") -> None:
     if args.advantage_estimator not in UNGROUPED_ADVANTAGES:
         raise ValueError(
-            f"advantage_estimator={args.advantage_estimator!r} compares completions of the same prompt, but "
-            f"num_generations=1. Set num_generations: 2 (or more), or advantage_estimator: "
+            f"num_generations=1 is not supported with advantage_estimator={args.advantage_estimator!r}, which compares "
+            "completions of the same prompt. Set num_generations: 2 (or more), or advantage_estimator: "
             f"{' or '.join(UNGROUPED_ADVANTAGES)}."
         )
     if args.dynamic_sampling_rounds:
