@@ -221,7 +221,7 @@ def refuse_samples(args: "ProRLConfig") -> None:
 def _refuse_single_completions(args: "ProRLConfig") -> None:
     if args.advantage_estimator not in UNGROUPED_ADVANTAGES:
         raise ValueError(
-            f"num_generations=1 is not supported with advantage_estimator={args.advantage_estimator!r}, which compares "
+            f"num_generations=1 does not work with advantage_estimator={args.advantage_estimator!r}, which compares "
             "completions of the same prompt. Set num_generations: 2 (or more), or advantage_estimator: "
             f"{' or '.join(UNGROUPED_ADVANTAGES)}."
         )
