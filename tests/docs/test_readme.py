@@ -42,7 +42,7 @@ def run(forks, tmp_path):
 def functions_of_script():
     """What own.py defines before its trainer."""
     names = {}
-    exec(named_file(OWN_SCRIPT, "own.py").partition("\ntrainer = ")[0], names)
+    exec(named_file(OWN_SCRIPT, "own.py").partition("\nif __name__")[0], names)
     return names
 
 
@@ -59,13 +59,13 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     measured = json.loads((made / "passk.json").read_text())
     assert (measured["prompts"], measured["n"]) == (4, 16)
     # Of random text, which ends with the right number now and then; the question has the two numbers to add.
-    is_right = functions_of_script()["is_right"]
+    verify = functions_of_script()["verify"]
     verdicts = []
     for folder in (made / "samples").glob("base-*"):
         if json.loads((folder / "_settings.json").read_text())["temperature"]:
             for sample in pd.read_parquet(folder / "samples.parquet").itertuples():
                 total = sum(map(int, re.findall(r"\d+", sample.prompt)))
-                verdicts.append(is_right(sample.completion, {"answer": f"#### {total}"}))
+                verdicts.append(verify(sample.completion, {"answer": f"#### {total}"}))
     assert len(verdicts) == 4 * 16
     assert measured["base"]["pass@1"] == sum(verdicts) / len(verdicts)
     train, report = commands(OWN_SCRIPT)
@@ -102,7 +102,7 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
 )
 def test_what_the_script_calls_right(completion, answer, right):
     names = functions_of_script()
-    assert names["is_right"](completion, {"answer": f"6 * 7 = 42\n#### {answer}"}) is right
+    assert names["verify"](completion, {"answer": f"6 * 7 = 42\n#### {answer}"}) is right
     assert names["reward"]([[{"content": completion}]], [f"#### {answer}"]) == [float(right)]
 
 
