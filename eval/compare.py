@@ -22,12 +22,14 @@ from trl_prorl.eval.analysis.compare import (
     compare,
     compare_all_pairs,
     has_greedy,
+    pair_by_seed,
     pair_notes,
+    without_partner,
 )
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.comparison import answer, objective_notes, terminal_tables
+from trl_prorl.eval.pages.comparison import answer, left_out_statement, objective_notes, terminal_tables
 from trl_prorl.eval.pages.plotting import run_label
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.step_times import step_time_notes
@@ -67,29 +69,37 @@ def not_evaluated(run: RecordedRun) -> str:
 
 def compare_runs(
     runs: list[RecordedRun], sizes: list[int] | None
-) -> tuple[list[Comparison], dict[str, str], list[str]]:
+) -> tuple[list[Comparison], dict[str, str], list[str], list[str]]:
     """
-    Compare two evaluated runs, or all variants of more.
+    Compare two evaluated runs, or all variants of more. Of two variants with one seed in common, these two runs are
+    compared.
 
     Args:
         runs (`list[RecordedRun]`): At least two evaluated runs.
         sizes (`list[int]`, *optional*): Values of k; by default those that all evaluations share.
 
     Returns:
-        `tuple[list[Comparison], dict[str, str], list[str]]`: Comparisons; labels with the variant, by name; and notes.
+        `tuple[list[Comparison], dict[str, str], list[str], list[str]]`: Comparisons; labels with the variant, by
+            name; a line for every run or pair that is left out; and notes.
     """
     if len(runs) == 2:
         outcomes = list(sizes or common_sizes(*runs))
         if all(has_greedy(run) for run in runs):
             outcomes.append(GREEDY)
         labels = {run.name: run_label(run) for run in runs}
-        return [compare(*runs, k) for k in outcomes], labels, pair_notes(*runs)
+        return [compare(*runs, k) for k in outcomes], labels, [], pair_notes(*runs)
+    arms = Frame(runs).arms
+    if len(arms) == 2:
+        pairs = pair_by_seed(*arms)
+        if len(pairs) == 1:
+            comparisons, labels, _, notes = compare_runs([row.run for row in pairs[0]], sizes)
+            return comparisons, labels, without_partner([tuple(arms)]), notes
     if not sizes:
         in_common = [set(common_sizes(runs[0], run)) for run in runs]
         sizes = sorted(set.intersection(*in_common))
     comparisons, skipped = compare_all_pairs(runs, sizes)
-    labels = {arm.label: arm.full_label for arm in Frame(runs).arms}
-    return comparisons, labels, skipped + objective_notes(runs)
+    labels = {arm.label: arm.full_label for arm in arms}
+    return comparisons, labels, skipped, objective_notes(runs)
 
 
 @command
@@ -104,12 +114,13 @@ def main(argv=None) -> None:
         runs = sort_runs(runs)
     try:
         check_two_are_evaluated(recorded)
-        comparisons, labels, notes = compare_runs(runs, args.k)
+        comparisons, labels, skipped, notes = compare_runs(runs, args.k)
     except InputError:
         print_bullets(console, left_out)
         raise
+    left_out += skipped
     notes = [*left_out, *notes, *step_time_notes(Timing(runs))]
-    sentence = answer(comparisons, labels)
+    sentence = " ".join(filter(None, [answer(comparisons, labels), left_out_statement(left_out)]))
     print(visible(sentence), flush=True)
     for table in terminal_tables(comparisons):
         console.print("", table, sep="\n")

@@ -32,16 +32,16 @@ def main(argv=None) -> None:
     checks = []
     for run in runs:
         fitted = []
-        refused = None
+        refused = []
         for k in args.k or default_sizes(run):
             per_prompt_by_step(run, k)  # raises an error for a k that was not evaluated
             try:
                 fitted.append(check_run(run, k, resamples=args.resamples))
             except InputError as error:  # no curve fits; another k may have a fit
-                refused = error
-                print_bullets(console, [str(error)])
+                refused.append(error)
         if not fitted:
-            raise refused
+            raise refused[0]
+        print_bullets(console, map(str, refused))
         checks.append(fitted)
     pairs = [(run, check) for run, fitted in zip(runs, checks, strict=True) for check in fitted]
     console.print(trajectory_table(pairs).to_rich())

@@ -149,6 +149,16 @@ def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1) -> Comp
     Raises:
         InputError: If they share no seed, or runs cannot be paired.
     """
+    return _compare(first.label, second.label, pair_by_seed(first, second), k)
+
+
+def pair_by_seed(first: ReportArm, second: ReportArm) -> list[tuple[Row, Row]]:
+    """
+    Return the evaluated runs of two variants in pairs with the same seeds; single runs are a pair anyway.
+
+    Raises:
+        InputError: If they share no seed.
+    """
     by_seed = []
     for arm in (first, second):
         evaluated = [row for row in arm.rows if row.run.passk]
@@ -159,7 +169,27 @@ def compare_arms(first: ReportArm, second: ReportArm, k: int | None = 1) -> Comp
         pairs = [(*firsts.values(), *seconds.values())]
     if not pairs:
         raise InputError("they have no seed in common; train both with the same seeds, or compare only two runs")
-    return _compare(first.label, second.label, pairs, k)
+    return pairs
+
+
+def without_partner(pairs: list[tuple[ReportArm, ReportArm]]) -> list[str]:
+    """Return a line for every evaluated run that is left out of pairs of variants: the other one lacks its seed."""
+    lacking = {}
+    for first, second in pairs:
+        paired = {row.run.name for pair in pair_by_seed(first, second) for row in pair}
+        for arm, other in ((first, second), (second, first)):
+            for run in arm.evaluated:
+                if run.name not in paired:
+                    same_seed = any(each.seed == run.seed for each in other.evaluated)
+                    seed = f"seed {run.seed}" + (f" and starting model {run.model}" if same_seed else "")
+                    lacking.setdefault((run.name, seed), []).append(other.label)
+    lines = []
+    for (name, seed), others in lacking.items():
+        if len(others) == 1:
+            lines.append(f"{name} is left out: {others[0]} has no run with {seed}.")
+        else:
+            lines.append(f"{name} is left out of {len(others)} pairs: {', '.join(others)} have no run with {seed}.")
+    return lines
 
 
 def _compare(first: str, second: str, pairs: list[tuple[Row, Row]], k: int | None) -> Comparison:
@@ -239,23 +269,25 @@ def _step_time(pairs: list[tuple[Row, Row]]) -> Estimate | None:
 def compare_pairs(pairs: list[tuple[ReportArm, ReportArm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:
     """
     Compare pairs of variants at every k and, if any run has it, by greedy decoding, with Holm over the pairs of each
-    outcome. Also return a line for every pair that was skipped, with the reason.
+    outcome. Also return a line for every pair that was skipped and for every run without a partner, with the reason.
     """
     outcomes: list[int | None] = list(ks)
     if any(has_greedy(run) for pair in pairs for arm in pair for run in arm.evaluated):
         outcomes.append(GREEDY)
     rows = []
     skipped = []
+    compared = {}
     for k in outcomes:
         comparisons = []
         for first, second in pairs:
             try:
                 comparisons.append(compare_arms(first, second, k))
+                compared[first.label, second.label] = (first, second)
             except InputError as error:
                 skipped.append(f"{first.label} and {second.label} were not compared: {str(error).rstrip('.')}.")
         adjusted = holm([each.p_value for each in comparisons])
         rows += [replace(each, adjusted=float(p)) for each, p in zip(comparisons, adjusted, strict=True)]
-    return rows, list(dict.fromkeys(skipped))
+    return rows, [*dict.fromkeys(skipped), *without_partner(list(compared.values()))]
 
 
 def compare_all_pairs(runs: list[RecordedRun], ks: list[int]) -> tuple[list[Comparison], list[str]]:
@@ -304,6 +336,11 @@ class Verdict:
     gain: Estimate | None
     comparisons: dict[str, Comparison]
     pairs: int
+
+    @property
+    def untested(self) -> bool:
+        """Whether there are too few prompts for an interval."""
+        return self.gain is not None and math.isnan(self.gain.low)
 
     @property
     def not_behind(self) -> list[str]:

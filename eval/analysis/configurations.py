@@ -5,7 +5,13 @@ import re
 from collections import Counter
 from typing import Any
 
-from trl_prorl.eval.run_folder.run import MODEL, RecordedRun, require_passk
+from trl_prorl.eval.run_folder.run import (
+    DEFAULT_MAX_COMPLETION_LENGTH,
+    DEFAULT_TEMPERATURE,
+    MODEL,
+    RecordedRun,
+    require_passk,
+)
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS, is_on
 from trl_prorl.record.provenance import passk_command
 from trl_prorl.variants import NEVER_RESET, VARIANTS
@@ -32,6 +38,7 @@ SEED_AT_END = re.compile(r"[\W_]*(?:(?<![A-Za-z])s|seed)?[\W_]*\d*$")
 TASK = "task"
 # Sampling settings, with the option of each. If one differs, the runs differ in more than the model.
 SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
+EVALUATION = {"split": "--split", "prompts": "--prompts", **SAMPLING}
 PROMPT_KEYS = ("task_options", "task_seed")  # keys of a run that also decide its prompts
 # Settings with a short form, in the order of a label: resets and growth, then the others. All other settings follow as
 # `key=value`.
@@ -85,22 +92,34 @@ def max_new_tokens(run: RecordedRun) -> int | None:
 
 def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     """
-    Return why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. If both
-    evaluations have `prompt_ids`, these decide; if neither has, the settings of the evaluations.
+    Return why the prompts of two evaluated runs cannot be paired, with the cure if there is one; `None` if they can.
+    If both evaluations have `prompt_ids`, these decide; if neither has, the settings of the evaluations.
     """
     first = require_passk(a)
     second = require_passk(b)
-    cure = f"evaluate both with the same settings: `{passk_command(a.config, a.env, a.path, b.path)}`"
-    for key, option in SAMPLING.items():
-        values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
-        if values[0] != values[1]:
-            # Spelt out, because each run has its own default.
-            setting = f" {option} {max(values)}" if None not in values else ""
-            return f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{setting}`"
     ids = first.get("prompt_ids") or []
     other_ids = second.get("prompt_ids") or []
+    same_prompts = bool(ids) and ids == other_ids
+    if not same_prompts:
+        different = _different_data(a, b)
+        if different:
+            return f"the runs have {different}, so they cannot be compared"
+    differing = []
+    for key in SAMPLING if same_prompts else EVALUATION:
+        values = [_evaluated_with(run, key) for run in (a, b)]
+        if values[0] != values[1]:
+            differing.append(f"{key} {values[0]} and {values[1]}")
+    size = [(run.passk["prompts"], run.passk["n"]) for run in (a, b)]
+    again, like = (a, b) if size[0] < size[1] else (b, a)
+    cure = f"evaluate '{again.name}' again: `{_command_like(again, like)}`"
+    if differing:
+        return f"'{a.name}' and '{b.name}' were evaluated with different settings: {', '.join(differing)}; {cure}"
     if bool(ids) != bool(other_ids):
-        return f"only '{a.name if ids else b.name}' has prompt_ids in passk.json, the other is older; {cure}"
+        again, like = (b, a) if ids else (a, b)
+        return (
+            f"only '{like.name}' has prompt_ids in passk.json, '{again.name}' is older; evaluate it again: "
+            f"`{_command_like(again, like)}`"
+        )
     if ids != other_ids:
         common = len(set(ids) & set(other_ids))
         order = " in the same order" if common == len(ids) == len(other_ids) else ""
@@ -108,14 +127,41 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
             f"'{a.name}' ({len(ids)} prompts) and '{b.name}' ({len(other_ids)}) were not evaluated on the same "
             f"prompts{order} ({common} in common); {cure}"
         )
-    evaluated_alike = all(first.get(key) == second.get(key) for key in ("split", "prompts", "task", "level"))
-    same_prompts = all((a.config.get(key) or None) == (b.config.get(key) or None) for key in PROMPT_KEYS)
-    if not ids and not (evaluated_alike and same_prompts):
-        return (
-            f"'{a.name}' and '{b.name}' were not evaluated on the same prompts in the same way (split, prompts, task, "
-            f"level, task_options and task_seed decide); {cure}"
-        )
     return None
+
+
+def _different_data(a: RecordedRun, b: RecordedRun) -> str | None:
+    """Return in which setting of their data two runs differ: `different tasks, sorting and parity`."""
+    for key, name in (("task", "tasks"), ("level", "levels")):
+        values = [run.passk.get(key) for run in (a, b)]
+        if values[0] != values[1]:
+            return f"different {name}, {values[0]} and {values[1]}"
+    for key in PROMPT_KEYS:
+        values = [run.config.get(key) or None for run in (a, b)]
+        if values[0] != values[1]:
+            return f"different {key}, {values[0]} and {values[1]}"
+    return None
+
+
+def _evaluated_with(run: RecordedRun, key: str) -> Any:
+    return max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key)
+
+
+def _command_like(run: RecordedRun, other: RecordedRun) -> str:
+    """Return the command that evaluates a run with the settings of another one."""
+    usual = {
+        "split": "test",
+        "temperature": run.config.get("temperature") or DEFAULT_TEMPERATURE,
+        "max_new_tokens": run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH,
+    }
+    options = []
+    for key, option in EVALUATION.items():
+        value = _evaluated_with(other, key)
+        if key == "temperature" and value == 0:
+            options.append("--greedy")
+        elif value is not None and value != usual.get(key):
+            options.append(f"{option} {value}")
+    return f"{passk_command(run.config, run.env, run.path)} {' '.join(options)} --replace"
 
 
 def value_of(run: RecordedRun, key: str) -> Any:
@@ -191,7 +237,10 @@ def common_name(names: list[str]) -> str:
     """
     if len(names) == 1:
         return names[0]
-    return SEED_AT_END.sub("", os.path.commonprefix(names))
+    common = os.path.commonprefix(names)
+    if any("/" in name[len(common) :] for name in names):  # in different folders
+        common = common[: common.rfind("/") + 1]
+    return SEED_AT_END.sub("", common)
 
 
 def _numbered(labels: list[str]) -> list[str]:

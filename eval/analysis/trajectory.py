@@ -223,10 +223,15 @@ def check_run(run: RecordedRun, k: int, *, resamples: int = RESAMPLES) -> Satura
     """
     steps, per_prompt = per_prompt_by_step(run, k)
     if len(steps) - 1 < MIN_CHECKPOINTS:
+        saved = {int(path.name.split("-")[1]) for path in run.path.glob("checkpoint-[0-9]*")} | set(steps[1:])
+        if len(saved) < MIN_CHECKPOINTS:
+            raise InputError(
+                f"'{run.path}' saved only {len(saved)} checkpoint(s), a fit needs {MIN_CHECKPOINTS}; train with a "
+                "smaller save_steps"
+            )
         raise InputError(
-            f"'{run.path / 'passk.json'}' contains {len(steps) - 1} checkpoint(s), a fit needs at least "
-            f"{MIN_CHECKPOINTS}; run `{passk_command(run.config, run.env, run.path)} --checkpoints all` (save_steps "
-            "sets their number)"
+            f"'{run.path / 'passk.json'}' contains {len(steps) - 1} checkpoint(s), a fit needs {MIN_CHECKPOINTS}; run "
+            f"`{passk_command(run.config, run.env, run.path)} --checkpoints all`"
         )
     try:
         return check_saturation(steps, per_prompt, k, resamples=resamples)

@@ -78,6 +78,8 @@ RATIO_COLUMNS = [
 ]
 DIFFERENCES = "Pairwise differences"
 MAX_NAMED = 6  # pairs in one sentence
+MAX_LEFT_OUT = 3  # runs or pairs in the line of the answer
+LONG_REASON = 120  # letters of a line that is cut there
 DIFFERENCE_NOTES = [
     "Outcome: pass@k or greedy accuracy of the trained models, mean over seeds. Runs are paired by prompt, and by "
     "seed if both variants have it. A difference is significant if its interval excludes 0 and p ≤ 0.05.",
@@ -102,6 +104,16 @@ def terminal_tables(comparisons: list[Comparison]) -> list[RichTable]:
     differences = table_of(DIFFERENCES, [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS], comparisons, DIFFERENCE_NOTES)
     beyond = table_of("Power and ratios", [*PAIR_COLUMNS, *RATIO_COLUMNS], comparisons, RATIO_NOTES)
     return [differences.to_rich(narrow=True), beyond.to_rich()]
+
+
+def left_out_statement(lines: list[str]) -> str:
+    """Return what an answer is not about, for its line: the first runs and pairs, each with its reason if short."""
+    shown = []
+    for line in lines[:MAX_LEFT_OUT]:
+        shown.append(line if len(line) <= LONG_REASON else f"{line.partition(': ')[0]} (reason below).")
+    if len(lines) > MAX_LEFT_OUT:
+        shown.append(f"{len(lines) - MAX_LEFT_OUT} more are left out (see below).")
+    return " ".join(shown)
 
 
 def answer(comparisons: list[Comparison], labels: Mapping[str, str] | None = None) -> str:
@@ -161,6 +173,8 @@ def verdict_statement(verdict: Verdict) -> str:
         heading = f"{best.label} has the highest held-out pass@1, {scores}"
     else:
         heading = f"{best.label} has a held-out pass@1 of {scores}"
+    if verdict.untested:
+        return f"**{_where(verdict)}{heading}.** Not tested: fewer than {MIN_PROMPTS} prompts."
     if verdict.is_significant:
         heading += ", significantly higher than base and every other variant"
     if verdict.gain is not None and verdict.gain.high < 0:
@@ -181,8 +195,11 @@ def verdict_statement(verdict: Verdict) -> str:
     for name in verdict.others:
         if name not in verdict.comparisons:
             details.append(f"{best.label} is not compared with {name}: their runs share no prompts or no seeds.")
-    where = f"{verdict.title}: " if verdict.title else ""
-    return f"**{where}{heading}.** {' '.join(details)}"
+    return f"**{_where(verdict)}{heading}.** {' '.join(details)}"
+
+
+def _where(verdict: Verdict) -> str:
+    return f"{verdict.title}: " if verdict.title else ""
 
 
 def _interval_note(verdict: Verdict) -> str:
@@ -217,7 +234,7 @@ def statements(frame: Frame) -> list[str]:
     """Return the verdict on every ground, and the runs that were not evaluated."""
     found = verdicts(frame)
     lines = [verdict_statement(verdict) for verdict in found]
-    lines += dict.fromkeys(_interval_note(verdict) for verdict in found)  # each once
+    lines += dict.fromkeys(_interval_note(verdict) for verdict in found if not verdict.untested)  # each once
     lines += objective_notes(frame.runs)
     lines += training_statements(frame.runs)
     lines += missing_statements(frame.runs)

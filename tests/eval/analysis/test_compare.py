@@ -85,14 +85,19 @@ CUT = {"max_new_tokens": 16}
 @pytest.mark.parametrize(
     ("of_a", "of_b", "named"),
     [
-        ({}, {"n": 16}, "n = 8"),
-        ({}, {"temperature": 0.5}, "temperature"),
-        (CUT, {"max_new_tokens": 32}, "max_new_tokens"),
-        ({}, {"config": {"task_seed": 1}}, "task_seed"),
-        ({}, {"split": "validation"}, "same prompts"),
-        (IDS, {"prompt_ids": ["x", "z"]}, r"\(1 in common\)"),
+        ({}, {"n": 16}, "passk --run A --prompts 2 --n 16"),
+        ({}, {"temperature": 0.5}, "passk --run B "),
+        ({"temperature": 0.5}, {}, "--temperature 0.5"),
+        (CUT, {"max_new_tokens": 32}, "--max-new-tokens 16"),
+        # The option for every difference, in the command for the smaller evaluation.
+        ({"split": "validation"}, {"n": 4, "prompts": 1}, "passk --run B --split validation --prompts 2 --n 8"),
+        (IDS, {"prompt_ids": ["x", "z"]}, "(1 in common)"),
         (IDS, {"prompt_ids": ["y", "x"]}, "order"),
-        (IDS, {}, "prompt_ids"),
+        ({}, IDS, "passk --run A "),
+        # What no command can cure.
+        ({}, {"task": "sorting"}, "tasks"),
+        (IDS, {"prompt_ids": ["x", "z"], "level": 2}, "levels"),
+        ({}, {"config": {"task_seed": 1}}, "task_seed"),
         # An older result, which was cut at the run's own length; ids decide where both have them.
         (CUT, {"config": {"max_completion_length": 16}}, None),
         (IDS, {**IDS, "config": {"task_seed": 7}}, None),
@@ -104,9 +109,11 @@ def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, of_a, of_b, n
     if named is None:
         assert compare(a, b, k=1).difference.value < 0
         return
-    with pytest.raises(InputError, match=named) as refusal:
+    with pytest.raises(InputError) as refusal:
         compare(a, b, k=1)
-    assert f"trl-prorl passk --run {a.path} --run {b.path}" in str(refusal.value)
+    said = str(refusal.value).replace(str(a.path), "A").replace(str(b.path), "B")
+    assert named in said
+    assert said.endswith("--replace`") != ("cannot be compared" in said)
 
 
 def test_b_has_a_note_in_every_pair_with_another_variant(evaluated):
@@ -210,7 +217,7 @@ def test_the_difference_is_that_of_the_seeds_both_have(grid):
     rows, left = compare_all_pairs([*grid.values()], [1])
     named = [(row.first, row.second, row.seeds) for row in rows]
     assert named == [("control", "A", 3), ("control", "B", 2), ("A", "B", 2)]
-    assert not left
+    assert [line.partition(" ")[0] for line in left] == ["control_3", "A_3"]
     for row in rows:
         seeds = (1, 2, 3)[: row.seeds]
         first, second = ([mean_of(grid[arm, seed]) for seed in seeds] for arm in (row.first, row.second))
@@ -244,7 +251,7 @@ def test_the_command(grid, of_arm, tmp_path, capsys):
     assert DIFFERENT_OBJECTIVE in " ".join(capsys.readouterr().out.split())
     found = json.loads(out.read_text())
     assert sorted(row["k"] for row in found["comparisons"]) == [1, 1, 1, 8, 8, 8]
-    assert "same prompts" in found["notes"][0]
+    assert "C_1 --prompts 40 --n 8" in found["notes"][0]
     expected, _ = compare_all_pairs([*grid.values()], [1])
     assert [row["p_value"] for row in found["comparisons"][:3]] == pytest.approx([row.p_value for row in expected])
     for said, runs in {"--k 9": [f"{folder}/*", "--k", "9"], "one variant": [f"{folder}/A_*"]}.items():
@@ -269,6 +276,26 @@ def test_the_first_line_answers_whether_runs_differ(grid, capsys):
     assert line.startswith("No significant difference in pass@1") and f"{close.detectable:.3f}" in line
     line = first_line(a, b, control)
     assert line.startswith("Yes: 2 of 3 pairs") and line.count(" − B_1 = ") == 2
+
+
+def test_the_first_line_says_what_it_is_not_about(grid, of_arm, capsys):
+    """A run without a partner, of two variants and of three; pairs that cannot be compared."""
+
+    def written(*runs):
+        assert command.main(["--runs", *(str(run.path) for run in runs), "--k", "1"]) == 0
+        return capsys.readouterr().out
+
+    a, b, c = grid["A", 1], grid["B", 1], grid["B", 2]
+    said = written(a, b, c)
+    line = said.splitlines()[0]
+    pair = compare(a, b)
+    assert f"A_1 (moving reference) − B_1 (old policy) = {pair.difference.value:+.3f}" in line
+    assert "B_2 is left out: A_1 has no run with seed 2." in line
+    assert "One run each" in said
+    line = written(a, b, c, grid["control", 1]).splitlines()[0]
+    assert "B_2 is left out" in line and "control_1" in line
+    line = written(a, b, of_arm("C", 1, counts(0.5, 7)[:30])).splitlines()[0]
+    assert "A_1 and C_1" in line and "B_1 and C_1" in line
 
 
 def test_without_an_interval_there_is_no_answer(evaluated, capsys):

@@ -128,6 +128,7 @@ def test_a_run_is_called_by_its_folder_and_settings_come_after_it(read_run):
         (["a_seed1", "a_seed2"], "a"),
         (["lr0.1-s1", "lr0.1-s12"], "lr0.1"),
         (["seed0/A", "seed1/A"], ""),
+        (["cruns/plain-s1", "cruns3/plain-s2"], ""),
     ],
 )
 def test_what_the_folders_of_seeds_have_in_common(names, common):

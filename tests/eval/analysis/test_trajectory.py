@@ -67,7 +67,7 @@ def test_points_over_steps(evaluated):
         ("--checkpoints all", (), 1),
         ("--k 9", ((10, (4, 4)),), 9),
         ("same prompts", ((10, (1, 2, 3)), (20, (4, 4))), 1),
-        ("at least 3", ((10, (4, 4)), (20, (8, 8))), 1),
+        ("save_steps", ((10, (4, 4)), (20, (8, 8))), 1),
     ],
 )
 def test_points_need_checkpoints_and_samples(evaluated, needs, checkpoints, k):

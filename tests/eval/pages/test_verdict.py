@@ -54,6 +54,13 @@ def test_a_star_needs_significance_over_every_other_variant_and_base(arm):
         assert ("significantly higher" in said(group)) == (starred is not None), name
 
 
+def test_what_was_not_tested_is_no_result(arm):
+    """Of 8 prompts there is no interval."""
+    text = said([arm("control", [1] * 8, [1] * 8), arm("A", [8] * 8, [1] * 8)])
+    assert "fewer than 20 prompts" in text
+    assert "significant" not in text and "95 %" not in text and "n/a" not in text
+
+
 def test_p_is_corrected_for_all_pairs(arm):
     """Each of two pairs with C has p = .03 by a t-test: enough for one pair, too much for three."""
     counts = [8] * 4 + [4] * 36  # differences of 1/2 at 4 of 40
