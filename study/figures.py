@@ -910,12 +910,11 @@ def qwen_curve() -> Figure:
         "control_seed2": "fixed reference, seed 2, bf16",
     }
     for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
-        for colour, (arm, steps) in zip(
-            ("#0072B2", "#D55E00", "#009E73"), table("qwen_steps").groupby("arm", sort=False), strict=True
-        ):
+        for colour, (arm, label) in zip(("#0072B2", "#D55E00", "#009E73"), names.items(), strict=True):
+            steps = table("qwen_steps").query("arm == @arm")
             batches = steps[steps.time_rollout > 0].set_index("step")[column]
             panel.plot(batches, "o", alpha=0.35, color=colour)
-            panel.plot(batches.rolling(4, min_periods=1).mean(), color=colour, label=names[arm])
+            panel.plot(batches.rolling(4, min_periods=1).mean(), color=colour, label=label)
         panel.set(title=title, xlabel="optimizer step", ylabel="share", ylim=(0, 1))
     return add_legend(figure, axes[0, 0])
 
