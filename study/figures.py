@@ -911,7 +911,8 @@ def qwen_curve() -> Figure:
     }
     for panel, (column, title) in zip(axes[0], columns.items(), strict=True):
         for colour, (arm, label) in zip(("#0072B2", "#D55E00", "#009E73"), names.items(), strict=True):
-            steps = table("qwen_steps").query("arm == @arm")
+            rows = table("qwen_steps")
+            steps = rows[rows.arm == arm]
             batches = steps[steps.time_rollout > 0].set_index("step")[column]
             panel.plot(batches, "o", alpha=0.35, color=colour)
             panel.plot(batches.rolling(4, min_periods=1).mean(), color=colour, label=label)
