@@ -8,15 +8,13 @@ Reads the run's `passk.json`, prints a table and tests, and writes `boundary.png
 
 import sys
 
-from rich.console import Console
-
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.boundary import boundary
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
 from trl_prorl.eval.pages.comparison import objective_notes
 from trl_prorl.eval.pages.plotting import colour_of, run_label
-from trl_prorl.eval.pages.table import print_bullets
+from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import require_passk
 
@@ -25,7 +23,7 @@ from trl_prorl.eval.run_folder.run import require_passk
 def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.boundary(argv)
-    console = Console()
+    console = terminal()
     runs = [load_run(folder) for folder in args.runs]
     results = [boundary(require_passk(run)) for run in runs]
     for run, result in zip(runs, results, strict=True):

@@ -86,7 +86,7 @@ def _find_runs(args: argparse.Namespace) -> argparse.Namespace:
 def _check_least(option: str, value: int | None, least: int = 1) -> None:
     """Raise `InputError` if an option is below its minimum; `None` is an option that was not given."""
     if value is not None and value < least:
-        raise InputError(f"{option} {value} must be at least {least}")
+        raise InputError(f"{option} must be at least {least}, not {value}")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,16 +145,16 @@ def check_passk(
         InputError: With the option, its value and the cure.
     """
     if not 1 <= n <= MAX_SAMPLES:
-        raise InputError(f"--n {n} must be between 1 and {MAX_SAMPLES} samples per prompt")
+        raise InputError(f"--n must be from 1 to {MAX_SAMPLES}, not {n}")
     if only_greedy and n > 1:
         raise InputError(f"--n {n} with --greedy gives the same sample {n} times; leave out --n")
     if prompts is not None and prompts < 2:
-        raise InputError(f"--prompts {prompts} must be at least 2, and 20 for an interval")
+        raise InputError(f"--prompts must be at least 2 (20 for an interval), not {prompts}")
     for k in ks:
         if not 1 <= k <= n:
-            raise InputError(f"--k {k} must be between 1 and --n {n}; raise --n or lower --k")
+            raise InputError(f"--k must be from 1 to --n {n}, not {k}; raise --n or lower --k")
     if temperature is not None and temperature <= 0:
-        raise InputError(f"--temperature {temperature:g} must be above 0; use --greedy for greedy decoding")
+        raise InputError(f"--temperature must be above 0, not {temperature:g}; use --greedy for greedy decoding")
     _check_least("--batch-size", batch_size)
     _check_least("--max-new-tokens", max_new_tokens)
 
@@ -185,7 +185,7 @@ def check_drift(
     _check_least("--batch-size", batch_size)
     _check_least("--max-new-tokens", max_new_tokens)
     if temperature is not None and temperature <= 0:
-        raise InputError(f"--temperature {temperature:g} must be above 0: drift is measured on samples")
+        raise InputError(f"--temperature must be above 0, not {temperature:g}: drift is measured on samples")
 
 
 def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:

@@ -11,8 +11,6 @@ their seeds, and p-values are corrected for all pairs.
 import dataclasses
 import sys
 
-from rich.console import Console
-
 from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.compare import (
@@ -29,11 +27,11 @@ from trl_prorl.eval.analysis.compare import (
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.timing import Timing
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.comparison import answer, left_out_statement, objective_notes, terminal_tables
+from trl_prorl.eval.pages.comparison import answer, left_out_statement, objective_notes, terminal_table
 from trl_prorl.eval.pages.plotting import run_label
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.step_times import step_time_notes
-from trl_prorl.eval.pages.table import print_bullets
+from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.run_folder.reading import load_runs, write_json
 from trl_prorl.eval.run_folder.run import RecordedRun, sort_runs
 from trl_prorl.record.provenance import describe_evaluation
@@ -108,7 +106,7 @@ def main(argv=None) -> None:
     args = command_lines.compare(argv)
     recorded, unreadable = load_runs(args.found.folders)
     left_out = [*args.found.left_out, *unreadable, *(not_evaluated(run) for run in recorded if not run.passk)]
-    console = Console()
+    console = terminal()
     runs = [run for run in recorded if run.passk]
     if len(runs) > 2:
         runs = sort_runs(runs)
@@ -122,8 +120,7 @@ def main(argv=None) -> None:
     notes = [*left_out, *notes, *step_time_notes(Timing(runs))]
     sentence = " ".join(filter(None, [answer(comparisons, labels), left_out_statement(left_out)]))
     print(visible(sentence), flush=True)
-    for table in terminal_tables(comparisons):
-        console.print("", table, sep="\n")
+    console.print("", terminal_table(comparisons), sep="\n")
     print_bullets(console, notes)
     if args.json is not None:
         rows = []

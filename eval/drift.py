@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from rich.console import Console
 from rich.progress import track
 
 from trl_prorl.errors import InputError
@@ -25,6 +24,7 @@ from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.drift import plot_drift, points_tables
 from trl_prorl.eval.pages.measured import Measured
+from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json, writing
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks, judges
 from trl_prorl.eval.samples.models import Point, checkpoint_points
@@ -158,7 +158,7 @@ def show(run_dir: Path, result: dict) -> Measured:
         plot_drift(result, run_dir / "drift.png")
     tables = [table.to_rich() for table in points_tables(run_dir, result)]
     measured = Measured(result, tables, NO_INTERVAL_NOTE if result["prompts"] < MIN_PROMPTS else None)
-    measured.print(Console())
+    measured.print(terminal())
     return measured
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
-from rich.console import Console
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.passk import (
@@ -30,6 +29,7 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
 from trl_prorl.eval.pages.measured import Measured
 from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_table
+from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json, writing
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
@@ -211,7 +211,7 @@ def show(run_dir: Path, result: dict) -> Measured:
     parts = [result, *result.get("by", []), *result.get("others", {}).values()]
     few = any(part["prompts"] < MIN_PROMPTS for part in parts)
     measured = Measured(result, tables, NO_INTERVAL_NOTE if few else None)
-    measured.print(Console())
+    measured.print(terminal())
     return measured
 
 

@@ -11,11 +11,9 @@ import functools
 import os
 import sys
 
-from rich.console import Console
-
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.table import Table
+from trl_prorl.eval.pages.table import Table, terminal
 from trl_prorl.eval.run_folder.reading import load_config
 from trl_prorl.eval.samples.models import find_trained_model
 from trl_prorl.files import STAGED
@@ -47,7 +45,7 @@ def main(argv=None) -> None:
         card = model_card(args.run, folder, repo=name)
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}
         sizes[CARD_FILE] = len(str(card).encode())
-        Console().print(file_table(name, sizes).to_rich())
+        terminal().print(file_table(name, sizes).to_rich())
         print(card)
         return
     api = make_api()

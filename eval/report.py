@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.frame import Frame
@@ -32,7 +30,7 @@ from trl_prorl.eval.pages import (
     runs,
 )
 from trl_prorl.eval.pages.document import Bullets, Report, Section, to_html, to_markdown
-from trl_prorl.eval.pages.table import print_bullets
+from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.run_folder.reading import load_runs, report_folder
 from trl_prorl.eval.run_folder.run import sort_runs
 from trl_prorl.files import replaced
@@ -96,9 +94,8 @@ def write_report(report: Report, out: Path) -> str:
         for picture in pictures:
             picture.write(out)
         texts = {out / "report.md": to_markdown(report), out / "report.html": to_html(report)}
-        names = ", ".join(picture.file for picture in pictures)
-        with_pictures = f" and its plots (PNG and SVG): {names}" if pictures else ""
-        written = f"Wrote {out / 'report.html'}, and report.md{with_pictures}."
+        plots = f" with {len(pictures)} plots (PNG and SVG)" if pictures else ""
+        written = f"Wrote {out / 'report.html'}, and report.md{plots}."
     out.parent.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         with replaced(path) as aside:
@@ -120,7 +117,7 @@ def main(argv=None) -> None:
         command += f" --out {shell_quote(str(args.out))}"
     report = build_report(frame, command, left_out)
     written = write_report(report, out)
-    console = Console()
+    console = terminal()
     print_bullets(console, (line.replace("**", "") for line in [*comparison.statements(frame), *left_out]))
     console.print("", runs.overview_table(frame).to_rich(), sep="\n")
     print(visible(written))

@@ -13,13 +13,12 @@ import time
 
 import torch
 from peft import LoraConfig, get_peft_model
-from rich.console import Console
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trl_prorl.ending import NOTHING_CHANGED
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.table import Table
+from trl_prorl.eval.pages.table import Table, terminal
 from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.resets.treatments import TREATMENTS
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter
@@ -101,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
     title = f"Reset against copy_ of the same bytes, {args.device}, median of {args.repeats}"
     header = ["", "optimizer_reset", "MB written", "reset, ms", "copy_, ms", "ratio"]
     rows = measure("lora", args) + measure("full", args)
-    Console().print(Table(title, header, rows).to_rich())
+    terminal().print(Table(title, header, rows).to_rich())
 
 
 if __name__ == "__main__":

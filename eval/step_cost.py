@@ -14,11 +14,11 @@ import json
 import sys
 
 import torch
-from rich.console import Console
 from rich.progress import track
 
 from trl_prorl.ending import NOTHING_CHANGED
 from trl_prorl.eval.command import command
+from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.stepcost.measuring import measure, memory
 from trl_prorl.eval.stepcost.settings import BASELINE, parse, settings
 from trl_prorl.eval.stepcost.tables import draw, draw_growth, show, show_memory
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point."""
     args = parse(argv)
     torch.set_num_threads(args.threads)
-    console = Console()
+    console = terminal()
     if args.mode == "memory":
         show_memory(console, memory(args))
         return

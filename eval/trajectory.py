@@ -9,14 +9,12 @@ and writes `trajectory.png` into the run folder.
 
 import sys
 
-from rich.console import Console
-
 from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.trajectory import MIN_RESAMPLES, check_run, default_sizes, per_prompt_by_step
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import objective_notes
-from trl_prorl.eval.pages.table import print_bullets
+from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.pages.trajectory import plot_trajectory, trajectory_statements, trajectory_table
 from trl_prorl.eval.run_folder.reading import load_run
 
@@ -25,7 +23,7 @@ from trl_prorl.eval.run_folder.reading import load_run
 def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.trajectory(argv)
-    console = Console()
+    console = terminal()
     if args.resamples < MIN_RESAMPLES:
         raise InputError(f"--resamples {args.resamples}: at least {MIN_RESAMPLES} are needed for an interval")
     runs = [load_run(folder) for folder in args.runs]

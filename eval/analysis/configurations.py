@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from trl_prorl.eval.analysis.passk import OPTIONS
 from trl_prorl.eval.run_folder.run import (
     DEFAULT_MAX_COMPLETION_LENGTH,
     DEFAULT_TEMPERATURE,
@@ -36,9 +37,9 @@ EFFECTIVE_WITH = {
 }
 SEED_AT_END = re.compile(r"[\W_]*(?:(?<![A-Za-z])s|seed)?[\W_]*\d*$")
 TASK = "task"
-# Sampling settings, with the option of each. If one differs, the runs differ in more than the model.
-SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
-EVALUATION = {"split": "--split", "prompts": "--prompts", **SAMPLING}
+# Settings of the samples. If one differs, the runs differ in more than the model.
+SAMPLING = ("n", "temperature", "max_new_tokens")
+EVALUATION = ("split", "prompts", *SAMPLING)
 PROMPT_KEYS = ("task_options", "task_seed")  # keys of a run that also decide its prompts
 # Settings with a short form, in the order of a label: resets and growth, then the others. All other settings follow as
 # `key=value`.
@@ -155,12 +156,12 @@ def _command_like(run: RecordedRun, other: RecordedRun) -> str:
         "max_new_tokens": run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH,
     }
     options = []
-    for key, option in EVALUATION.items():
+    for key in EVALUATION:
         value = _evaluated_with(other, key)
         if key == "temperature" and value == 0:
             options.append("--greedy")
         elif value is not None and value != usual.get(key):
-            options.append(f"{option} {value}")
+            options.append(f"{OPTIONS[key]} {value}")
     return f"{passk_command(run.config, run.env, run.path)} {' '.join(options)} --replace"
 
 

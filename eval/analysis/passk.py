@@ -18,6 +18,14 @@ from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 SIDES = ("base", "trained")
+OPTIONS = {  # of `passk`, for the settings in its file
+    "split": "--split",
+    "prompts": "--prompts",
+    "n": "--n",
+    "temperature": "--temperature",
+    "max_new_tokens": "--max-new-tokens",
+    "seed": "--seed",
+}
 
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
@@ -150,9 +158,12 @@ def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
     if differing:
         named = (key for key in differing if key != "prompt_ids")
         what = ", ".join(f"{key} {earlier.get(key, 'not recorded')} (now: {settings[key]})" for key in named)
+        extend = ""
+        if what and all(key in earlier for key in differing) and set(differing) - {"prompt_ids"} <= set(OPTIONS):
+            options = " ".join(f"{OPTIONS[key]} {earlier[key]}" for key in differing if key in OPTIONS)
+            extend = f"extend it with {options}, or "
         raise InputError(
-            f"'{path}' has other settings: {what or 'other prompts'}; use the same settings to extend it, or "
-            "overwrite it with --replace"
+            f"'{path}' has other settings: {what or 'other prompts'}; {extend}overwrite it with --replace"
         )
     return earlier
 

@@ -15,6 +15,7 @@ from trl_prorl.variants import VARIANTS
 
 # The keys that define a variant; in all other keys, the runs of a comparison should agree.
 ARM_KEYS = {*ANCHOR_KEYS, "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
+NOT_SET = "not set"
 MAX_SETTINGS = 10  # in one sentence
 ARM_PREFIXES = ("ref_", "optimizer_reset")
 
@@ -119,7 +120,7 @@ def _differences(runs: list[RecordedRun]) -> list[str]:
     for key in sorted({MODEL, *(key for run in runs for key in run.config)} - ARM_KEYS - REPETITION_KEYS):
         values = _distinct(runs, lambda run, key=key: repr(_setting_of(run, key)))
         if len(values) > 1 and not key.startswith(ARM_PREFIXES):
-            differing[key] = [value.strip(chr(39)) for value in values]
+            differing[key] = _values_by_run(runs, key)
     if differing:
         lines.append(f"The runs also differ in {_listed_settings(differing)}.")
     for key in ("packing", "old_logps", "ref_compute"):  # the loss, and having a reference, define a variant
@@ -141,17 +142,29 @@ def _listed_settings(differing: dict[str, list[str]]) -> str:
     Return settings with their values, those that all runs set first; after 10 settings, the number of the others,
     because a script sets few of the keys that a recipe has.
     """
-    order = sorted(differing, key=lambda key: "default" in differing[key])
+    order = sorted(differing, key=lambda key: any(value.startswith(NOT_SET) for value in differing[key]))
     listed = [f"`{key}` ({', '.join(differing[key])})" for key in order[:MAX_SETTINGS]]
     if len(order) > MAX_SETTINGS:
         listed.append(f"and {len(order) - MAX_SETTINGS} more that only some runs set (see their `config.yaml`)")
     return ", ".join(listed)
 
 
+def _values_by_run(runs: list[RecordedRun], key: str) -> list[str]:
+    """Return each value of a setting with the variants that have it, or with the runs if they differ within one."""
+    of_variant = {}
+    for run in runs:
+        of_variant.setdefault(run.variant, set()).add(repr(_setting_of(run, key)))
+    by_variant = all(len(values) == 1 for values in of_variant.values())
+    having = {}
+    for run in runs:
+        having.setdefault(str(_setting_of(run, key)), {})[run.variant if by_variant else run.name] = None
+    return [f"{value} in {' and '.join(names)}" for value, names in having.items()]
+
+
 def _setting_of(run: RecordedRun, key: str) -> Any:
     """Return the value of a key of the configuration; for the model, its recorded name."""
-    value = run.model if key == MODEL else run.config.get(key, "default")
-    return "default" if value is None else value
+    value = run.model if key == MODEL else run.config.get(key)
+    return NOT_SET if value is None else value
 
 
 def sections(frame: Frame) -> list[Section]:

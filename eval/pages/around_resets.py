@@ -50,7 +50,7 @@ def reset_panels(sheet: str, arms: list[ReportArm]) -> list[Panel]:
     """Return the panels of variants with resets, with titles that begin with `sheet`."""
     shown = {
         "Training reward": (lambda variant: "reward", "batch mean"),
-        "KL to the anchor": (kl_key, "nats per token (k3)"),
+        "KL to its reference": (kl_key, "nats per token (k3)"),
         "Gradient norm": (lambda variant: "grad_norm", "norm before clipping"),
     }
     panels = []

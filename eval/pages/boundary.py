@@ -36,18 +36,18 @@ def boundary_statements(result: Boundary) -> list[str]:
     """Return the counts of newly solved and lost prompts with their tests, and the smallest detectable change."""
     test = result.solved_at_all
     lines = [
-        f"{result.prompts} prompts × {result.n} samples: {len(result.newly_solved)} newly solved, {len(result.lost)} "
-        f"lost, {result.both} solved by both models, {result.neither} by neither. Newly solved against lost: "
-        f"p = {test.p_value:.2g} (exact McNemar test; sampling noise changes prompts in both directions)."
+        f"{result.prompts} prompts × {result.n} samples: {_count(result.newly_solved, 'newly solved')}, "
+        f"{_count(result.lost, 'lost')}, {result.both} solved by both models, {result.neither} by neither. Newly "
+        f"solved against lost: p = {test.p_value:.2g} (exact McNemar test; sampling noise changes prompts in both "
+        "directions)."
     ]
-    for name, changes in (("newly solved", result.newly_solved), ("lost", result.lost)):
+    for name, changes in (("Newly solved", result.newly_solved), ("Lost", result.lost)):
         if changes:
-            separated = sum(change.separated for change in changes)
-            lines.append(
-                f"{separated} of {len(changes)} {name} prompts changed significantly (Fisher's exact test per prompt, "
-                f"Holm-corrected over {result.prompts} prompts, 5 %). Correct of {result.n}, * if significant: "
-                f"{_listed(changes)}."
-            )
+            lines.append(f"{name} (prompt number: correct of {result.n}, base → trained): {_listed(changes)}.")
+    if result.newly_solved or result.lost:
+        lines.append(
+            f"* significant: Fisher's exact test per prompt, Holm-corrected over {result.prompts} prompts, p ≤ 0.05."
+        )
     limit = f"0 of {result.n} correct rules out only success rates above {result.rate_limit:.3f} (95 %)."
     if result.separable_from:
         limit += f" A change from 0 needs up to {result.separable_from} of {result.n} correct to be significant."
@@ -56,13 +56,19 @@ def boundary_statements(result: Boundary) -> list[str]:
     return [*lines, limit]
 
 
+def _count(changes: list[PromptChange], what: str) -> str:
+    """Return the number of changes, and how many are significant: `14 newly solved (0 significantly)`."""
+    significantly = f" ({sum(change.separated for change in changes)} significantly)" if changes else ""
+    return f"{len(changes)} {what}{significantly}"
+
+
 def _listed(changes: list[PromptChange]) -> str:
     """Return the clearest changes first, with a star at significant ones."""
     ranked = sorted(changes, key=lambda change: (change.p_value, -abs(change.trained - change.base), change.prompt))
     listed = []
     for change in ranked[:MAX_LISTED]:
         star = "*" if change.separated else ""
-        listed.append(f"#{change.prompt} {change.base} → {change.trained}{star}")
+        listed.append(f"#{change.prompt}: {change.base} → {change.trained}{star}")
     if len(changes) > MAX_LISTED:
         listed.append(f"and {len(changes) - MAX_LISTED} more")
     return ", ".join(listed)

@@ -77,6 +77,7 @@ RATIO_COLUMNS = [
     ),
 ]
 DIFFERENCES = "Pairwise differences"
+RATIOS = "Ratios of scores and of step times: --json FILE."
 MAX_NAMED = 6  # pairs in one sentence
 MAX_LEFT_OUT = 3  # runs or pairs in the line of the answer
 LONG_REASON = 120  # letters of a line that is cut there
@@ -99,11 +100,12 @@ def arms_table(comparisons: list[Comparison], title: str) -> Table:
     return table_of(title, columns, comparisons, [*DIFFERENCE_NOTES, *RATIO_NOTES])
 
 
-def terminal_tables(comparisons: list[Comparison]) -> list[RichTable]:
-    """Return the same as two tables for a terminal of 80 columns: differences, then power and ratios."""
-    differences = table_of(DIFFERENCES, [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS], comparisons, DIFFERENCE_NOTES)
-    beyond = table_of("Power and ratios", [*PAIR_COLUMNS, *RATIO_COLUMNS], comparisons, RATIO_NOTES)
-    return [differences.to_rich(narrow=True), beyond.to_rich()]
+def terminal_table(comparisons: list[Comparison]) -> RichTable:
+    """Return the same without ratios, for a terminal of 100 columns."""
+    detectable = Column("detectable", lambda row: cell(row.detectable, ".3f"))
+    notes = [*DIFFERENCE_NOTES, f"Detectable: the true difference that the test detects with {POWER}. {RATIOS}"]
+    columns = [*PAIR_COLUMNS, *DIFFERENCE_COLUMNS, detectable]
+    return table_of(DIFFERENCES, columns, comparisons, notes).to_rich(narrow=True)
 
 
 def left_out_statement(lines: list[str]) -> str:
@@ -122,14 +124,15 @@ def answer(comparisons: list[Comparison], labels: Mapping[str, str] | None = Non
 
     Args:
         comparisons (`list[Comparison]`): At least one; those of an outcome stand together.
-        labels (`Mapping[str, str]`, *optional*): Longer names of the runs or variants of a single pair.
+        labels (`Mapping[str, str]`, *optional*): Names of the runs or variants with their variant.
     """
+    labels = labels or {}
     outcome = comparisons[0].outcome
     rows = [row for row in comparisons if row.outcome == outcome and not math.isnan(row.difference.low)]
     if not rows:
         return f"No answer: fewer than {MIN_PROMPTS} prompts give no confidence interval. Evaluate more: --prompts."
     if len(rows) == 1:
-        return _answer_of_one(rows[0], labels or {})
+        return _answer_of_one(rows[0], labels)
     differing = sorted((row for row in rows if row.differs), key=lambda row: row.adjusted)
     if not differing:
         return (
@@ -138,7 +141,9 @@ def answer(comparisons: list[Comparison], labels: Mapping[str, str] | None = Non
         )
     shown = []
     for row in differing[:MAX_NAMED]:
-        shown.append(f"{row.first} − {row.second} = {row.difference.value:+.3f} (p = {_p_cell(row)})")
+        first = labels.get(row.first, row.first)
+        second = labels.get(row.second, row.second)
+        shown.append(f"{first} − {second} = {row.difference.value:+.3f} (p = {_p_cell(row)})")
     if len(differing) > MAX_NAMED:
         shown.append(f"and {len(differing) - MAX_NAMED} more")
     return (

@@ -98,7 +98,7 @@ def sheet_panels(sheet: str, arms: list[ReportArm]) -> list[Panel]:
     reward = "Training reward, accuracy (dotted)" if _with_gold(arms) else "Training reward"
     panels = [
         steps_panel(sheet + reward, arms, draw_reward, "batch mean"),
-        steps_panel(f"{sheet}KL to the anchor of each variant", arms, draw_kl, "nats per token (k3), symlog"),
+        steps_panel(f"{sheet}KL to its reference (B: old policy)", arms, draw_kl, "nats per token (k3), symlog"),
         steps_panel(f"{sheet}Entropy of the policy", arms, draw_entropy, "nats per token", legend=False),
         steps_panel(f"{sheet}Gradient norm", arms, draw_gradient_norm, "norm before clipping", legend=False),
     ]

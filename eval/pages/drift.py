@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, Estimate
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import RecordedRun
@@ -23,6 +23,10 @@ PANELS = {
 }
 
 
+TEXT_NOTE = (
+    "log p, base: log-probability of the samples under the starting model, nats per token. distinct-2: share of token "
+    "pairs that are different. compression: bytes before / after zlib, higher if samples repeat each other."
+)
 NO_ENGLISH = "No perplexity of English text: the vocabulary of the model has no English words."
 
 
@@ -95,12 +99,12 @@ def points_tables(run_dir: Path, result: dict) -> list[Table]:
     points = result["points"]
     title = f"Drift of {run_dir} from the starting model (step 0){training_note(result)}"
     without_text = all(point.get("text_perplexity") is None for point in points)
-    notes = [NO_ENGLISH] if without_text else []
-    tables = [table_of(title, POINT_COLUMNS, points), table_of(title, LANGUAGE_COLUMNS, points, notes)]
+    notes = [TEXT_NOTE, NO_ENGLISH] if without_text else [TEXT_NOTE]
+    tables = [table_of(title, POINT_COLUMNS, points), table_of("Text quality", LANGUAGE_COLUMNS, points, notes)]
     for name in points[0].get("others", {}):
         of_other = [{"step": point["step"], **point["others"][name]} for point in points]
-        for columns in (POINT_COLUMNS, LANGUAGE_COLUMNS):
-            tables.append(table_of(f"{title} on {name}", columns, of_other))
+        tables.append(table_of(f"{title} on {name}", POINT_COLUMNS, of_other))
+        tables.append(table_of(f"Text quality on {name}", LANGUAGE_COLUMNS, of_other))
     return tables
 
 
@@ -116,6 +120,8 @@ def runs_table(frame: Frame) -> Table | None:
         f"exact over the vocabulary. Agreement: share of positions with the same greedy token. {NOT_MEASURED} means "
         "not measured."
     ]
+    if any((run.drift or {}).get("prompts", MIN_PROMPTS) < MIN_PROMPTS for run in frame.runs):
+        notes.append(NO_INTERVAL_NOTE)
     return table_of("Drift from the starting model", RUN_COLUMNS, rows, notes) if rows else None
 
 

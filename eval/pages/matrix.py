@@ -95,9 +95,10 @@ COLUMNS = [
         lambda arm: _spikes_cell(arm, kl_spikes),
         "**KL spikes**, **entropy spikes**, **gradient spikes**: mean number per run; in parentheses the largest "
         "spike of all seeds, as a multiple of the median. A spike is a positive value of at least "
-        f"{KL_SPIKE.factor:g} times (KL to the variant's anchor), {ENTROPY_SPIKE.factor:g} times (entropy) or "
-        f"{GRADIENT_SPIKE.factor:g} times (gradient norm before clipping) the median of the {NEIGHBOURS} steps on "
-        f"either side. KL and entropy must also exceed it by {KL_SPIKE.rise:g} and {ENTROPY_SPIKE.rise:g} nats. "
+        f"{KL_SPIKE.factor:g} times (KL to its reference; B: to the old policy), {ENTROPY_SPIKE.factor:g} times "
+        f"(entropy) or {GRADIENT_SPIKE.factor:g} times (gradient norm before clipping) the median of the "
+        f"{NEIGHBOURS} steps on either side. KL and entropy must also exceed it by {KL_SPIKE.rise:g} and "
+        f"{ENTROPY_SPIKE.rise:g} nats. "
         "Consecutive spikes count as one.",
         STABILITY,
     ),

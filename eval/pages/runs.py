@@ -90,7 +90,7 @@ LEARNED = [
     _both_sides("greedy accuracy", ".3f", "accuracy", "greedy"),
     _both_sides("tokens per sample", ".1f", "mean_tokens"),
     _both_sides("truncated samples", ".3f", "truncated"),
-    _where_measured("final accuracy (gold)", _last("gold", ".3f")),
+    _where_measured("final accuracy", _last("gold", ".3f")),
     Column("final kl_ref", _last("kl_ref", ".2e")),
     Column("final kl_old", _last("kl_old", ".2e")),
     _where_measured("final clip ratio", _last("clip_region_mean", ".4f")),

@@ -1,6 +1,7 @@
 """A table for the terminal, for markdown and for the page: its columns, and numbers as cells."""
 
 import math
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -9,13 +10,24 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.text import visible, without_html
 
 
 NOT_MEASURED = "–"
+PIPED = 100  # columns without a terminal
 POWER = "80 % power"  # of a detectable difference
+
+
+def terminal() -> Console:
+    """Return a console as wide as the terminal, or of 100 columns without one."""
+    return Console(width=_columns())
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size((PIPED, 24)).columns
 
 
 def cell(value: float | None, spec: str) -> str:
@@ -96,7 +108,10 @@ class Table:
         first column wraps.
         """
         caption = escape(visible(" ".join(self.notes))) or None
-        table = RichTable(title=escape(visible(self.title)), caption=caption, caption_justify="left")
+        title = visible(self.title)
+        whole = len(title) <= _columns()
+        title = Text(title, "table.title", no_wrap=whole, overflow="ignore" if whole else None)
+        table = RichTable(title=title, caption=caption, caption_justify="left")
         if narrow:
             table.show_edge = table.pad_edge = False
         for place, name in enumerate(self.header):

@@ -82,6 +82,10 @@ def load_config(run_dir) -> dict:
     if not path.is_file() and is_plain_run(run_dir):
         raise InputError(f"'{path}' is missing: {PLAIN_RUN}")
     if not path.is_file():
+        runs = [str(run) for run in _runs_below(run_dir) if run != run_dir]
+        if runs:
+            shown = ", ".join([*runs[:MAX_REASONS], "…"] if len(runs) > MAX_REASONS else runs)
+            raise InputError(f"'{run_dir}' is not a run folder (no config.yaml); give runs in it: {shown}")
         raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe of the run there")
     check_links(run_dir)
     return run_files.read_yaml(path)

@@ -94,6 +94,9 @@ class HeldOut:
             check_prompts(rows, f"{split} rows")
             self.rows = list(rows)
         except ValueError as error:
+            of_split = f"split={split!r} "
+            if str(error).startswith(of_split):
+                raise InputError(f"--split {split} {str(error).removeprefix(of_split)}") from error
             number = "" if prompts is None else f" --prompts {prompts}"
             raise InputError(f"--split {split}{number}: {error}") from error
         self.prompt_ids = content_ids(self.rows)

@@ -275,7 +275,7 @@ def test_the_first_line_answers_whether_runs_differ(grid, capsys):
     close = compare(grid["A", 1], grid["control", 1])
     assert line.startswith("No significant difference in pass@1") and f"{close.detectable:.3f}" in line
     line = first_line(a, b, control)
-    assert line.startswith("Yes: 2 of 3 pairs") and line.count(" − B_1 = ") == 2
+    assert line.startswith("Yes: 2 of 3 pairs") and line.count(" − B_1 (old policy) = ") == 2
 
 
 def test_the_first_line_says_what_it_is_not_about(grid, of_arm, capsys):

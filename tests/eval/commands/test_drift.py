@@ -91,11 +91,19 @@ def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch):
     assert other["gold"] == held_out.samples(held_out.trained, 2)["correct"].mean()
 
 
-@pytest.mark.parametrize("arguments", ["--samples 0", "--temperature 0", "--checkpoints 5", "--others @2"])
-def test_bad_input_is_one_line(run_dir, task, capsys, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--samples 0", "--samples "),
+        ("--temperature 0", "--temperature "),
+        ("--checkpoints 5", "--checkpoints 5"),
+        ("--others @2", "--others @2"),
+    ],
+)
+def test_bad_input_is_one_line(run_dir, task, capsys, arguments, named):
     assert drift.main(["--run", str(run_dir), *arguments.split()]) == 2
     (message,) = capsys.readouterr().err.splitlines()
-    assert arguments in message
+    assert named in message
     assert not (run_dir / "drift.json").exists()
 
 

@@ -98,8 +98,9 @@ REFUSED = {
     "compare --runs nowhere nowhere": "'nowhere'",
     "passk --run nowhere/*": "nowhere/*",
     "passk --run tests": "config.yaml",
+    "drift --run FOLDER": "FOLDER/x",
     "passk --nope": "--run",
-    "passk --run RUN --n 300": "--n 300",
+    "passk --run RUN --n 300": "not 300",
     "passk --run RUN --others nope": "--others nope",
     "preflight": "RECIPE",
     "tasks show nope": "nope",
@@ -116,7 +117,12 @@ REFUSED = {
 def test_refusals(make_run, make_rows, tmp_path):
     run = str(make_run("x", "A", make_rows(1)))
     (tmp_path / "OWN.yaml").write_text("beta: 0.1\nmax_stps: 1\n")
-    found = look([asked.replace("RUN", run).replace("OWN", str(tmp_path / "OWN")) for asked in REFUSED])
+    found = look(
+        [
+            asked.replace("RUN", run).replace("OWN", str(tmp_path / "OWN")).replace("FOLDER", str(Path(run).parent))
+            for asked in REFUSED
+        ]
+    )
     for named, (asked, (code, _, errors, heavy)) in zip(REFUSED.values(), found.items(), strict=True):
         assert (code, heavy) == (2, []), (asked, errors)
-        assert named in errors and "Traceback" not in errors, (asked, errors)
+        assert named.replace("FOLDER", str(Path(run).parent)) in errors and "Traceback" not in errors, (asked, errors)

@@ -141,10 +141,12 @@ def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
         (lambda run: (run / "adapter_config.json").unlink(), "no trained model"),
         (lambda run: change_config(run, task=None), "--plugin"),
         (lambda run: change_config(run, model_name_or_path=None), "model_name_or_path"),
-        ("--n 4 --k 1 8", "--k 8"),
+        ("--n 4 --k 1 8", "--k "),
         ("--temperature 0", "--greedy"),
         ("--greedy --n 4", "--n 4"),
-        *((options, options) for options in ("--n 0", "--prompts 1", "--checkpoints all", "--others parity@x")),
+        ("--n 0", "1 to 256, not 0"),
+        ("--prompts 1", "not 1"),
+        *((options, options) for options in ("--checkpoints all", "--others parity@x")),
     ],
 )
 def test_bad_input_is_one_line(run_dir, task, capsys, damage, named):
@@ -238,7 +240,10 @@ def test_another_evaluation_is_refused_before_sampling(evaluate, run_dir, task, 
     _, before = evaluate()
     seen = len(task.seen)
     assert evaluate(*options.split()) == (2, before)
-    assert options.split()[0].strip("-").replace("-", "_") in capsys.readouterr().err.splitlines()[-1]
+    option, value = options.split()
+    (message,) = capsys.readouterr().err.splitlines()[-1:]
+    assert option.strip("-").replace("-", "_") in message
+    assert f"extend it with {option} " in message and f"extend it with {options}" not in message
     assert len(task.seen) == seen
     code, after = evaluate(*options.split(), "--replace")
     assert code == 0

@@ -123,7 +123,7 @@ def test_differences_beyond_the_variant_are_named(arm):
     text = " ".join(arms.caveats(runs))
     assert "beta" not in text
     assert "ref_reset_every" not in text
-    for differing in ("`learning_rate` (1e-05, default)", "4 to 7 steps", "`hardware`"):
+    for differing in ("`learning_rate` (1e-05 in A, not set in B)", "4 to 7 steps", "`hardware`"):
         assert differing in text
 
 

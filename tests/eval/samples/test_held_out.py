@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import trl_prorl.tasks
-from trl_prorl.errors import RunError
+from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples import held_out
 from trl_prorl.eval.samples.held_out import HeldOut, plan
@@ -300,3 +300,8 @@ def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"n": 2})
     assert json.loads(path.read_text()) == {"n": 1}
+
+
+def test_an_unknown_split_is_named_as_the_option(run_dir):
+    with pytest.raises(InputError, match="^--split tets must be one of train, validation, test$"):
+        HeldOut(run_dir, "tets", name=TaskName.parse("sorting"))
