@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
-from tqdm import tqdm
 
 from trl_prorl.config import ProRLConfig
 from trl_prorl.eval.pages.table import percent
@@ -35,6 +34,14 @@ def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_pe
     step = rows[-1]["time_step"] - sum(rows[-1].get(f"time_{stage}", 0.0) for stage in OF_GENERATION)
     generations = -(-max_steps // steps_per_generation)
     return max_steps * step + generations * generation
+
+
+def duration(seconds: float) -> str:
+    """Return a time as `50 s`, `1 min 22 s` or `2 h 5 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def largest_micro_batch(held: float, per_row: float, total: float, group: int) -> int:
@@ -148,7 +155,7 @@ def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
         Finding(
             f"{WALL_TIME} {first.max_steps} steps",
-            f"{tqdm.format_interval(wall)}, without evaluations",
+            f"{duration(wall)}, without evaluations",
             values={"seconds": wall, "max_steps": first.max_steps, "seconds_last_step": last["time_step"]},
         ),
         make_finding(

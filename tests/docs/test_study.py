@@ -18,7 +18,7 @@ REUSE = ["reuse2", "reuse8", "reuse32"]
 LONG = ["long", "long5"]
 # The blocks of a section, by how its title begins.
 SECTIONS = {
-    "../docs/methods.md": {"Tools of prolonged training": ["guard_gap"]},
+    "../docs/methods.md": {"Tools for long runs": ["guard_gap"]},
     "pages/details.md": {
         "Exact rewards": [*CORE, *LONG, "tuning"],
         "B against A": [*CORE, "stress", "mild"],
