@@ -27,6 +27,7 @@ from rich.text import Text
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
+from trl_prorl.config import ProRLConfig
 from trl_prorl.ending import NOTHING_CHANGED, as_bad_input
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
@@ -241,9 +242,10 @@ def check_processes(count: int) -> None:
         raise InputError(f"processes={count}: preflight needs one process; start it without accelerate or torchrun")
 
 
-def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
+def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments, list[Finding]]:
     """
-    Build the trainer of a recipe, which writes only into `folder`; return it with the recipe's task.
+    Build the trainer of a recipe, which writes only into `folder`; return it with the recipe's task, and a finding if
+    `train` would not accept the recipe's own folder.
 
     Raises:
         InputError: The run itself would fail with this error.
@@ -252,7 +254,7 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
         task_args, args, model_args = parse_recipe(argv)
         check_processes(args.world_size)
         check_packages(args)
-        check_folder(args, (task_args, model_args))  # the run's own folder
+        findings = folder_findings(args, (task_args, model_args))
         args.output_dir = str(folder)
         args.run_dir = None
         args.resume_from_checkpoint = None
@@ -268,16 +270,28 @@ def build_trainer(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArgu
     args.eval_strategy = "no"  # after the trainer has checked the keys that need evaluations
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    return trainer, task_args
+    return trainer, task_args, findings
+
+
+def folder_findings(args: ProRLConfig, recipe: tuple) -> list[Finding]:
+    """Return a finding if `train` would not accept the run's own folder, in which a preflight writes nothing."""
+    try:
+        check_folder(args, recipe)
+    except ValueError as error:
+        return [Finding("output_dir", "train would fail", str(error), LOOK)]
+    return []
 
 
 def verdict(findings: list[Finding]) -> str:
-    """Return whether the run can learn, and how many findings suggest a change."""
+    """Return whether the run can learn, how many findings suggest a change, and whether reward hacking is limited."""
     stops = [finding for finding in findings if finding.level == STOP]
     learns = "can learn"
     if stops:
         learns = "cannot learn: " + "; ".join(f"{finding.label}: {finding.number}" for finding in stops)
-    changes = sum(finding.level == LOOK for finding in findings)
+    limited = any(finding.values.get("limited") for finding in findings)
+    changes = sum(finding.level == LOOK for finding in findings) - limited
+    if limited:
+        learns += "; the reward can be hacked, which the recipe already limits"
     if changes == 0:
         return learns
     if changes == 1:
@@ -294,13 +308,18 @@ def print_findings(findings: list[Finding], with_passed: bool) -> None:
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     changes = sorted((finding for finding in findings if finding.level != FINE), key=lambda finding: finding.priority)
     others = [finding for finding in findings if finding.level == FINE]
-    passed = sum(not finding.number.startswith(NOT_MEASURED) for finding in others)
+    missing = [finding for finding in others if finding.number.startswith(NOT_MEASURED)]
+    passed = [finding for finding in others if finding.is_check and finding not in missing]
+    measured = [finding for finding in others if not finding.is_check and finding not in missing]
     if changes:
         console.print(grid(changes), "")
     if with_passed:
-        console.print(f"{passed} checks passed:", grid(others), "", sep="\n")
+        titles = (f"{len(passed)} checks passed:", "Measured:", "Not measured:")
+        for title, part in zip(titles, (passed, measured, missing), strict=True):
+            if part:
+                console.print(title, grid(part), "", sep="\n")
     else:
-        console.print(f"{passed} checks passed; --all shows them.")
+        console.print(f"{len(passed)} checks passed; --all shows them.")
         for finding in others:
             if finding.what.startswith(WALL_TIME):
                 console.print(f"{finding.label.capitalize()}: {finding.number}.")
@@ -325,12 +344,12 @@ def main(argv=None) -> int:
     """Entry point."""
     args, others = command_lines.preflight(argv)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        trainer, task_args = build_trainer(others, Path(folder))
-        findings = preflight(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
+        trainer, task_args, found = build_trainer(others, Path(folder))
+        findings = found + preflight(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
     code = exit_code(findings)
     print_findings(findings, args.all)
     if args.json is not None:
-        lines = [vars(finding) for finding in findings]
+        lines = [{"what": finding.what, "label": finding.label, **vars(finding)} for finding in findings]
         try:
             write_json(args.json, {"exit_code": code, "verdict": verdict(findings), "findings": lines})
         except OSError as error:  # a disk that is full

@@ -37,11 +37,13 @@ def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_pe
 
 
 def duration(seconds: float) -> str:
-    """Return a time as `50 s`, `1 min 22 s` or `2 h 5 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes == 0:
-        return f"{rest} s"
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    """Return a time in its two largest units, such as `1 min 22 s` or `3 h 20 min`."""
+    whole = max(1, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return "{} min {} s".format(*divmod(whole, 60))
+    return "{} h {} min".format(*divmod(round(seconds / 60), 60))
 
 
 def largest_micro_batch(held: float, per_row: float, total: float, group: int) -> int:
@@ -155,7 +157,7 @@ def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
         Finding(
             f"{WALL_TIME} {first.max_steps} steps",
-            f"{duration(wall)}, without evaluations",
+            f"about {duration(wall)}, without evaluations",
             values={"seconds": wall, "max_steps": first.max_steps, "seconds_last_step": last["time_step"]},
         ),
         make_finding(

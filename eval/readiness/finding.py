@@ -17,7 +17,7 @@ LABELS = {
     "other rows' answers that verify": "answers to other prompts that the verifier accepts",
     "reward of gold answers, of other rows'": "mean reward of reference answers, of answers to other prompts",
     "groups that pay a wrong answer like a right one": "groups that reward a wrong answer as fully as a correct one",
-    "verifier beside the reward": "verifier that is separate from the reward",
+    "verifier beside the reward": "separate verifier",
     "learning rate": "learning rate",
     "prompts of ": "prompts of ",
     "completions cut off": "truncated completions",
@@ -39,6 +39,14 @@ LABELS = {
     "rewards in a step that generates": "share of a generating step spent in reward functions",
     "wall time": "expected wall time",
 }
+# Beginnings of `what` of the findings that only measure and never suggest a change.
+MEASUREMENTS = (
+    "right among answers paid in full",
+    "KL to the base that right answers need",
+    "seconds by stage",
+    "tokens per second",
+    "wall time",
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,11 @@ class Finding:
             if self.what.startswith(start):
                 return label + self.what.removeprefix(start)
         return self.what
+
+    @property
+    def is_check(self) -> bool:
+        """Whether it can suggest a change."""
+        return not self.what.startswith(MEASUREMENTS)
 
     @property
     def priority(self) -> tuple[bool, int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
+from trl_prorl.eval.analysis.statistics import MIN_PROMPTS as MIN_FOR_INTERVAL
 from trl_prorl.eval.analysis.statistics import bootstrap_interval
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import reward_columns, without_nan
@@ -29,6 +30,8 @@ GROUPS = (4, 8, 16, 32, 64)
 MIN_PROMPTS = 4  # fewer prompts of a task or level are too few for a conclusion about it
 # If less than this share of the variance of verdicts is within prompts, a prompt is either always or never solved.
 MIN_WITHIN_PROMPT_VARIANCE = 0.2
+LIMITS = ("beta", "beta_base", "kl_target", "guard_gap")  # keys that limit or report reward hacking
+MAX_TARGET = 2.0  # a kl_target above this multiple of the suggested one is too large
 REWARDS_WRONG = "groups that pay a wrong answer like a right one"
 NEEDED_KL = "KL to the base that right answers need"
 NO_VERIFIER = f"{NOT_MEASURED}: no verifier"
@@ -60,6 +63,8 @@ class Rollouts:
         source (`str`): What decides which completions are correct, in words.
         batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
         masks_truncated (`bool`): Whether `mask_truncated_completions` leaves truncated completions out of the loss.
+        limits (`dict[str, float]`): Those of the keys `LIMITS` that are set.
+        resets (`bool`): Whether a key can request a reset of the reference.
     """
 
     group_size: int
@@ -74,6 +79,8 @@ class Rollouts:
     source: str = "verify"
     batch: dict[str, Any] = field(default_factory=dict)
     masks_truncated: bool = False
+    limits: dict[str, float] = field(default_factory=dict)
+    resets: bool = False
 
     def groups(self, values: Sequence[Any]) -> list[list[Any]]:
         """Values of completions, by prompt."""
@@ -104,6 +111,8 @@ def sample_starting_model(
         parts=[],
         reward_seconds=0.0,
         masks_truncated=trainer.args.mask_truncated_completions,
+        limits={key: getattr(trainer.args, key) for key in LIMITS if getattr(trainer.args, key)},
+        resets=trainer.args.resets,
     )
     if verifier is None and task is None:
         found.source = FULL_REWARD
@@ -232,7 +241,6 @@ def accuracy_finding(what: str, rates: list[float], tells: bool | None, truncate
     """Return the accuracy on some prompts, from that of each; `tells` and `truncated` are other causes of a 0."""
     p = sum(rates) / len(rates)
     low, high = bootstrap_interval(rates)
-    interval = "n/a" if math.isnan(low) else f"{low:.2f}, {high:.2f}"
     change = ""
     if len(rates) < MIN_PROMPTS and not MIN_ACCURACY < p < MAX_ACCURACY:
         change = "too few prompts for a conclusion: raise --prompts"
@@ -252,7 +260,10 @@ def accuracy_finding(what: str, rates: list[float], tells: bool | None, truncate
         )
     values = {"pass_rate": p, "interval": [low, high], "prompts": len(rates)}
     prompts = "1 prompt" if len(rates) == 1 else f"{len(rates)} prompts"
-    return Finding(what, f"{p:.2f} [{interval}], {prompts}", change, LOOK if change else "fine", values)
+    number = f"{p:.2f} [{low:.2f}, {high:.2f}], {prompts}"
+    if math.isnan(low):
+        number = f"{p:.2f}, {prompts} (too few for an interval)"
+    return Finding(what, number, change, LOOK if change else "fine", values)
 
 
 def group_finding(found: Rollouts, tells: bool | None) -> Finding:
@@ -271,7 +282,7 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     expected = expected_zero_signal(p, size)
     values = {"observed": observed, "expected": expected, "num_generations": size, "pass_rate": p}
     what = "groups without signal, expected"
-    number = f"{percent(observed)} of {len(groups)}, {percent(expected)} expected"
+    number = f"{len(groups) - with_gradient} of {len(groups)} (expected {percent(expected)})"
     if observed == 1.0:
         return Finding(what, number, cure_of_zero_signal(found, tells), STOP, values)
     if observed <= MAX_ZERO_SIGNAL:
@@ -352,7 +363,7 @@ def needed_kl_findings(found: Rollouts) -> list[Finding]:
     if found.source == FULL_REWARD:
         return [Finding(NEEDED_KL, NO_VERIFIER)]
     needed = needed_kl(found)
-    return [Finding(NEEDED_KL, f"{needed:.2g} nats per token", values={"kl": needed})]
+    return [Finding(NEEDED_KL, f"{needed:.2g} nats per token{few_prompts(found)}", values={"kl": needed})]
 
 
 def disagreement_findings(found: Rollouts) -> list[Finding]:
@@ -369,11 +380,44 @@ def disagreement_findings(found: Rollouts) -> list[Finding]:
             wrong += min(of_correct) <= max(of_wrong)
     if not mixed:
         return []
-    cure = (
-        "the reward can be hacked: fix it, or set guard_gap: 0.1 and "
-        f"kl_target: {needed_kl(found):.2g} (beta: 0.3 to start)"
-    )
-    return [make_finding(REWARDS_WRONG, f"{wrong} of {mixed}", wrong > 0, cure, wrong=wrong, mixed=mixed)]
+    values = {"wrong": wrong, "mixed": mixed}
+    number = f"{wrong} of {mixed}"
+    if not wrong:
+        return [Finding(REWARDS_WRONG, number, values=values)]
+    missing = missing_limits(found)
+    if missing:
+        change = f"the reward can be hacked: fix it, or set {' and '.join(missing)}"
+    else:
+        limits = ", ".join(f"{key}: {value:g}" for key, value in found.limits.items())
+        change = (
+            f"the reward can be hacked: the recipe already limits this ({limits}). "
+            f"Suggested kl_target: {needed_kl(found):.2g}"
+        )
+    if "kl_target" in change:
+        change += few_prompts(found)
+    return [Finding(REWARDS_WRONG, number, change, LOOK, values | {"limited": not missing})]
+
+
+def few_prompts(found: Rollouts) -> str:
+    """Return a note about a number from few prompts; empty if there are enough."""
+    count = len(found.parts)
+    return "" if count >= MIN_FOR_INTERVAL else f", from {count} prompts only: raise --prompts"
+
+
+def missing_limits(found: Rollouts) -> list[str]:
+    """Return what to set against reward hacking; empty if the configuration already limits it."""
+    limits = found.limits
+    target = f"{needed_kl(found):.2g}"
+    missing = []
+    if "guard_gap" not in limits:
+        missing.append("guard_gap: 0.1")
+    if "kl_target" not in limits or not {"beta", "beta_base"} & limits.keys():
+        missing.append(f"kl_target: {target} (beta: 0.3 to start)")
+    elif limits["kl_target"] > MAX_TARGET * needed_kl(found):
+        missing.append(f"kl_target: {target} (now {limits['kl_target']:g})")
+    if found.resets and "beta" in limits and "beta_base" not in limits:
+        missing.append("no reset trigger, because a reset moves the reference")
+    return missing
 
 
 def full_reward_findings(found: Rollouts) -> list[Finding]:

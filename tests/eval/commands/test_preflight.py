@@ -130,6 +130,8 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
     assert values["entropy at the first update"]["entropy"] > 0.3
     assert 1e-5 < values["KL to the policy before the first 2 updates"]["kl"] < 0.02
     assert {finding["level"] for finding in written["findings"]} <= {"fine", "look"}
+    labels = {finding["what"]: finding["label"] for finding in written["findings"]}
+    assert labels["wall time of 240 steps"] == "expected wall time of 240 steps"
 
 
 FOUND = [
@@ -142,7 +144,7 @@ FOUND = [
 
 @pytest.mark.parametrize("columns, most", [(None, 100), ("60", 60)])
 def test_what_needs_a_change_is_printed_first_and_the_rest_on_demand(monkeypatch, capsys, columns, most):
-    monkeypatch.setattr("trl_prorl.eval.preflight.build_trainer", lambda argv, folder: (None, TaskArguments()))
+    monkeypatch.setattr("trl_prorl.eval.preflight.build_trainer", lambda argv, folder: (None, TaskArguments(), []))
     monkeypatch.setattr("trl_prorl.eval.preflight.preflight", lambda *_: FOUND)
     if columns is None:
         monkeypatch.delenv("COLUMNS", raising=False)
@@ -159,13 +161,30 @@ def test_what_needs_a_change_is_printed_first_and_the_rest_on_demand(monkeypatch
     assert "42" in capsys.readouterr().out
 
 
+GAMED = ["tiny/gamed/control", "--prompts", "8", "--per_device_train_batch_size", "32", "--train_rows", "64"]
+
+
+def test_a_recipe_that_limits_hacking_and_was_trained_already(folder, capsys):
+    """It is checked, nothing is written to its folder, and measurements are not counted as checks."""
+    (folder / "held").mkdir()
+    (folder / "held" / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert main([*GAMED, "--output_dir", "held", "--all"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "already contains a run" in printed
+    assert "already limits; one finding suggests a change." in printed
+    checks, _, measured = printed.partition("Measured:")
+    assert "checks passed:" in checks
+    assert "tokens per second" in measured
+    assert "tokens per second" not in checks
+    assert [path.name for path in (folder / "held").iterdir()] == ["metrics.jsonl"]
+
+
 @pytest.mark.parametrize(
     "argv, said",
     [
         (["--beta", "0"], "beta=0"),
         (["--train_rows", "4"], "4 prompts"),
         (["--prompts", "1"], "--prompts 1"),
-        (["--output_dir", "held"], "already contains a run"),
         (["--json", "held"], "--json held"),
     ],
 )

@@ -65,7 +65,7 @@ TOO_SHORT = "fit: raise max_completion_length"
     ("found", "what", "level", "said"),
     [
         # Accuracy 18 %, groups of two: 16 of 25 are all wrong. In groups of eight 0.82⁸ = 20 % would be.
-        (rollouts([1, 0] * 9 + [0, 0] * 16, size=2), SILENT, LOOK, "64 % of 25, 70 % expected; "),
+        (rollouts([1, 0] * 9 + [0, 0] * 16, size=2), SILENT, LOOK, "16 of 25 (expected 70 %); "),
         (rollouts([1, 0] * 9 + [0, 0] * 16, size=2), SILENT, LOOK, "num_generations: 8, which leaves 20 % "),
         # One completion per prompt is compared with those of other prompts; equal rewards give no gradient.
         (rollouts([1, 0] * 10, size=1), BATCH, "fine", "rewards from 0 to 1 over 20 prompts; "),
@@ -101,13 +101,13 @@ TOO_SHORT = "fit: raise max_completion_length"
         (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED), (CUT, {"gold": 11}), LOOK, TOO_SHORT),
         (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED), (CUT, {"most": 100}), LOOK, "8 tokens of 100"),
         # All truncated: they count in the loss, unless truncated completions are left out of it.
-        (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED), SILENT, "fine", "0 % of 2"),
-        (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED, **LEFT_OUT), SILENT, STOP, "100 % of 2"),
+        (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED), SILENT, "fine", "0 of 2"),
+        (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED, **LEFT_OUT), SILENT, STOP, "2 of 2"),
         (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED, **LEFT_OUT, size=1), BATCH, STOP, "0 of 8"),
         # In the first group a completion is left that is better than the mean, in the second none.
-        (rollouts([0, 1] * 4, truncated=ONE_IN_TWO_GROUPS, **LEFT_OUT), SILENT, "fine", "50 % of 2"),
+        (rollouts([0, 1] * 4, truncated=ONE_IN_TWO_GROUPS, **LEFT_OUT), SILENT, "fine", "1 of 2"),
         # The one that is left has the group's mean.
-        (rollouts([1] * 4, [0.0, 0.5, 1.0, 0.5], ONE_LEFT, **LEFT_OUT), SILENT, STOP, "100 % of 1"),
+        (rollouts([1] * 4, [0.0, 0.5, 1.0, 0.5], ONE_LEFT, **LEFT_OUT), SILENT, STOP, "1 of 1"),
         (rollouts([0] * 8, truncated=[True] + [False] * 7), CUT, LOOK, "12 % (mean length 5 of 12)"),
         # `#### 18` has four tokens; a third of the completions reason too long, and the others end.
         (rollouts([0, 1] * 30, truncated=[1] * 20 + [0] * 40), (CUT, {"most": 256, "gold": 4}), LOOK, TOO_SHORT),
@@ -121,6 +121,29 @@ def test_a_finding_by_hand(found, what, level, said):
     finding = of(found, what, **keys)
     assert finding.level == level
     assert said in f"{finding.number}; {finding.change}"
+
+
+LIMITED = {"beta": 0.3, "kl_target": 0.14, "guard_gap": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("limits", "keys", "said", "unsaid"),
+    [
+        (LIMITED, {}, "already limits this (beta: 0.3, kl_target: 0.14, guard_gap: 0.05)", "fix it"),
+        ({"guard_gap": 0.05}, {}, "kl_target: 0.14", "guard_gap"),
+        ({"beta": 0.3, "kl_target": 0.14}, {}, "guard_gap: 0.1", "kl_target"),
+        ({"kl_target": 0.14, "guard_gap": 0.1}, {}, "beta: 0.3", "guard_gap"),
+        (LIMITED | {"kl_target": 0.5}, {}, "now 0.5", "already"),
+        (LIMITED, {"resets": True}, "no reset trigger", "already"),
+    ],
+)
+def test_only_what_is_missing_is_advised_against_reward_hacking(limits, keys, said, unsaid):
+    finding = of(rollouts(MIXED, rewards=HACKED, limits=limits, **keys), PAY)
+    assert finding.level == LOOK
+    assert said in finding.change
+    assert unsaid not in finding.change
+    assert ("from 5 prompts only" in finding.change) == ("kl_target" in finding.change)
+    assert finding.values["limited"] == ("already" in finding.change)
 
 
 def test_expected_shares_and_the_group_that_is_enough_by_hand():
@@ -141,8 +164,8 @@ def test_pass_rate_has_its_interval_by_task_and_level():
     assert whole.values["pass_rate"] == pytest.approx(40 / 84)
     assert 0.36 < low < 40 / 84 < high < 0.6
     a, b, rare = (of(found, f"base pass rate of {part}") for part in ("a, level 1", "b, level 2", "c, level 3"))
-    assert (a.number, a.change, b.values["pass_rate"]) == ("0.75 [n/a], 10 prompts", "", 0.25)
-    assert rare.number == "0.00 [n/a], 1 prompt"
+    assert (a.number, a.change, b.values["pass_rate"]) == ("0.75, 10 prompts (too few for an interval)", "", 0.25)
+    assert rare.number == "0.00, 1 prompt (too few for an interval)"
     assert "--prompts" in rare.change
 
 
