@@ -6,6 +6,7 @@ Check a recipe before training: can it learn, will it fit, how long will it take
 Calls verifier and reward functions on reference answers and on answers to other prompts, samples the starting model
 with the run's own sampler, and takes the first optimizer steps in a temporary folder. Only the file of `--json` is
 written. Exit code 0: the run can learn; 1: it cannot learn; 2: the run itself would fail with the same error.
+An `output_dir` that `train` would not accept is a finding.
 For your own trainer, call [`preflight`].
 """
 
