@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from trl_prorl.ending import NOTHING_CHANGED, announce, as_bad_input, end_at_once
+from trl_prorl.ending import NOTHING_CHANGED, Parser, announce, as_bad_input, end_at_once
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.gpucheck.parts import PARTS
@@ -107,7 +107,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def passk(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name("passk"),
         description="Measure held-out pass@k and greedy accuracy of runs: trained model against starting model.",
     )
@@ -160,7 +160,7 @@ def check_passk(
 
 
 def drift(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name("drift"),
         description="Measure drift from the starting model: KL, agreement, entropy, and text quality of the samples.",
     )
@@ -199,7 +199,7 @@ def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
     if prog.startswith("trl-prorl "):
         recipe = "RECIPE"
         epilog += " RECIPE is a file, or a name that `trl-prorl train` lists."
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         usage=f"%(prog)s {recipe} [--prompts N] [--all] [--json FILE]\n       [--plugin FILE.py] [--KEY VALUE ...]",
         description="Check before training whether a recipe can learn, whether it fits and how long it takes.",
@@ -232,7 +232,7 @@ def check_writable(file: Path) -> None:
 
 
 def push(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name("push"), description="Push a run to the Hugging Face Hub: model, card and log files."
     )
     parser.add_argument("--run", required=True, type=Path, help="run folder")
@@ -241,7 +241,7 @@ def push(argv=None) -> argparse.Namespace:
     parser.add_argument(
         "--with-reference",
         action=argparse.BooleanOptionalAction,
-        help="also push the frozen adapter ref (default: the run's hub_push_reference)",
+        help="also push the reference adapter, ref (default: the run's hub_push_reference)",
     )
     record = parser.add_mutually_exclusive_group()
     record.add_argument("--with-record", action="store_true", default=True, help="push the log files (the default)")
@@ -254,7 +254,7 @@ def push(argv=None) -> argparse.Namespace:
 
 def gpu_check(argv=None) -> argparse.Namespace:
     prog = program_name("gpu_check")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         usage=f"{prog} [--OPTION VALUE ...]",
         description="Check that the numbers are right on this GPU, and time training steps there.",
@@ -277,8 +277,9 @@ def gpu_check(argv=None) -> argparse.Namespace:
 
 
 def reset_cost(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=program_name("reset_cost"), description="Time a reset against a plain copy of the same bytes."
+    parser = Parser(
+        prog=program_name("reset_cost"),
+        description="Compare the time of a reset with copying the same amount of memory.",
     )
     known = "hidden size (default: 896; the shape is Qwen2.5-0.5B's with fewer layers)"
     parser.add_argument("--hidden", type=int, default=896, help=known)
@@ -293,7 +294,7 @@ def reset_cost(argv=None) -> argparse.Namespace:
 
 
 def report(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name("report"),
         description="Write one page about a set of runs: best variant, significance, curves, pass@k, cost.",
     )
@@ -310,7 +311,7 @@ def report(argv=None) -> argparse.Namespace:
 
 
 def compare(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name("compare"),
         description="Test whether runs differ significantly in held-out pass@k and greedy accuracy.",
     )
@@ -331,7 +332,7 @@ def compare(argv=None) -> argparse.Namespace:
 
 
 def boundary(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name("boundary"),
         description="List the prompts that a run newly solves or has lost, with tests and a plot.",
     )
@@ -340,7 +341,7 @@ def boundary(argv=None) -> argparse.Namespace:
 
 
 def trajectory(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program_name("trajectory"),
         description="Plot held-out pass@k over training, with a fitted curve. Needs `passk --checkpoints all`.",
     )

@@ -45,6 +45,7 @@ def main(argv=None) -> None:
         card = model_card(args.run, folder, repo=name)
         sizes = {path_in_repo: path.stat().st_size for path_in_repo, path in files.items()}
         sizes[CARD_FILE] = len(str(card).encode())
+        print(f"Dry run: nothing was uploaded. Would push {len(sizes)} files to {name}.")
         terminal().print(file_table(name, sizes).to_rich())
         print(card)
         return

@@ -1,5 +1,5 @@
 """
-Time a reset against a plain copy of the same bytes: `trl-prorl reset-cost`.
+Compare the time of a reset with copying the same amount of memory: `trl-prorl reset-cost`.
 
 For LoRA and full fine-tuning and each optimizer mode: median time of a reset of reference and optimizer, and of
 `copy_` over tensors of the same sizes, measured in turns in one process. Quote the ratios.

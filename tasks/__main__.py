@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_prorl.ending import command
+from trl_prorl.ending import Parser, command
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.tasks.registry import PREFIXES, get_task, task_class, task_names
@@ -53,12 +53,12 @@ def json_object(text: str) -> dict:
 @functools.partial(command, bad_input=ValueError)
 def main(argv: list[str]) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="trl-prorl tasks" if sys.argv[0].startswith("trl-prorl ") else "python -m tasks",
         description="List the tasks, or print questions of one.",
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="list all tasks")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("list", help="list all tasks (the default)")
     show = commands.add_parser("show", help="print questions, reference answers and their rewards")
     show.add_argument("name", help="name of the task")
     show.add_argument("--level", type=int, help="set the difficulty (default: the task's own)")
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
 
 def look(args: argparse.Namespace) -> None:
     """Run the subcommand and print its table."""
-    if args.command == "list":
+    if args.command != "show":
         Console().print(list_tasks())
         return
     if args.plugin:

@@ -5,6 +5,7 @@ a script's run. Only the command line can name such a file: recipes are shared, 
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -70,10 +71,16 @@ def _run(file: str, path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"--plugin {file} raised {type(error).__name__}: {error}") from error
+        raise InputError(f"--plugin {file} raised {type(error).__name__}: {error}{_line_of(error, path)}") from error
     finally:
         LOADING.remove(file)
     return module
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """Return the last line of the file that led to an error: `" (FILE, line N)"`."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f" ({path.name}, line {lines[-1]})" if lines else ""
 
 
 def check_not_loading() -> None:

@@ -77,8 +77,8 @@ def _place(name: str) -> str:
         place = PREFIXES.get(name.partition(":")[0])
     if place is None:
         raise ValueError(
-            f"name={name!r} is not a task{nearest(str(name), TASKS)}. Tasks: {', '.join(task_names())}, and rg:NAME "
-            "for a family of reasoning-gym. To add your own, pass --plugin FILE.py"
+            f"task={name!r} is not a task{nearest(str(name), TASKS)}. `trl-prorl tasks` lists them. To add your own, "
+            "pass --plugin FILE.py"
         )
     return place
 

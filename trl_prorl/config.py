@@ -82,6 +82,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             self._switch_on_accelerations()
         self._read_bare_words()
         check_values(self, KEYS)
+        treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises if there is none
         check_training_values(self)
         best = self.metric_for_best_model
         greater = self.greater_is_better

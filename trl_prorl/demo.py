@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
-from .ending import DEBUG, INTERRUPTED, announce, as_bad_input, in_one_line
+from .ending import DEBUG, INTERRUPTED, Parser, announce, as_bad_input, in_one_line
 from .launch.recipe_yaml import read_recipe
 from .launch.shipped_recipes import RECIPES
 from .record.base_model import identify
@@ -77,7 +77,7 @@ def main() -> None:
 
 def parse_options() -> tuple[argparse.Namespace, list[str]]:
     """Return the options of the demo, and the rest of the command line, which overrides the recipes."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=sys.argv[0] if sys.argv[0].startswith("trl-prorl ") else None,
         description="Train several variants, evaluate pass@k, and write a report. Other options override the recipes.",
     )
@@ -86,7 +86,7 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--recipes", type=Path, metavar="DIR", help="folder of recipes (default: tiny, or smollm2)")
     parser.add_argument("--out", type=Path, help="output folder")
-    parser.add_argument("--arms", nargs="+", help="recipes to train, without .yaml")
+    parser.add_argument("--arms", nargs="+", help="variants to train: recipes of that folder, without .yaml")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="seeds; every recipe is trained with each")
     parser.add_argument("--side-by-side", type=int, default=os.cpu_count(), help="runs to train in parallel")
     parser.add_argument("--prompts", type=int, help="number of held-out prompts")

@@ -2,6 +2,7 @@
 The start and the end of a command: its first line, one-line errors instead of tracebacks, and Ctrl-C.
 """
 
+import argparse
 import functools
 import os
 import select
@@ -23,12 +24,19 @@ STOPPED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 READER_LEFT = 141  # 128 + SIGPIPE
 DEBUG = "--debug"  # an option of every command: errors keep their traceback
-NOTHING_BEGUN = "no step was started, and nothing has changed."
+NOTHING_BEGUN = "no step was started. Run the same command again."
 NOTHING_CHANGED = "nothing has changed. Run the same command again."
 
 
 class Ended(SystemExit):
     """A command has ended, and has printed the reason."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose errors are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists the options)")
 
 
 def announce(line: str) -> None:

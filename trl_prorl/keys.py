@@ -41,10 +41,12 @@ class Need:
     Attributes:
         is_met (`Callable[[ValueOf], bool]`): Returns whether the other key is set.
         names (`str`): The other key, or several of which one is needed.
+        what (`str`, *optional*): What several keys set, as "a KL penalty"; defaults to `names`.
     """
 
     is_met: Callable[[ValueOf], bool]
     names: str
+    what: str | None = None
 
 
 def is_on(value: Any) -> bool:
@@ -215,11 +217,14 @@ def check_used(configuration: Any, keys: Mapping[str, Key]) -> None:
     for name, key in keys.items():
         value = value_of(name)
         if key.needs is not None and value != key.default and not key.needs.is_met(value_of):
-            raise ValueError(f"{name}={value!r} has no effect without {key.needs.names}. Set it, or remove {name}.")
+            what = key.needs.what or key.needs.names
+            raise ValueError(
+                f"{name}={value!r} has no effect without {what}. Set {key.needs.names}, or remove {name}."
+            )
 
 
 OFF_ON_AUTO = ("off", "on", "auto")
-AN_ANCHOR = needs(*ANCHOR_KEYS)
+AN_ANCHOR = replace(needs(*ANCHOR_KEYS), names="beta (such as 0.3), beta_old or beta_base", what="a KL penalty")
 IN_REWARD = needs(*(anchor.key for anchor in ANCHORS if anchor.works_in_reward))
 AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
 GROWTH = needs("lora_growth_every")
@@ -259,7 +264,8 @@ def requests_reset(value_of: ValueOf) -> bool:
 
 A_RESET = Need(
     requests_reset,
-    "a reset trigger, such as ref_reset_every (if all triggers are your own, set ref_reset_every above max_steps)",
+    "ref_reset_every or another trigger (if all triggers are your own, set ref_reset_every above max_steps)",
+    "a reset trigger",
 )
 
 

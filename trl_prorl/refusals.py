@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from .keys import TRIGGER_KEYS, UNGROUPED_ADVANTAGES
-from .resets.treatments import TREATMENTS, treatment_of
+from .resets.treatments import TREATMENTS
 
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def refuse_resets(args: "ProRLConfig") -> None:
     """
     Check the resets:
 
-    - `optimizer_reset` with an unknown name.
     - `ref_reset_every` or another trigger (`ref_reset_kl`, `ref_reset_stall`, `ref_reset_drop`, `guard_gap_action:
       reset`) with `beta: 0`: there is no reference. Allowed with `ref_reset_mix: 0`, which resets only the optimizer,
       and with `adapter_restart: merge`.
@@ -81,7 +80,6 @@ def refuse_resets(args: "ProRLConfig") -> None:
     - `adapter_restart: merge` with `beta_base`, `lora_growth_every` or `elastic_reset_every`: they need the initial
       weights.
     """
-    treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)  # raises if there is none
     if args.adapter_restart == "merge":
         _refuse_restarts(args)
     if args.changes_at_boundary:

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.ending import Parser
 from trl_prorl.eval.command import program_name
 
 
@@ -165,7 +166,7 @@ def growth_settings(args: argparse.Namespace, arms: dict, checkpointing: bool):
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line of `trl-prorl step-cost`."""
     prog = program_name("step_cost")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         usage=f"{prog} [--OPTION VALUE ...]",
         description="Time a training step and compare it with TRL.",

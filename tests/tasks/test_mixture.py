@@ -88,7 +88,7 @@ def test_names_with_weights_are_a_mixture():
         (["parity"], "tasks=.'parity'. must map"),
         *(({"parity": weight}, "'parity'.*above 0") for weight in (0, -1, True, "half", float("nan"))),
         ({"parity": {"level": 2}}, "'parity'.*None"),
-        ({"parit": 1}, "'parit': name='parit' is not a task"),
+        ({"parit": 1}, "'parit': task='parit' is not a task"),
         ({"parity": {"weight": 1, "levle": 2}}, "'parity': levle=2 .* mean 'level'"),
         ({"inner": {"weight": 1, "task": "mixture"}}, "'inner' is a mixture itself"),
     ],

@@ -77,3 +77,7 @@ def test_show_prints_square_brackets(monkeypatch, capsys):
 
     monkeypatch.setattr(trl_prorl.tasks.__main__, "get_task", lambda name: Bold())
     assert run(monkeypatch, capsys, "show", "bold", "-n", "1").count("[bold]") == 2
+
+
+def test_without_a_subcommand_the_tasks_are_listed(monkeypatch, capsys):
+    assert run(monkeypatch, capsys) == run(monkeypatch, capsys, "list")

@@ -144,7 +144,8 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: boo
         listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
         raise ValueError(
             f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore these values, or "
-            "set allow_config_change: true to resume with the new ones (logged as an event)."
+            "set allow_config_change: true (--allow_config_change true) to resume with the new ones (logged as an "
+            "event)."
         )
     return changed
 

@@ -72,7 +72,9 @@ def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
         cached_file(name, "config.json", **place)
     except OSError as error:
         like = nearest(name, cached_models())
-        raise ValueError(f"{given} cannot be loaded{like}: {cut(' '.join(str(error).split()), 300)}") from None
+        offline = " HF_HUB_OFFLINE is set: unset it to download." if constants.HF_HUB_OFFLINE else ""
+        reason = cut(" ".join(str(error).split()), 300)
+        raise ValueError(f"{given} cannot be loaded{like}: {reason}{offline}") from None
 
 
 def cached_models() -> list[str]:

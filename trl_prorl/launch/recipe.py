@@ -6,6 +6,7 @@ that trains.
 import argparse
 import dataclasses
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -52,7 +53,10 @@ class TaskArguments(TaskKeys, ScriptArguments):
             try:
                 self.task_options = parse_json(self.task_options)
             except ValueError as error:
-                raise ValueError(f"task_options={short(self.task_options)} is not JSON: {error}.") from error
+                raise ValueError(
+                    f"task_options={short(self.task_options)} is not JSON: {error}. Example: "
+                    """--task_options '{"reward": "share"}'."""
+                ) from error
 
     def _length_key(self) -> str | None:
         """Return the key with the length of the length reward, if it has one."""
@@ -74,7 +78,12 @@ class TaskArguments(TaskKeys, ScriptArguments):
 
     def make_task(self):
         """Return the task; `dataset_name` is its `path`."""
-        return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
+        try:
+            return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
+        except ValueError as error:
+            if self.task_level is None:
+                raise
+            raise ValueError(re.sub(r"^level=", "task_level=", str(error))) from error
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
         """Return the task's reward function and the length reward, if there is one."""

@@ -8,6 +8,7 @@ are refused, and an earlier run is refused by a recipe and set aside by a script
 import logging
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Collection
 from pathlib import Path
@@ -48,6 +49,15 @@ SAVED = (
     COMPLETIONS,
     r"(abandoned-)?checkpoint-\d+(\.\d+)?",
 )
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether files can be made in a folder. The user's rights do not tell that of /proc."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 class RunFolders:
@@ -96,7 +106,7 @@ class RunFolders:
             given = f"{key}={str(folder)!r}"
             whole = folder.absolute()
             there = next(path for path in (whole, *whole.parents) if os.path.lexists(path))
-            if not there.is_dir() or not os.access(there, os.W_OK):
+            if not _is_writable(there):
                 raise ValueError(f"{given} cannot be used: {there} is not a writable folder. Choose another folder.")
             check_links(folder, given)
             if is_foreign_lock(folder / LOCK_FILE):

@@ -22,6 +22,7 @@ from ..text import quoted
 # Not SIGALRM, because reward functions have alarms of their own (math-verify's time limit is one).
 SIGNAL = signal.SIGRTMIN + 9
 REPEAT_SECONDS = 1.0
+ONE_EACH = " Return a list with one number or None per completion."
 
 
 class DeadlineExceeded(BaseException):
@@ -218,12 +219,12 @@ class RewardGuard:
 
     def _check(self, rewards: Any, prompts: list) -> list:
         if isinstance(rewards, (str, bytes, dict)) or not hasattr(rewards, "__iter__"):
-            what = f"returned {type(rewards).__name__} instead of a list with one number per completion,"
-            raise RewardError(self._describe(what, prompts))
+            what = f"returned {type(rewards).__name__} instead of a list,"
+            raise RewardError(self._describe(what, prompts, cure=ONE_EACH))
         rewards = list(rewards)
         if prompts and len(rewards) != len(prompts):
             what = f"returned {len(rewards)} rewards instead of {len(prompts)}, one per completion,"
-            raise RewardError(self._describe(what, prompts))
+            raise RewardError(self._describe(what, prompts, cure=ONE_EACH))
         return [self._check_one(reward, prompts, row) for row, reward in enumerate(rewards)]
 
     def _check_one(self, reward: Any, prompts: list, row: int) -> Any:
