@@ -172,7 +172,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.base = self.anchors["base"].model
         self._check_trained()
         self.scorer = Scorer(
-            args, self.meter, self.anchors, self.acceleration.packs, not self._is_vlm, accelerator.autocast
+            args, self.meter, self.anchors, self.acceleration.packs, not has_images(self), accelerator.autocast
         )
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self.means = Means(args, self._metrics, self.meter)

@@ -15,10 +15,13 @@ from trl_prorl.eval.command import program_name
 SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vocabulary
     "tiny": (32, 2, 2, 1, 64, 300),
     "small": (256, 4, 4, 4, 768, 8192),
+    "small-qwen3.5": (256, 4, 4, 4, 768, 8192),  # three layers of Gated DeltaNet, then one of attention
+    "small-gemma3": (256, 6, 4, 1, 768, 8192),  # five layers with a window of 512 tokens, then one without
     "smollm2": (576, 30, 9, 3, 1536, 49152),  # the pretrained one
     "qwen2.5-0.5b": (896, 24, 14, 2, 4864, 151936),
     "qwen2.5-1.5b": (1536, 28, 12, 2, 8960, 151936),
 }
+FAMILIES = {"small-qwen3.5": "qwen3_5_text", "small-gemma3": "gemma3_text"}
 FOLDER = Path(__file__).parent.parent  # has the lengths of GSM8K's reference answers and of SmolLM2's samples
 GRPOTrainer = "trl:GRPOTrainer"  # by name, because importing takes seconds
 ProRLTrainer = "trl_prorl:ProRLTrainer"
@@ -52,7 +55,7 @@ def new_model(args: argparse.Namespace, tokenizer, dtype=None):
     that is fp16, which is then used for matrix products only.
     """
     import torch  # slow to import, and not needed for the names above
-    from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     if dtype is None:
         dtype = torch.float32 if args.dtype is torch.float16 else args.dtype
@@ -64,8 +67,14 @@ def new_model(args: argparse.Namespace, tokenizer, dtype=None):
         return model.to(args.device)
 
     hidden, layers, heads, key_values, intermediate, vocabulary = SHAPES[args.shape]
-    torch.manual_seed(0)
-    config = Qwen2Config(
+    keys = {"head_dim": hidden // heads}
+    kind = FAMILIES.get(args.shape, "qwen2")
+    if kind == "qwen3_5_text":
+        size = hidden // heads
+        keys |= {"linear_num_key_heads": heads, "linear_num_value_heads": heads}
+        keys |= {"linear_key_head_dim": size, "linear_value_head_dim": size}
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=vocabulary,
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -77,9 +86,11 @@ def new_model(args: argparse.Namespace, tokenizer, dtype=None):
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
+        **keys,
     )
+    torch.manual_seed(0)
     with torch.device(args.device):  # on a CPU, drawing a billion random numbers takes minutes
-        return Qwen2ForCausalLM(config).to(dtype)
+        return AutoModelForCausalLM.from_config(config).to(dtype)
 
 
 class Batches:

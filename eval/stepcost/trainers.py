@@ -26,6 +26,7 @@ from trl_prorl.eval.stepcost.settings import Batches, new_model
 from trl_prorl.rollout.prompts import find_distinct, pad_left
 from trl_prorl.scoring.head import add_frozen_head
 from trl_prorl.scoring.packing import packed_logps
+from trl_prorl.scoring.prefix_states import accept_prefixes
 
 
 FIRST = 8  # first token id that identifies a completion; lower ids are special tokens
@@ -260,6 +261,7 @@ class Floor:
         self.model = new_model(args, byte_tokenizer()).requires_grad_(False)
         add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))
         add_frozen_head(self.model, 1.0)
+        accept_prefixes(self.model)
         self.model.get_input_embeddings().register_forward_hook(lambda module, given, states: states.requires_grad_())
         self.watch = Stopwatch(torch.device(args.device), args.clock)
         # Every step reads the head but not the embedding. Tied weights count as the head.

@@ -12,7 +12,6 @@ FORGET = "forget2/forget"
 CLAMP = "clamp/reverse_level8"
 CLAMP2 = "clamp2/reverse_level8"
 MODES = "modes/reverse_digits"
-NO_CLIP = "reuse32/reverse_digits/plain_noclip_mu32/pass@1/plain_mu32"
 PRETRAINED = "pretrained/smollm2"
 SMOLLM2B = "smollm2b/smollm2"
 TASKS = ("reverse_digits", "sorting", "sums")
@@ -95,36 +94,22 @@ TABLES = {
                 advice("ARM/SCORE/LESS"),
                 {
                     "A with one reset in 600 steps − fixed reference": (f"{SORTING}/A_K300", "control"),
-                    f"A with {{{SORTING}/A/resets, most:n0}} resets in 600 steps − fixed reference": (
-                        f"{SORTING}/A",
-                        "control",
-                    ),
+                    f"A with {{{SORTING}/A/resets, most:n0}} resets − fixed reference": (f"{SORTING}/A", "control"),
                     "fixed reference at β = 10 − no KL": (f"{CLAMP}/control", "plain"),
-                    "A, reset every 200 steps − fixed reference, β = 10": (f"{CLAMP}/A_K200", "control"),
-                    "A, reset every 40 steps − fixed reference, β = 10": (f"{CLAMP2}/A_beta10", "control_beta10"),
+                    "A, reset every 200 steps − fixed reference": (f"{CLAMP}/A_K200", "control"),
+                    "A, reset every 40 steps − fixed reference": (f"{CLAMP2}/A_beta10", "control_beta10"),
                     "A: rate falls to 0 − constant rate": (f"{MODES}/A_linear_lr10", "A_lr10"),
                     "A: Adam's step count cleared − kept": (f"{MODES}/C_step_lr10", "A_lr10"),
                 },
             ),
+            (advice("{}/B/SCORE/plain", (SORTING, REVERSING)), {"B − no KL": f"{REVERSING}/B"}),
             (
-                advice("{}/A_K100/SCORE/control", (SORTING, REVERSING)),
-                {"A, reset every 100 of 600 steps − fixed reference": f"{REVERSING}/A_K100"},
-            ),
-            (advice("core/{}/B/SCORE/plain", TASKS), {"B − no KL, exact rewards": "core/sums/B"}),
-            (
-                advice("{}/B/SCORE/plain", (SORTING, REVERSING)),
-                {"B − no KL, rewards that can be hacked": f"{REVERSING}/B"},
-            ),
-            (
-                [
-                    *advice("reuse{0}/reverse_digits/plain_noclip_mu{0}/SCORE/plain_mu{0}", (8, 32))[:-1],
-                    f"{{{NO_CLIP}:range}}, {{{NO_CLIP}:p}}",
-                ],
+                advice("reuse{0}/reverse_digits/plain_noclip_mu{0}/SCORE/plain_mu{0}", (8, 32)),
                 {"no KL: without the clip − with it, 8 and 32 uses": "reuse32/reverse_digits/plain_mu32"},
             ),
             (
                 advice("ARM/SCORE"),  # minus 0, its score at the high rate
-                {"no KL: 10 % of the rate that collapses − the rate that collapses": "core/reverse_digits/plain"},
+                {"no KL: 10 % of the rate − that rate": "core/reverse_digits/plain"},
             ),
             (advice("core/{}/C_hard/SCORE/A", TASKS), {"A: Adam cleared − kept": "core/sums/C_hard"}),
             (
@@ -632,22 +617,19 @@ SENTENCES = {
         "on a CPU without a KL: {qwen/sampled/base of plain/pass@1:0} % → {qwen/sampled/plain/pass@1:1} % of 100 test",
     ],
     "README.md": [
-        f"raises accuracy by {{{SORTING}/control/pass@1/plain:0}} percentage points",
-        f"raises accuracy by {{{REVERSING}/control/pass@1/plain:0}} percentage points",
-        f"new seeds it is {{{RIVALS[0]}/plain/pass@1, the control's less it:0}} and "
-        f"{{{RIVALS[1]}/plain/pass@1, the control's less it:0}}.",
-        f"at least {{{RIVALS[1]}/stopped/greedy, the control's less it:0}} percentage points lower",
+        f"raises accuracy by {{{SORTING}/control/pass@1/plain:0}} points",
+        f"raises accuracy by {{{REVERSING}/control/pass@1/plain:0}} points",
+        f"at least {{{RIVALS[1]}/stopped/greedy, the control's less it:0}} points lower",
         f"ended {{{SMOLLM2B}/control_target0.066/sense, over prompts/plain:0}} points above no KL",
         "at most {core/sorting/A/pass@1/plain:1} points, sampled",
-        f"{{{SORTING}/A/resets, most:n0}} resets of the reference in 600 steps cost "
-        f"{{{SORTING}/A/pass@1/control:below}} points",
+        f"reference cost {{{SORTING}/A/pass@1/control:below}} points",
         "takes 0.88 of A's time",  # docs/performance.md
         f"The KL keeps {{{SORTING}/control/pass@1/plain:0}} more answers of 100 correct",
         f"The KL keeps {{{REVERSING}/control/pass@1/plain:0}} more answers of 100 correct",
         f"it is {{{SORTING}/A_K100/greedy/control:below}} and {{{REVERSING}/A_K100/greedy/control:below}} points",
         f"The starting model has {{{REVERSING}/base/pass@1:0}} % sampled, {{{REVERSING}/base/greedy:0}} % greedy",
-        "At the shares {dose/gamed_reverse_1_0/plain/share:0} and {dose/gamed_reverse/plain/share:0} it ended within "
-        "{dose/gamed_reverse_1_0/control_target0.3/less the share - 0.05:1} points of that.",
+        "At two shares of one task, {dose/gamed_reverse_1_0/plain/share:0} and {dose/gamed_reverse/plain/share:0},",
+        "within {dose/gamed_reverse_1_0/control_target0.3/less the share - 0.05:1} points of the predicted value",
         "it ended {dose/gamed_reverse_2_2/control_target0.3/less the share - 0.05:below} points below the prediction",
         f"{{{PRETRAINED}/plain/bare texts:n0}} of the {{{PRETRAINED}/plain/right texts:n0}} correct texts",
         f"kept {{{FORGET}/replayed_kl/share kept:percent}} of what was lost without a KL**",

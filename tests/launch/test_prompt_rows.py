@@ -12,6 +12,7 @@ from transformers import (
 )
 
 from trl_prorl.errors import InputError
+from trl_prorl.launch.prompt_rows import is_text_only
 
 
 CHATS = [{"prompt": [{"role": "user", "content": f"say {i}"}]} for i in range(16)]
@@ -132,3 +133,15 @@ def test_a_prompt_beyond_rotary_positions_is_said_once(make_trainer, tiny_model,
     assert len(said) == 1
     if source is not stream:
         assert "row 7: the prompt has 61 tokens" in said[0]
+
+
+PARTS = [{"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}]}]
+
+
+@pytest.mark.parametrize(
+    "rows, expected",
+    [(TEXTS, True), (CHATS, True), (PARTS, False), ([{**row, "image": "a.png"} for row in CHATS], False)],
+)
+def test_prompts_that_may_have_images_are_told_from_text(rows, expected):
+    assert is_text_only(Dataset.from_list(rows)) is expected
+    assert not is_text_only(stream(rows))  # its features are not known

@@ -335,7 +335,7 @@ def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, mon
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "gpt2", "mamba"])
-def test_other_architectures_are_asked_for_numbers(kind):
+def test_other_architectures_are_sampled_compactly(kind):
     keys = {
         "vocab_size": 200,
         "hidden_size": 32,
@@ -352,8 +352,7 @@ def test_other_architectures_are_asked_for_numbers(kind):
     with torch.no_grad():
         for param in model.parameters():
             param.mul_(4.0)
-    reason = try_model(model, partial(probe, model, 200))
-    assert (reason is None) == (kind in ("mistral", "gpt2", "gemma2")), reason
+    assert try_model(model, partial(probe, model, 200)) is None
 
 
 @pytest.mark.parametrize(

@@ -216,13 +216,6 @@ def test_a_call_without_a_layout_is_transformers_own(models):
         assert models["full"](input_ids=ids, attention_mask=mask).logits.equal(theirs)
 
 
-class Closed(Qwen2ForCausalLM):
-    """A model of transformers whose attention gets nothing but its mask."""
-
-    __module__ = Qwen2ForCausalLM.__module__
-    _supports_attention_backend = False
-
-
 class Custom(Qwen2ForCausalLM):
     """As if from the Hub with `trust_remote_code`."""
 
@@ -234,7 +227,7 @@ def flash():
 
 
 def vision():
-    config = AutoConfig.for_model("qwen2_vl")
+    config = AutoConfig.for_model("gemma3")
     with torch.device("meta"):
         return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
 
@@ -244,15 +237,12 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 REFUSED = [
     (flash, "flash_attention_2"),
     (lambda: build(attention="eager"), "eager"),
-    (lambda: build("mistral", sliding_window=64), "sliding_window=64"),
-    (lambda: build("gemma3_text"), "sliding_attention"),
-    (lambda: build("mamba", attention=None, state_size=4), "linear_attention"),
+    (lambda: build("mamba", attention=None, state_size=4), "no rotary positions"),
     (lambda: build("rwkv", attention=None, attention_hidden_size=32), "recurrent"),
     (lambda: build("gpt2", num_key_value_heads=None, intermediate_size=None, n_inner=48), "no rotary positions"),
     (lambda: build("llama", rope_parameters=DYNAMIC), "rope_type='dynamic'"),
     (lambda: build("qwen3_moe", output_router_logits=True, **MOE), "output_router_logits"),
-    (vision, "text-only"),
-    (lambda: Closed(Qwen2Config(**SIZES)), "Closed"),
+    (vision, "token types"),
     (lambda: Custom(Qwen2Config(**SIZES)), "Custom"),
     (lambda: get_peft_model(build(), PREFIX), "LoRA"),
     (lambda: with_adapter(flash()), "flash_attention_2"),
@@ -341,6 +331,9 @@ def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, mon
     made.args.deepspeed_plugin = SimpleNamespace(zero_stage=3)
     assert "not tested" in chosen(made)
     assert "weights are sharded" in caplog.text
+    monkeypatch.setattr(acceleration, "has_state", lambda policy: True)
+    with pytest.raises(ValueError, match="layers that have a state"):
+        chosen(made)
 
 
 def test_processes_agree(make_trainer, monkeypatch):

@@ -14,8 +14,10 @@ from ..rollout.generation import complete_config, why_not_compact
 from ..scoring.lean_lora import lean_layers
 from ..scoring.packing import packed_logps, why_not
 from ..scoring.packing_probe import probe_gradients, probe_values
+from ..scoring.prefix_states import accept_prefixes, has_state
 from ..scoring.trial import try_model
 from .checks import check_prompts_fit
+from .prompt_rows import has_image_columns, is_text_only
 
 
 logger = logging.getLogger(__name__)
@@ -89,9 +91,10 @@ def describe_unsupported(reasons: Mapping[str, str | None]) -> str:
 
 
 def has_images(trainer) -> bool:
-    """Return whether prompts may have images."""
-    columns = getattr(trainer.train_dataset, "column_names", None) or ()
-    return trainer._is_vlm or not {"image", "images"}.isdisjoint(columns)
+    """Return whether prompts may have images: in columns, in messages, or in replies of tools."""
+    if not trainer._is_vlm:
+        return has_image_columns(trainer.train_dataset)
+    return bool(trainer.tools) or not is_text_only(trainer.train_dataset)
 
 
 def _check_images(trainer) -> None:
@@ -167,7 +170,10 @@ def find_packing_obstacle(trainer, policy: torch.nn.Module, padded: Callable[...
     if objection is not None:
         return objection
     check_pack_processes(trainer.args.pack_max_tokens, trainer.accelerator.num_processes)
+    accept_prefixes(policy)
     if shards_weights(trainer):
+        if has_state(policy):  # a layer that does not get the layout computes the row as one sequence
+            return "a model with layers that have a state is not packed if its weights are sharded."
         logger.warning("Packed rows were not compared with padded rows, because the weights are sharded.")
         return None
     return try_packing(trainer, policy, padded)

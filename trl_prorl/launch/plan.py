@@ -29,6 +29,7 @@ from ..adapters.checks import (
 )
 from ..adapters.growth import check_growing_optimizer
 from ..adapters.stacked import check_optimizer_by_entry, stack, stacked_config
+from ..adapters.text_layers import leave_out_towers
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..objective.anchors import ANCHORS
@@ -54,7 +55,7 @@ from .checks import (
 )
 from .model_name import find_model
 from .precision import warn_of_emulated_bf16
-from .prompt_rows import check_sets, named_sets, reserved_names
+from .prompt_rows import check_sets, is_text_only, named_sets, reserved_names
 
 
 @dataclass
@@ -145,13 +146,13 @@ class Plan:
             _check_full_reference(args)
         if args.beta != 0.0 or args.copied_anchors:
             check_adapter(None if stacks else model, config)
-        name = None
         if isinstance(model, str):
-            name = model
-            given["model"] = find_model(name, "model", args.model_init_kwargs)
+            given["model"] = find_model(model, "model", args.model_init_kwargs)
+        if config is not None and not stacks:
+            given["peft_config"] = _adapter_of_text(args, given)
         return cls(
             given=given,
-            name=name,
+            name=model if isinstance(model, str) else None,
             keys=keys,
             resets=resets,
             moves=moves,
@@ -229,6 +230,15 @@ class Plan:
                 self.args.cast_lm_head_to_fp32 = False
                 stack.callback(setattr, self.args, "cast_lm_head_to_fp32", True)
             yield
+
+
+def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
+    """Return the configuration of an adapter, without the towers of a multimodal model if all prompts are text."""
+    config = given["peft_config"]
+    if args.is_trl or not is_text_only(given.get("train_dataset")):
+        return config
+    revision = (args.model_init_kwargs or {}).get("revision")
+    return leave_out_towers(config, given["model"], revision=revision, trust_remote_code=args.trust_remote_code)
 
 
 def _check_surroundings(args: ProRLConfig, model) -> None:

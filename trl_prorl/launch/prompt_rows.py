@@ -248,3 +248,17 @@ def _count_tokens(prompt: Any, tokenize: Callable[[list], list[list[int]]], wher
     if tokens == 0:
         raise InputError(f"{where}: prompt={short(prompt)} has no tokens. {CURE}")
     return tokens
+
+
+def has_image_columns(dataset) -> bool:
+    """Return whether a data set has columns in which TRL looks for images."""
+    columns = getattr(dataset, "column_names", None) or ()
+    return not {"image", "images"}.isdisjoint(columns)
+
+
+def is_text_only(dataset) -> bool:
+    """Return whether a data set's features show that its prompts are text, or messages whose contents are text."""
+    feature = (getattr(dataset, "features", None) or {}).get("prompt")
+    message = getattr(feature, "feature", feature)  # of a list of messages, one
+    content = message.get("content") if isinstance(message, dict) else message
+    return getattr(content, "dtype", None) == "string" and not has_image_columns(dataset)

@@ -1,10 +1,10 @@
-"""The rows of a cache of keys and values: repeated for the completions of a prompt, dropped where one has ended."""
+"""The rows of a cache: repeated for the completions of a prompt, dropped where a completion has ended."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
 
 
 class RoomyLayer(DynamicLayer):
@@ -104,7 +104,7 @@ def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
             cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, length)
         else:
-            layer.batch_select_indices(rows)
+            select_rows(layer, rows)
 
 
 def close_up(cache: Cache, selection: Selection) -> None:
@@ -113,12 +113,20 @@ def close_up(cache: Cache, selection: Selection) -> None:
         if isinstance(layer, RoomyLayer):
             layer.close_up(selection)
         else:
-            layer.batch_select_indices(selection.rows)
+            select_rows(layer, selection.rows)
+
+
+def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: torch.Tensor) -> None:
+    """Select rows of a layer's cache, in place, each any number of times."""
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        layer.reorder_cache(rows)  # a selection of any rows, though made for those of a beam search
+    else:
+        layer.batch_select_indices(rows)
 
 
 def why_not_select(cache: Cache) -> str | None:
     """Return why rows of a cache cannot be selected; `None` if they can."""
     for layer in cache.layers:
-        if not hasattr(layer, "batch_select_indices"):
+        if not hasattr(layer, "batch_select_indices") and not isinstance(layer, LinearAttentionCacheLayerMixin):
             return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected one by one."
     return None

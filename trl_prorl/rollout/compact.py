@@ -242,8 +242,12 @@ def _select(model_kwargs: dict, rows: torch.Tensor, number: int) -> dict:
     """Select some of the `number` rows of a batch in the arguments of the forward."""
     selected = {}
     for name, value in model_kwargs.items():
-        has_rows = isinstance(value, torch.Tensor) and value.dim() and len(value) == number
-        selected[name] = value[rows] if has_rows else value
+        selected[name] = value
+        if isinstance(value, torch.Tensor) and value.dim():
+            # Positions of several kinds, (K, R, L): of text, and of a picture's axes.
+            dim = value.dim() - 2 if name == "position_ids" else 0
+            if value.shape[dim] == number:
+                selected[name] = value.index_select(dim, rows)
     return selected
 
 

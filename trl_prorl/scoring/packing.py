@@ -26,7 +26,12 @@ from peft import PeftModel, PeftType
 from transformers import PreTrainedModel
 
 from .prefix_attention import Layout, layout, register
+from .prefix_states import has_state
+from .trial import decoder_layers
 
+
+# The kinds of layers, in a configuration's `layer_types`, that attend alone.
+ATTENTION = ("full_attention", "sliding_attention", "attention")
 
 # A group's rows of the batch that share one copy of the prompt; the pieces of a call stand one after another.
 Piece = list[int]
@@ -298,23 +303,29 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
                 )
         model = model.get_base_model()
     name = type(model).__name__
-    config = model.config
+    config = model.config.get_text_config()
+    parameters = inspect.signature(type(model).forward).parameters
     if not type(model).__module__.startswith("transformers."):
         return f"{name} is not a transformers model, and may not support a 4D attention mask."
-    if config.get_text_config() is not config or config.is_encoder_decoder:
-        return f"{name} is not a text-only decoder."
-    layers = getattr(config, "layer_types", None)
-    others = set(layers or ()) - {"full_attention"}
-    if others or getattr(model, "_is_stateful", False):
-        return f"{name} has layers other than full attention ({', '.join(sorted(others)) or 'recurrent'})."
-    for key in ("sliding_window", "keep_window_size", "index_topk_blocks"):
+    if config.is_encoder_decoder:
+        return f"{name} is not a decoder."
+    if config is not model.config and "token_type_ids" in parameters:
+        return f"{name} needs token types in training, which text-only rollouts do not have."
+    layers = decoder_layers(model) or [model]
+    usual = "recurrent" if getattr(model, "_is_stateful", False) else "attention"
+    kinds = getattr(config, "layer_types", None) or [usual] * len(layers)
+    for layer, kind in zip(layers, kinds, strict=False):
+        if kind not in ATTENTION and not has_state(layer):
+            return f"{name} has layers ({kind}) that cannot continue from the state of a prompt."
+    for key in ("keep_window_size", "index_topk_blocks"):
         value = getattr(config, key, None)
         if value:
             return f"{key}={value}: in a packed row other tokens would fall out of a token's window."
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
-    if rope_type is None or "position_ids" not in inspect.signature(type(model).forward).parameters:
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope_types = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)} - {None}
+    if not rope_types or "position_ids" not in parameters:
         return f"{name} has no rotary positions shared by its layers, so padding may change log-probabilities."
-    if rope_type in ("dynamic", "longrope"):
+    for rope_type in sorted(rope_types.intersection(("dynamic", "longrope"))):
         return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
     if config.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
         return f"{name} normalises queries and keys after their rotation, so its numbers depend on padding."
@@ -323,8 +334,6 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
             f"attn_implementation={config._attn_implementation!r} does not support a 4D mask: load the model with "
             "'sdpa'."
         )
-    if not model.is_backend_compatible():
-        return f"{name} passes no arguments of a call on to its attention."
     if getattr(config, "output_router_logits", False):
         return "output_router_logits=True: the load-balancing loss averages over all tokens, and packing removes some."
     return None

@@ -43,16 +43,18 @@ class Layout(NamedTuple):
             The queries are the last Q of the first K keys of the first S' sequences.
         order (`torch.LongTensor` of shape `(T,)`):
             For each place of the row, the position of its result among all queries of all blocks.
-        added (`dict`): What [`to_add`] has made of the masks: all layers take the same.
+        sequences (`list[tuple[int, int, int, int]]`): The sequences, as given to [`layout`].
+        added (`dict`): What layers have made of this, such as masks to add: all layers take the same.
     """
 
     keys: torch.Tensor
     masks: list[torch.Tensor]
     order: torch.Tensor
-    added: dict[tuple[int, torch.dtype, int], torch.Tensor]
+    sequences: list[tuple[int, int, int, int]]
+    added: dict
 
 
-def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1) -> torch.Tensor:
+def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1, window: int | None = None) -> torch.Tensor:
     """
     Return the mask of a block as it is added to scores, of shape `(S', 1, G·Q, K)`: 0 where a key is seen, else −∞.
     SDPA would make it of the booleans in every layer.
@@ -62,11 +64,16 @@ def to_add(layout: Layout, block: int, dtype: torch.dtype, groups: int = 1) -> t
         block (`int`): The place of the block among all.
         dtype (`torch.dtype`): That of the queries.
         groups (`int`): G, how often the queries' mask is repeated, for heads that share their keys.
+        window (`int`, *optional*): How many keys a query sees at most, itself included.
     """
-    name = (block, dtype, groups)
+    name = (block, dtype, groups, window)
     if name not in layout.added:
         mask = layout.masks[block]
         rows, _, queries, seen = mask.shape
+        if window is not None:
+            # The columns of a sequence and of its prefix count positions without a gap.
+            is_near = torch.ones(queries, seen, dtype=torch.bool, device=mask.device).triu(seen - queries - window + 1)
+            mask = mask & is_near
         width = seen + -seen % ALIGNMENT
         added = torch.zeros((rows, 1, groups, queries, width), dtype=dtype, device=mask.device)
         added[..., :seen].masked_fill_(~mask[:, :, None], -torch.inf)
@@ -129,7 +136,7 @@ def layout(sequences: list[tuple[int, int, int, int]], table: torch.Tensor | Non
     query_places = torch.cat(query_places)
     order = torch.empty(size + 1, dtype=torch.long, device=device)
     order.scatter_(0, query_places, torch.arange(len(query_places), device=device))
-    return Layout(keys, masks, order[:size], {})
+    return Layout(keys, masks, order[:size], sequences, {})
 
 
 def block_bounds(longest: int, longest_with_prefix: int) -> list[int]:
@@ -154,6 +161,7 @@ def prefix_attention(
     layout: Layout,
     dropout: float = 0.0,
     scale: float | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """
     Compute scaled dot-product attention under the mask that `layout` describes.
@@ -165,6 +173,7 @@ def prefix_attention(
         layout ([`Layout`]): The layout of a row of T tokens, on the device of `query`.
         dropout (`float`, *optional*, defaults to `0.0`): Probability with which a weight is dropped.
         scale (`float`, *optional*): Factor of the scores, by default `D ** -0.5`.
+        window (`int`, *optional*): How many keys a query sees at most, itself included.
 
     Returns `torch.Tensor` of shape `(1, T, H, D)`.
     """
@@ -188,7 +197,7 @@ def prefix_attention(
         states = gather_places(query, layout.keys[:rows, seen - queries : seen])
         seen_keys = keys[:rows, :, :seen]
         seen_values = values[:rows, :, :seen]
-        added = to_add(layout, block, query.dtype, groups)
+        added = to_add(layout, block, query.dtype, groups, window)
         # The heads that share keys stand below each other, as queries of one head.
         grouped = states.unflatten(1, (-1, groups)).flatten(2, 3)
         if by_products:
@@ -264,7 +273,19 @@ def sdpa_or_prefix_attention(
     unknown = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
     if unknown:
         raise ValueError(f"Attention with {' and '.join(unknown)} cannot be packed: set pack_groups: 'off'.")
-    return prefix_attention(query, key, value, prefix_layout, dropout, scaling), None
+    window = kwargs.get("sliding_window")
+    if window is None and slides(module):
+        raise ValueError("Attention that does not get its sliding window cannot be packed: set pack_groups: 'off'.")
+    return prefix_attention(query, key, value, prefix_layout, dropout, scaling, window), None
+
+
+def slides(module: torch.nn.Module) -> bool:
+    """Return whether the configuration gives an attention layer a window. A few tokens would not show it."""
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return getattr(config, "sliding_window", None) is not None
+    return "sliding" in kinds[module.layer_idx]
 
 
 def register() -> None:

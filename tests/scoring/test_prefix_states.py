@@ -1,0 +1,136 @@
+"""Layers with a state or a sliding window: packed rows against TRL, compact samples against `generate`."""
+
+import pytest
+import torch
+from packed_models import MOE, SIZES, batch_of, build, padded_logps, with_head
+from peft import LoraConfig, get_peft_model
+from transformers import AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from trl_prorl.rollout.compact_probe import probe
+from trl_prorl.scoring import prefix_attention
+from trl_prorl.scoring.packing import packed_logps, why_not
+from trl_prorl.scoring.prefix_states import accept_prefixes
+
+
+DELTA = {
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_hidden_layers": 4,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_head": 8, "mamba_expand": 2}
+GRANITE = {**MOE, "num_local_experts": 0, "shared_intermediate_size": 48, "position_embedding_type": "rope"}
+EYES = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 4, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
+
+
+def qwen3_5(**sizes):
+    """A Qwen3.5 as its checkpoints have it: with a vision tower."""
+    torch.manual_seed(0)
+    eyes = {**EYES, "num_position_embeddings": 16}
+    config = Qwen3_5Config(text_config={**SIZES, **DELTA, **sizes}, vision_config=eyes, tie_word_embeddings=True)
+    model = Qwen3_5ForConditionalGeneration(config)
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.dim() > 1:
+                param.mul_(5.0)
+    return model
+
+
+MODELS = {
+    "qwen3_5": qwen3_5,
+    "qwen3_next": lambda: build("qwen3_next", **DELTA, **MOE),
+    "lfm2": lambda: build("lfm2", num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]),
+    "granite 4": lambda: build("granitemoehybrid", layer_types=["mamba", "attention"], **MAMBA, **GRANITE),
+    "gemma3": lambda: build("gemma3_text", head_dim=8, num_hidden_layers=7, sliding_window=8),
+    "gemma4": lambda: build(
+        "gemma4_text", head_dim=8, global_head_dim=8, num_kv_shared_layers=0, num_hidden_layers=6, sliding_window=8
+    ),
+    "mistral": lambda: build("mistral", sliding_window=8),
+}
+
+
+def gradients(model, value):
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+    return dict(zip(trained, found, strict=True))
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_values_and_gradients_are_trls(kind, lora, monkeypatch):
+    """Prompts of unequal length, one of them a single token; completions that end in different blocks of queries."""
+    monkeypatch.setattr(prefix_attention, "QUERY_BLOCK", 16)
+    model = with_head(MODELS[kind]())
+    if lora:
+        adapter = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, adapter)
+        with torch.no_grad():
+            for name, param in model.named_parameters():
+                if "lora_B" in name:
+                    param.normal_(std=0.1)
+    assert why_not(model) is None
+    accept_prefixes(model)
+    batch = batch_of([(12, [70, 3, 33]), (5, [20, 16]), (1, [9, 40])], masked=(1,))
+    logps, entropies = packed_logps(model, *batch, compute_entropy=True)
+    expected, expected_entropies = padded_logps(model, *batch, compute_entropy=True)
+    torch.testing.assert_close(logps, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(entropies, expected_entropies, atol=1e-4, rtol=0)
+    weights = torch.randn(logps.shape, generator=torch.Generator().manual_seed(1))
+    ours = gradients(model, (logps * weights).sum())
+    theirs = gradients(model, (expected * weights).sum())
+    largest = max(gradient.norm() for gradient in theirs.values() if gradient is not None)
+    for name, gradient in theirs.items():
+        if gradient is None:
+            assert ours[name] is None, name
+        else:
+            assert (ours[name] - gradient).norm() <= 1e-3 * gradient.norm() + 1e-6 * largest, name
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_compact_samples_are_those_of_generate(kind):
+    model = MODELS[kind]().eval()
+    assert probe(model, SIZES["vocab_size"]) is None
+
+
+def test_a_window_that_attention_does_not_get_is_refused():
+    """A trial with a few tokens would not show it."""
+    model = with_head(build("mistral", sliding_window=512))
+    batch = batch_of([(6, [5, 7])])
+    packed_logps(model, *batch)
+    model.config.layer_types = ["sliding_attention"] * 2
+    model.config.sliding_window = None  # this is what the attention passes on
+    with pytest.raises(ValueError, match="window"):
+        packed_logps(model, *batch)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_qwen3_5_trains_as_without_the_accelerations(run, tiny_model, largest_difference, beta):
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    sizes = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id}
+    keys = {"beta": beta, "max_steps": 4, "temperature": 0.7}
+    trainers = []
+    for pack in ("off", "on"):
+        trainers.append(run(model=qwen3_5(**sizes), pack_groups=pack, **keys))
+    assert str(trainers[1].acceleration.packing) == "on"
+    assert largest_difference(*trainers) < 1e-5
+    sampled = run(model=qwen3_5(**sizes), pack_groups="on", compact_generation="on", **keys)
+    assert str(sampled.acceleration.generation) == "on"
+
+
+@pytest.mark.parametrize("from_folder", [True, False])
+@pytest.mark.parametrize("keys", [{"fast": True}, {}], ids=["fast", "as TRL"])
+def test_all_linear_leaves_a_vision_tower_alone(make_trainer, tiny_model, tmp_path, from_folder, keys):
+    """But for a run that is TRL's."""
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    model = qwen3_5(vocab_size=len(tokens), pad_token_id=tokens.pad_token_id)
+    if from_folder:
+        model.save_pretrained(tmp_path / "qwen")
+        model = str(tmp_path / "qwen")
+    adapter = LoraConfig(r=2, target_modules="all-linear")
+    made = make_trainer(model=model, lora=False, trainer_kwargs={"peft_config": adapter}, **keys)
+    trained = [name for name, param in made.model.named_parameters() if param.requires_grad]
+    assert any("language_model" in name for name in trained)
+    assert any(".visual." in name for name in trained) == (not keys)
+    assert adapter.exclude_modules is None
