@@ -243,6 +243,7 @@ REFUSED = [
     (lambda: build("llama", rope_parameters=DYNAMIC), "rope_type='dynamic'"),
     (lambda: build("qwen3_moe", output_router_logits=True, **MOE), "output_router_logits"),
     (vision, "token types"),
+    (lambda: build("olmoe", sliding_window=64, **MOE), "sliding_window=64"),
     (lambda: Custom(Qwen2Config(**SIZES)), "Custom"),
     (lambda: get_peft_model(build(), PREFIX), "LoRA"),
     (lambda: with_adapter(flash()), "flash_attention_2"),

@@ -89,6 +89,17 @@ def test_values_and_gradients_are_trls(kind, lora, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_a_batch_without_a_completion_has_a_gradient_of_zero(kind):
+    """As if all were truncated, and left out of the loss."""
+    model = with_head(MODELS[kind]())
+    accept_prefixes(model)
+    logps, _ = packed_logps(model, *batch_of([(5, [3, 2])], masked=(0, 1)))
+    assert not logps.any()
+    found = gradients(model, logps.sum())
+    assert all(gradient is None or not gradient.any() for gradient in found.values())
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_compact_samples_are_those_of_generate(kind):
     model = MODELS[kind]().eval()
     assert probe(model, SIZES["vocab_size"]) is None

@@ -17,7 +17,7 @@ from ..scoring.packing_probe import probe_gradients, probe_values
 from ..scoring.prefix_states import accept_prefixes, has_state
 from ..scoring.trial import try_model
 from .checks import check_prompts_fit
-from .prompt_rows import has_image_columns, is_text_only
+from .prompt_rows import has_image_columns, is_text_only, named_sets
 
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,8 @@ def has_images(trainer) -> bool:
     """Return whether prompts may have images: in columns, in messages, or in replies of tools."""
     if not trainer._is_vlm:
         return has_image_columns(trainer.train_dataset)
-    return bool(trainer.tools) or not is_text_only(trainer.train_dataset)
+    sets = named_sets(trainer.train_dataset, trainer.eval_dataset).values()
+    return bool(trainer.tools) or not all(rows is None or is_text_only(rows) for rows in sets)
 
 
 def _check_images(trainer) -> None:

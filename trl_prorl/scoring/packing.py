@@ -311,10 +311,16 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
         return f"{name} is not a decoder."
     if config is not model.config and "token_type_ids" in parameters:
         return f"{name} needs token types in training, which text-only rollouts do not have."
-    layers = decoder_layers(model) or [model]
-    usual = "recurrent" if getattr(model, "_is_stateful", False) else "attention"
-    kinds = getattr(config, "layer_types", None) or [usual] * len(layers)
-    for layer, kind in zip(layers, kinds, strict=False):
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["recurrent" if getattr(model, "_is_stateful", False) else "attention"]
+        window = getattr(config, "sliding_window", None)
+        if window and not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
+            return f"sliding_window={window}: {name} attends to all tokens, whatever this key is."
+    layers = decoder_layers(model)
+    if layers is None or len(layers) != len(kinds):
+        layers = [model] * len(kinds)
+    for layer, kind in zip(layers, kinds, strict=True):
         if kind not in ATTENTION and not has_state(layer):
             return f"{name} has layers ({kind}) that cannot continue from the state of a prompt."
     for key in ("keep_window_size", "index_topk_blocks"):

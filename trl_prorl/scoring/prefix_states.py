@@ -127,7 +127,8 @@ class Plan(NamedTuple):
         for first, end in pairwise(block_bounds(longest, longest)):
             longer = [(start, length) for _, _, start, length in others if length > first]
             starts, lengths = torch.tensor(longer).T.unsqueeze(-1)
-            column = torch.arange(first, end)
+            # At least two columns: with a single token, layers compute a step of generation, which writes in place.
+            column = torch.arange(first, max(end, first + 2))
             is_token = column < lengths
             block = torch.where(is_token, starts + column, spread(is_token.shape, size))
             blocks.append(block)
