@@ -75,8 +75,8 @@ def test_values_and_gradients_are_trls(kind, lora, monkeypatch):
     batch = batch_of([(12, [70, 3, 33]), (5, [20, 16]), (1, [9, 40])], masked=(1,))
     logps, entropies = packed_logps(model, *batch, compute_entropy=True)
     expected, expected_entropies = padded_logps(model, *batch, compute_entropy=True)
-    torch.testing.assert_close(logps, expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(entropies, expected_entropies, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logps, expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(entropies, expected_entropies, atol=2e-5, rtol=0)
     weights = torch.randn(logps.shape, generator=torch.Generator().manual_seed(1))
     ours = gradients(model, (logps * weights).sum())
     theirs = gradients(model, (expected * weights).sum())
@@ -85,7 +85,7 @@ def test_values_and_gradients_are_trls(kind, lora, monkeypatch):
         if gradient is None:
             assert ours[name] is None, name
         else:
-            assert (ours[name] - gradient).norm() <= 1e-3 * gradient.norm() + 1e-6 * largest, name
+            assert (ours[name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6 * largest, name
 
 
 @pytest.mark.parametrize("kind", MODELS)

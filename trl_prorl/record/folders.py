@@ -8,7 +8,6 @@ are refused, and an earlier run is refused by a recipe and set aside by a script
 import logging
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Collection
 from pathlib import Path
@@ -49,15 +48,6 @@ SAVED = (
     COMPLETIONS,
     r"(abandoned-)?checkpoint-\d+(\.\d+)?",
 )
-
-
-def _is_writable(folder: Path) -> bool:
-    """Return whether files can be made in a folder. The user's rights do not tell that of /proc."""
-    try:
-        with tempfile.TemporaryDirectory(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 class RunFolders:
@@ -106,7 +96,7 @@ class RunFolders:
             given = f"{key}={str(folder)!r}"
             whole = folder.absolute()
             there = next(path for path in (whole, *whole.parents) if os.path.lexists(path))
-            if not _is_writable(there):
+            if not there.is_dir() or not os.access(there, os.W_OK):
                 raise ValueError(f"{given} cannot be used: {there} is not a writable folder. Choose another folder.")
             check_links(folder, given)
             if is_foreign_lock(folder / LOCK_FILE):
@@ -204,7 +194,7 @@ class RunFolders:
     # ------------------------------------------------------------------------------------ an earlier run
 
     def holds_record(self) -> bool:
-        """Return whether `run_dir` holds the record of a run, which may have done nothing yet."""
+        """Return whether `run_dir` contains the log files of a run, which may have done no step yet."""
         return has_begun(self.run_dir) or recorded_run_id(self.run_dir) is not None
 
     def has_traces(self) -> bool:
@@ -357,7 +347,7 @@ class RunFolders:
 
 
 def has_begun(run_dir: Path) -> bool:
-    """Return whether a folder holds the record of a run that did a step."""
+    """Return whether a folder contains the log files of a run that did a step."""
     record = run_dir / METRICS_FILE
     return record.exists() and record.stat().st_size > 0
 

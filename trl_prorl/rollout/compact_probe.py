@@ -5,6 +5,7 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..scoring.head import contiguous_states
+from ..scoring.packing import rope_by_longest_row
 from ..scoring.trial import first_line, tokens
 from .cache_rows import cache_among, why_not_select
 from .compact import compact_sample
@@ -118,13 +119,4 @@ def _first_difference(
             gap = score[mine[row, place]] - score[theirs[row, place]]
             if gap.abs().item() > TIE * precision * score.abs().max().item():
                 return place
-    return None
-
-
-def rope_by_longest_row(config) -> str | None:
-    """Return the kind of rotary positions, if their frequencies depend on the longest row of a call."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):  # one for all layers, or one for each kind of layer
-        if isinstance(part, dict) and part.get("rope_type") in ("dynamic", "longrope"):
-            return part["rope_type"]
     return None

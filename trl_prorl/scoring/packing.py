@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from peft import PeftModel, PeftType
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from .prefix_attention import Layout, layout, register
 from .prefix_states import has_state
@@ -327,11 +327,10 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
         value = getattr(config, key, None)
         if value:
             return f"{key}={value}: in a packed row other tokens would fall out of a token's window."
-    rope = getattr(config, "rope_parameters", None) or {}
-    rope_types = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)} - {None}
-    if not rope_types or "position_ids" not in parameters:
+    if not rope_types(config) or "position_ids" not in parameters:
         return f"{name} has no rotary positions shared by its layers, so padding may change log-probabilities."
-    for rope_type in sorted(rope_types.intersection(("dynamic", "longrope"))):
+    rope_type = rope_by_longest_row(config)
+    if rope_type is not None:
         return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
     if config.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
         return f"{name} normalises queries and keys after their rotation, so its numbers depend on padding."
@@ -343,3 +342,14 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     if getattr(config, "output_router_logits", False):
         return "output_router_logits=True: the load-balancing loss averages over all tokens, and packing removes some."
     return None
+
+
+def rope_types(config: PretrainedConfig) -> set[str]:
+    """Return the kinds of rotary positions of a model: one for all layers, or one for each kind of layer."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return {part["rope_type"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_type" in part}
+
+
+def rope_by_longest_row(config: PretrainedConfig) -> str | None:
+    """Return the kind of rotary positions, if their frequencies depend on the longest row of a call."""
+    return min(rope_types(config) & {"dynamic", "longrope"}, default=None)

@@ -81,10 +81,6 @@ class States:
         self.recurrent[state_idx] = state
         return state
 
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """Return `True`, so a layer does not call the kernel for single tokens, which writes in place."""
-        return True
-
 
 class Plan(NamedTuple):
     """

@@ -147,3 +147,16 @@ def test_on_a_gpu_the_peak_is_that_of_the_largest_step_or_of_generation(monkeypa
     for generate, peak in ((True, 7.0), (False, 5.0)):
         setting = (None, None, 2, False, generate)
         assert measuring.peak_memory("A", SimpleNamespace(), setting) == pytest.approx(peak)
+
+
+@pytest.mark.parametrize(
+    "shape, kinds",
+    [
+        ("small-qwen3.5", [*["linear_attention"] * 3, "full_attention"]),
+        ("small-gemma3", [*["sliding_attention"] * 5, "full_attention"]),
+    ],
+)
+def test_shapes_of_other_families_have_their_layers(shape, kinds):
+    args = parse(["--shape", shape])
+    tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=2)
+    assert of_cost.new_model(args, tokenizer).config.layer_types == kinds
