@@ -5,7 +5,8 @@ Every variant trains the same model on the same batches in one process, in turns
 A, B and C, padded and packed; the packed variants also sample compactly. Completion lengths follow those of GSM8K's
 answers (`eval/gsm8k_lengths.json`, counted in the pieces of Qwen2's pre-tokenizer) times `--scale`, because models
 write more than the reference answers; the tokens are random. Each variant generates in its own way, and every
-completion is forced to end at the length that was drawn for it. Quote the ratios to TRL.
+completion is forced to end at the length that was drawn for it. Quote the ratios to TRL. The variant `floor` is the
+bare model on the tokens that are left if nothing is computed twice.
 """
 
 import argparse
@@ -19,9 +20,9 @@ from rich.progress import track
 from trl_prorl.ending import NOTHING_CHANGED
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.table import terminal
-from trl_prorl.eval.stepcost.measuring import measure, memory
+from trl_prorl.eval.stepcost.measuring import measure, memory, tokens_per_step
 from trl_prorl.eval.stepcost.settings import BASELINE, parse, settings
-from trl_prorl.eval.stepcost.tables import draw, draw_growth, show, show_memory
+from trl_prorl.eval.stepcost.tables import draw, draw_growth, show, show_memory, show_tokens
 
 
 @functools.partial(command, kept=NOTHING_CHANGED)
@@ -34,13 +35,16 @@ def main(argv: list[str] | None = None) -> None:
         show_memory(console, memory(args))
         return
     results = {}
+    tokens = {}
     # A setting of growth sets the group size of `args` when its turn comes.
     planned = settings(args) if args.mode == "growth" else list(settings(args))
     for title, arms, batches, iterations, checkpointing, generate in track(planned, description=args.mode):
         results[title] = measure(arms, args, batches, iterations, checkpointing, generate)
         show(console, title, results[title])
+        tokens[title] = tokens_per_step(args, batches, iterations)
+        show_tokens(console, tokens[title])
     args.out.mkdir(parents=True, exist_ok=True)
-    content = {"settings": settings_used(args), "results": results}
+    content = {"settings": settings_used(args), "tokens": tokens, "results": results}
     (args.out / f"{args.mode}.json").write_text(json.dumps(content, indent=1) + "\n")
     picture = args.out / f"{args.mode}.png"
     if args.mode == "growth":

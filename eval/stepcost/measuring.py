@@ -13,6 +13,7 @@ from rich.progress import track
 
 from trl_prorl.eval.stepcost.settings import ARMS, MORE_ARMS, Batches, settings
 from trl_prorl.eval.stepcost.tables import ROUNDS
+from trl_prorl.eval.stepcost.tokens import count_tokens
 from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
 
 
@@ -71,6 +72,18 @@ def measure(
         if "peak" in values:
             result[name]["peak"] = max(values["peak"])
     return result
+
+
+def tokens_per_step(args, batches: Batches, iterations: int) -> dict[str, list[float]]:
+    """Return TRL's tokens of an optimizer step and those that are left, for each part of it: means of the rounds."""
+    counted = defaultdict(list)
+    for number in range(1, args.rounds + 1):
+        for part, pair in count_tokens(*batches.draw(number), args.micro_batch, iterations).items():
+            counted[part].append(pair)
+    return {
+        part: [statistics.mean(numbers) / iterations for numbers in zip(*pairs, strict=True)]
+        for part, pairs in counted.items()
+    }
 
 
 def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:

@@ -45,7 +45,7 @@ MORE_ARMS = {  # run only if named. fp32: frozen weights in fp32; the computatio
     **{f"{name}, fp32": (GRPOTrainer, ARMS[name][1] | {"dtype": "float32"}) for name in (BASELINE, DEFAULT)},
     "ours, all off": (ProRLTrainer, {"beta": 0.02}),
 }
-FLOOR = "floor"  # no trainer: the cost of matrix products and of reading the weights
+FLOOR = "floor"  # no trainer: the bare model on the tokens that are left
 GROWTH_ARMS = (BASELINE, "A packed", "B packed")
 
 

@@ -72,6 +72,15 @@ def show(console: Console, title: str, result: dict[str, dict]) -> None:
         console.print(ratios)
 
 
+def show_tokens(console: Console, tokens: dict[str, list[float]]) -> None:
+    """Print how many tokens a step computes in TRL, how many are left, and their share."""
+    table = Table("part of a step", "TRL", "left", "share", title="tokens per step, if nothing is computed twice")
+    for part, (padded, left) in tokens.items():
+        share = f"{left / padded:.2f}" if padded else "–"
+        table.add_row(part, f"{padded:,.0f}", f"{left:,.0f}", share)
+    console.print(table)
+
+
 def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:
     """Print a table per setting: peak memory of each variant in GiB, and relative to TRL."""
     for title, peaks in results.items():

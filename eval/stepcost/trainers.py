@@ -5,6 +5,7 @@ import io
 import itertools
 import logging
 import math
+import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -23,6 +24,7 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval.stepcost.settings import Batches, new_model
+from trl_prorl.rollout.cache_rows import cache_among, repeat_rows
 from trl_prorl.rollout.prompts import find_distinct, pad_left
 from trl_prorl.scoring.head import add_frozen_head
 from trl_prorl.scoring.packing import packed_logps
@@ -30,7 +32,7 @@ from trl_prorl.scoring.prefix_states import accept_prefixes
 
 
 FIRST = 8  # first token id that identifies a completion; lower ids are special tokens
-PLACES = 1024  # rows of the matrix products whose speed is measured
+TOKENS = 16  # whose forwards the floor times
 
 
 class Stopwatch(TrainerCallback):
@@ -248,9 +250,9 @@ def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> f
 
 class Floor:
     """
-    A lower bound without a trainer. Its update is a forward and a backward pass over the same packed tokens, in the
-    dtype of the frozen weights and without adapters. Its generation is computed from two measured speeds, of copying
-    the weights and of multiplying by them: every decoding step reads them once, and computes the unfinished rows.
+    A lower bound without a trainer: the bare model, without adapters, in the dtype of the frozen weights. Its update
+    is a forward and a backward pass over the packed tokens. Its generation is a forward pass over each prompt, and one
+    over the unfinished rows for each token; the latter is timed for one row and for all rows, and interpolated.
     """
 
     def __init__(self, args, batches: Batches, iterations: int):
@@ -264,28 +266,36 @@ class Floor:
         accept_prefixes(self.model)
         self.model.get_input_embeddings().register_forward_hook(lambda module, given, states: states.requires_grad_())
         self.watch = Stopwatch(torch.device(args.device), args.clock)
-        # Every step reads the head but not the embedding. Tied weights count as the head.
-        self.weights = [layer.weight for layer in self.model.modules() if isinstance(layer, torch.nn.Linear)]
 
     def generation_seconds(self, batches: Batches, number: int) -> float:
         """Return a lower bound on the seconds for generating one batch."""
         prompts, completions = batches.draw(number)
-        size = sum(weight.numel() for weight in self.weights)
-        widths = {weight.shape[1] for weight in self.weights}
-        inputs = {width: self.weights[0].new_ones(PLACES, width) for width in widths}
+        distinct, copies = find_distinct(prompts)
+        of_prompts, of_all = self._forward_seconds(distinct, copies)
+        _, of_one = self._forward_seconds(distinct[:1], copies[:1])
+        of_another = (of_all - of_one) / (len(prompts) - 1)
+        lengths = [len(ids) for ids in completions]
+        unfinished = [sum(length > token for length in lengths) for token in range(1, max(lengths))]
+        return of_prompts + sum(of_one + of_another * (rows - 1) for rows in unfinished)
+
+    @torch.no_grad()
+    def _forward_seconds(self, prompts: list[list[int]], copies: list[int]) -> tuple[float, float]:
+        """Time the forward of prompts, and the forward of one more token of each of their copies."""
+        device = self.args.device
+        ids, mask = pad_left(prompts, 0)
         began = self.watch.now()
-        for weight in self.weights:
-            inputs[weight.shape[1]] @ weight.t()
-        a_product = (self.watch.now() - began) / (PLACES * size)
-        head = max(self.weights, key=torch.Tensor.numel)
-        copy = head.clone()  # allocate before timing
-        began = self.watch.now()
-        copy.copy_(head)
-        reading = (self.watch.now() - began) / (2 * head.numel()) * size  # a copy reads and writes
-        prompt_tokens = sum(map(len, find_distinct(prompts)[0]))  # each prompt is computed once
-        completion_tokens = sum(map(len, completions))
-        products = prompt_tokens * (size - head.numel()) + completion_tokens * size
-        return max(map(len, completions)) * reading + a_product * products
+        outputs = self.model(ids.to(device), attention_mask=mask.to(device), use_cache=True)
+        of_prompts = self.watch.now() - began
+        cache = cache_among(outputs)
+        name = "cache" if "cache" in outputs else "past_key_values"
+        repeat_rows(cache, torch.tensor(copies, device=device), ids.shape[1] + TOKENS)
+        token = torch.full((len(copies), 1), FIRST, device=device)
+        seconds = []
+        for _ in range(TOKENS):
+            began = self.watch.now()
+            self.model(token, use_cache=True, **{name: cache})
+            seconds.append(self.watch.now() - began)
+        return of_prompts, statistics.median(seconds)
 
     def train(self) -> None:
         """Run the updates of one generation batch."""

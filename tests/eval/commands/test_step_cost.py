@@ -12,6 +12,7 @@ from trl_prorl.eval.stepcost import measuring
 from trl_prorl.eval.stepcost import settings as of_cost
 from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, MORE_ARMS, Batches, parse, settings
 from trl_prorl.eval.stepcost.tables import ratio
+from trl_prorl.eval.stepcost.tokens import count_tokens
 from trl_prorl.eval.stepcost.trainers import Stopwatch, generation_seconds, make_trainer
 from trl_prorl.record.gpu_usage import measure_gpu
 from trl_prorl.record.json_lines import JsonLines
@@ -63,11 +64,12 @@ def test_settings():
 
 
 def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys):
-    step_cost.main(arguments("--arms", "B packed", "--out", str(tmp_path)))
+    step_cost.main(arguments("--arms", "B packed", "floor", "--out", str(tmp_path)))
     written = json.loads((tmp_path / "arms.json").read_text())
     assert written["settings"]["rounds"] == 1
+    assert set(written["tokens"]) == set(written["results"])
     for result in written["results"].values():
-        assert {BASELINE, "B packed"} <= set(result)
+        assert {BASELINE, "B packed", "floor"} == set(result)
         for values in result.values():
             assert values["phase"] == [pytest.approx(values["scoring"] + values["update"])]
             assert values["whole"] == [pytest.approx(values["phase"][0] + values["generated"][0])]
@@ -147,6 +149,19 @@ def test_on_a_gpu_the_peak_is_that_of_the_largest_step_or_of_generation(monkeypa
     for generate, peak in ((True, 7.0), (False, 5.0)):
         setting = (None, None, 2, False, generate)
         assert measuring.peak_memory("A", SimpleNamespace(), setting) == pytest.approx(peak)
+
+
+def test_tokens_are_counted_by_hand():
+    """
+    Two prompts of 3 and 2 tokens with completions of 4, 1 and 2, 2. TRL: 4 rows of 3 + 4; the last token of a row is
+    not read while sampling. Left: 3 + 2 + 9. A micro-batch of one completion computes the prompt again.
+    """
+    prompts = [[1, 2, 3], [1, 2, 3], [4, 5], [4, 5]]
+    completions = [[0] * 4, [0], [0] * 2, [0] * 2]
+    shared = {"generation": (24, 10), "old policy": (28, 0), "reference": (28, 14)}
+    assert count_tokens(prompts, completions, 2, 2) == shared | {"update": (56, 28)}
+    assert count_tokens(prompts, completions, 1, 2) == shared | {"update": (56, 38)}
+    assert count_tokens(prompts, completions, 4, 1) == shared | {"old policy": (0, 0), "update": (28, 14)}
 
 
 @pytest.mark.parametrize(
