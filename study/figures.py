@@ -22,6 +22,9 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 from trl_prorl.eval.analysis.statistics import bootstrap_interval, holm, paired_bootstrap_difference
+from trl_prorl.eval.stepcost.settings import BASELINE, DEFAULT
+from trl_prorl.eval.stepcost.tables import draw as draw_step_cost
+from trl_prorl.eval.stepcost.tables import ratio as speedup
 from trl_prorl.variants import VARIANTS
 
 
@@ -553,6 +556,21 @@ def other_numbers() -> Iterator[Number]:
         yield Number("cost", "", arm, "seconds of a step", np.median(ratios), *interval, less=other)
 
 
+def step_costs() -> dict[str, dict]:
+    """Return the rounds of `trl-prorl step-cost` by shape and updates per batch."""
+    shapes = json.loads((STUDY / "tables" / "step_cost_shapes.json").read_text())["results"]
+    return {title: result for title, result in shapes.items() if not title.endswith("again")}
+
+
+def step_cost_numbers() -> Iterator[Number]:
+    """Yield how many times as fast as TRL a step is, by shape, with the smallest and largest ratio of paired rounds."""
+    pairs = (("plain packed", DEFAULT), ("A packed", BASELINE), ("floor", DEFAULT))
+    for title, result in step_costs().items():
+        for arm, other in pairs:
+            yield Number("step_cost", title, arm, "speedup", *speedup(result, arm, other, "whole"), less=other)
+        yield Number("step_cost", title, "plain packed", "of floor", *speedup(result, "plain packed", "floor", "whole"))
+
+
 def clamp2_numbers() -> Iterator[Number]:
     """Yield what resets recover, and pass@k of many samples, with its bound, and minus the base's."""
     for beta, arm in product((1, 10), ("A_beta", "A_K200_beta")):
@@ -588,7 +606,7 @@ def guard_rates() -> Iterator[Number]:
 def numbers() -> list[Number]:
     """Compute every number of the pages."""
     found = [*rival_numbers(), *dose_numbers(), *clamp2_numbers(), *forget_numbers(), *smollm2_numbers()]
-    found += [*first_protocol(), *qwen_numbers(), *guard_rates(), *other_numbers()]
+    found += [*first_protocol(), *qwen_numbers(), *guard_rates(), *other_numbers(), *step_cost_numbers()]
     for block in all_blocks().values():
         if block.runs.empty:
             continue
@@ -963,7 +981,9 @@ def main() -> None:
     pd.DataFrame(every).to_csv(STUDY / "pages" / "numbers.csv", index=False, float_format="%.6g")
     for name, figure in pictures(every):
         figure.savefig(STUDY / "pictures" / f"{name}.png", dpi=100, metadata={"Software": None})
-    reward_hacking().savefig(STUDY.parent / "docs" / "reward_hacking.png", dpi=200, metadata={"Software": None})
+    docs = STUDY.parent / "docs"
+    reward_hacking().savefig(docs / "reward_hacking.png", dpi=200, metadata={"Software": None})
+    draw_step_cost(step_costs(), docs / "step_cost.png", DEFAULT)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ LABELS = {  # of the variants in charts
     "A packed": "trl-prorl, moving reference (A)",
     "B packed": "trl-prorl, old policy (B)",
     "C packed": "trl-prorl, moving reference, optimizer reset (C)",
+    FLOOR: "floor: the bare model, nothing twice",
 }
 GROWTH_STYLES = {  # for GROWTH_ARMS
     BASELINE: {"color": "#000000", "marker": "o"},
@@ -116,7 +117,8 @@ def draw(results: dict[str, dict[str, dict]], path: Path, baseline: str = BASELI
         panel.tick_params(labelsize=8)
     for panel in axes[len(results) :]:
         panel.set_visible(False)
-    figure.supxlabel("B optimizes a different objective.", fontsize=8, style="italic")
+    if any(name.startswith("B") for result in results.values() for name in result):
+        figure.supxlabel("B optimizes a different objective.", fontsize=8, style="italic")
     figure.savefig(path, dpi=110)
 
 
