@@ -70,7 +70,25 @@ FRONT = {
 }
 RESETS = "{side/reverse_digits/ARM/resets, most:n0}"
 FAST = {"no KL": "plain", "B": "B", "A": "A", "C hard": "C_hard", "fixed reference": "control"}
+COST = "step_cost/ARM"
 TABLES = {
+    "../docs/performance.md": {
+        "| layers, per batch": [
+            (
+                [
+                    f"{{{COST}/plain packed/speedup/TRL β=0:ratio}}",
+                    f"{{{COST}/floor/speedup/TRL β=0:n2}}",
+                    f"{{{COST}/plain packed/reached/floor:n2}}",
+                    f"{{{COST}/A packed/speedup/TRL β>0:ratio}}",
+                ],
+                {
+                    f"{kind}, {count}": f"{kind}, {count}"
+                    for kind in ("Qwen2", "Qwen3.5", "Gemma 3")
+                    for count in ("1 update", "2 updates")
+                },
+            ),
+        ],
+    },
     "../README.md": {
         "| | sorting: sampled": [
             ([f"{{{place}/ARM/{score}:0}}" for place in RIVALS for score in ("pass@1", "greedy")], FRONT),

@@ -115,6 +115,7 @@ FORMATS = {
     "n1": lambda one: f"{one.value:.1f}",
     "n2": lambda one: f"{one.value:.2f}",
     "n3": lambda one: f"{one.value:.3f}",
+    "ratio": lambda one: f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]",
     "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}",
 }
 
@@ -148,10 +149,16 @@ def told(cell):
     return re.findall(r"[+−]?\d+(?:[.,]\d+)*", cell)
 
 
+PARTS = {  # of pages that have other numbers, too
+    "../README.md": r"(?ms)^## Results$.*?(?=^## )",
+    "../docs/performance.md": r"(?ms)^Speedup of a whole step.*?(?=^One CPU core)",
+}
+
+
 def text_of(page):
-    """The page; of the front page its results."""
+    """The page, or the part of it that has numbers of the study."""
     text = (STUDY / page).read_text()
-    return text if page != "../README.md" else re.search(r"(?ms)^## Results$.*?(?=^## )", text)[0]
+    return re.search(PARTS[page], text)[0] if page in PARTS else text
 
 
 def expected_rows(groups, by_key):
