@@ -17,7 +17,7 @@ PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocess
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
-.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak features gpu-check
+.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak features gpu-check step-cost reset-cost
 .PHONY: study-figures site quality style clean help
 
 help:
@@ -30,6 +30,8 @@ help:
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
 	@echo "make features   what the project does, one command each: does all of it work? (2 to 10 minutes; ONLY=\"A passk\")"
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
+	@echo "make step-cost ARGS=\"--shape smollm2\"   time a training step against TRL (ARGS=--help lists the options)"
+	@echo "make reset-cost time a reset of reference and optimizer against copying the same memory (takes ARGS, too)"
 	@echo "make study-figures   the numbers and the pictures of the study's pages, from study/tables"
 	@echo "make site       build the site of all pages in build/site, which \`python -m http.server -d build/site\` shows"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
@@ -82,6 +84,12 @@ features: $(READY)
 
 gpu-check: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.gpu_check $(CHECK)
+
+step-cost: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.step_cost $(ARGS)
+
+reset-cost: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.reset_cost $(ARGS)
 
 study-figures: $(READY)
 	$(BIN)/python study/figures.py

@@ -21,13 +21,11 @@ from trl_prorl.eval.run_folder.reading import (
     load_config,
 )
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.eval.stepcost.settings import parse as step_cost
 from trl_prorl.launch.command_line import check_arguments as check_training
 from trl_prorl.launch.command_line import recipe_name
 from trl_prorl.tasks.plugin import load_plugin
 
 
-__all__ = ["step_cost"]  # the one that is defined elsewhere
 MAX_SAMPLES = 256
 PROMPTS = 32  # of a preflight
 LEAST_PROMPTS = 2
@@ -276,23 +274,6 @@ def gpu_check(argv=None) -> argparse.Namespace:
     return args
 
 
-def reset_cost(argv=None) -> argparse.Namespace:
-    parser = Parser(
-        prog=program_name("reset_cost"),
-        description="Compare the time of a reset with copying the same amount of memory.",
-    )
-    known = "hidden size (default: 896; the shape is Qwen2.5-0.5B's with fewer layers)"
-    parser.add_argument("--hidden", type=int, default=896, help=known)
-    parser.add_argument("--intermediate", type=int, default=4864, help="intermediate size (default: 4864)")
-    parser.add_argument("--layers", type=int, default=4, help="number of layers (default: 4)")
-    parser.add_argument("--vocabulary", type=int, default=32000, help="size of the vocabulary (default: 32000)")
-    parser.add_argument("--rank", type=int, default=32, help="rank of the LoRA adapter (default: 32)")
-    parser.add_argument("--repeats", type=int, default=11, help="repetitions of each timing (default: 11)")
-    # To choose one of several GPUs: CUDA_VISIBLE_DEVICES.
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="device (default: a GPU if there is one)")
-    return parser.parse_args(argv)
-
-
 def report(argv=None) -> argparse.Namespace:
     parser = Parser(
         prog=program_name("report"),
@@ -329,23 +310,3 @@ def compare(argv=None) -> argparse.Namespace:
     if args.json is not None:
         check_writable(args.json)
     return args
-
-
-def boundary(argv=None) -> argparse.Namespace:
-    parser = Parser(
-        prog=program_name("boundary"),
-        description="List the prompts that a run newly solves or has lost, with tests and a plot.",
-    )
-    add_run_option(parser)
-    return _find_runs(parser.parse_args(argv))
-
-
-def trajectory(argv=None) -> argparse.Namespace:
-    parser = Parser(
-        prog=program_name("trajectory"),
-        description="Plot held-out pass@k over training, with a fitted curve. Needs `passk --checkpoints all`.",
-    )
-    add_run_option(parser)
-    parser.add_argument("--k", type=int, nargs="+", help="values of k (default: the run's smallest and largest)")
-    parser.add_argument("--resamples", type=int, default=2000, help="bootstrap resamples of prompts (default: 2000)")
-    return _find_runs(parser.parse_args(argv))

@@ -157,7 +157,7 @@ def show(run_dir: Path, result: dict) -> Measured:
         write_json(run_dir / DRIFT_FILE, result)
         plot_drift(result, run_dir / "drift.png")
     tables = [table.to_rich() for table in points_tables(run_dir, result)]
-    measured = Measured(result, tables, NO_INTERVAL_NOTE if result["prompts"] < MIN_PROMPTS else None)
+    measured = Measured(result, tables, [NO_INTERVAL_NOTE] if result["prompts"] < MIN_PROMPTS else [])
     measured.print(terminal())
     return measured
 

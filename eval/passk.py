@@ -4,7 +4,8 @@ Measure held-out pass@k of a run, trained model against starting model, on the s
     trl-prorl passk --run runs/demo/variantA --prompts 256 --n 64 --k 1 8 64 --checkpoints all
     trl-prorl passk --run runs/demo/variantA --prompts 256 --others parity@2 sorting
 
-Writes `passk.json` and the samples (`samples/`, parquet) into each run folder. No sample is drawn twice: a stopped
+Writes `passk.json`, the samples (`samples/`, parquet) and pictures (`boundary.png`, with checkpoints `trajectory.png`)
+into each run folder, and lists the prompts that are newly solved or lost. No sample is drawn twice: a stopped
 evaluation continues, and an existing `passk.json` with the same settings is extended. Base is the starting model; runs
 in the same folder share its samples.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.boundary import boundary
 from trl_prorl.eval.analysis.passk import (
     by_task_and_level,
     complete_result,
@@ -25,10 +27,12 @@ from trl_prorl.eval.analysis.passk import (
     summarise_samples,
 )
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
+from trl_prorl.eval.analysis.trajectory import rates
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
+from trl_prorl.eval.pages.boundary import boundary_statements
 from trl_prorl.eval.pages.measured import Measured
-from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_table
+from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, rate_table, result_table, write_pictures
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json, writing
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
@@ -201,17 +205,27 @@ def write_replaced(held_out: HeldOut, *settings) -> dict:
 
 
 def show(run_dir: Path, result: dict) -> Measured:
-    """Print the tables of a result, and return result and tables."""
+    """Print the tables of a result and its newly solved and lost prompts, draw it, and return result and tables."""
     tables = [result_table(run_dir, result).to_rich(narrow=True)]
     by_task = parts_table(result)
     if by_task is not None:
         tables.append(by_task.to_rich(narrow=True))
+    fitted = []
     if "checkpoints" in result:
         tables.append(checkpoint_table(result).to_rich())
+        fitted = rates(result)
+    if fitted:
+        tables.append(rate_table([(run_dir.name, rate) for rate in fitted]).to_rich())
+    notes = []
+    if result["temperature"] > 0:
+        notes += boundary_statements(boundary(result))
     parts = [result, *result.get("by", []), *result.get("others", {}).values()]
-    few = any(part["prompts"] < MIN_PROMPTS for part in parts)
-    measured = Measured(result, tables, NO_INTERVAL_NOTE if few else None)
+    if any(part["prompts"] < MIN_PROMPTS for part in parts):
+        notes.append(NO_INTERVAL_NOTE)
+    measured = Measured(result, tables, notes)
     measured.print(terminal())
+    for picture in write_pictures(run_dir, result, fitted):
+        print(visible(f"Wrote {picture}."))
     return measured
 
 

@@ -1,5 +1,5 @@
 """
-Compare the time of a reset with copying the same amount of memory: `trl-prorl reset-cost`.
+Compare the time of a reset with copying the same amount of memory: `make reset-cost`.
 
 For LoRA and full fine-tuning and each optimizer mode: median time of a reset of reference and optimizer, and of
 `copy_` over tensors of the same sizes, measured in turns in one process. Quote the ratios.
@@ -15,9 +15,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trl_prorl.ending import NOTHING_CHANGED
-from trl_prorl.eval import command_lines
-from trl_prorl.eval.command import command
+from trl_prorl.ending import NOTHING_CHANGED, Parser
+from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.pages.table import Table, terminal
 from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.resets.treatments import TREATMENTS
@@ -92,10 +91,28 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
     return rows
 
 
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = Parser(
+        prog=program_name("reset_cost"),
+        description="Compare the time of a reset with copying the same amount of memory.",
+    )
+    known = "hidden size (default: 896; the shape is Qwen2.5-0.5B's with fewer layers)"
+    parser.add_argument("--hidden", type=int, default=896, help=known)
+    parser.add_argument("--intermediate", type=int, default=4864, help="intermediate size (default: 4864)")
+    parser.add_argument("--layers", type=int, default=4, help="number of layers (default: 4)")
+    parser.add_argument("--vocabulary", type=int, default=32000, help="size of the vocabulary (default: 32000)")
+    parser.add_argument("--rank", type=int, default=32, help="rank of the LoRA adapter (default: 32)")
+    parser.add_argument("--repeats", type=int, default=11, help="repetitions of each timing (default: 11)")
+    # To choose one of several GPUs: CUDA_VISIBLE_DEVICES.
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="device (default: a GPU if there is one)")
+    return parser.parse_args(argv)
+
+
 @functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
-    args = command_lines.reset_cost(argv)
+    args = parse(argv)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     title = f"Reset against copy_ of the same bytes, {args.device}, median of {args.repeats}"
     header = ["", "optimizer_reset", "MB written", "reset, ms", "copy_, ms", "ratio"]

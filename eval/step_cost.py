@@ -1,5 +1,5 @@
 """
-Time a training step against TRL: `trl-prorl step-cost`.
+Time a training step against TRL: `make step-cost`.
 
 Every variant trains the same model on the same batches in one process, in turns: TRL with and without a reference, and
 A, B and C, padded and packed; the packed variants also sample compactly. Completion lengths follow those of GSM8K's

@@ -557,7 +557,7 @@ def other_numbers() -> Iterator[Number]:
 
 
 def step_costs() -> dict[str, dict]:
-    """Return the rounds of `trl-prorl step-cost` by shape and updates per batch."""
+    """Return the rounds of `make step-cost` by shape and updates per batch."""
     shapes = json.loads((STUDY / "tables" / "step_cost_shapes.json").read_text())["results"]
     return {title: result for title, result in shapes.items() if not title.endswith("again")}
 

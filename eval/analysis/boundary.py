@@ -1,23 +1,14 @@
-"""Prompts that a run newly solves or has lost against its starting model: pass@k over k, and prompt by prompt."""
+"""Prompts that a run newly solves or has lost against its starting model."""
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import fisher_exact
 
-from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.passk import draw_sizes
-from trl_prorl.eval.analysis.statistics import (
-    Estimate,
-    McNemar,
-    bootstrap_interval,
-    holm,
-    mcnemar,
-    paired_bootstrap_difference,
-    pass_at_k_per_prompt,
-)
+from trl_prorl.eval.analysis.passk import SIDES
+from trl_prorl.eval.analysis.statistics import McNemar, holm, mcnemar
 
 
 ERROR_RATE = 0.05
@@ -41,24 +32,13 @@ class PromptChange(NamedTuple):
         return self.p_value <= ERROR_RATE
 
 
-class BoundaryRow(NamedTuple):
-    """pass@k at one k, with intervals over prompts."""
-
-    k: int
-    base: Estimate
-    trained: Estimate
-    gain: Estimate
-
-
 @dataclass(frozen=True)
 class Boundary:
     """
     Base against trained, with n samples per prompt.
 
     Attributes:
-        base, trained (`list[int]`): Correct samples of each prompt.
         prompts, n (`int`): Prompts, and samples of each.
-        ks (`list[int]`): Powers of two up to n, n itself, and the evaluated k.
         newly_solved (`list[PromptChange]`): Prompts with no correct base sample and some of the trained model.
         lost (`list[PromptChange]`): The reverse.
         both, neither (`int`): Prompts with a correct sample on both sides, on none.
@@ -68,11 +48,8 @@ class Boundary:
             many prompts; `None` if not even n does.
     """
 
-    base: list[int]
-    trained: list[int]
     prompts: int
     n: int
-    ks: list[int]
     newly_solved: list[PromptChange]
     lost: list[PromptChange]
     both: int
@@ -80,16 +57,6 @@ class Boundary:
     solved_at_all: McNemar
     rate_limit: float
     separable_from: int | None
-
-    @cached_property
-    def rows(self) -> list[BoundaryRow]:
-        """pass@k at each k."""
-        rows = []
-        for k in self.ks:
-            sides = [pass_at_k_per_prompt(counts, self.n, k) for counts in (self.base, self.trained)]
-            measured = [Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides]
-            rows.append(BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0])))
-        return rows
 
 
 def rate_limit(n: int) -> float:
@@ -111,7 +78,6 @@ def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[Pro
     Holm's correction is over all prompts. Prompts with no correct sample on one side are selected by the counts that
     are tested, so a correction over them only would find false changes.
     """
-
     counts = list(zip(base, trained, strict=True))
     adjusted = holm([_fisher(b, t, n) for b, t in counts])
     changes = []
@@ -130,33 +96,15 @@ def separable_from(n: int, prompts: int) -> int | None:
     return None
 
 
-def boundary(run_passk: dict) -> Boundary:
-    """
-    Return the changes from base to trained, from the content of `passk.json` (or one of its `others`): `n`, and
-    `correct`, the counts of P >= 2 prompts, under `base` and `trained`.
-
-    Raises:
-        InputError: If a key is missing or the two sides have different prompts.
-    """
-    try:
-        n = run_passk["n"]
-        base = run_passk["base"]["correct"]
-        trained = run_passk["trained"]["correct"]
-    except KeyError as error:
-        raise InputError(f"passk.json has no {error}; write it again with `trl-prorl passk`") from error
-    if len(base) != len(trained) or len(base) < 2:
-        raise InputError(
-            f"passk.json has counts of {len(base)} base and {len(trained)} trained prompts; at least 2 prompts, the "
-            "same on both sides, are needed: write it again with `trl-prorl passk`"
-        )
+def boundary(result: dict) -> Boundary:
+    """Return the changes from base to trained, from the content of `passk.json`."""
+    n = result["n"]
+    base, trained = (result[side]["correct"] for side in SIDES)
     newly_solved, lost = changed_prompts(base, trained, n)
     solved = np.array([base, trained]) > 0
     return Boundary(
-        base=base,
-        trained=trained,
         prompts=len(base),
         n=n,
-        ks=draw_sizes(n, run_passk.get("k", ())),
         newly_solved=newly_solved,
         lost=lost,
         both=int(solved.all(axis=0).sum()),

@@ -114,26 +114,29 @@ def draw_sizes(n: int, evaluated=()) -> list[int]:
     return sorted(sizes)
 
 
-def k_curve(run: RecordedRun, side: str, interval: bool = True) -> pd.DataFrame:
+def k_curve(result: dict, side: str, interval: bool = True) -> pd.DataFrame:
     """
-    pass@k of one side (`base` or `trained`) of an evaluated run, from the counts of correct samples: `mean`, `low` and
+    pass@k of one side (`base` or `trained`) of a `passk.json`, from the counts of correct samples: `mean`, `low` and
     `high`, indexed by k = 1, 2, 4 … n. The ends are a bootstrap over prompts, NaN without `interval`.
     """
     rows = {}
-    for k in draw_sizes(run.passk["n"]):
-        values = per_prompt(run.passk, side, k)
+    for k in draw_sizes(result["n"]):
+        values = per_prompt(result, side, k)
         low, high = bootstrap_interval(values) if interval else NO_INTERVAL
         rows[k] = {"mean": values.mean(), "low": low, "high": high}
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def checkpoint_curve(run: RecordedRun, k: int) -> pd.DataFrame | None:
-    """Held-out pass@k over optimizer steps, base at 0, with its interval over prompts; `None` without checkpoints."""
-    checkpoints = (run.passk or {}).get("checkpoints") or []
+def checkpoint_curve(result: dict | None, k: int) -> pd.DataFrame | None:
+    """
+    pass@k over optimizer steps of a `passk.json`, base at 0, with its interval over prompts; `None` without
+    checkpoints.
+    """
+    checkpoints = (result or {}).get("checkpoints") or []
     points = {point["step"]: point for point in checkpoints if f"pass@{k}" in point}
     if not points:
         return None
-    points[0] = run.passk["base"]
+    points[0] = result["base"]
     rows = {step: (point[f"pass@{k}"], *point[f"interval@{k}"]) for step, point in points.items()}
     return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"]).sort_index()
 

@@ -1,35 +1,12 @@
-"""Newly solved and lost prompts: one run with its plot, and all runs in a table."""
-
-from pathlib import Path
-
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+"""Newly solved and lost prompts: of one run in sentences, of all runs in a table."""
 
 from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.plotting import DPI, OTHER_COLOUR, WIDE_TITLE_LETTERS, save_figure, wrap
-from trl_prorl.eval.pages.table import Column, Table, interval_cell, table_of
+from trl_prorl.eval.pages.table import Column, Table, table_of
 
 
 MAX_LISTED = 12  # prompts in one line
-
-
-K_COLUMNS = [
-    Column("k", lambda row: str(row.k)),
-    Column("base", lambda row: interval_cell(row.base, ".3f")),
-    Column("trained", lambda row: interval_cell(row.trained, ".3f")),
-    Column("gain", lambda row: interval_cell(row.gain, "+.3f")),
-]
-
-
-def boundary_table(result: Boundary, title: str = "pass@k") -> Table:
-    """Return pass@k of both sides, a row per k."""
-    notes = ["Brackets: 95 % bootstrap intervals over prompts."]
-    if result.prompts < MIN_PROMPTS:
-        notes.append(NO_INTERVAL_NOTE)
-    return table_of(title, K_COLUMNS, result.rows, notes)
 
 
 def boundary_statements(result: Boundary) -> list[str]:
@@ -74,33 +51,6 @@ def _listed(changes: list[PromptChange]) -> str:
     return ", ".join(listed)
 
 
-def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour: str = OTHER_COLOUR) -> None:
-    """Write pass@k of both sides against k, with bands over prompts, as a PNG."""
-    figure = Figure(figsize=(8, 6.2), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    ks = [row.k for row in result.rows]
-    base_colour = "#000000" if trained_colour != "#000000" else OTHER_COLOUR
-    for name, colour, marker, line in (
-        ("starting model", base_colour, "o", "--"),
-        ("trained", trained_colour, "s", "-"),
-    ):
-        points = [row.trained if name == "trained" else row.base for row in result.rows]
-        lows = [point.low for point in points]
-        highs = [point.high for point in points]
-        values = [point.value for point in points]
-        axes.fill_between(ks, lows, highs, color=colour, alpha=0.15, lw=0)
-        axes.plot(ks, values, line, color=colour, marker=marker, linewidth=1.8, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ks, list(map(str, ks)), minor=False)
-    axes.xaxis.set_minor_locator(NullLocator())
-    labels = {"title": "bands: 95 % over prompts", "xlabel": "k (samples per prompt)", "ylabel": "held-out pass@k"}
-    axes.set(**labels, ylim=(0, 1.02))
-    axes.grid(alpha=0.2)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(wrap(title, WIDE_TITLE_LETTERS), fontsize=13)
-    save_figure(figure, path)
-
-
 def _changes_cell(changes: list[PromptChange]) -> str:
     return f"{len(changes)} ({sum(change.separated for change in changes)})"
 
@@ -126,7 +76,7 @@ def runs_table(frame: Frame) -> Table | None:
         "Newly solved: no correct base sample, some correct trained samples. Lost: the reverse. In parentheses: "
         "significant changes (Fisher's exact test per prompt, Holm-corrected over the prompts of the run, 5 %). p: "
         "exact McNemar test of newly solved against lost. Rate not excluded: no correct sample rules out only higher "
-        "success rates (95 %). List the prompts with `trl-prorl boundary --run …`."
+        "success rates (95 %). `trl-prorl passk` lists the prompts."
     ]
     return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes)
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from trl_prorl.eval.pages.table import print_bullets
+
 
 class Measured(dict):
     """
@@ -14,22 +16,21 @@ class Measured(dict):
     Args:
         content (`dict`): The content of the file that the evaluation wrote.
         tables (`Sequence[Table]`): Its tables, for the terminal.
-        note (`str`, *optional*): A line below the tables.
+        notes (`Sequence[str]`): Lines below the tables.
     """
 
-    def __init__(self, content: dict, tables: Sequence[Table], note: str | None = None):
+    def __init__(self, content: dict, tables: Sequence[Table], notes: Sequence[str] = ()):
         super().__init__(content)
         self.tables = list(tables)
-        self.note = note
+        self.notes = list(notes)
 
     def print(self, console: Console) -> None:
-        """Print the tables on a console, and the note."""
+        """Print the tables on a console, and the notes."""
         for place, table in enumerate(self.tables):
             if place > 0:
                 console.print()
             console.print(table)
-        if self.note:
-            console.print(self.note)
+        print_bullets(console, self.notes)
 
     def __repr__(self) -> str:
         console = Console(file=io.StringIO(), force_jupyter=False)

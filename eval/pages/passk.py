@@ -1,7 +1,10 @@
 """pass@k: over checkpoints, against k, per task, on other tasks; and the tables of one evaluation on a terminal."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.passk import (
@@ -15,6 +18,7 @@ from trl_prorl.eval.analysis.passk import (
     summary_score,
 )
 from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.analysis.trajectory import ConstantRate, rates
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.plotting import (
     OTHER_COLOUR,
@@ -26,6 +30,7 @@ from trl_prorl.eval.pages.plotting import (
     steps_panel,
     style_of,
     wrap,
+    write_sheet,
 )
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.record.run_files import training_note
@@ -33,6 +38,7 @@ from trl_prorl.text import visible
 
 
 BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
+TRAINED_STYLE = {"color": "#0072B2"}
 
 
 def checkpoint_panels(frame: Frame) -> list[Panel]:
@@ -49,7 +55,7 @@ def checkpoint_panels(frame: Frame) -> list[Panel]:
 def draw_checkpoints(axes, arms: list[ReportArm], k: int) -> None:
     """Draw pass@k over the checkpoints of each variant that has some."""
     for arm in arms:
-        curves = [checkpoint_curve(run, k) for run in arm.runs]
+        curves = [checkpoint_curve(run.passk, k) for run in arm.runs]
         curves = [curve for curve in curves if curve is not None]
         if curves:
             draw_points(axes, curves, arm.legend, style_of(arm))
@@ -77,13 +83,32 @@ CHECKPOINT_COLUMNS = [
 
 def checkpoints_table(frame: Frame) -> Table | None:
     """Return the best and the last checkpoint of each run, per k; `None` without checkpoints."""
-    measured = [(run, k, checkpoint_curve(run, k)) for run in frame.runs for k in checkpoint_ks(frame.runs)]
+    measured = [(run, k, checkpoint_curve(run.passk, k)) for run in frame.runs for k in checkpoint_ks(frame.runs)]
     rows = [row for row in measured if row[2] is not None]
     notes = [
         "95 % intervals over prompts. The best checkpoint was selected on the same prompts, so its score is biased "
         "upwards."
     ]
     return table_of("Held-out pass@k over checkpoints", CHECKPOINT_COLUMNS, rows, notes) if rows else None
+
+
+RATE_COLUMNS = [
+    Column("run", lambda row: row[0]),
+    Column("k", lambda row: str(row[1].k)),
+    Column("base → last", lambda row: f"{row[1].p0:.3f} → {row[1].last:.3f}"),
+    Column("1000 alpha", lambda row: interval_cell(Estimate(*(1000 * part for part in row[1].alpha)), ".2f")),
+    Column("p", lambda row: f"{row[1].p_value:.2g}"),
+    Column("holds?", lambda row: "yes" if row[1].holds else "no"),
+]
+
+
+def rate_table(rows: list[tuple[str, ConstantRate]]) -> Table:
+    """Return a row per run, by its name, and k: first and last value, the rate, and whether the curve fits."""
+    notes = [
+        "Fit: pass@k = 1 - (1 - p0) e^(-alpha t), t in optimizer steps, p0 measured on the starting model. 95 % "
+        "intervals and p come from resampled prompts. holds: no significant deviation from the curve (p > 0.05)."
+    ]
+    return table_of("Does 1 - pass@k shrink at a constant rate?", RATE_COLUMNS, rows, notes)
 
 
 def k_panels(frame: Frame) -> list[Panel]:
@@ -102,11 +127,16 @@ def k_panels(frame: Frame) -> list[Panel]:
 def draw_against_k(axes, arms: list[ReportArm], title: str) -> None:
     """Draw pass@k over k: the starting model (all runs), and the trained models by variant."""
     runs = [run for arm in arms for run in arm.evaluated]
-    draw_points(axes, [k_curve(run, "base", len(runs) == 1) for run in runs], "starting model", BASE_STYLE)
+    draw_points(axes, [k_curve(run.passk, "base", len(runs) == 1) for run in runs], "starting model", BASE_STYLE)
     for arm in arms:
-        curves = [k_curve(run, "trained", len(arm.evaluated) == 1) for run in arm.evaluated]
+        curves = [k_curve(run.passk, "trained", len(arm.evaluated) == 1) for run in arm.evaluated]
         draw_points(axes, curves, arm.evaluated_legend, style_of(arm))
-    ks = draw_sizes(max(run.passk["n"] for run in runs))
+    label_k(axes, max(run.passk["n"] for run in runs), title)
+
+
+def label_k(axes, n: int, title: str) -> None:
+    """Set up axes of pass@k over k, up to n."""
+    ks = draw_sizes(n)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, list(map(str, ks)))
     axes.set(
@@ -168,7 +198,11 @@ def checkpoints(frame: Frame) -> list[Section]:
         return []
     text = caption(frame, "Starting model at step 0. Bands of a single run: 95 % over prompts.")
     picture = Picture("checkpoints.png", table.title, text, checkpoint_panels(frame))
-    return [Section(table.title, [picture, table])]
+    blocks = [picture, table]
+    rated = [(run.name, rate) for run in frame.runs if run.passk for rate in rates(run.passk)]
+    if rated:
+        blocks.append(rate_table(rated))
+    return [Section(table.title, blocks)]
 
 
 def against_k(frame: Frame) -> list[Section]:
@@ -235,3 +269,44 @@ def checkpoint_table(result: dict) -> Table:
     columns.append(Column("tokens", lambda point: f"{point['mean_tokens']:.0f}"))
     points = [{"step": 0, **result["base"]}, *result["checkpoints"]]
     return table_of("pass@k over training (step 0: starting model)", columns, points)
+
+
+def boundary_panel(result: dict) -> Panel:
+    """Return pass@k of both sides of one evaluation over k."""
+
+    def draw(axes):
+        draw_points(axes, [k_curve(result, "base")], "starting model", BASE_STYLE)
+        draw_points(axes, [k_curve(result, "trained")], "trained", TRAINED_STYLE)
+        label_k(axes, result["n"], "Bands: 95 % over prompts")
+
+    return Panel("Held-out pass@k against k", draw)
+
+
+def trajectory_panel(result: dict, k: int, fitted: dict[int, ConstantRate]) -> Panel:
+    """Return pass@k of one evaluation over training, with its fit if there is one for this k."""
+
+    def draw(axes):
+        points = checkpoint_curve(result, k)
+        draw_points(axes, [points], "measured, 95 % over prompts", TRAINED_STYLE)
+        if k in fitted:
+            rate = fitted[k]
+            steps = np.linspace(0, points.index[-1], 200)
+            label = f"1 − (1 − {rate.p0:.3f}) exp(−{rate.alpha.value:.2e} t)"
+            axes.plot(steps, rate.curve(steps), "--", color=OTHER_COLOUR, label=label)
+        axes.set(title=f"Held-out pass@{k}", xlabel="optimizer step", ylabel=f"pass@{k}", ylim=(0, 1.02))
+        axes.grid(alpha=0.2)
+
+    return Panel(f"Held-out pass@{k} over optimizer steps", draw)
+
+
+def write_pictures(run_dir: Path, result: dict, fitted: Sequence[ConstantRate]) -> list[Path]:
+    """Write pass@k against k, and over the checkpoints if there are some; return the files."""
+    boundary = run_dir / "boundary.png"
+    write_sheet([boundary_panel(result)], boundary, 1)
+    if "checkpoints" not in result:
+        return [boundary]
+    trajectory = run_dir / "trajectory.png"
+    by_k = {rate.k: rate for rate in fitted}
+    ks = sorted({min(result["k"]), max(result["k"])})
+    write_sheet([trajectory_panel(result, k, by_k) for k in ks], trajectory, len(ks))
+    return [boundary, trajectory]

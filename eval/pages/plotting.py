@@ -29,14 +29,12 @@ OTHER_COLOUR = "#7F7F7F"
 LINE_STYLES = ("-", "--", "-.", ":")
 # From the fifth line of a colour on. No circle, because points of some curves are circles.
 MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
-DPI = 100
 PANEL_INCHES = (5.2, 3.4)
 PANEL_DPI = 120
 LEFT = 0.16  # share of the panel's width left of the axes; more if a label needs it
 MAX_LEFT = 0.7
 EDGE_PIXELS = 4  # between the longest label and the edge
 TITLE_LETTERS = 48  # in a line
-WIDE_TITLE_LETTERS = 70  # in a line of a picture of its own
 TITLE_LINE_INCHES = 0.2
 ROW_LETTERS = 30  # in a line of the label of a row
 LEGEND_ROW_INCHES = 0.17
@@ -188,12 +186,6 @@ def write_sheet(panels: list[Panel], path: Path, columns: int) -> None:
             sheet.paste(picture, (column * width, sum(heights[:place])))
     with replaced(path) as aside:
         sheet.save(aside, format="png")
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG, atomically."""
-    with replaced(path) as aside:
-        figure.savefig(aside, format="png")
 
 
 def colour_of(run: RecordedRun | ReportArm) -> str:

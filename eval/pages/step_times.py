@@ -15,7 +15,7 @@ def step_time_notes(timing: Timing) -> list[str]:
         return []
     return [
         f"No step time is shown for {_named(timing.beside)}: these runs trained in parallel and slowed each other "
-        "down. `trl-prorl step-cost` times variants one after the other."
+        "down. `make step-cost` times variants one after the other."
     ]
 
 

@@ -175,7 +175,7 @@ def growth_settings(args: argparse.Namespace, arms: dict, checkpointing: bool):
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line of `trl-prorl step-cost`."""
+    """Parse the command line of `make step-cost`."""
     prog = program_name("step_cost")
     parser = Parser(
         prog=prog,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis import boundary, compare, trajectory
+from trl_prorl.eval.analysis import compare
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.report import build_report
 from trl_prorl.eval.run_folder.reading import load_run
@@ -88,8 +88,6 @@ def readers(folders):
         "report": lambda: build_report(Frame([load_run(run), load_run(other)]), "report"),
         "card": lambda: model_card(run, run, repo="a/b"),
         "compare": lambda: compare.compare(load_run(run), load_run(other), 1),
-        "boundary": lambda: boundary.boundary(load_run(run).passk),
-        "trajectory": lambda: trajectory.check_run(load_run(run), 1, resamples=5),
         "passk": lambda: check_run(run),
         "push": lambda: find_trained_model(run, {}),
         "resume": lambda: check_record(run),

@@ -1,10 +1,7 @@
-import re
 from math import comb
 
 import pytest
 
-from trl_prorl.errors import InputError
-from trl_prorl.eval import boundary as command
 from trl_prorl.eval.analysis.boundary import boundary, changed_prompts, rate_limit, separable_from
 
 
@@ -43,25 +40,3 @@ def test_limits_by_hand():
     assert separable_from(4, prompts=2) is None
     # n = 8: 5 of 8 has p = 2 C(8,5) / C(16,5) = 0.0256; 4 of 8: 2 C(8,4) / C(16,4) = 0.077
     assert separable_from(8, prompts=1) == 5
-
-
-def test_rows_are_pass_at_k_with_the_paired_gain(passk_result):
-    # n = 2: base counts 0 and 1, so pass@1 = 1/4, pass@2 = 1/2; trained 1 and 2: 3/4 and 1.
-    rows = boundary(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2)).rows
-    assert [(row.k, row.base.value, row.trained.value) for row in rows] == [(1, 0.25, 0.75), (2, 0.5, 1)]
-    assert rows[0].gain == pytest.approx((0.5, 0.5 - 1.5 * 0.1391, 0.5 + 0.5 * 0.1391), abs=1e-4)  # all prompts agree
-
-
-def test_counts_of_other_prompts_are_refused(passk_result):
-    with pytest.raises(InputError, match="2 base and 3 trained"):
-        boundary(passk_result([0, 1], [1, 2, 3]))
-
-
-def test_the_command(make_run, make_rows, passk_result, capsys):
-    folder = make_run("A", "A", make_rows(2), passk=passk_result([0] * 6 + [4] * 6, [8] * 6 + [4] * 6))
-    assert command.main(["--run", str(folder)]) == 0
-    assert re.search("6 newly solved .*6 significantly.*, 0 lost", " ".join(capsys.readouterr().out.split()))
-    assert (folder / "boundary.png").is_file()
-    bare = make_run("bare", "A", make_rows(2))
-    assert command.main(["--run", str(bare)]) == 2
-    assert f"trl-prorl passk --run {bare}" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trl_prorl.errors import InputError, PushError
-from trl_prorl.eval import boundary, command_lines
+from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 
 
@@ -24,20 +24,17 @@ def test_sampling(make_run, make_rows, monkeypatch):
     for spelling, (runs, others, greedy) in spellings.items():
         args = command_lines.passk(spelling.split())
         assert (args.runs, args.others, args.with_greedy) == ([*map(Path, runs)], others, greedy)
-    for parse in (command_lines.passk, command_lines.drift, command_lines.boundary, command_lines.trajectory):
+    for parse in (command_lines.passk, command_lines.drift):
         assert parse(["--run", "[a-c]", "d"]).runs == [*map(Path, "abcd")]  # a quoted glob
 
 
-def test_runs(make_run, make_rows, passk_result, tmp_path):
+def test_runs(make_run, make_rows):
     """As many runs as one likes after each option, and the option as often as one likes."""
-    passk = passk_result([0] * 20, [4] * 20)
-    runs = [str(make_run(name, "A", make_rows(4), passk=passk)) for name in "xyz"]
+    runs = [str(make_run(name, "A", make_rows(4))) for name in "xyz"]
     for pair in (["--run", *runs[:2]], ["--runs", *runs[:2]], ["--run", runs[0], "--runs", runs[1]]):
         for parse in (command_lines.report, command_lines.compare):
             assert parse(pair).found.folders == [Path(run) for run in runs[:2]]
-        assert command_lines.boundary(pair).runs == [Path(run) for run in runs[:2]]
-    assert boundary.main(pair) == 0
-    assert sorted(path.parent.name for path in tmp_path.rglob("boundary.png")) == ["x", "y"]
+        assert command_lines.drift(pair).runs == [Path(run) for run in runs[:2]]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +90,7 @@ def look(commands):
 
 RECIPE = "tiny/variantA"
 REFUSED = {
-    **{f"{name} --run nowhere": "'nowhere'" for name in ("passk", "drift", "boundary", "trajectory", "push")},
+    **{f"{name} --run nowhere": "'nowhere'" for name in ("passk", "drift", "push")},
     "report --runs nowhere": "'nowhere'",
     "compare --runs nowhere nowhere": "'nowhere'",
     "passk --run nowhere/*": "nowhere/*",
@@ -105,7 +102,6 @@ REFUSED = {
     "preflight": "RECIPE",
     "tasks show nope": "nope",
     "tasks show reverse_digits --options []": "--options",
-    "step-cost --nope": "--nope",
     "gpu-check --parts nope": "nope",
     f"preflight {RECIPE} --nope 1": "--nope",
     f"train {RECIPE} --lerning_rate 1": "'--learning_rate'",

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shutil
 
 import pandas as pd
@@ -76,6 +77,16 @@ def test_cli_writes_what_it_measured(run_dir, task):
     assert result_of(run_dir)["base"]["correct"] != result["base"]["correct"]
 
 
+def test_newly_solved_and_lost_prompts(tmp_path, passk_result, capsys):
+    result = passk_result([0] * 6 + [4] * 6, [8] * 6 + [4] * 6)
+    passk.show(tmp_path, result)
+    assert re.search("6 newly solved .*6 significantly.*, 0 lost", " ".join(capsys.readouterr().out.split()))
+    assert (tmp_path / "boundary.png").is_file()
+    assert not (tmp_path / "trajectory.png").exists()
+    passk.show(tmp_path, {**result, "temperature": 0.0})  # one greedy completion per prompt
+    assert "newly solved" not in capsys.readouterr().out
+
+
 def test_full_model(run_dir, base, task):
     for file in run_dir.glob("adapter_*"):
         file.unlink()
@@ -86,7 +97,7 @@ def test_full_model(run_dir, base, task):
     assert result["trained"] == result["base"]
 
 
-def test_every_checkpoint(run_dir, task, add_checkpoints):
+def test_every_checkpoint(run_dir, task, add_checkpoints, capsys):
     add_checkpoints(run_dir, 20, 10)
     (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 30}) + "\n")
     arguments = ["--run", str(run_dir), "--prompts", "4", "--n", "32", "--k", "1", "--no-greedy"]
@@ -97,6 +108,8 @@ def test_every_checkpoint(run_dir, task, add_checkpoints):
     assert result["trained"].items() <= points[2].items()
     assert len({tuple(point["correct"]) for point in (result["base"], *points)}) == 4
     assert [point["pass@1"] for point in points] == pytest.approx([sum(point["correct"]) / 128 for point in points])
+    assert "alpha" in capsys.readouterr().out
+    assert (run_dir / "trajectory.png").is_file()
 
 
 def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):

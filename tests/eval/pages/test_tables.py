@@ -130,7 +130,7 @@ def arm(read_run):
 
 def test_checkpoints_with_base_at_0(arm):
     run = arm(checkpoints=[point(10, 0.4), point(20, 0.7), point(30, 0.6)])
-    frame = passk.checkpoint_curve(run, 1)
+    frame = passk.checkpoint_curve(run.passk, 1)
     assert dict(frame["mean"]) == pytest.approx({0: 0.25, 10: 0.4, 20: 0.7, 30: 0.6})
     row = page.checkpoints_table(Frame([run])).rows[0]
     assert row[2:] == ["0.250", "at 20: 0.700 [0.600, 0.800]", "at 30: 0.600 [0.500, 0.700]"]

@@ -113,7 +113,7 @@ def mine(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("name", ["passk", "drift", "report", "boundary", "trajectory", "push"])
+@pytest.mark.parametrize("name", ["passk", "drift", "report", "push"])
 def test_a_link_out_of_a_run_s_folder(run_dir, task, mine, capsys, name):
     (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
     (run_dir / "env.json").write_text("{}")
