@@ -30,7 +30,6 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import answer, left_out_statement, objective_notes, terminal_table
 from trl_prorl.eval.pages.plotting import run_label
 from trl_prorl.eval.pages.reproduce import passk_command
-from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import print_bullets, terminal
 from trl_prorl.eval.run_folder.reading import load_runs, write_json
 from trl_prorl.eval.run_folder.run import RecordedRun, sort_runs
@@ -117,7 +116,7 @@ def main(argv=None) -> None:
         print_bullets(console, left_out)
         raise
     left_out += skipped
-    notes = [*left_out, *notes, *step_time_notes(Timing(runs))]
+    notes = [*left_out, *notes, *Timing(runs).notes()]
     sentence = " ".join(filter(None, [answer(comparisons, labels), left_out_statement(left_out)]))
     print(visible(sentence), flush=True)
     console.print("", terminal_table(comparisons), sep="\n")

@@ -141,7 +141,7 @@ def evaluate_run(
     if held_out.name.is_own or held_out.in_training:
         result["in_training"] = held_out.in_training
     result["steps_on_record"] = last_step(held_out.run_dir)  # larger if the best checkpoint was kept
-    groups = by_task_and_level(sides, ks)
+    groups = by_task_and_level(sides, n, ks)
     if groups:
         result["by"] = groups
     if checkpoints:
@@ -164,42 +164,27 @@ def evaluate_run(
     return whole
 
 
-def write_completed(
+def evaluate_and_write(
     held_out: HeldOut,
     n: int,
     ks: list[int],
     with_greedy: bool,
-    checkpoints: Sequence[str],
-    others: Mapping[str, HeldOut],
+    checkpoints: Sequence[str] = (),
+    others: Mapping[str, HeldOut] | None = None,
+    *,
+    replace: bool = False,
 ) -> dict:
     """
-    Evaluate a run, and extend the result that is on disk at the end of the evaluation: meanwhile another command may
-    have written one with the same settings and other parts.
-
-    Returns:
-        `dict`: The content of `passk.json`.
+    Evaluate a run with [`evaluate_run`], and extend its earlier result, or `replace` it. Another command that writes
+    the same file waits. Returns the content of `passk.json`.
 
     Raises:
-        InputError: If another evaluation was written meanwhile.
+        InputError: If the earlier result has other settings.
     """
     path = held_out.run_dir / PASSK_FILE
-    while True:
-        before = path.read_bytes() if path.is_file() else None
-        earlier = load_earlier_result(held_out, n)
-        result = evaluate_run(held_out, n, ks, with_greedy, checkpoints, others, earlier)
-        with writing(path):
-            after = path.read_bytes() if path.is_file() else None
-            if after == before:
-                write_json(path, result)
-                return result
-        # Another command wrote it meanwhile: repeat, with the samples that are now on disk.
-
-
-def write_replaced(held_out: HeldOut, *settings) -> dict:
-    """Evaluate a run with [`evaluate_run`], and overwrite any earlier result. Returns the result."""
-    result = evaluate_run(held_out, *settings)
-    path = held_out.run_dir / PASSK_FILE
     with writing(path):
+        earlier = None if replace else load_earlier_result(held_out, n)
+        result = evaluate_run(held_out, n, ks, with_greedy, checkpoints, others, earlier)
         write_json(path, result)
     return result
 
@@ -292,7 +277,7 @@ def evaluate(
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size}
     held_out = TrainerHeldOut(trainer, rows, verifier, name, **sampling)
     print(announcement(held_out, n, greedy), flush=True)
-    return show(held_out.run_dir, write_replaced(held_out, n, ks, greedy))
+    return show(held_out.run_dir, evaluate_and_write(held_out, n, ks, greedy, replace=True))
 
 
 @command
@@ -309,8 +294,8 @@ def main(argv=None) -> None:
         print(announcement(held_out, args.n, args.with_greedy, args.checkpoints, len(others)), flush=True)
     for run_dir, (held_out, *others) in zip(args.runs, evaluations, strict=True):
         by_name = dict(zip(args.others, others, strict=True))
-        evaluate_and_write = write_replaced if args.replace else write_completed
-        result = evaluate_and_write(held_out, args.n, args.k, args.with_greedy, args.checkpoints, by_name)
+        settings = (args.n, args.k, args.with_greedy, args.checkpoints, by_name)
+        result = evaluate_and_write(held_out, *settings, replace=args.replace)
         show(run_dir, result)
 
 

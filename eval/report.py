@@ -17,7 +17,6 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages import (
     arms,
-    around_resets,
     boundary,
     comparison,
     completions,
@@ -26,7 +25,7 @@ from trl_prorl.eval.pages import (
     matrix,
     passk,
     reproduce,
-    reset_effects,
+    resets,
     runs,
 )
 from trl_prorl.eval.pages.document import Bullets, Report, Section, to_html, to_markdown
@@ -42,7 +41,7 @@ CONTENTS = (
     matrix.sections,
     completions.sections,
     curves.sections,
-    around_resets.sections,
+    resets.around,
     comparison.sections,
     runs.learned,
     passk.checkpoints,
@@ -50,7 +49,7 @@ CONTENTS = (
     boundary.sections,
     passk.by_task,
     drift.sections,
-    reset_effects.sections,
+    resets.effects,
     runs.costs,
     arms.sections,
 )

@@ -22,7 +22,7 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.stepcost.measuring import measure, memory, tokens_per_step
 from trl_prorl.eval.stepcost.settings import BASELINE, parse, settings
-from trl_prorl.eval.stepcost.tables import draw, draw_growth, show, show_memory, show_tokens
+from trl_prorl.eval.stepcost.tables import draw, show, show_memory, show_tokens
 
 
 @functools.partial(command, kept=NOTHING_CHANGED)
@@ -47,10 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     content = {"settings": settings_used(args), "tokens": tokens, "results": results}
     (args.out / f"{args.mode}.json").write_text(json.dumps(content, indent=1) + "\n")
     picture = args.out / f"{args.mode}.png"
-    if args.mode == "growth":
-        draw_growth(results, picture)
-    else:
-        draw(results, picture)
+    draw(results, picture)
     console.print(
         f"Wrote {args.out / f'{args.mode}.json'} and {args.mode}.png. A ratio above 1 is faster than {BASELINE}."
     )

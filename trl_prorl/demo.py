@@ -239,7 +239,7 @@ def texts(runs: list[Path]) -> Table:
 
 def show_runs(runs: list[Path], out: Path) -> None:
     """Print a row for each run, and where the report is."""
-    from .eval.pages.summary import summary_table  # pandas takes a second
+    from .eval.pages.runs import summary_table  # pandas takes a second
 
     console.print("", summary_table(runs).to_rich(narrow=True), "", sep="\n")
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True, highlight=False)

@@ -28,41 +28,37 @@ OPTIONS = {  # of `passk`, for the settings in its file
 }
 
 
-def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
-    """Return [`summarise_counts`] of verdicts, shape (P, n), for values of k from 1 to n."""
-    return summarise_counts([sum(samples) for samples in correct], len(correct[0]), ks)
-
-
-def correct_by_prompt(samples: pd.DataFrame) -> list[list[bool]]:
-    """Return the verdicts of P prompts with n samples each, prompt by prompt, as booleans of shape (P, n)."""
-    prompts = samples["prompt_id"].nunique()
-    return samples["correct"].to_numpy(dtype=bool).reshape(prompts, -1).tolist()
+def correct_by_prompt(samples: pd.DataFrame) -> list[int]:
+    """Return the number of correct samples of each prompt, in the order of the samples."""
+    return samples.groupby("prompt_id", sort=False)["correct"].sum().astype(int).tolist()
 
 
 def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
-    """Return [`summarise`], with the mean length in tokens and the share of truncated samples."""
+    """Return [`summarise_counts`], with the mean length in tokens and the share of truncated samples."""
+    counts = correct_by_prompt(samples)
     return {
-        **summarise(correct_by_prompt(samples), ks),
+        **summarise_counts(counts, len(samples) // len(counts), ks),
         "mean_tokens": float(samples["ids"].map(len).mean()),
         "truncated": float(samples["truncated"].mean()),
     }
 
 
-def by_task_and_level(sides: dict[str, pd.DataFrame], ks: list[int]) -> list[dict]:
+def by_task_and_level(sides: dict[str, pd.DataFrame], n: int, ks: list[int]) -> list[dict]:
     """
-    Return pass@k of every task and level with at least two prompts, if there is more than one.
+    Return pass@k, from `n` samples of each prompt, of every task and level with at least two prompts, if there is more
+    than one.
     """
     groups = list(dict.fromkeys(zip(sides["base"]["task"], sides["base"]["level"], strict=True)))
     if len(groups) < 2:
         return []
     result = []
     for task, level in groups:
-        parts = {
-            side: samples[(samples["task"] == task) & (samples["level"] == level)] for side, samples in sides.items()
-        }
-        prompts = int(parts["base"]["prompt_id"].nunique())
+        counts = {}
+        for side, samples in sides.items():
+            counts[side] = correct_by_prompt(samples[(samples["task"] == task) & (samples["level"] == level)])
+        prompts = len(counts["base"])
         if prompts >= 2:
-            summaries = {side: summarise(correct_by_prompt(part), ks) for side, part in parts.items()}
+            summaries = {side: summarise_counts(of_side, n, ks) for side, of_side in counts.items()}
             result.append({"task": task, "level": as_plain(level), "prompts": prompts, **summaries})
     return result
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from trl_prorl.eval.metrics import metric
 from trl_prorl.pass_at_k import pass_at_k
 
 
@@ -121,11 +120,12 @@ def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
     Returns:
         `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": counts}`.
     """
-    verdicts = [[True] * count + [False] * (n - count) for count in counts]
-    summary = metric("pass_at_k").compute(predictions=verdicts, k=ks)
-    for k in ks:
-        summary[f"interval@{k}"] = list(bootstrap_interval(pass_at_k_per_prompt(counts, n=n, k=k)))
-    return {**summary, "correct": counts}
+    per_prompt = {k: pass_at_k_per_prompt(counts, n, k) for k in ks}
+    return {
+        **{f"pass@{k}": float(values.mean()) for k, values in per_prompt.items()},
+        **{f"interval@{k}": list(bootstrap_interval(values)) for k, values in per_prompt.items()},
+        "correct": counts,
+    }
 
 
 def paired_bootstrap_difference(a, b) -> Estimate:

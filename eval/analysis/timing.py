@@ -9,6 +9,7 @@ from trl_prorl.eval.run_folder.run import RecordedRun
 
 
 TIMES = ("time_step", "time_ended")
+MAX_NAMED = 6  # runs in one sentence
 
 
 class Spans(NamedTuple):
@@ -44,6 +45,18 @@ class Timing:
     def alone(self, run: RecordedRun) -> bool:
         """Return whether a run of the comparison trained alone, so that its step time counts."""
         return all(run is not other for other in self.beside)
+
+    def notes(self) -> list[str]:
+        """Return why runs have no step time, and how to measure it; empty if all have one."""
+        if not self.beside:
+            return []
+        names = [f"`{run.name}`" for run in self.beside[:MAX_NAMED]]
+        if len(self.beside) > MAX_NAMED:
+            names.append(f"{len(self.beside) - MAX_NAMED} more")
+        return [
+            "No step time is shown for these runs, which trained in parallel and slowed each other down: "
+            f"{', '.join(names)}. `make step-cost` times variants one after the other."
+        ]
 
 
 def step_spans(run: RecordedRun) -> Spans:

@@ -32,7 +32,7 @@ PARTS = {  # title, and time limit in seconds on a GPU: 20 minutes in total
     COST: ("Time of a step", 210),
     LARGE: ("Time of a step, larger model, completions of 512 tokens", 270),
     ROLLOUTS: ("Rollouts: 512 completions of 512 tokens", 90),
-    STEPS: ("Steps: memory growth, kernel launches, synchronizations", 120),
+    STEPS: ("Steps: memory growth", 120),
     VLLM: ("The same rollouts with vLLM", 150),
 }
 MODULES = {

@@ -1,10 +1,8 @@
 """
-Check that memory does not grow over steps, and count kernel launches and synchronizations:
-`python -m trl_prorl.eval.gpucheck.steps`.
+Check that memory does not grow over steps: `python -m trl_prorl.eval.gpucheck.steps`.
 
 Variant A samples, scores and trains for a few steps, always on the same batch, so every step should need the same
-memory. torch's profiler counts the launches and waits of two micro-batches. The counts per token are the difference
-between two rollouts, divided by the difference of their lengths.
+memory.
 """
 
 import argparse
@@ -12,12 +10,10 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import mean
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
 
 from trl_prorl.eval.gpucheck.rollouts import sample_tokens
@@ -32,12 +28,6 @@ ITERATIONS = 2
 TRAINED = 6  # steps
 GROWTH = "memory does not grow"
 TOLERANCE = 1.0  # MiB of growth
-LENGTHS = (8, 24)  # tokens of the two rollouts
-LAUNCHES = (
-    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
-    *("cudaMemcpyAsync", "cudaMemsetAsync"),
-)
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
 
 class SameBatch(Batches):
@@ -59,50 +49,9 @@ class HeldMemory(TrainerCallback):
         self.after_steps.append(held / 2**20)
 
 
-def count_calls(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Count launches and waits among CUDA calls, given as pairs of name and count."""
-    found = {"launches": 0, "waits": 0}
-    for name, number in counts:
-        if name in LAUNCHES:
-            found["launches"] += number
-        elif name in WAITS:
-            found["waits"] += number
-    return found
-
-
-def profile_call(call: Callable, *args, **kwargs) -> tuple[object, dict[str, int]]:
-    """Call a function. Return its result, and its launches and waits; 0 without a GPU."""
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
-        result = call(*args, **kwargs)
-    return result, count_calls((event.key, event.count) for event in profiler.key_averages())
-
-
-def profile_micro_batches(trainer, numbers: Iterable[int]) -> list[dict[str, int]]:
-    """Profile these micro-batches of a training, counted from 0. Return the list that will contain the counts."""
-    train = trainer.training_step
-    found = []
-    number = -1
-
-    def training_step(*args, **kwargs):
-        nonlocal number
-        number += 1
-        if number not in numbers:
-            return train(*args, **kwargs)
-        result, counts = profile_call(train, *args, **kwargs)
-        found.append(counts)
-        return result
-
-    trainer.training_step = training_step
-    return found
-
-
 def measure(args: argparse.Namespace) -> dict:
     """Train the steps. Return `numbers` by name, and `failed` with the failed checks."""
     batches = SameBatch(args, 1.0, fixed=args.longest)
-    in_step = args.prompts * args.num_generations // args.micro_batch
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), silence_training():
         warnings.simplefilter("ignore")
         trainer = make_trainer(NAME, ARMS["A packed"], args, batches, ITERATIONS, True, folder)
@@ -117,36 +66,17 @@ def measure(args: argparse.Namespace) -> dict:
         trainer.args.max_steps = TRAINED
         held = HeldMemory(trainer.accelerator.device)
         trainer.add_callback(held)
-        # Profile the first and a later pass over the second batch, but not the first micro-batch of a step.
-        profiled = profile_micro_batches(trainer, [2 * in_step + 1, 3 * in_step + 1])
         trainer.train()
-        rollouts = [profile_call(sample_tokens, trainer, prompts, length)[1] for length in LENGTHS]
         rows = read_jsonl(Path(folder, NAME, METRICS_FILE), METRICS)
-    counts = None
-    if args.device == "cuda":
-        counts = name_counts(profiled, rollouts)
-    return summarise(rows, held.after_steps, counts)
+    return summarise(rows, held.after_steps, on_gpu=args.device == "cuda")
 
 
-def name_counts(profiled: list[dict[str, int]], rollouts: list[dict[str, int]]) -> dict[str, float]:
-    """Return launches and waits per micro-batch and per token, by name."""
-    numbers = {}
-    shorter, longer = rollouts
-    for name in ("launches", "waits"):
-        numbers[f"{NAME}: {name} of a micro-batch"] = mean(counts[name] for counts in profiled)
-        numbers[f"{NAME}: {name} of a token"] = (longer[name] - shorter[name]) / (LENGTHS[1] - LENGTHS[0])
-    return numbers
-
-
-def summarise(rows: list[Mapping[str, float]], after_steps: list[float], counts: dict[str, float] | None) -> dict:
-    """
-    Return the measurements by name. On a GPU, where `counts` and peak memory exist, check that memory does not grow.
-    """
+def summarise(rows: list[Mapping[str, float]], after_steps: list[float], on_gpu: bool) -> dict:
+    """Return the measurements by name. On a GPU, check that memory does not grow."""
     growth = after_steps[-1] - after_steps[1]  # everything is allocated within the first two steps
     numbers = {f"{NAME}: growth of the memory between steps, MiB": growth}
     failed = {}
-    if counts is not None:
-        numbers |= counts
+    if on_gpu:
         numbers[f"{NAME}: peak memory of a step, GiB"] = max(row["peak_memory_gib"] for row in rows)
         if growth > TOLERANCE:
             failed[GROWTH] = f"{growth:.1f} MiB more are in use after the last step than after the second"

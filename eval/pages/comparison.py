@@ -16,7 +16,6 @@ from trl_prorl.eval.analysis.statistics import MIN_PROMPTS
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
 from trl_prorl.eval.pages.plotting import OTHER_COLOUR, Panel, colour_of, row_labels
 from trl_prorl.eval.pages.reproduce import passk_command
-from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
     NOT_MEASURED,
     POWER,
@@ -292,7 +291,7 @@ def sections(frame: Frame) -> list[Section]:
     blocks = []
     if rows:
         blocks.append(arms_table(rows, DIFFERENCES))
-    notes = [*left, *step_time_notes(frame.timing)]
+    notes = [*left, *frame.timing.notes()]
     if notes:
         blocks.append(Bullets(notes))
     return [Section(DIFFERENCES, blocks)]

@@ -1,15 +1,16 @@
 """The runs one by one: scores, cost, and a short table that fits a terminal of 80 columns."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from trl_prorl.eval.analysis.configurations import says_variant
 from trl_prorl.eval.analysis.frame import Frame, Row
-from trl_prorl.eval.analysis.passk import SIDES, score
+from trl_prorl.eval.analysis.passk import SIDES, largest_k, score
 from trl_prorl.eval.analysis.stability import first_mean, last_mean, why_no_curves
 from trl_prorl.eval.pages.curves import stages_panel
 from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.drift import drift_series
 from trl_prorl.eval.pages.plotting import run_label
-from trl_prorl.eval.pages.step_times import step_time_notes
 from trl_prorl.eval.pages.table import (
     NOT_MEASURED,
     Column,
@@ -21,10 +22,11 @@ from trl_prorl.eval.pages.table import (
     sides_cell,
     table_of,
 )
+from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.variants import VARIANTS
 
 
-def _where_measured(heading: str, text: Callable[[Row], str]) -> Column:
+def _where_measured(heading: str | Callable, text: Callable[[Row], str]) -> Column:
     """Return a column that appears if any run has its number."""
     return Column(heading, text, applies=lambda rows: any(text(row) != NOT_MEASURED for row in rows))
 
@@ -106,12 +108,53 @@ OVERVIEW = [
 ]
 
 
+def _largest_k_heading(rows: list[Row]) -> str:
+    sizes = {largest_k(row.run) for row in rows} - {None}
+    return f"pass@{sizes.pop()}" if len(sizes) == 1 else "largest k"
+
+
+def _at_largest_k(row: Row) -> str:
+    k = largest_k(row.run)
+    estimate = None if k is None else score(row.run, "trained", k)
+    return cell(estimate and estimate.value, ".2f")
+
+
+def _greedy(row: Row) -> str:
+    trained = ((row.run.passk or {}).get("greedy") or {}).get("trained") or {}
+    return cell(trained.get("accuracy"), ".2f")
+
+
+def _drift(row: Row) -> str:
+    distances = drift_series(row.run, "kl_to_base")
+    return NOT_MEASURED if distances is None else cell(float(distances.iloc[-1]), ".3f")
+
+
+SUMMARY = [
+    NAME,
+    Column("reward", _last("reward", ".2f")),
+    _both_sides("pass@1", ".2f", "pass@1"),
+    _where_measured(_largest_k_heading, _at_largest_k),
+    _where_measured("greedy", _greedy),
+    _where_measured("KL to base", _drift),
+]
+SUMMARY_NOTE = (
+    "reward: training reward, mean over the last 10 % of the steps. pass@k, greedy: held-out prompts; pass@1 as "
+    "starting model → trained. KL to base: KL to the starting model on the policy's own samples, nats per token."
+)
+
+
+def summary_table(folders: list[Path]) -> Table:
+    """Return a row for each run of a demo, by its folder, in 80 columns."""
+    rows = Frame([load_run(folder, name=folder.name) for folder in folders]).rows
+    return table_of("Runs", SUMMARY, rows, [SUMMARY_NOTE])
+
+
 def overview_table(frame: Frame) -> Table:
     """Return held-out pass@1 and cost, a row per run."""
     notes = [
         "ref calls: forward passes of the reference in the run; ref %: their share of the time; s/step: mean seconds "
         f"per step, including validation; /control: divided by the control's. {NOT_MEASURED} means not measured.",
-        *step_time_notes(frame.timing),
+        *frame.timing.notes(),
     ]
     return table_of("Held-out pass@1 [95 % over prompts] and cost", OVERVIEW, frame.rows, notes)
 

@@ -176,40 +176,10 @@ def load_run(run_dir, name: str | None = None) -> "RecordedRun":
     )
 
 
-def _plain_rows(path: Path) -> "pd.DataFrame | None":
-    """
-    Return the rows of a valid log file, which has a finite number under every key and a new step in every line. `None`
-    for any other file, which is then read line by line. Reading the file at once takes half the time.
-    """
-    import numpy as np
-    from pyarrow import ArrowException, BufferReader, json
-
-    try:
-        content = path.read_bytes()
-        lines = content.count(b"\n")
-        # Only flat objects: Arrow ends the process at a document that is nested too deeply.
-        if not content.isascii() or b"[" in content or not content.count(b"{") == content.count(b"}") == lines > 0:
-            return None
-        options = json.ReadOptions(use_threads=False, block_size=1 << 26)
-        rows = json.read_json(BufferReader(content), options).to_pandas()
-    except (ArrowException, OSError):
-        return None
-    all_numbers = set(map(str, rows.dtypes)) <= {"float64", "int64", "bool"}
-    if len(rows) != lines or not all_numbers or "step" not in rows:
-        return None
-    steps = rows["step"]
-    if steps.dtype != "int64" or not steps.is_unique or np.isinf(rows.to_numpy(float)).any():
-        return None
-    return rows
-
-
 def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     """Return rows of numbers; infinite ones, as fp16 leaves in `grad_norm`, count as not measured."""
     import pandas as pd
 
-    plain = _plain_rows(path)
-    if plain is not None:
-        return plain
     rows = pd.DataFrame(run_files.read_jsonl(path, run_files.METRICS, unique=unique))
     infinite = rows.select_dtypes("number").abs() == math.inf
     if infinite.any(axis=None):

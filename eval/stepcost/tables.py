@@ -1,16 +1,13 @@
 """Compare the measured variants with TRL, as tables in the terminal and as charts."""
 
-import re
 import statistics
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 from rich.console import Console
 from rich.table import Table
 
 from trl_prorl.eval.stepcost.settings import BASELINE, DEFAULT, FLOOR
-from trl_prorl.variants import VARIANTS
 
 
 ROUNDS = {"generation": "generated", "update phase": "phase", "whole step": "whole"}  # heading -> key of every round
@@ -23,11 +20,6 @@ LABELS = {  # of the variants in charts
     "B packed": "trl-prorl, old policy (B)",
     "C packed": "trl-prorl, moving reference, optimizer reset (C)",
     FLOOR: "floor: the bare model, nothing twice",
-}
-GROWTH_STYLES = {  # for GROWTH_ARMS
-    BASELINE: {"color": "#000000", "marker": "o"},
-    "A packed": {"color": VARIANTS["A"].colour, "marker": "s"},
-    "B packed": {"color": VARIANTS["B"].colour, "marker": "^"},
 }
 
 
@@ -119,46 +111,4 @@ def draw(results: dict[str, dict[str, dict]], path: Path, baseline: str = BASELI
         panel.set_visible(False)
     if any(name.startswith("B") for result in results.values() for name in result):
         figure.supxlabel("B optimizes a different objective.", fontsize=8, style="italic")
-    figure.savefig(path, dpi=110)
-
-
-def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
-    """
-    Draw seconds per step over the completion length at G=8, and over G at 256 tokens, on logarithmic axes: generation
-    and the whole step, or only the update phase if generation was not timed.
-    """
-    by_length = {}  # at G=8
-    by_group = {}  # at 256 tokens
-    for title, result in results.items():
-        match = re.search(r"(\d+) tokens.*G=(\d+)", title)
-        length = int(match[1])
-        group = int(match[2])
-        if group == 8:
-            by_length[length] = result
-        if length == 256:
-            by_group[group] = result
-    columns = (
-        ("tokens per completion, G=8", by_length),
-        ("completions per prompt, G, of 256 tokens", by_group),
-    )
-    timed = ("generation", "whole step") if all(map(generates, results.values())) else ("update phase",)
-    figure = Figure(figsize=(9, 0.6 + 3 * len(timed)), layout="constrained")
-    for stage, row in zip(timed, figure.subplots(len(timed), 2, squeeze=False), strict=True):
-        for panel, (label, by_size) in zip(row, columns, strict=True):
-            for name, style in GROWTH_STYLES.items():
-                points = sorted(
-                    (size, statistics.median(result[name][ROUNDS[stage]])) for size, result in by_size.items()
-                )
-                if points:
-                    panel.plot(*zip(*points, strict=True), label=LABELS[name], **style)
-            panel.set_xscale("log", base=2)
-            panel.set_yscale("log")
-            panel.set_xticks(sorted(by_size), sorted(by_size))
-            panel.set_xlabel(label)
-            panel.set_ylabel(f"{stage}, seconds per step")
-            panel.yaxis.set_major_formatter("{x:g}")
-            panel.yaxis.set_minor_formatter(NullFormatter())
-            panel.grid(alpha=0.3)
-    panel.legend()
-    figure.supxlabel("B optimizes a different objective.", fontsize=8, style="italic")
     figure.savefig(path, dpi=110)

@@ -2,6 +2,7 @@ import json
 import math
 import re
 import shutil
+import threading
 
 import pandas as pd
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.eval import passk
+from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.models import load_tokenizer
 
 
@@ -211,39 +213,28 @@ def test_parts_asked_one_by_one_are_the_whole(evaluate, run_dir):
     assert list(whole["others"]) != list(result["others"])  # in the order they were asked for
 
 
-@pytest.mark.parametrize(
-    "options, other, codes, prompts",
-    [
-        ("--prompts 6 --checkpoints 20 --k 2", "--prompts 6 --others sorting --k 3", [0, 0], 6),  # it is completed
-        ("--prompts 6", "--prompts 5", [0, 2], 5),  # another evaluation, which ended first, stays
-        ("--prompts 6 --replace", "--prompts 5", [0, 0], 6),  # and is lost where that was asked for
-    ],
-)
-def test_another_command_begins_and_ends_meanwhile(
-    run_dir, task, add_checkpoints, monkeypatch, options, other, codes, prompts
-):
-    add_checkpoints(run_dir, 20)
+def test_another_evaluation_of_a_run_waits_and_extends_its_result(run_dir, task, monkeypatch):
+    """Each has a part of its own; without waiting, the one that ends last would write its part alone."""
+    sampled = {}
     evaluate_run = passk.evaluate_run
-    ended = []
 
-    def call(options):
-        ended.append(passk.main(["--run", str(run_dir), "--n", "4", "--no-greedy", *options.split()]))
+    def evaluate(name, k):
+        held_out = HeldOut(run_dir, "test", 4)
+        sampled[name] = passk.evaluate_and_write(held_out, 4, [k], False)
 
-    def beside_the_other(*arguments):
+    def begin_another(*arguments):
         monkeypatch.setattr(passk, "evaluate_run", evaluate_run)
-        result = evaluate_run(*arguments)
-        call(other)
-        return result
+        another.start()
+        another.join(3)
+        assert another.is_alive()
+        return evaluate_run(*arguments)
 
-    monkeypatch.setattr(passk, "evaluate_run", beside_the_other)
-    call(options)
-    result = result_of(run_dir)
-    assert ended == codes
-    assert result["prompts"] == prompts
-    if "--others" in other:
-        assert [point["step"] for point in result["checkpoints"]] == [20]
-        assert [*result["others"]] == ["sorting"]
-        assert result["k"] == [2, 3]
+    another = threading.Thread(target=evaluate, args=("another", 2))
+    monkeypatch.setattr(passk, "evaluate_run", begin_another)
+    evaluate("first", 3)
+    another.join()
+    assert sampled["first"]["k"] == [3]
+    assert result_of(run_dir)["k"] == sampled["another"]["k"] == [2, 3]
 
 
 @pytest.mark.parametrize(

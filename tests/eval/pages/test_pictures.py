@@ -6,7 +6,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.pages import around_resets, curves, matrix, reset_effects
+from trl_prorl.eval.pages import curves, matrix, resets
 from trl_prorl.eval.pages import runs as pages
 from trl_prorl.eval.pages.document import Picture
 from trl_prorl.eval.run_folder.reading import load_run
@@ -126,7 +126,7 @@ def test_dips_beside_the_control_of_the_same_seeds(read_run):
     a = run("A", "A", lambda step: 0.5 if step <= 100 else 0.3 if step <= 110 else 0.7)
     control = run("control", "control", lambda step: min(step, 40) / 100)
     other_base = run("other", "control", 0.9, model_name_or_path="embedded:sums:4")
-    (row,) = reset_effects.reset_table(Frame([a, control, other_base])).rows
+    (row,) = resets.reset_table(Frame([a, control, other_base])).rows
     # Back with the first five steps of which three are at 0.7: the window that begins 8 steps after the reset.
     assert row == ["A", "1", "periodic 1", "0.200", "0.000", "8", "0"]
 
@@ -149,7 +149,7 @@ def test_spikes_in_the_matrix(read_run):
 
 
 def around_a_reset(runs):
-    (section,) = around_resets.sections(Frame(runs))
+    (section,) = resets.around(Frame(runs))
     (picture,) = section.blocks
     return map(drawn, picture.panels)
 
