@@ -13,8 +13,7 @@ import torch
 from run_record import read_rows as rows
 
 from trl_prorl.guards.finite import all_finite
-from trl_prorl.record.gpu_usage import measure_gpu
-from trl_prorl.record.stage_timer import StageTimer
+from trl_prorl.record.meter import StageTimer, measure_gpu
 from trl_prorl.rollout.draw import draw
 
 

@@ -37,9 +37,8 @@ from .objective.masks import completion_mask, zero_masked
 from .objective.penalties import Anchors, Penalty
 from .parts import MicroBatch, Parts
 from .record.means import Means
-from .record.meter import Meter
+from .record.meter import Meter, StageTimer
 from .record.recorder import LOGGED, OF_TRL, OF_TRLS_REWARDS, Recorder
-from .record.stage_timer import StageTimer
 from .record.terminal import Terminal, write_event_line
 from .resets.callbacks import ReferenceResetCallback, configured_callback
 from .resets.controller import Reason, Resets

@@ -19,7 +19,7 @@ from trl_prorl.adapters.checks import check_growing_model
 from trl_prorl.adapters.growing import Growth
 from trl_prorl.adapters.growth import list_factors, random_state
 from trl_prorl.launch.plan import Plan
-from trl_prorl.record.stage_timer import StageTimer
+from trl_prorl.record.meter import StageTimer
 from trl_prorl.scoring.references import frozen_adapter
 
 

@@ -13,9 +13,7 @@ from run_record import without_times
 from transformers import TrainerCallback
 
 from trl_prorl.record import gpu_usage
-from trl_prorl.record.gpu_usage import Utilization, measure_gpu
-from trl_prorl.record.meter import Meter
-from trl_prorl.record.stage_timer import StageTimer
+from trl_prorl.record.meter import Meter, StageTimer, Utilization, measure_gpu
 from trl_prorl.record.update_norm import UpdateNorm
 
 

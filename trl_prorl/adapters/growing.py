@@ -27,7 +27,7 @@ class Growth(Part):
         policy ([`~peft.PeftModel`]): The policy.
         copies (`Iterable[dict[str, torch.Tensor]]`): Copies of trained parameters by name. They keep the parameters'
             shapes: their entries are replaced.
-        timer ([`~trl_prorl.record.stage_timer.StageTimer`]): Counts the seconds.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): Counts the seconds.
     """
 
     def __init__(self, args, policy: PeftModel, copies: Iterable[dict[str, torch.Tensor]], timer):

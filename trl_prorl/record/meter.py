@@ -3,9 +3,14 @@
 The meter only observes. Absent means not measured, never 0.
 """
 
+import logging
+import statistics
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,8 +18,165 @@ import torch
 from ..objective.anchors import ANCHORS
 from ..objective.masks import zero_masked
 from ..weighted_mean import weighted_mean
-from .gpu_usage import Utilization, measure_gpu
-from .stage_timer import StageTimer
+
+
+class Span:
+    """A time in a stage, measured by a [`StageTimer`]."""
+
+    def __init__(self, timer: "StageTimer", stage: str):
+        self.timer = timer
+        self.stage = stage
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return its own seconds, once it is over, without those of stages inside it."""
+        self.timer.settle()
+        return self._seconds
+
+    def add(self, seconds: float) -> None:
+        self._seconds += seconds
+
+
+class StageTimer:
+    """
+    Counts wall-clock seconds by stage. Stages nest, and a second belongs to the innermost stage only.
+
+    On a GPU a stage changes when the device, which works behind the host, has done what was asked of it before: an
+    event between its kernels has the time. The host waits for events only when seconds are read. `overhead` is what
+    the bookkeeping itself takes.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.overhead = 0.0
+        self.stack: list[Span] = []
+        self._since: float | torch.cuda.Event = 0.0
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._unread: list[tuple[Span, Any, Any]] = []  # with the moments between which a span was on top
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Span]:
+        """Time a stage in this context."""
+        span = self.enter(name)
+        try:
+            yield span
+        except BaseException:
+            with suppress(RuntimeError):  # a GPU that has failed fails again here, and would hide the first error
+                self.leave()
+            raise
+        self.leave()
+
+    def enter(self, name: str) -> Span:
+        self._change()
+        self.stack.append(Span(self, name))
+        return self.stack[-1]
+
+    def leave(self) -> None:
+        self._change()
+        self.stack.pop()
+
+    def clear(self) -> None:
+        self.overhead = 0.0
+        self.stack.clear()
+        self._seconds.clear()
+        self._unread.clear()
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Return the seconds of every stage up to its last change."""
+        self.settle()
+        return self._seconds
+
+    def settle(self) -> None:
+        """Give every time since the last call to its span and its stage; a GPU is waited for once."""
+        if self._unread and self.device.type == "cuda":
+            _, _, last = self._unread[-1]
+            last.synchronize()
+        for span, begin, end in self._unread:
+            if self.device.type == "cuda":
+                seconds = begin.elapsed_time(end) / 1000
+            else:
+                seconds = end - begin
+            span.add(seconds)
+            self._seconds[span.stage] += seconds
+        self._unread.clear()
+
+    def _change(self) -> None:
+        """End the time of the stage on top: the next belongs to another."""
+        began = time.perf_counter()
+        if self.stack:
+            self._unread.append((self.stack[-1], self._since, self._moment()))
+        self._since = self._moment()
+        self.overhead += time.perf_counter() - began
+
+    def _moment(self) -> "float | torch.cuda.Event":
+        """Return this moment: of the host's clock, or of a GPU when it has done what was asked so far."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+
+logger = logging.getLogger(__name__)
+
+
+class Utilization:
+    """
+    Reads how busy a GPU is, in percent, by a thread until `end`.
+
+    There are no readings on a CPU, without NVML, nor where NVML has no such number, as for a part of a card (MIG).
+    """
+
+    EVERY = 0.5  # seconds; NVML's number is of the last sixth of a second to a second
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.readings = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        if device.type == "cuda":
+            self._thread.start()
+
+    def _read(self) -> None:
+        with suppress(Exception):  # NVML's own errors derive from it alone
+            while not self._over.wait(self.EVERY):
+                self.readings.append(torch.cuda.utilization(self.device))
+
+    def end(self) -> list[float]:
+        """Stop, and return the readings."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        return self.readings
+
+
+def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:
+    """
+    Return GPU utilisation in percent and the step's peak memory in GiB; nothing on a CPU.
+
+    The utilisation is the mean of [`Utilization`]'s readings and of one more.
+    """
+    if device.type != "cuda":
+        return {}
+    row = {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        last = torch.cuda.utilization(device)
+        row["gpu_utilization"] = statistics.fmean([*readings, last])
+    except ModuleNotFoundError:
+        tell_of_missing_nvml()
+    except Exception:  # as in `Utilization`
+        pass
+    return row
+
+
+@cache
+def tell_of_missing_nvml() -> None:
+    """Warn, once per process, what adds `gpu_utilization` to `metrics.jsonl`."""
+    package = "amdsmi" if torch.version.hip else "nvidia-ml-py"
+    logger.warning("gpu_utilization is not recorded because a package is missing: pip install %s.", package)
 
 
 IN_LOSS = "tokens_in_loss"  # a count that is no entry of the row

@@ -21,7 +21,7 @@ class Resets(Part):
     Args:
         args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
         accelerator: Accelerate's.
-        timer ([`~trl_prorl.record.stage_timer.StageTimer`]): Counts the seconds.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): Counts the seconds.
         possible (`bool`): Whether the trainer was made for resets.
         handler: Holds the trainer's callbacks, which a user may change.
     """

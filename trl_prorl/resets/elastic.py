@@ -79,7 +79,7 @@ class ElasticResets(Part):
     Args:
         average ([`ElasticAverage`]): The average.
         every (`int`): Optimizer steps.
-        timer ([`~trl_prorl.record.stage_timer.StageTimer`]): Counts the seconds.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): Counts the seconds.
         processes (`int`): Their number, for the event.
     """
 
