@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from trl_prorl.record import gpu_usage
 from trl_prorl.record.meter import Meter, StageTimer, Utilization, measure_gpu
-from trl_prorl.record.update_norm import UpdateNorm
+from trl_prorl.record.recorder import UpdateNorm
 
 
 CPU = torch.device("cpu")
