@@ -38,7 +38,7 @@ from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluat
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.record.run_id import RUN_ID
+from trl_prorl.record.run_files import RUN_ID
 from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 

@@ -32,8 +32,7 @@ from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F40
 from .record.folder_lock import LOCK_FILE
 from .record.folders import RunFolders
 from .record.processes import by_main_process
-from .record.run_files import METRICS_FILE, WEIGHTS, check_record, read_json
-from .record.run_id import recorded_run_id, saved_run_id
+from .record.run_files import METRICS_FILE, WEIGHTS, check_record, read_json, recorded_run_id, saved_run_id
 from .rollout.turns import make_environment, prepare_tokenizer
 from .tasks.base import check_dataset
 from .text import shell_quote

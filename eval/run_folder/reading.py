@@ -18,7 +18,7 @@ from trl_prorl.record import run_files
 from trl_prorl.record.folder_lock import exclusive
 from trl_prorl.record.folders import has_begun
 from trl_prorl.record.links import check_links
-from trl_prorl.record.run_id import RUN_ID, is_of_other_run
+from trl_prorl.record.run_files import RUN_ID, is_of_other_run
 from trl_prorl.text import visible
 
 

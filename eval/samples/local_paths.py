@@ -10,7 +10,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.record.base_model import fingerprint, is_hub_name
 from trl_prorl.record.links import check_links
-from trl_prorl.record.run_id import RUN_ID, saved_run_id
+from trl_prorl.record.run_files import RUN_ID, saved_run_id
 
 
 def with_local_paths(run_dir: Path, config: dict) -> dict:

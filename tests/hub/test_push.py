@@ -21,7 +21,7 @@ from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish
 from trl_prorl.launch.plan import Plan
-from trl_prorl.record.run_id import write_run_id
+from trl_prorl.record.run_files import write_run_id
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "grpo_variantA.py"

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from trl_prorl.record.json_lines import JsonLines
-from trl_prorl.record.run_files import read_jsonl
+from trl_prorl.record.run_files import JsonLines, read_jsonl
 
 
 def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):

@@ -22,8 +22,7 @@ from ..record.checkpoint_names import (
     steps_of,
 )
 from ..record.links import check_links
-from ..record.run_files import read_json
-from ..record.run_id import saved_run_id
+from ..record.run_files import read_json, saved_run_id
 
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from ..record.folders import COMPLETIONS, RunFolders
 from ..record.keys import NONFINITE
 from ..record.processes import by_main_process
 from ..record.provenance import write_config, write_env
-from ..record.run_files import BASE_ADAPTER, check_record
-from ..record.run_id import write_run_id
+from ..record.run_files import BASE_ADAPTER, check_record, write_run_id
 from ..weights import load_checkpoint, whole_weights
 from .files import WholeCheckpoint, describe_failed_write, is_failed_write
 from .identity import (

@@ -15,8 +15,18 @@ from huggingface_hub import CommitInfo, HfApi
 from ..errors import PushError
 from ..record.base_model import identify
 from ..record.links import check_links
-from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, read_json, read_yaml
-from ..record.run_id import RUN_ID, is_of_other_run, recorded_run_id, run_id_in
+from ..record.run_files import (
+    CONFIG_FILE,
+    ENV_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    RUN_ID,
+    is_of_other_run,
+    read_json,
+    read_yaml,
+    recorded_run_id,
+    run_id_in,
+)
 from ..text import shell_quote
 from ..weights import check_files
 from .card import CARD_FILE, PASSK_FILE, remove_secrets

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..files import STAGED, free_name
-from .run_id import saved_run_id
+from .run_files import saved_run_id
 
 
 MANIFEST_FILE = "manifest.json"

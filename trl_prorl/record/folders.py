@@ -18,8 +18,7 @@ from ..tasks.plugin import check_not_loading
 from .checkpoint_names import LEFT_BEHIND, find_named, is_of_run, remove_checkpoint, rename_abandoned, steps_of
 from .folder_lock import LOCK_FILE, FolderLock, check_free, is_foreign_lock
 from .links import check_links
-from .run_files import BASE_ADAPTER, CONFIG_FILE, METRICS_FILE, read_yaml
-from .run_id import RUN_ID_FILE, recorded_run_id, saved_run_id
+from .run_files import BASE_ADAPTER, CONFIG_FILE, METRICS_FILE, RUN_ID_FILE, read_yaml, recorded_run_id, saved_run_id
 
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ import yaml
 from ..environment import git_commit, hardware, versions
 from ..files import replaced
 from ..text import shell_quote
-from .run_files import CONFIG_FILE, ENV_FILE, YAML
-from .run_id import RUN_ID
+from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, YAML
 
 
 if TYPE_CHECKING:

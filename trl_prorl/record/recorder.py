@@ -17,9 +17,8 @@ from ..objective.masks import completion_mask
 from ..objective.penalties import Anchors
 from ..parts import MicroBatch, Part
 from ..weighted_mean import weighted_mean
-from .json_lines import JsonLines
 from .meter import Meter
-from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, RESET
+from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, RESET, JsonLines
 
 
 class UpdateNorm:

@@ -6,7 +6,7 @@ used is reported in one line that names the file and, in a file of lines, the li
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import yaml
 from yaml.composer import Composer
 
 from ..errors import InputError
+from ..files import free_name, replaced
 from ..text import cut, parse_json, short, visible
 
 
@@ -255,3 +256,96 @@ def check_record(run_dir: str | os.PathLike) -> None:
     """
     for file, needed in ((METRICS_FILE, METRICS), (EVENTS_FILE, EVENTS), (EVALUATIONS_FILE, METRICS)):
         read_jsonl(Path(run_dir) / file, needed)
+
+
+class JsonLines:
+    """
+    Writes a file with one JSON object on each line, line by line.
+
+    Args:
+        path (`str` or `os.PathLike`): The file.
+        keep (`Callable`, *optional*): Continues a file: the lines for which this is true stay, those that a run cut
+            short left behind are dropped. `None` begins a new file; one that is there is kept under a numbered name.
+        needed (`Iterable[str]`): Keys of every line of a file that is continued.
+
+    Raises:
+        `InputError`: A line of a file that is continued cannot be read.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike, keep: Callable[[dict], bool] | None = None, needed: Iterable[str] = ()
+    ):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if keep is None:
+            if self.path.exists() and self.path.stat().st_size:
+                self.path.rename(free_name(self.path))
+            self.path.touch()
+        else:
+            rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path, needed) if keep(row)]
+            with replaced(self.path) as aside:
+                aside.write_text("".join(rows))
+
+    def write(self, row: dict[str, Any]) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def change_last(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> bool:
+        """
+        Replace the last row by what `change` makes of it, unless that is `None`.
+
+        The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
+
+        Returns:
+            `bool`: Whether the row was replaced.
+        """
+        text = self.path.read_bytes()
+        start = text.rfind(b"\n", 0, -1) + 1
+        row = change(json.loads(text[start:])) if text else None
+        if row is None:
+            return False
+        line = (json.dumps(row) + "\n").encode()
+        with open(self.path, "r+b", buffering=0) as file:
+            file.seek(start)
+            file.write(line)
+            file.truncate()
+        return True
+
+
+RUN_ID_FILE = "prorl_run.json"
+RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
+
+
+def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
+    """Return which run the weights in a folder belong to; `None`: to no run, whatever was there before."""
+    path = Path(folder) / RUN_ID_FILE
+    if run_id is None:
+        path.unlink(missing_ok=True)
+    else:
+        with replaced(path) as aside:
+            aside.write_text(json.dumps({RUN_ID: run_id}) + "\n")
+
+
+def saved_run_id(folder: str | os.PathLike) -> str | None:
+    """Return the id of the run that saved the weights in a folder; `None` if nothing there says so."""
+    return run_id_in(Path(folder) / RUN_ID_FILE)
+
+
+def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
+    """Return the id of the run whose record a folder holds; `None` if there is none."""
+    return run_id_in(Path(run_dir) / "env.json")
+
+
+def is_of_other_run(content: dict, run_id: str | None) -> bool:
+    """Return whether an evaluation says of itself that it is of another run than this one."""
+    return None not in (content.get(RUN_ID), run_id) and content[RUN_ID] != run_id
+
+
+def run_id_in(path: Path) -> str | None:
+    """Return the `run_id` of a JSON file; `None` if there is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    found = content.get(RUN_ID) if isinstance(content, dict) else None
+    return found if isinstance(found, str) else None
