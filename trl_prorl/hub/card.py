@@ -15,8 +15,7 @@ from trl import GRPOTrainer
 
 from ..files import replaced
 from ..record import run_files
-from ..record.base_model import BaseModel, identify, is_hub_name
-from ..record.provenance import describe_evaluation, plugin_options, remove_secrets
+from ..record.provenance import BaseModel, describe_evaluation, identify, is_hub_name, plugin_options, remove_secrets
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, RESETS, RUN_ID, is_of_other_run
 from ..text import shell_quote, visible
 from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, describe_missing_reset

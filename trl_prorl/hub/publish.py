@@ -13,8 +13,8 @@ import yaml
 from huggingface_hub import CommitInfo, HfApi
 
 from ..errors import PushError
-from ..record.base_model import identify
 from ..record.links import check_links
+from ..record.provenance import identify
 from ..record.run_files import (
     CONFIG_FILE,
     ENV_FILE,
