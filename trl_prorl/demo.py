@@ -26,10 +26,9 @@ from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
 from .ending import DEBUG, INTERRUPTED, Parser, announce, as_bad_input, in_one_line
 from .launch.recipe_yaml import read_recipe
 from .launch.shipped_recipes import RECIPES
-from .record.folder_lock import check_free
-from .record.folders import RunFolders, has_begun
 from .record.provenance import identify
 from .record.run_files import read_jsonl
+from .record.run_folder import RunFolders, check_free, has_begun
 from .text import visible
 
 

@@ -29,10 +29,8 @@ from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import main  # noqa: F401  scripts import it from here
 from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
-from .record.folder_lock import LOCK_FILE
-from .record.folders import RunFolders
-from .record.processes import by_main_process
 from .record.run_files import METRICS_FILE, WEIGHTS, check_record, read_json, recorded_run_id, saved_run_id
+from .record.run_folder import LOCK_FILE, RunFolders, by_main_process
 from .rollout.turns import make_environment, prepare_tokenizer
 from .tasks.base import check_dataset
 from .text import shell_quote

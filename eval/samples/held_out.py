@@ -41,8 +41,8 @@ from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_id
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.launch.held_out import TrainingPrompts
 from trl_prorl.launch.prompt_rows import check_prompts
-from trl_prorl.record.links import check_links
 from trl_prorl.record.provenance import describe_evaluation, plugin_options
+from trl_prorl.record.run_folder import check_links
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible

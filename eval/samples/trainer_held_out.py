@@ -18,7 +18,7 @@ from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.record.links import check_links
+from trl_prorl.record.run_folder import check_links
 from trl_prorl.scoring.trial import evaluation_mode
 
 

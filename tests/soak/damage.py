@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 from trl_prorl.checkpoint.files import why_unusable
-from trl_prorl.record.checkpoint_names import CHECKPOINT
+from trl_prorl.record.run_folder import CHECKPOINT
 
 
 RECORDS = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl")

@@ -5,8 +5,8 @@ from trl_prorl.adapters.growing import Growth
 from trl_prorl.checkpoint import files as checkpoint
 from trl_prorl.checkpoint import mixin
 from trl_prorl.record import recorder
-from trl_prorl.record.folders import RunFolders
 from trl_prorl.record.means import Means
+from trl_prorl.record.run_folder import RunFolders
 from trl_prorl.resets.controller import Resets
 from trl_prorl.rollout.signal_watch import SignalWatch
 from trl_prorl.scoring.references import SnapshotReference

@@ -12,17 +12,17 @@ from safetensors import SafetensorError
 
 from ..errors import CheckpointError, InputError, RunError
 from ..files import file_sha256
-from ..record.checkpoint_names import (
+from ..record.run_files import read_json, saved_run_id
+from ..record.run_folder import (
     INCOMPLETE,
     MANIFEST_FILE,
+    check_links,
     is_of_run,
     leftovers,
     name_while_removed,
     rename_abandoned,
     steps_of,
 )
-from ..record.links import check_links
-from ..record.run_files import read_json, saved_run_id
 
 
 logger = logging.getLogger(__name__)

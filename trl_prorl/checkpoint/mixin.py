@@ -13,12 +13,10 @@ from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, NonFiniteError, RunError
 from ..quiet import without_warning
-from ..record.folder_lock import FolderLock
-from ..record.folders import COMPLETIONS, RunFolders
 from ..record.keys import NONFINITE
-from ..record.processes import by_main_process
 from ..record.provenance import write_config, write_env
 from ..record.run_files import BASE_ADAPTER, check_record, write_run_id
+from ..record.run_folder import COMPLETIONS, FolderLock, RunFolders, by_main_process
 from ..weights import load_checkpoint, whole_weights
 from .files import WholeCheckpoint, describe_failed_write, is_failed_write
 from .identity import (
@@ -80,7 +78,7 @@ class CheckpointMixin:
         Keep other runs out of the run's folders. May be entered again. The main process holds them, for all.
 
         Raises:
-            [`~trl_prorl.record.folder_lock.FolderInUseError`]: On every process, if another run holds them.
+            [`~trl_prorl.record.run_folder.FolderInUseError`]: On every process, if another run holds them.
         """
         if self._folder_lock is None or not self._folder_lock.held:
             self._folder_lock = self.folders.lock()

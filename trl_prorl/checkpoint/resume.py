@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..record.folders import RunFolders
 from ..record.run_files import AT_BOUNDARY, read_json
+from ..record.run_folder import RunFolders
 from .files import find_checkpoint
 from .identity import IDENTITY_FILE, check_change, check_same_run
 from .rollback import checkpoint_after_rollback

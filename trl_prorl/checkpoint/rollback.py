@@ -24,9 +24,9 @@ import pandas as pd
 from ..errors import RunError
 from ..guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 from ..parts import Part, make_event
-from ..record.checkpoint_names import CHECKPOINT, steps_of
 from ..record.keys import ROLLBACK
 from ..record.run_files import EVENTS_FILE, read_jsonl
+from ..record.run_folder import CHECKPOINT, steps_of
 from .files import sync, why_unusable
 from .state import read_state
 

@@ -13,7 +13,6 @@ import yaml
 from huggingface_hub import CommitInfo, HfApi
 
 from ..errors import PushError
-from ..record.links import check_links
 from ..record.provenance import identify
 from ..record.run_files import (
     CONFIG_FILE,
@@ -27,6 +26,7 @@ from ..record.run_files import (
     recorded_run_id,
     run_id_in,
 )
+from ..record.run_folder import check_links
 from ..text import shell_quote
 from ..weights import check_files
 from .card import CARD_FILE, PASSK_FILE, remove_secrets

@@ -34,8 +34,7 @@ from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..objective.anchors import ANCHORS
 from ..quiet import without_warning
-from ..record.folders import RunFolders
-from ..record.links import check_links
+from ..record.run_folder import RunFolders, check_links
 from ..refusals import refuse_unclean_schedule
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of

@@ -7,18 +7,307 @@ are refused, and an earlier run is refused by a recipe and set aside by a script
 
 import logging
 import os
+import re
 import shutil
+import socket
+import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ..errors import InputError
+from ..files import STAGED, free_name
 from ..tasks.plugin import check_not_loading
-from .checkpoint_names import LEFT_BEHIND, find_named, is_of_run, remove_checkpoint, rename_abandoned, steps_of
-from .folder_lock import LOCK_FILE, FolderLock, check_free, is_foreign_lock
-from .links import check_links
 from .run_files import BASE_ADAPTER, CONFIG_FILE, METRICS_FILE, RUN_ID_FILE, read_yaml, recorded_run_id, saved_run_id
+
+
+def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
+    """
+    Call a function in the main process, and give its result to all.
+
+    Args:
+        is_main (`bool`): Whether this process is the main one.
+        find (`Callable`): Returns something that can be pickled.
+
+    Returns:
+        `Any`: What `find` returned, in every process.
+
+    Raises:
+        `ValueError` or `OSError`: In every process, where `find` raised it.
+    """
+    from accelerate.utils import broadcast_object_list  # the demo's command line need not wait for torch
+
+    found = [None]
+    if is_main:
+        try:
+            found = [find()]
+        except (ValueError, OSError) as error:
+            found = [error]
+    broadcast_object_list(found)
+    if isinstance(found[0], Exception):
+        found[0].said_elsewhere = not is_main  # one line is enough
+        raise found[0]
+    return found[0]
+
+
+WANDB = "wandb"  # its client fills the folder with links to its own cache, and no command reads or writes there
+
+
+def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
+    """
+    Raise an error for a folder with a link that leads out of it: whoever made the link would choose which files of
+    this machine are read, overwritten, deleted or uploaded. The folder itself may be a link. A folder of the Hub's
+    cache keeps its links to the blobs of the same repository. Hidden folders are passed over, and so is the Python of
+    a virtual environment: `output_dir` may be the folder of a project.
+
+    Args:
+        folder (`str` or `os.PathLike`): The folder, which need not exist.
+        given (`str`, *optional*): What the message calls it: a key and its value. By default its path.
+
+    Raises:
+        `InputError`: The message names the link.
+    """
+    root = os.path.realpath(folder)
+    blobs = _find_blobs(Path(root))
+    for parent, folders, files in os.walk(root):
+        for name in sorted([*folders, *files]):
+            link = os.path.join(parent, name)
+            if not os.path.islink(link) or _is_interpreter(link):
+                continue
+            target = os.path.realpath(link)
+            if not Path(target).is_relative_to(root) and os.path.dirname(target) != blobs:
+                what = given or repr(str(folder))
+                raise InputError(
+                    f"{what} contains the link {os.path.relpath(link, root)!r}, which points outside the folder, to "
+                    f"{target!r}: remove the link, or replace it with a copy"
+                )
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != WANDB)
+
+
+def _is_interpreter(link: str) -> bool:
+    """Return whether a link is the Python of a virtual environment, which a project has in its folder."""
+    path = Path(link)
+    is_python = path.parent.name == "bin" and re.fullmatch(r"python[\d.]*", path.name)
+    return bool(is_python) and (path.parent.parent / "pyvenv.cfg").is_file()
+
+
+def _find_blobs(root: Path) -> str | None:
+    """Return the folder of the blobs, if a folder is in a snapshot of the Hub's cache: `REPO/snapshots/COMMIT`."""
+    for folder in (root, *root.parents):
+        repo = folder.parent.parent
+        if folder.parent.name == "snapshots" and repo.name.startswith("models--"):
+            return str(repo / "blobs")
+    return None
+
+
+LOCK_FILE = "run.lock"
+SECONDS = 0.5  # a look at the lock takes it for a moment, see `holder`
+HOLDER = b"process "  # begins what the file says
+BEGINS = (HOLDER, b'{"pid"', b"\0")  # what else it began with: in earlier releases, after a power loss
+OF_FILELOCK = re.compile(rb"\d+\n")  # of its own file
+
+
+class FolderInUseError(ValueError):
+    """Another process trains into a folder."""
+
+
+class FolderLock:
+    """
+    Keeps every other `FolderLock`, in this process or in any other, out of some folders.
+
+    Args:
+        folders (`str` or `os.PathLike`): They are made if they do not exist.
+    """
+
+    def __init__(self, *folders: str | os.PathLike):
+        files = [folder / LOCK_FILE for folder in sorted({Path(folder).resolve() for folder in folders})]
+        self._locks = {file: FileLock(file, timeout=SECONDS, thread_local=False) for file in files}
+
+    @property
+    def held(self) -> bool:
+        """Return whether it is held now."""
+        return any(lock.is_locked for lock in self._locks.values())
+
+    def hold(self) -> None:
+        """
+        Take the folders, or count once more.
+
+        Raises:
+            [`FolderInUseError`]: Another process holds a folder; the message names both.
+            `OSError`: A folder cannot be written.
+        """
+        with ExitStack() as stack:
+            for file, lock in self._locks.items():
+                _take(file, lock)
+                stack.callback(_leave, file, lock)
+            stack.pop_all()
+
+    def release(self) -> None:
+        """Count back; the folders are free once it has been called as often as `hold`."""
+        for file, lock in self._locks.items():
+            _leave(file, lock)
+
+
+def _take(file: Path, lock: FileLock) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise FolderInUseError(_refusal(file.parent, _holder_named_in(file))) from None
+    except OSError as error:
+        if error.filename is None:  # of the lock, not of the file: on some network disks
+            raise OSError(f"'{file.parent}' cannot be locked ({error}). Choose a folder on another disk.") from error
+        raise
+    if _is_ours(file):
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+
+
+def _leave(file: Path, lock: FileLock) -> None:
+    if lock.is_locked and lock.lock_counter == 1 and _is_ours(file):  # not in a forked child
+        file.unlink(missing_ok=True)  # before it is released: it is nobody else's yet
+    lock.release()
+
+
+@contextmanager
+def exclusive(path: Path, busy: str) -> Iterator[None]:
+    """
+    Keep other processes out of what is to be read, completed and written, in this context; wait for one that is there.
+    Where the file system has no locks, or the folder cannot be written, nothing is kept out.
+
+    Args:
+        path (`Path`): What is locked, by the file `.NAME.lock` in the same folder.
+        busy (`str`): Is printed if another process holds the lock.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout:
+        print(busy, flush=True)
+        lock.acquire()
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_free(*folders: str | os.PathLike) -> None:
+    """
+    Raise an error for folders that another process trains into. Makes nothing.
+
+    Raises:
+        [`FolderInUseError`]: The message names the folder and the process.
+    """
+    for folder in folders:
+        who = holder(Path(folder))
+        if who is not None:
+            raise FolderInUseError(_refusal(folder, who))
+
+
+def holder(folder: Path) -> str | None:
+    """Return who trains into a folder: `"process 7 on host, since ..."`; `None` if nobody does."""
+    file = folder / LOCK_FILE
+    if not file.is_file():
+        return None
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return _holder_named_in(file)
+    except OSError:  # of somebody else, and not locked
+        return None
+    lock.release()
+    return None
+
+
+def _holder_named_in(file: Path) -> str:
+    content = file.read_bytes()
+    return content.decode(errors="replace") if content.startswith(HOLDER) else "another process"
+
+
+def _refusal(folder: str | os.PathLike, who: str) -> str:
+    return (
+        f"output_dir or run_dir {str(folder)!r} is in use by another run: {who}. Wait until it ends, stop it, or "
+        "choose another folder."
+    )
+
+
+def is_foreign_lock(file: Path) -> bool:
+    """Return whether a file of the lock's name was written by something else, and would be lost."""
+    if not file.is_file():
+        return os.path.lexists(file)
+    return not _is_ours(file) and OF_FILELOCK.match(file.read_bytes()) is None
+
+
+def _is_ours(file: Path) -> bool:
+    """Return whether a file is one that [`_take`] writes, not filelock's own or something else."""
+    content = file.read_bytes() if file.is_file() else b""
+    return content == b"" or content.startswith(BEGINS)
+
+
+MANIFEST_FILE = "manifest.json"
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+ABANDONED = "abandoned-"
+INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
+# Folders that saves, removals and uploads leave behind when they are cut short.
+LEFT_BEHIND = (rf"{INCOMPLETE}(old-)?checkpoint-\d+", rf"{STAGED}\d+")
+
+
+def find_named(folder: Path, patterns: Collection[str]) -> list[Path]:
+    """Find what lies in a folder under a name that matches one of the patterns, in order."""
+    if not folder.is_dir():
+        return []
+    return [path for path in sorted(folder.iterdir()) if any(re.fullmatch(each, path.name) for each in patterns)]
+
+
+def steps_of(output_dir: Path) -> dict[Path, int]:
+    """Map every checkpoint of a folder to the optimizer steps done."""
+    steps = {}
+    for path in output_dir.iterdir():
+        match = CHECKPOINT.fullmatch(path.name)
+        if match is not None:
+            steps[path] = int(match[1])
+    return steps
+
+
+def is_of_run(checkpoint: Path, run_id: str | None) -> bool:
+    """Return whether a folder is a checkpoint that the run of this id has written."""
+    found = saved_run_id(checkpoint)
+    if found is not None and run_id is not None:
+        return found == run_id
+    # TRL's own trainer writes no id, and a power loss may have taken ours.
+    return any((checkpoint / name).is_file() for name in (MANIFEST_FILE, "trainer_state.json"))
+
+
+def rename_abandoned(checkpoint: Path) -> Path:
+    """Rename a checkpoint that is no longer part of its run, to a name that is free."""
+    target = checkpoint.with_name(f"{ABANDONED}{checkpoint.name}")
+    if target.exists():
+        target = free_name(target)
+    return checkpoint.rename(target)
+
+
+def name_while_removed(checkpoint: Path) -> Path:
+    """Name the folder that a checkpoint is called while it is replaced or removed."""
+    return checkpoint.with_name(f"{INCOMPLETE}old-{checkpoint.name}")
+
+
+def remove_checkpoint(checkpoint: Path) -> None:
+    """Remove a checkpoint; a kill in its middle leaves a folder that does not count as one."""
+    old = name_while_removed(checkpoint)
+    checkpoint.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Find the folders left behind by saves and removals that were cut short."""
+    return [path for path in find_named(folder, LEFT_BEHIND) if path.name.startswith(INCOMPLETE) and path.is_dir()]
 
 
 logger = logging.getLogger(__name__)
