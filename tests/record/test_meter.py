@@ -12,7 +12,7 @@ from run_record import read_rows as rows
 from run_record import without_times
 from transformers import TrainerCallback
 
-from trl_prorl.record import gpu_usage
+from trl_prorl.record import meter as meter_module
 from trl_prorl.record.meter import Meter, StageTimer, Utilization, measure_gpu
 from trl_prorl.record.recorder import UpdateNorm
 
@@ -193,7 +193,7 @@ def test_a_gpu_that_has_failed_does_not_hide_the_first_error(card):
 @pytest.mark.parametrize("error, lines", [(Exception("Not Supported"), 0), (ModuleNotFoundError("nvidia-ml-py"), 1)])
 def test_a_card_of_which_nvml_tells_nothing_is_measured_without_it(card, caplog, error, lines):
     gpu = card(utilization=Mock(side_effect=error))
-    gpu_usage.tell_of_missing_nvml.cache_clear()
+    meter_module.tell_of_missing_nvml.cache_clear()
     for _ in range(3):
         assert measure_gpu(gpu) == {"peak_memory_gib": 1.0}
     assert len(caplog.records) == lines

@@ -13,7 +13,7 @@ import pytest
 from run_record import error_lines, modification_times, read_rows
 
 from trl_prorl import train
-from trl_prorl.record import folder_lock
+from trl_prorl.record import run_folder
 from trl_prorl.record.run_folder import LOCK_FILE, FolderInUseError, FolderLock, RunFolders, check_free
 
 
@@ -24,7 +24,7 @@ A = {"beta": 0.3, "ref_reset_every": 3, "num_iterations": 2}
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(folder_lock, "SECONDS", 0)
+    monkeypatch.setattr(run_folder, "SECONDS", 0)
 
 
 def test_a_folder_has_one_holder_who_counts(tmp_path, quick):

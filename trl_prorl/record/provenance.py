@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from ..embedded import shipped as embedded_base
 from ..embedded.gguf_base import gguf_sha256, is_gguf
@@ -127,12 +124,17 @@ def hub_commit(name: str, revision: str | None = None) -> str | None:
     """
     if not is_hub_name(name):
         return None
+    from huggingface_hub import try_to_load_from_cache  # a report need not wait for the Hub's client
+
     config = try_to_load_from_cache(name, "config.json", revision=revision or "main")
     return Path(config).parent.name if isinstance(config, str) else None
 
 
 def is_hub_name(name: str) -> bool:
     """Return whether it could be `owner/name` on the Hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -211,8 +213,6 @@ def write_env(
         base (`str`, *optional*): Hub name or folder of the model that the run started from.
         run_id (`str`, *optional*): The id that is also saved next to the weights.
     """
-    from .provenance import fingerprint, hub_commit, identify  # a report need not wait for the Hub's client
-
     revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
     env = {
         RUN_ID: run_id,
