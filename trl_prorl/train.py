@@ -30,7 +30,7 @@ from .launch.command_line import main  # noqa: F401  scripts import it from here
 from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
 from .record.run_files import METRICS_FILE, WEIGHTS, check_record, read_json, recorded_run_id, saved_run_id
-from .record.run_folder import LOCK_FILE, RunFolders, by_main_process
+from .record.run_folder import LOCK_FILE, RunFolders, by_main_process, check_free
 from .rollout.turns import make_environment, prepare_tokenizer
 from .tasks.base import check_dataset
 from .text import shell_quote
@@ -159,8 +159,10 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
 def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     folders = RunFolders.of(args)
     run_dir = folders.run_dir
-    folders.check_available(resumes=bool(args.resume_from_checkpoint))
+    folders.check_usable()
+    check_free(*folders.paths.values())
     if not args.resume_from_checkpoint:
+        folders.check_new()
         return False
     try:
         checkpoint, _ = find_checkpoint(args.resume_from_checkpoint, args.output_dir, content=False)
@@ -171,9 +173,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     if not folders.has_checkpoint(checkpoint):
         folders.check_new()
     else:
-        base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
         folders.check_record_stays(checkpoint)
-        folders.check_model_stays(base)
     check_record(run_dir)
     then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)

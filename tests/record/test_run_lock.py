@@ -14,7 +14,7 @@ from run_record import error_lines, modification_times, read_rows
 
 from trl_prorl import train
 from trl_prorl.record import run_folder
-from trl_prorl.record.run_folder import LOCK_FILE, FolderInUseError, FolderLock, RunFolders, check_free
+from trl_prorl.record.run_folder import LOCK_FILE, FolderInUseError, FolderLock, check_free
 
 
 ROOT = Path(__file__).parents[2]
@@ -105,10 +105,10 @@ def test_where_the_kernel_has_no_locks_a_folder_has_one_holder_too(tmp_path):
 KILLED_WITHOUT_FCNTL = """
 import os, sys
 sys.modules["fcntl"] = None
-from trl_prorl.record.run_folder import RunFolders
+from trl_prorl.record.run_folder import FolderLock, RunFolders
 folders = RunFolders(sys.argv[1])
 folders.check_usable()
-lock = folders.lock()
+lock = FolderLock(*folders.paths.values())
 lock.hold()
 folders.check_usable()  # as a recipe's trainer does
 os.kill(os.getpid(), 9)
@@ -121,16 +121,6 @@ def test_where_the_kernel_has_no_locks_a_killed_run_goes_on(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert (tmp_path / LOCK_FILE).exists()
-
-
-def test_a_run_of_an_earlier_release_that_was_killed_goes_on(tmp_path):
-    (tmp_path / LOCK_FILE).write_text('{"pid": 7, "host": "other", "since": "2026-11-20 10:00:00"}\n')
-    folders = RunFolders(tmp_path)
-    folders.check_usable()
-    lock = folders.lock()
-    lock.hold()
-    lock.release()
-    assert not [*tmp_path.iterdir()]
 
 
 def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):

@@ -14,11 +14,12 @@ from ..errors import CheckpointError, InputError, RunError
 from ..files import file_sha256
 from ..record.run_files import read_json, saved_run_id
 from ..record.run_folder import (
+    HALF_SAVED,
     INCOMPLETE,
     MANIFEST_FILE,
     check_links,
+    find_named,
     is_of_run,
-    leftovers,
     name_while_removed,
     rename_abandoned,
     steps_of,
@@ -218,7 +219,7 @@ def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) 
     folder = Path(output_dir)
     if not folder.is_dir():
         return None, {}
-    skipped = {path.name: "the run ended while it was being written" for path in leftovers(folder)}
+    skipped = {path.name: "the run ended while it was being written" for path in find_named(folder, [HALF_SAVED])}
     steps = steps_of(folder)
     for path in sorted(steps, key=steps.get, reverse=True):
         reason = why_unusable(path, content)

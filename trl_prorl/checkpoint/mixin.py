@@ -81,7 +81,7 @@ class CheckpointMixin:
             [`~trl_prorl.record.run_folder.FolderInUseError`]: On every process, if another run holds them.
         """
         if self._folder_lock is None or not self._folder_lock.held:
-            self._folder_lock = self.folders.lock()
+            self._folder_lock = FolderLock(*self.folders.paths.values())
         by_main_process(self.is_world_process_zero(), self._folder_lock.hold)
         try:
             yield
@@ -167,7 +167,6 @@ class CheckpointMixin:
             self.folders.check_nothing_foreign()
         else:
             self.folders.check_record_stays(self._resume.checkpoint)
-            self.folders.check_model_stays(self.base_name())
 
     def _begins_in_its_folder(self) -> bool:
         """

@@ -20,22 +20,31 @@ from ..objective.masks import zero_masked
 from ..weighted_mean import weighted_mean
 
 
+logger = logging.getLogger(__name__)
+
+IN_LOSS = "tokens_in_loss"  # a count that is no entry of the row
+
+# What a scalar of a micro-batch is: the sum of a value over tokens and the number of these, which make a mean; a total
+# of the step, averaged over processes; or a count, which is added up over processes.
+SUM = "sum"
+TOKENS = "tokens"
+TOTAL = "total"
+COUNT = "count"
+
+
 class Span:
     """A time in a stage, measured by a [`StageTimer`]."""
 
     def __init__(self, timer: "StageTimer", stage: str):
         self.timer = timer
         self.stage = stage
-        self._seconds = 0.0
+        self.settled = 0.0  # seconds that were read from the clock so far
 
     @property
     def seconds(self) -> float:
         """Return its own seconds, once it is over, without those of stages inside it."""
         self.timer.settle()
-        return self._seconds
-
-    def add(self, seconds: float) -> None:
-        self._seconds += seconds
+        return self.settled
 
 
 class StageTimer:
@@ -98,7 +107,7 @@ class StageTimer:
                 seconds = begin.elapsed_time(end) / 1000
             else:
                 seconds = end - begin
-            span.add(seconds)
+            span.settled += seconds
             self._seconds[span.stage] += seconds
         self._unread.clear()
 
@@ -117,9 +126,6 @@ class StageTimer:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
-
-
-logger = logging.getLogger(__name__)
 
 
 class Utilization:
@@ -147,7 +153,7 @@ class Utilization:
     def end(self) -> list[float]:
         """Stop, and return the readings."""
         self._over.set()
-        if self._thread.ident is not None:
+        if self._thread.is_alive():
             self._thread.join()
         return self.readings
 
@@ -163,8 +169,7 @@ def measure_gpu(device: torch.device, readings: Sequence[float] = ()) -> dict[st
     row = {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
     torch.cuda.reset_peak_memory_stats(device)
     try:
-        last = torch.cuda.utilization(device)
-        row["gpu_utilization"] = statistics.fmean([*readings, last])
+        row["gpu_utilization"] = statistics.fmean([*readings, torch.cuda.utilization(device)])
     except ModuleNotFoundError:
         tell_of_missing_nvml()
     except Exception:  # as in `Utilization`
@@ -177,16 +182,6 @@ def tell_of_missing_nvml() -> None:
     """Warn, once per process, what adds `gpu_utilization` to `metrics.jsonl`."""
     package = "amdsmi" if torch.version.hip else "nvidia-ml-py"
     logger.warning("gpu_utilization is not recorded because a package is missing: pip install %s.", package)
-
-
-IN_LOSS = "tokens_in_loss"  # a count that is no entry of the row
-
-# What a scalar of a micro-batch is: the sum of a value over tokens and the number of these, which make a mean; a total
-# of the step, averaged over processes; or a count, which is added up over processes.
-SUM = "sum"
-TOKENS = "tokens"
-TOTAL = "total"
-COUNT = "count"
 
 
 class Meter:
@@ -283,29 +278,27 @@ class Meter:
         """Return the names of the scalars that are of this kind, in the order in which they came first."""
         return [name for of, name in self._scalars if of == kind]
 
-    def _add_up(self) -> tuple[dict[tuple[str, str], float], list[float]]:
-        """
-        Read the scalars, all at once, and add them up over the micro-batches, in double precision. Also returns the
-        tokens in the loss of each micro-batch.
-        """
-        keys = [key for key, scalars in self._scalars.items() for _ in scalars]
-        numbers = read_scalars([scalar for scalars in self._scalars.values() for scalar in scalars])
-        sums = dict.fromkeys(self._scalars, 0.0)
-        for key, number in zip(keys, numbers, strict=True):
-            sums[key] += number
-        tokens = [number for key, number in zip(keys, numbers, strict=True) if key == (COUNT, IN_LOSS)]
-        return sums, tokens
-
-    def _add_processes(
-        self,
-        sums: Mapping[tuple[str, str], float],
-        tokens: Sequence[float],
-        reduce: Callable[[torch.Tensor], torch.Tensor],
+    def _add_up(
+        self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int
     ) -> tuple[dict[tuple[str, str], float], list[float]]:
-        """Add sums, and the tokens of each micro-batch, over processes."""
-        here = torch.tensor([*sums.values(), *tokens], dtype=torch.float64, device=self.device)
-        everywhere = reduce(here).tolist()
-        return dict(zip(sums, everywhere[: len(sums)], strict=True)), everywhere[len(sums) :]
+        """
+        Read the scalars, all at once, and add them up over micro-batches and processes, in double precision. Also
+        returns the tokens in the loss of each micro-batch.
+        """
+        scalars = [scalar.double() for of_key in self._scalars.values() for scalar in of_key]
+        numbers = iter(torch.stack(scalars).tolist() if scalars else [])
+        values = {key: [next(numbers) for _ in of_key] for key, of_key in self._scalars.items()}
+        tokens = values.get((COUNT, IN_LOSS), [])
+        sums = {key: sum(of_key) for key, of_key in values.items()}
+        for kind in self.KINDS:
+            sums[COUNT, f"{kind}_forward_calls"] = self.calls[kind]
+            sums[COUNT, f"tokens_processed_{kind}"] = self.tokens[kind]
+        if processes > 1:
+            here = torch.tensor([*sums.values(), *tokens], dtype=torch.float64, device=self.device)
+            everywhere = reduce(here).tolist()
+            tokens = everywhere[len(sums) :]
+            sums = dict(zip(sums, everywhere, strict=False))
+        return sums, tokens
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
@@ -318,12 +311,7 @@ class Meter:
             processes (`int`): Their number.
         """
         self.timer.leave()
-        sums, tokens = self._add_up()
-        for kind in self.KINDS:
-            sums[COUNT, f"{kind}_forward_calls"] = self.calls[kind]
-            sums[COUNT, f"tokens_processed_{kind}"] = self.tokens[kind]
-        if processes > 1:
-            sums, tokens = self._add_processes(sums, tokens, reduce)
+        sums, tokens = self._add_up(reduce, processes)
         self.micro_batch_tokens = tokens
         self.tokens_of_means = {name: sums[TOKENS, name] for name in self._names(SUM)}
         seconds = time.perf_counter() - self._began
@@ -337,11 +325,11 @@ class Meter:
             mean = weighted_mean(values, tokens if of_tokens else [1.0] * len(values))
             if mean is not None:
                 row[name] = mean
-        for name in self._names(TOTAL):
-            row[name] = sums[TOTAL, name] / processes
-        for kind, name in sums:
-            if kind == COUNT:
-                row[name] = int(sums[COUNT, name])
+        for (kind, name), number in sums.items():
+            if kind == TOTAL:
+                row[name] = number / processes
+            elif kind == COUNT:
+                row[name] = int(number)
         in_loss = row.pop(IN_LOSS, 0)
 
         spent = self.timer.seconds
@@ -355,15 +343,3 @@ class Meter:
         row["positions_per_second"] = row["tokens_processed_policy"] / seconds
         row.update(measure_gpu(self.device, self._utilization.end()))
         return row
-
-
-def read_scalars(scalars: Sequence[torch.Tensor]) -> list[float]:
-    """Read scalars of one device, floats and integers, in double precision. The host waits once for all of them."""
-    floats = [place for place, scalar in enumerate(scalars) if scalar.is_floating_point()]
-    others = [place for place, scalar in enumerate(scalars) if not scalar.is_floating_point()]
-    # Tensors of one dtype can be stacked: floats and integers apart.
-    stacks = [torch.stack([scalars[place] for place in places]).double() for places in (floats, others) if places]
-    if not stacks:
-        return []
-    numbers = dict(zip(floats + others, torch.cat(stacks).tolist(), strict=True))
-    return [numbers[place] for place in range(len(scalars))]

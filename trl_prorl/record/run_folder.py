@@ -22,7 +22,56 @@ from filelock import FileLock, Timeout
 from ..errors import InputError
 from ..files import STAGED, free_name
 from ..tasks.plugin import check_not_loading
-from .run_files import BASE_ADAPTER, CONFIG_FILE, METRICS_FILE, RUN_ID_FILE, read_yaml, recorded_run_id, saved_run_id
+from .run_files import BASE_ADAPTER, METRICS_FILE, RUN_ID_FILE, recorded_run_id, saved_run_id
+
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE = "run.lock"
+SECONDS = 0.5  # a look at the lock takes it for a moment, see `check_free`
+HOLDER = "process "  # begins what the file says
+# What may be in the file: that, after a power loss zeros, and filelock's own where the kernel has no locks.
+LOCK_CONTENT = re.compile(rb"process |\0*$|\d+\n")
+WANDB = "wandb"  # its client fills the folder with links to its own cache, and no command reads or writes there
+MANIFEST_FILE = "manifest.json"
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+ABANDONED = "abandoned-"
+INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
+# Folders that saves and removals, and uploads, leave behind when they are cut short.
+HALF_SAVED = rf"{INCOMPLETE}(old-)?checkpoint-\d+"
+LEFT_BEHIND = (HALF_SAVED, rf"{STAGED}\d+")
+COMPLETIONS = "completions"  # TRL's folder of what was sampled, for `log_completions`
+# Names of what a run writes: its record, with what evaluations add to it, and what it saves.
+RECORD = (
+    r"config\.yaml",
+    r"env\.json",
+    r"(metrics|events|evaluations)(\.\d+)?\.jsonl",
+    BASE_ADAPTER,
+    r"passk\.json",
+    r"drift\.(json|png)",
+)
+SAVED = (
+    r"README\.md",
+    r"(adapter_|generation_|processor_|preprocessor_|video_preprocessor_)?config\.json",
+    r"(model|adapter_model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?",
+    r"training_args\.bin",
+    r"trainer_state\.json",
+    r"prorl_run\.json",
+    r"(tokenizer|special_tokens_map|added_tokens|vocab).*\.(json|model|txt)",
+    r"merges\.txt",
+    r"chat_template\.(jinja|json)",
+    r"ref",
+    COMPLETIONS,
+    r"(abandoned-)?checkpoint-\d+(\.\d+)?",
+)
+# What only a run leaves in its `output_dir`, ours or one of TRL's trainer.
+TRACES = (
+    RUN_ID_FILE,
+    "training_args.bin",
+    "checkpoint-*/trainer_state.json",
+    f"{INCOMPLETE}checkpoint-*/checkpoint-*",
+    f"{COMPLETIONS}/completions_*.parquet",
+)
 
 
 def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
@@ -52,9 +101,6 @@ def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
         found[0].said_elsewhere = not is_main  # one line is enough
         raise found[0]
     return found[0]
-
-
-WANDB = "wandb"  # its client fills the folder with links to its own cache, and no command reads or writes there
 
 
 def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
@@ -104,13 +150,6 @@ def _find_blobs(root: Path) -> str | None:
     return None
 
 
-LOCK_FILE = "run.lock"
-SECONDS = 0.5  # a look at the lock takes it for a moment, see `holder`
-HOLDER = b"process "  # begins what the file says
-BEGINS = (HOLDER, b'{"pid"', b"\0")  # what else it began with: in earlier releases, after a power loss
-OF_FILELOCK = re.compile(rb"\d+\n")  # of its own file
-
-
 class FolderInUseError(ValueError):
     """Another process trains into a folder."""
 
@@ -118,6 +157,10 @@ class FolderInUseError(ValueError):
 class FolderLock:
     """
     Keeps every other `FolderLock`, in this process or in any other, out of some folders.
+
+    The lock is the kernel's, on the file `run.lock`, which also says who holds it. It ends with its process, however
+    that ends: a killed process leaves a file behind and no lock. Forked children do not inherit it. Where the kernel
+    has no locks, filelock takes the file itself for one.
 
     Args:
         folders (`str` or `os.PathLike`): They are made if they do not exist.
@@ -138,12 +181,16 @@ class FolderLock:
 
         Raises:
             [`FolderInUseError`]: Another process holds a folder; the message names both.
-            `OSError`: A folder cannot be written.
+            `OSError`: A folder cannot be written or locked.
         """
         with ExitStack() as stack:
             for file, lock in self._locks.items():
-                _take(file, lock)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                _acquire(file, lock)
                 stack.callback(_leave, file, lock)
+                if not file.read_bytes()[:1].isdigit():  # else it is filelock's own
+                    since = time.strftime("%Y-%m-%d %H:%M:%S")
+                    file.write_text(f"{HOLDER}{os.getpid()} on {socket.gethostname()}, since {since}")
             stack.pop_all()
 
     def release(self) -> None:
@@ -152,24 +199,39 @@ class FolderLock:
             _leave(file, lock)
 
 
-def _take(file: Path, lock: FileLock) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+def _acquire(file: Path, lock: FileLock) -> None:
     try:
         lock.acquire()
     except Timeout:
-        raise FolderInUseError(_refusal(file.parent, _holder_named_in(file))) from None
+        content = file.read_text(errors="replace")
+        who = content if content.startswith(HOLDER) else "another process"
+        raise FolderInUseError(
+            f"output_dir or run_dir '{file.parent}' is in use by another run: {who}. Wait until it ends, stop it, or "
+            "choose another folder."
+        ) from None
     except OSError as error:
-        if error.filename is None:  # of the lock, not of the file: on some network disks
-            raise OSError(f"'{file.parent}' cannot be locked ({error}). Choose a folder on another disk.") from error
-        raise
-    if _is_ours(file):
-        file.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        raise OSError(f"'{file.parent}' cannot be locked ({error}). Choose a folder on another disk.") from error
 
 
 def _leave(file: Path, lock: FileLock) -> None:
-    if lock.is_locked and lock.lock_counter == 1 and _is_ours(file):  # not in a forked child
+    if lock.is_locked and lock.lock_counter == 1:  # not in a forked child
         file.unlink(missing_ok=True)  # before it is released: it is nobody else's yet
     lock.release()
+
+
+def check_free(*folders: str | os.PathLike) -> None:
+    """
+    Raise an error for folders that another process trains into. Makes nothing.
+
+    Raises:
+        [`FolderInUseError`]: The message names the folder and the process.
+    """
+    for folder in folders:
+        file = Path(folder, LOCK_FILE)
+        if file.is_file():
+            lock = FileLock(file, blocking=False)
+            _acquire(file, lock)
+            lock.release()
 
 
 @contextmanager
@@ -195,68 +257,6 @@ def exclusive(path: Path, busy: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def check_free(*folders: str | os.PathLike) -> None:
-    """
-    Raise an error for folders that another process trains into. Makes nothing.
-
-    Raises:
-        [`FolderInUseError`]: The message names the folder and the process.
-    """
-    for folder in folders:
-        who = holder(Path(folder))
-        if who is not None:
-            raise FolderInUseError(_refusal(folder, who))
-
-
-def holder(folder: Path) -> str | None:
-    """Return who trains into a folder: `"process 7 on host, since ..."`; `None` if nobody does."""
-    file = folder / LOCK_FILE
-    if not file.is_file():
-        return None
-    lock = FileLock(file)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return _holder_named_in(file)
-    except OSError:  # of somebody else, and not locked
-        return None
-    lock.release()
-    return None
-
-
-def _holder_named_in(file: Path) -> str:
-    content = file.read_bytes()
-    return content.decode(errors="replace") if content.startswith(HOLDER) else "another process"
-
-
-def _refusal(folder: str | os.PathLike, who: str) -> str:
-    return (
-        f"output_dir or run_dir {str(folder)!r} is in use by another run: {who}. Wait until it ends, stop it, or "
-        "choose another folder."
-    )
-
-
-def is_foreign_lock(file: Path) -> bool:
-    """Return whether a file of the lock's name was written by something else, and would be lost."""
-    if not file.is_file():
-        return os.path.lexists(file)
-    return not _is_ours(file) and OF_FILELOCK.match(file.read_bytes()) is None
-
-
-def _is_ours(file: Path) -> bool:
-    """Return whether a file is one that [`_take`] writes, not filelock's own or something else."""
-    content = file.read_bytes() if file.is_file() else b""
-    return content == b"" or content.startswith(BEGINS)
-
-
-MANIFEST_FILE = "manifest.json"
-CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-ABANDONED = "abandoned-"
-INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
-# Folders that saves, removals and uploads leave behind when they are cut short.
-LEFT_BEHIND = (rf"{INCOMPLETE}(old-)?checkpoint-\d+", rf"{STAGED}\d+")
 
 
 def find_named(folder: Path, patterns: Collection[str]) -> list[Path]:
@@ -305,39 +305,6 @@ def remove_checkpoint(checkpoint: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def leftovers(folder: Path) -> list[Path]:
-    """Find the folders left behind by saves and removals that were cut short."""
-    return [path for path in find_named(folder, LEFT_BEHIND) if path.name.startswith(INCOMPLETE) and path.is_dir()]
-
-
-logger = logging.getLogger(__name__)
-
-COMPLETIONS = "completions"  # TRL's folder of what was sampled, for `log_completions`
-# Names of what a run writes: its record, with what evaluations add to it, and what it saves.
-RECORD = (
-    r"config\.yaml",
-    r"env\.json",
-    r"(metrics|events|evaluations)(\.\d+)?\.jsonl",
-    BASE_ADAPTER,
-    r"passk\.json",
-    r"drift\.(json|png)",
-)
-SAVED = (
-    r"README\.md",
-    r"(adapter_|generation_|processor_|preprocessor_|video_preprocessor_)?config\.json",
-    r"(model|adapter_model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?",
-    r"training_args\.bin",
-    r"trainer_state\.json",
-    r"prorl_run\.json",
-    r"(tokenizer|special_tokens_map|added_tokens|vocab).*\.(json|model|txt)",
-    r"merges\.txt",
-    r"chat_template\.(jinja|json)",
-    r"ref",
-    COMPLETIONS,
-    r"(abandoned-)?checkpoint-\d+(\.\d+)?",
-)
-
-
 class RunFolders:
     """
     The folders that a run writes to.
@@ -368,10 +335,6 @@ class RunFolders:
 
     # ------------------------------------------------------------------------------- before a run begins
 
-    def lock(self) -> FolderLock:
-        """Make the lock of all folders, which is not held yet."""
-        return FolderLock(*self.paths.values())
-
     def check_usable(self) -> None:
         """
         Raise an error for what is there and is no folder that can be written, and links that lead out of one.
@@ -387,23 +350,9 @@ class RunFolders:
             if not there.is_dir() or not os.access(there, os.W_OK):
                 raise ValueError(f"{given} cannot be used: {there} is not a writable folder. Choose another folder.")
             check_links(folder, given)
-            if is_foreign_lock(folder / LOCK_FILE):
+            lock = folder / LOCK_FILE
+            if lock.is_file() and LOCK_CONTENT.match(lock.read_bytes()) is None:
                 raise ValueError(self._describe_foreign(key, [LOCK_FILE]))
-
-    def check_available(self, resumes: bool) -> None:
-        """
-        Raise an error for folders that a recipe's run may not have.
-
-        Args:
-            resumes (`bool`): Whether it is to go on with the run that is there.
-
-        Raises:
-            `ValueError`: The message names the folder, what it holds or who holds it, and the cure.
-        """
-        self.check_usable()
-        check_free(*self.paths.values())
-        if not resumes:
-            self.check_new()
 
     def check_new(self) -> None:
         """
@@ -429,10 +378,8 @@ class RunFolders:
         """
         for key, folder in self.paths.items():
             is_known = self.holds_record() if key == "run_dir" else self.has_traces()
-            if is_known:
-                continue
             names = [path.name for path in find_named(folder, self.names[key]) if not _is_empty(path)]
-            if names:
+            if names and not is_known:
                 raise ValueError(self._describe_foreign(key, names))
 
     def check_record_stays(self, checkpoint: Path) -> None:
@@ -447,36 +394,12 @@ class RunFolders:
         """
         saved = saved_run_id(checkpoint)
         recorded = recorded_run_id(self.run_dir)
-        if saved is None or saved == recorded:  # TRL's own trainer writes no id
-            return
-        if recorded is not None:
+        if recorded is None:
+            self.check_nothing_foreign()
+        elif saved not in (None, recorded):  # TRL's own trainer writes no id
             raise ValueError(
                 f"run_dir={str(self.run_dir)!r} contains the log files of a different run than {checkpoint}, which "
                 "would be lost. Choose another run_dir, or move these files."
-            )
-        if checkpoint.resolve().parent == self.run_dir.resolve():  # the run's own folder, whose env.json is damaged
-            return
-        names = [path.name for path in find_named(self.run_dir, RECORD) if not _is_empty(path)]
-        if names:
-            raise ValueError(self._describe_foreign("run_dir", names))
-
-    def check_model_stays(self, base: str | None) -> None:
-        """
-        Raise an error for a resume whose end would replace the model that the run started from.
-
-        Args:
-            base (`str`, *optional*): The model's Hub name or folder.
-
-        Raises:
-            `ValueError`: `output_dir` is its folder.
-        """
-        if not base or not Path(base).is_dir() or Path(base).resolve() != self.output_dir.resolve():
-            return
-        if saved_run_id(self.output_dir) is None:  # else it is a run's own model
-            raise ValueError(
-                f"output_dir={str(self.output_dir)!r} is the folder of the starting model, which the trained model "
-                "would overwrite. Choose another output_dir, and set resume_from_checkpoint to the path of the "
-                "checkpoint."
             )
 
     # ------------------------------------------------------------------------------------ an earlier run
@@ -486,23 +409,10 @@ class RunFolders:
         return has_begun(self.run_dir) or recorded_run_id(self.run_dir) is not None
 
     def has_traces(self) -> bool:
-        """
-        Return whether a run, ours or one of TRL's trainer, has left its traces in `output_dir`, or its record in
-        `run_dir`.
-
-        A record in another folder counts where it names this `output_dir`: else it is that of a run elsewhere.
-        """
-        traces = [RUN_ID_FILE, "training_args.bin", "checkpoint-*/trainer_state.json"]
-        traces.append(f"{COMPLETIONS}/completions_*.parquet")
-        if any(any(self.output_dir.glob(trace)) for trace in traces):
+        """Return whether a run, ours or one of TRL's trainer, has left its traces in `output_dir`."""
+        if self.is_one and self.holds_record():
             return True
-        if self.is_one or not self.holds_record():
-            return self.holds_record()
-        try:
-            named = read_yaml(self.run_dir / CONFIG_FILE).get("output_dir")
-        except InputError:
-            return False
-        return named is not None and Path(named).resolve() == self.output_dir.resolve()
+        return any(any(self.output_dir.glob(trace)) for trace in TRACES)
 
     def find_earlier_run(self) -> Path | None:
         """Find a file or folder of the run that is there; `None` if there is none, or one that did nothing yet."""
@@ -625,12 +535,9 @@ class RunFolders:
             remove_checkpoint(path)
 
     def _describe_foreign(self, key: str, names: list[str]) -> str:
-        listed = ", ".join(names[:5])
-        if len(names) > 5:
-            listed += f" and {len(names) - 5} more"
         return (
-            f"{key}={str(getattr(self, key))!r} contains {listed}: a new run would overwrite this, and no earlier "
-            f"run wrote it. Choose another {key}, or move these files."
+            f"{key}={str(getattr(self, key))!r} contains {', '.join(names)}: a new run would overwrite this, and no "
+            f"earlier run wrote it. Choose another {key}, or move these files."
         )
 
 

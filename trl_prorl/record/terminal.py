@@ -32,6 +32,7 @@ IN_A_LINE = [
     "completions/clipped_ratio",
     "frac_reward_zero_std",
 ]
+REFERENCE_MOVED = {0.0: "the reference is unchanged", 1.0: "the reference is now the policy"}
 OF_AN_EVALUATION = ("_reward", "_in_training")
 
 
@@ -39,7 +40,7 @@ def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> s
     """
     Write one line of a log: the metrics that tell how a run goes, those of a KL where the run has one.
 
-    Where none of those is there, the evaluation's; else the first numbers of the log.
+    Where none of those is there, the evaluation's; else all numbers of the log.
     """
     if "train_runtime" in logs:
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"
@@ -47,14 +48,12 @@ def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> s
     each = [key for key in logs if key.startswith("rewards/") and key.endswith("/mean")]
     if len(each) > 1 and names:  # that of one alone is `reward`
         names += each
-    if not names:
-        names = [key for key in logs if key.startswith("eval_") and key.endswith(OF_AN_EVALUATION) or "_pass@" in key]
-    if not names:
-        names = [key for key, value in logs.items() if isinstance(value, (int, float))][:12]
+    evaluated = [key for key in logs if key.startswith("eval_") and key.endswith(OF_AN_EVALUATION) or "_pass@" in key]
+    numbers = [key for key, value in logs.items() if isinstance(value, (int, float))]
     values = []
-    for name in names:
-        value = logs[name]
+    for name in names or evaluated or numbers:
         label = name.rpartition("/")[2] if name in IN_A_LINE else name.removesuffix("/mean")
+        value = logs[name]
         values.append(f"{label} {value:.4g}" if isinstance(value, float) else f"{label} {value}")
     return f"step {step}: " + "  ".join(values)
 
@@ -63,13 +62,8 @@ def write_event_line(event: Mapping[str, Any]) -> str:
     """Write one line of an event, see docs/reference.md."""
     parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
-        mix = event["ref_reset_mix"]
-        if mix == 1.0:
-            parts.append("the reference is now the policy")
-        elif mix == 0.0:
-            parts.append("the reference is unchanged")
-        else:
-            parts.append(f"the reference moved by {mix:g} towards the policy")
+        moved = f"the reference moved by {event['ref_reset_mix']:g} towards the policy"
+        parts.append(REFERENCE_MOVED.get(event["ref_reset_mix"], moved))
         parts.append(f"optimizer {event['optimizer_reset']}")
         if event.get("kl_before") is not None:
             parts.append(f"kl_ref was {event['kl_before']:.4g}")
@@ -135,9 +129,7 @@ def describe_shared_prompts(trainer) -> list[str]:
     Return a line for each evaluation set that shares prompts with the training set, or cannot be compared with it.
     """
     evaluation = trainer.eval_dataset
-    if evaluation is None:
-        return []
-    sets = {"eval_dataset": evaluation}
+    sets = {"eval_dataset": evaluation} if evaluation is not None else {}
     if isinstance(evaluation, dict):
         sets = {f"eval_dataset[{name!r}]": rows for name, rows in evaluation.items()}
     lines = []
@@ -200,47 +192,43 @@ class Terminal(PrinterCallback):
         with bar.external_write_mode():
             print(line, flush=True)  # into a file, too, before the bar is drawn again
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args, state, control, optimizer, **kwargs):
         self.shows = self.logs and state.is_world_process_zero
         done = state.global_step
         steps = state.max_steps
-        if state.is_world_process_zero and self._resets_by_steps_alone(args) and args.first_reset(steps) is None:
-            self._warn_of_no_reset(args, steps)
-        policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        if state.is_world_process_zero and hasattr(policy, "peft_config"):
-            warn_of_low_rate(kwargs["optimizer"])
+        if state.is_world_process_zero:
+            self._warn_of_what_has_no_effect(args, steps)
+            if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config"):
+                warn_of_low_rate(optimizer)
+        lines = [describe_processes(args), *describe_shared_prompts(self.trainer)]
+        if self.is_watched:
+            lines += banner(self.trainer, steps)
+        if done >= steps:
+            lines.append(f"nothing to do: {self.trainer.run_dir} already finished at checkpoint-{done}, its last step")
+        elif done:
+            lines.append(f"resumed from checkpoint-{done}")
+        for line in lines:
+            if line is not None:
+                self.say(line)
+
+    def _warn_of_what_has_no_effect(self, args, steps: int) -> None:
+        """Warn of resets and of a guard that a run of so many steps is too short for."""
+        keys = [key for key in TRIGGER_KEYS if getattr(args, key)]
+        resets_by_steps_alone = keys == ["ref_reset_every"] and len(self.trainer.resets.callbacks) == 1
+        if resets_by_steps_alone and args.first_reset(steps) is None:
+            first = args.first_reset(sys.maxsize)
+            same = ", so the run is the same as with a fixed reference" if args.variant in DIFFER_BY_RESETS else ""
+            logger.warning(
+                f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} would first reset after step "
+                f"{first}, and the run ends at step {steps}{same}. Lower ref_reset_every, or raise max_steps above "
+                f"{first}."
+            )
         guard = self.trainer.parts.get("guard_gap")
-        if state.is_world_process_zero and guard is not None and steps <= guard.window:
+        if guard is not None and steps <= guard.window:
             logger.warning(
                 f"guard_gap={guard.gap} cannot fire: it compares averages over {guard.window} optimizer steps, and "
                 f"the run ends at step {steps}. Raise max_steps, or remove guard_gap."
             )
-        processes = describe_processes(args)
-        if processes is not None:
-            self.say(processes)
-        for line in describe_shared_prompts(self.trainer):
-            self.say(line)
-        if self.is_watched:
-            for line in banner(self.trainer, steps):
-                self.say(line)
-        if done and done < steps:
-            self.say(f"resumed from checkpoint-{done}")
-        elif done:
-            self.say(f"nothing to do: {self.trainer.run_dir} already finished at checkpoint-{done}, its last step")
-
-    def _resets_by_steps_alone(self, args) -> bool:
-        """Return whether `ref_reset_every` is the only trigger of resets."""
-        keys = [key for key in TRIGGER_KEYS if getattr(args, key)]
-        return keys == ["ref_reset_every"] and len(self.trainer.resets.callbacks) == 1
-
-    def _warn_of_no_reset(self, args, steps: int) -> None:
-        first = args.first_reset(sys.maxsize)
-        is_control = ", so the run is the same as with a fixed reference" if args.variant in DIFFER_BY_RESETS else ""
-        logger.warning(
-            f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} would first reset after step "
-            f"{first}, and the run ends at step {steps}{is_control}. Lower ref_reset_every, or raise max_steps above "
-            f"{first}."
-        )
 
     def on_train_end(self, args, state, control, **kwargs):
         watch = self.trainer.parts["signal_watch"]
