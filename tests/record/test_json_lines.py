@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from trl_prorl.record.run_files import JsonLines, read_jsonl
 
 
@@ -26,11 +24,11 @@ def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):
 
 def test_the_last_line_alone_is_changed(tmp_path):
     log = JsonLines(tmp_path / "log.jsonl")
-    assert not log.change_last(lambda row: pytest.fail("there is no row"))
-    for name in ("a", "bb", "c" * 99):
-        log.write({"name": name})
-    for value in ("", "longer than it was" * 9):
-        assert log.change_last(lambda row, value=value: {"name": value})
-        assert [row["name"] for row in read_jsonl(log.path)] == ["a", "bb", value]
-    log.write({"name": "next"})
-    assert [row["name"] for row in read_jsonl(log.path)] == ["a", "bb", value, "next"]
+    assert not log.add_to_last(1, "seconds", 1.0)  # there is no row
+    for step in (1, 2):
+        log.write({"step": step})
+    assert not log.add_to_last(1, "seconds", 1.0)  # it is not the last row's
+    for seconds in (1.5, 2e6):
+        assert log.add_to_last(2, "seconds", seconds)
+    log.write({"step": 3})
+    assert read_jsonl(log.path) == [{"step": 1}, {"step": 2, "seconds": 2_000_001.5}, {"step": 3}]

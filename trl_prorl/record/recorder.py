@@ -169,12 +169,7 @@ class Recorder(Part):
 
         An evaluation before the first step is charged to the first step.
         """
-
-        def charged(row):
-            if row["step"] == step:
-                return {**row, "time_eval": row.get("time_eval", 0.0) + seconds}
-
-        if self.metrics is None or not self.metrics.change_last(charged):
+        if self.metrics is None or not self.metrics.add_to_last(step, "time_eval", seconds):
             self._seconds_evaluated += seconds
 
     def rewarded(self, counts: Mapping[str, int], seconds: float) -> None:

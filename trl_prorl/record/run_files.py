@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml.composer import Composer
+from yaml.composer import ComposerError
 
 from ..errors import InputError
 from ..files import free_name, replaced
@@ -27,6 +27,8 @@ BASE_ADAPTER = "base_adapter"  # a folder: the adapter of a run that began from 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+RUN_ID_FILE = "prorl_run.json"
+RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
 # Kinds of events: those of resets, and those that happen at a generation boundary.
 RESET = "reset"
 ELASTIC = "elastic_reset"
@@ -47,20 +49,13 @@ MAX_YAML_BYTES = 2**20
 MAX_YAML_VALUES = 2**20  # of a document, each as often as aliases repeat it
 LONG_TEXT = 64  # characters of a text that count like one value more
 
-# libyaml's parser is fast; a document is composed in Python, because in C deep nesting ends the process.
-PARSER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
-
-class YAML(Composer, PARSER):
+class YAML(yaml.SafeLoader):  # in Python: in C deep nesting ends the process
     """
     YAML as every file of this project is read. A key that occurs twice is an error, because one of two values would be
     lost in silence. So are aliases that stand for more than `MAX_YAML_VALUES` values, or for themselves: a file of 300
     bytes can stand for gigabytes.
     """
-
-    def __init__(self, stream: str):
-        PARSER.__init__(self, stream)
-        Composer.__init__(self)
 
     def compose_document(self):
         node = super().compose_document()
@@ -73,15 +68,11 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     Count the values that a node stands for. `counts`: of the nodes seen so far, by their `id`; 0 while one is counted.
 
     Raises:
-        `yaml.composer.ComposerError`: There are too many, a node holds itself, or a key is no text or given twice.
+        `ComposerError`: There are too many, a node holds itself, or a key is no text or given twice.
     """
-
-    def refuse(why: str, mark: yaml.Mark) -> None:
-        raise yaml.composer.ComposerError(None, None, why, mark)
-
     if id(node) in counts:
         if counts[id(node)] == 0:
-            refuse("an anchor contains itself", node.start_mark)
+            raise ComposerError(None, None, "an anchor contains itself", node.start_mark)
         return counts[id(node)]
     counts[id(node)] = 0
     total = 1
@@ -93,14 +84,15 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
         seen = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                refuse("a key is a list or a mapping; it must be text", key.start_mark)
+                raise ComposerError(None, None, "a key is a list or a mapping; it must be text", key.start_mark)
             name = (key.tag, key.value)
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
-                refuse(f"the key {short(key.value)} is given twice", key.start_mark)
+                raise ComposerError(None, None, f"the key {short(key.value)} is given twice", key.start_mark)
             seen.add(name)
             total += _count_values(value, counts)
     if total > MAX_YAML_VALUES:
-        refuse(f"its aliases expand to more than {MAX_YAML_VALUES:,} values; write the values out", node.start_mark)
+        why = f"its aliases expand to more than {MAX_YAML_VALUES:,} values; write the values out"
+        raise ComposerError(None, None, why, node.start_mark)
     counts[id(node)] = total
     return total
 
@@ -290,30 +282,27 @@ class JsonLines:
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def change_last(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> bool:
+    def add_to_last(self, step: int, key: str, amount: float) -> bool:
         """
-        Replace the last row by what `change` makes of it, unless that is `None`.
+        Add to a value of the last row, if it is the row of this step.
 
         The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
 
         Returns:
-            `bool`: Whether the row was replaced.
+            `bool`: Whether it is.
         """
         text = self.path.read_bytes()
         start = text.rfind(b"\n", 0, -1) + 1
-        row = change(json.loads(text[start:])) if text else None
-        if row is None:
+        row = json.loads(text[start:] or b"{}")
+        if row.get("step") != step:
             return False
+        row[key] = row.get(key, 0.0) + amount
         line = (json.dumps(row) + "\n").encode()
         with open(self.path, "r+b", buffering=0) as file:
             file.seek(start)
             file.write(line)
             file.truncate()
         return True
-
-
-RUN_ID_FILE = "prorl_run.json"
-RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
@@ -344,8 +333,6 @@ def is_of_other_run(content: dict, run_id: str | None) -> bool:
 def run_id_in(path: Path) -> str | None:
     """Return the `run_id` of a JSON file; `None` if there is none."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        return read_json(path).get(RUN_ID)
+    except InputError:
         return None
-    found = content.get(RUN_ID) if isinstance(content, dict) else None
-    return found if isinstance(found, str) else None
