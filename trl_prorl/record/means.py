@@ -106,10 +106,10 @@ class Means(Part):
         tokens = self.meter.micro_batch_tokens
         if self.skips_rows and "entropy" in metrics:
             # Of the rows that were computed; TRL's mean of several processes does not know their numbers.
-            measured = {"entropy": row["entropy"]} if "entropy" in row else {}
-            metrics["entropy"][-len(tokens) :] = measured.values()
-            for metric in measured:
-                self.add("train", metric, self.meter.tokens_of_means[metric])
+            del metrics["entropy"][-len(tokens) :]
+            if "entropy" in row:
+                metrics["entropy"].append(row["entropy"])
+                self.add("train", "entropy", self.meter.tokens_of_means["entropy"])
         for metric in self.of_tokens:
             self._complete("train", metric, tokens)
 

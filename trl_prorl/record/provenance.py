@@ -172,17 +172,14 @@ def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> N
     """
     from trl import GRPOConfig  # a report need not wait for it
 
-    defaults = {}
-    for field in dataclasses.fields(GRPOConfig):
-        made = field.default_factory is not dataclasses.MISSING
-        defaults[field.name] = field.default_factory() if made else field.default
     keys = {}
     for part in (args, *recipe):
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
-            is_own = part is not args or field.name not in defaults or field.name in ALWAYS
-            if field.init and (is_own or value != defaults[field.name]):
-                keys[field.name] = value
+        keys.update({field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init})
+    for field in dataclasses.fields(GRPOConfig):
+        made = field.default_factory is not dataclasses.MISSING
+        default = field.default_factory() if made else field.default
+        if field.name not in ALWAYS and keys.get(field.name) == default:
+            keys.pop(field.name, None)
     keys = {key: value for key, value in remove_secrets(as_plain(keys)).items() if value is not None}
     if "steps_per_generation" in keys:
         keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both

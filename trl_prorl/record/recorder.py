@@ -59,7 +59,7 @@ OF_TRL = {
     "completion_length": "completions/mean_length",
     "truncated_fraction": "completions/clipped_ratio",
 }
-OF_TRLS_LOSS = {"clip_region_mean": "clip_ratio/region_mean"}  # of a micro-batch
+CLIPPED = "clip_ratio/region_mean"  # TRL's name for `clip_region_mean`, of a micro-batch
 OF_TRLS_REWARDS = "rewards/"  # the mean and the standard deviation of each function have these names in both
 # The keys of a row that the trainer's own log shows, under `prorl/`.
 KLS = tuple(anchor.kl_key for anchor in ANCHORS)
@@ -215,10 +215,9 @@ class Recorder(Part):
             kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0)
         means = {"entropy": micro_batch.entropies}
         kls = {}
-        for name, theirs in OF_TRLS_LOSS.items():
-            if theirs in micro_batch.trl_metrics:
-                of_tokens = self.args.importance_sampling_level == "token"
-                meter.add_average(name, micro_batch.trl_metrics[theirs], of_tokens)
+        if CLIPPED in micro_batch.trl_metrics:
+            of_tokens = self.args.importance_sampling_level == "token"
+            meter.add_average("clip_region_mean", micro_batch.trl_metrics[CLIPPED], of_tokens)
         for anchor in self.anchors:
             anchor_logps = batch.get(anchor.column)
             if anchor_logps is not None:
@@ -236,11 +235,8 @@ class Recorder(Part):
         if sampler is not None:  # before any update, so that the policy is π_old
             policy = logps if old is None else old
             means["mean_abs_dlogp_sampler"] = (sampler - policy).abs()
-        if kl_mask is mask:
-            meter.add_means({**means, **kls}, mask)
-        else:
-            meter.add_means(means, mask)
-            meter.add_means(kls, kl_mask)
+        meter.add_means(means, mask)
+        meter.add_means(kls, kl_mask)
         if penalty is not None:
             meter.add_total("kl_penalty", penalty)
 

@@ -107,8 +107,8 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
     """
     Raise an error for a folder with a link that leads out of it: whoever made the link would choose which files of
     this machine are read, overwritten, deleted or uploaded. The folder itself may be a link. A folder of the Hub's
-    cache keeps its links to the blobs of the same repository. Hidden folders are passed over, and so is the Python of
-    a virtual environment: `output_dir` may be the folder of a project.
+    cache keeps its links to the blobs of the same repository. Hidden folders are passed over: `output_dir` may be the
+    folder of a project.
 
     Args:
         folder (`str` or `os.PathLike`): The folder, which need not exist.
@@ -122,7 +122,7 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
     for parent, folders, files in os.walk(root):
         for name in sorted([*folders, *files]):
             link = os.path.join(parent, name)
-            if not os.path.islink(link) or _is_interpreter(link):
+            if not os.path.islink(link):
                 continue
             target = os.path.realpath(link)
             if not Path(target).is_relative_to(root) and os.path.dirname(target) != blobs:
@@ -132,13 +132,6 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
                     f"{target!r}: remove the link, or replace it with a copy"
                 )
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != WANDB)
-
-
-def _is_interpreter(link: str) -> bool:
-    """Return whether a link is the Python of a virtual environment, which a project has in its folder."""
-    path = Path(link)
-    is_python = path.parent.name == "bin" and re.fullmatch(r"python[\d.]*", path.name)
-    return bool(is_python) and (path.parent.parent / "pyvenv.cfg").is_file()
 
 
 def _find_blobs(root: Path) -> str | None:
@@ -362,11 +355,10 @@ class RunFolders:
             `ValueError`: The message names the folder, what it holds, and the cure.
         """
         self.check_nothing_foreign()
-        earlier = self.find_earlier_run()
-        if earlier is not None:
+        if self.has_earlier_run():
             raise ValueError(
-                f"output_dir={str(self.output_dir)!r} already contains a run ({earlier}). Choose another output_dir, "
-                "delete it, or resume the run with --resume_from_checkpoint True."
+                f"output_dir={str(self.output_dir)!r} already contains a run. Choose another output_dir, delete it, "
+                "or resume the run with --resume_from_checkpoint True."
             )
 
     def check_nothing_foreign(self) -> None:
@@ -414,15 +406,10 @@ class RunFolders:
             return True
         return any(any(self.output_dir.glob(trace)) for trace in TRACES)
 
-    def find_earlier_run(self) -> Path | None:
-        """Find a file or folder of the run that is there; `None` if there is none, or one that did nothing yet."""
-        if has_begun(self.run_dir):
-            return self.run_dir / METRICS_FILE
+    def has_earlier_run(self) -> bool:
+        """Return whether there is a run that did anything."""
         saved = [path for path in find_named(self.output_dir, SAVED) if not _is_empty(path)]
-        if not saved or not self.has_traces():
-            return None
-        checkpoints = [path for path in saved if path.name.startswith("checkpoint-")]
-        return (checkpoints or saved)[0]
+        return has_begun(self.run_dir) or (bool(saved) and self.has_traces())
 
     def set_earlier_run_aside(self, base: str | None) -> None:
         """
@@ -436,7 +423,7 @@ class RunFolders:
         Raises:
             `ValueError`: The model is a part of the earlier run, and would move with it.
         """
-        if self.find_earlier_run() is None:
+        if not self.has_earlier_run():
             return
         moving = []
         for key, folder in self.paths.items():
