@@ -245,6 +245,12 @@ def test_a_resume_keeps_folders_that_are_not_of_the_run(by_script, tmp_path):
     assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-0", "checkpoint-1", "checkpoint-4"]
 
 
+def test_a_first_checkpoint_that_was_cut_short_is_a_run_s_own(tmp_path):
+    """Of a run whose log files are elsewhere: it was killed before it had anything else in its folder."""
+    fill(tmp_path / "out", ["_incomplete-checkpoint-2/checkpoint-2/model.safetensors"])
+    RunFolders(tmp_path / "out", tmp_path / "record").check_nothing_foreign()
+
+
 def test_leftovers_are_the_run_s_own(tmp_path):
     names = ["_incomplete-x/a", "_incomplete-checkpoint-best/a", "_push-mine/a", "elsewhere/a"]
     before = fill(tmp_path, names)
