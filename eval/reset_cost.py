@@ -13,11 +13,12 @@ import time
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.ending import NOTHING_CHANGED, Parser
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.pages.table import Table, terminal
+from trl_prorl.eval.stepcost.settings import SHAPES, new_model
 from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.resets.treatments import TREATMENTS
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter
@@ -25,21 +26,13 @@ from trl_prorl.scoring.references import AdapterReference, SnapshotReference, fr
 
 def build_policy(kind: str, args: argparse.Namespace):
     """Return a policy's reference, and an AdamW after one update."""
-    config = Qwen2Config(
-        vocab_size=args.vocabulary,
-        hidden_size=args.hidden,
-        num_hidden_layers=args.layers,
-        num_attention_heads=args.hidden // 64,
-        num_key_value_heads=max(1, args.hidden // 448),
-        intermediate_size=args.intermediate,
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config).to(args.device)
+    tokenizer = byte_tokenizer()
+    model = new_model(args, tokenizer, torch.float32)
     if kind == "lora":
         model = get_peft_model(model, LoraConfig(r=args.rank, target_modules="all-linear"))
         reference = AdapterReference(model, frozen_adapter(model, "ref"))
     else:
-        reference = SnapshotReference(model, Qwen2ForCausalLM(config).to(args.device))
+        reference = SnapshotReference(model, new_model(args, tokenizer, torch.float32))
     trained = [param for param in model.parameters() if param.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
     for param in trained:
@@ -97,11 +90,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         prog=program_name("reset_cost"),
         description="Compare the time of a reset with copying the same amount of memory.",
     )
-    known = "hidden size (default: 896; the shape is Qwen2.5-0.5B's with fewer layers)"
-    parser.add_argument("--hidden", type=int, default=896, help=known)
-    parser.add_argument("--intermediate", type=int, default=4864, help="intermediate size (default: 4864)")
-    parser.add_argument("--layers", type=int, default=4, help="number of layers (default: 4)")
-    parser.add_argument("--vocabulary", type=int, default=32000, help="size of the vocabulary (default: 32000)")
+    parser.add_argument("--shape", choices=list(SHAPES), default="small", help="shape of the model (default: small)")
     parser.add_argument("--rank", type=int, default=32, help="rank of the LoRA adapter (default: 32)")
     parser.add_argument("--repeats", type=int, default=11, help="repetitions of each timing (default: 11)")
     # To choose one of several GPUs: CUDA_VISIBLE_DEVICES.

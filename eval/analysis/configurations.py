@@ -83,44 +83,27 @@ def repetitions(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     return list(groups.values())
 
 
-def max_new_tokens(run: RecordedRun) -> int | None:
-    """
-    Return the maximum number of new tokens of the evaluation; for older results, that of the run, which was the
-    default.
-    """
-    return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
-
-
 def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     """
     Return why the prompts of two evaluated runs cannot be paired, with the cure if there is one; `None` if they can.
-    If both evaluations have `prompt_ids`, these decide; if neither has, the settings of the evaluations.
     """
     first = require_passk(a)
     second = require_passk(b)
-    ids = first.get("prompt_ids") or []
-    other_ids = second.get("prompt_ids") or []
-    same_prompts = bool(ids) and ids == other_ids
-    if not same_prompts:
+    ids = first["prompt_ids"]
+    other_ids = second["prompt_ids"]
+    if ids != other_ids:
         different = _different_data(a, b)
         if different:
             return f"the runs have {different}, so they cannot be compared"
     differing = []
-    for key in SAMPLING if same_prompts else EVALUATION:
-        values = [_evaluated_with(run, key) for run in (a, b)]
-        if values[0] != values[1]:
-            differing.append(f"{key} {values[0]} and {values[1]}")
-    size = [(run.passk["prompts"], run.passk["n"]) for run in (a, b)]
+    for key in SAMPLING if ids == other_ids else EVALUATION:
+        if first[key] != second[key]:
+            differing.append(f"{key} {first[key]} and {second[key]}")
+    size = [(passk["prompts"], passk["n"]) for passk in (first, second)]
     again, like = (a, b) if size[0] < size[1] else (b, a)
     cure = f"evaluate '{again.name}' again: `{_command_like(again, like)}`"
     if differing:
         return f"'{a.name}' and '{b.name}' were evaluated with different settings: {', '.join(differing)}; {cure}"
-    if bool(ids) != bool(other_ids):
-        again, like = (b, a) if ids else (a, b)
-        return (
-            f"only '{like.name}' has prompt_ids in passk.json, '{again.name}' is older; evaluate it again: "
-            f"`{_command_like(again, like)}`"
-        )
     if ids != other_ids:
         common = len(set(ids) & set(other_ids))
         order = " in the same order" if common == len(ids) == len(other_ids) else ""
@@ -144,10 +127,6 @@ def _different_data(a: RecordedRun, b: RecordedRun) -> str | None:
     return None
 
 
-def _evaluated_with(run: RecordedRun, key: str) -> Any:
-    return max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key)
-
-
 def _command_like(run: RecordedRun, other: RecordedRun) -> str:
     """Return the command that evaluates a run with the settings of another one."""
     usual = {
@@ -157,10 +136,10 @@ def _command_like(run: RecordedRun, other: RecordedRun) -> str:
     }
     options = []
     for key in EVALUATION:
-        value = _evaluated_with(other, key)
+        value = other.passk[key]
         if key == "temperature" and value == 0:
             options.append("--greedy")
-        elif value is not None and value != usual.get(key):
+        elif value != usual.get(key):
             options.append(f"{OPTIONS[key]} {value}")
     return f"{passk_command(run.config, run.env, run.path)} {' '.join(options)} --replace"
 

@@ -153,12 +153,12 @@ def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:
     Raises:
         InputError: If it has other settings, and would be overwritten.
     """
-    differing = [key for key, value in settings.items() if key not in earlier or earlier[key] != value]
+    differing = [key for key, value in settings.items() if earlier.get(key) != value]
     if differing:
         named = (key for key in differing if key != "prompt_ids")
-        what = ", ".join(f"{key} {earlier.get(key, 'not recorded')} (now: {settings[key]})" for key in named)
+        what = ", ".join(f"{key} {earlier.get(key)} (now: {settings[key]})" for key in named)
         extend = ""
-        if what and all(key in earlier for key in differing) and set(differing) - {"prompt_ids"} <= set(OPTIONS):
+        if what and set(differing) - {"prompt_ids"} <= set(OPTIONS):
             options = " ".join(f"{OPTIONS[key]} {earlier[key]}" for key in differing if key in OPTIONS)
             extend = f"extend it with {options}, or "
         raise InputError(

@@ -191,21 +191,19 @@ def kl_key(variant: str) -> str:
 
 def kl_spikes(run: RecordedRun) -> Spikes | None:
     """Return the spikes of the KL to the run's own anchor; `None` if it was not measured."""
-    values = run.measured(kl_key(run.variant))
-    return None if values is None else find_spikes(values.to_numpy(), KL_SPIKE)
+    return _spikes(run, kl_key(run.variant), KL_SPIKE)
 
 
 def entropy_spikes(run: RecordedRun) -> Spikes | None:
     """Return the spikes of the policy's entropy; `None` if it was not measured."""
-    values = run.measured("entropy")
-    return None if values is None else find_spikes(values.to_numpy(), ENTROPY_SPIKE)
+    return _spikes(run, "entropy", ENTROPY_SPIKE)
 
 
 def gradient_spikes(run: RecordedRun) -> Spikes | None:
-    """
-    Return the spikes of the gradient norm before clipping; `None` if it was not measured.
+    """Return the spikes of the gradient norm before clipping; `None` if it was not measured."""
+    return _spikes(run, "grad_norm", GRADIENT_SPIKE)
 
-    A spike is a norm of at least 5 times the median of the 10 steps on either side; consecutive ones count as one.
-    """
-    values = run.measured("grad_norm")
-    return None if values is None else find_spikes(values.to_numpy(), GRADIENT_SPIKE)
+
+def _spikes(run: RecordedRun, key: str, rule: SpikeRule) -> Spikes | None:
+    values = run.measured(key)
+    return None if values is None else find_spikes(values.to_numpy(), rule)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from trl_prorl.eval.analysis.configurations import REPETITION_KEYS, max_new_tokens
+from trl_prorl.eval.analysis.configurations import REPETITION_KEYS
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
@@ -73,11 +73,10 @@ def _described(variant: str, runs: list[RecordedRun]) -> str:
 def _evaluation(run: RecordedRun) -> str:
     """Return the settings with which a run was evaluated."""
     passk = run.passk
-    tokens = max_new_tokens(run)
-    limit = f"at most {tokens} tokens, " if tokens else ""
     decoding = "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
     split = f"{passk['split']} split{training_note(passk)}"
-    return f"{split}, {passk['prompts']} prompts, {passk['n']} samples each, {limit}{decoding}"
+    samples = f"{passk['prompts']} prompts, {passk['n']} samples each"
+    return f"{split}, {samples}, at most {passk['max_new_tokens']} tokens, {decoding}"
 
 
 def caveats(runs: list[RecordedRun]) -> list[str]:

@@ -25,10 +25,8 @@ def first_samples(run: RecordedRun, side: str) -> pd.DataFrame | None:
     Return the first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind
     `passk.json`, which add up to its counts, are not on disk.
     """
-    names = run.passk.get("prompt_ids")
+    names = run.passk["prompt_ids"]
     n = run.passk["n"]
-    if not names:
-        return None
     for file in sorted((run.path / SAMPLES_FOLDER).glob(f"{side}-*/{SETTINGS_FILE}")):
         settings = read_json(file)
         samples = SampleStore(file.parents[1], side, settings).frame()

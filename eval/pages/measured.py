@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from trl_prorl.eval.pages.table import print_bullets
+from trl_prorl.eval.pages.table import print_bullets, terminal
 
 
 class Measured(dict):
@@ -33,6 +33,6 @@ class Measured(dict):
         print_bullets(console, self.notes)
 
     def __repr__(self) -> str:
-        console = Console(file=io.StringIO(), force_jupyter=False)
+        console = Console(file=io.StringIO(), width=terminal().width, force_jupyter=False)
         self.print(console)
         return console.file.getvalue().rstrip()

@@ -31,9 +31,9 @@ def _passk_options(run: RecordedRun) -> str:
     ks = " ".join(map(str, passk["k"]))
     temperature = passk["temperature"]
     sampling = f"--temperature {temperature:g}" if temperature else "--greedy"
-    tokens = passk.get("max_new_tokens")
+    tokens = passk["max_new_tokens"]
     own = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
-    if tokens and tokens != own:
+    if tokens != own:
         sampling += f" --max-new-tokens {tokens}"
     split = f" --split {shell_quote(passk['split'])}" if run.config.get("task") else ""  # own rows have no splits
     return (

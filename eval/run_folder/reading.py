@@ -35,7 +35,7 @@ PLAIN_RUN = (
     "it is a run of another trainer, without the log files of ProRLTrainer. For an identical run with log files, "
     "replace TRL's GRPOTrainer and GRPOConfig by ProRLTrainer and ProRLConfig(fast=False)"
 )
-EVALUATIONS = {PASSK_FILE: run_files.PASSK, DRIFT_FILE: run_files.DRIFT}
+EVALUATIONS = {PASSK_FILE: (*run_files.PASSK, "max_new_tokens", "prompt_ids"), DRIFT_FILE: run_files.DRIFT}
 
 
 def write_json(path: Path, content: dict) -> None:

@@ -39,6 +39,8 @@ def build_passk_result(base, trained, n=8, **changes):
         "n": n,
         "k": [1, 4, 8],
         "temperature": 1.0,
+        "max_new_tokens": 512,
+        "prompt_ids": [f"p{place}" for place in range(len(base))],
         "seed": 0,
         "task": "reverse_digits",
         "level": 3,

@@ -23,6 +23,7 @@ from trl_prorl.record.run_files import METRICS, JsonLines, check_record, read_js
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}
 PASSK = {
     **{"split": "test", "prompts": 3, "n": 2, "k": [1], "temperature": 1.0, "seed": 0, "task": "parity", "level": 1},
+    "max_new_tokens": 8,
     **{"base": SIDE, "trained": SIDE, "gain": {"pass@1": [0.0, None, None]}, "step": 4, "steps_on_record": 4},
     "prompt_ids": ["a", "b", "c"],
     "checkpoints": [{"step": step, **SIDE} for step in (1, 2, 4)],

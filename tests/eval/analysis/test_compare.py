@@ -90,16 +90,14 @@ CUT = {"max_new_tokens": 16}
         ({"temperature": 0.5}, {}, "--temperature 0.5"),
         (CUT, {"max_new_tokens": 32}, "--max-new-tokens 16"),
         # The option for every difference, in the command for the smaller evaluation.
-        ({"split": "validation"}, {"n": 4, "prompts": 1}, "passk --run B --split validation --prompts 2 --n 8"),
+        ({"split": "validation"}, {"n": 4, "prompts": 1, **IDS}, "passk --run B --split validation --prompts 2 --n 8"),
         (IDS, {"prompt_ids": ["x", "z"]}, "(1 in common)"),
         (IDS, {"prompt_ids": ["y", "x"]}, "order"),
-        ({}, IDS, "passk --run A "),
         # What no command can cure.
-        ({}, {"task": "sorting"}, "tasks"),
+        (IDS, {"task": "sorting"}, "tasks"),
         (IDS, {"prompt_ids": ["x", "z"], "level": 2}, "levels"),
-        ({}, {"config": {"task_seed": 1}}, "task_seed"),
-        # An older result, which was cut at the run's own length; ids decide where both have them.
-        (CUT, {"config": {"max_completion_length": 16}}, None),
+        (IDS, {"config": {"task_seed": 1}}, "task_seed"),
+        # Ids decide.
         (IDS, {**IDS, "config": {"task_seed": 7}}, None),
     ],
 )
@@ -184,10 +182,9 @@ def test_a_seed_that_scored_nothing_counts(found):
 @pytest.fixture
 def of_arm(read_run):
     def make(variant, seed, counts):
-        ids = {"prompt_ids": [f"p{i}" for i in range(len(counts))]}
         base = [0] * len(counts)
         beta = {"beta": len(variant)}
-        return read_run(variant, seed, f"{variant}_{seed}", base=base, trained=counts, passk=ids, config=beta)
+        return read_run(variant, seed, f"{variant}_{seed}", base=base, trained=counts, config=beta)
 
     return make
 

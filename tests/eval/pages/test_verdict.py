@@ -45,7 +45,10 @@ def test_a_star_needs_significance_over_every_other_variant_and_base(arm):
         "not of base": ([arm("control", [0] * 40), arm("A", [2, 1, 0, 2] * 10, base=[0, 2, 2, 1] * 10)], None),
         "below base": ([arm("control", [0] * 40), arm("A", [2] * 40, base=[4] * 40)], None),
         "too few prompts": ([arm("control", [1] * 8, [1] * 8), arm("A", [8] * 8, [1] * 8)], None),
-        "other prompts": ([arm("control", [2] * 40, split="train"), arm("A", [6] * 40)], None),
+        "other prompts": (
+            [arm("control", [2] * 40, split="train", prompt_ids=["other"] * 40), arm("A", [6] * 40)],
+            None,
+        ),
         "alone": ([arm("A", [6] * 40)], None),
     }
     for name, (group, starred) in runs.items():
@@ -96,7 +99,9 @@ def test_seeds_widen_the_verdict(arm):
 
 def test_what_cannot_be_paired_is_not_compared_and_every_ground_has_its_verdict(arm):
     a = arm("A", [6] * 40)
-    assert "A is not compared with other" in said([arm("control", [4] * 40, name="other", split="train"), a])
+    assert "A is not compared with other" in said(
+        [arm("control", [4] * 40, name="other", split="train", prompt_ids=["other"] * 40), a]
+    )
     several = [arm("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
     assert "not compared with c (fixed reference)" in said([*several, a])  # no seed in common
     of = (("sums", "B", 4), ("sorting", "C", 6), ("sorting", "control", 2))
