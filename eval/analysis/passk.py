@@ -1,5 +1,6 @@
 """pass@k from verdicts and counts: for both sides, over k, checkpoints and tasks; and how to extend a result."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -143,7 +144,12 @@ def checkpoint_ks(runs: list[RecordedRun]) -> list[int]:
     for run in runs:
         if run.passk and run.passk.get("checkpoints"):
             ks.update(run.passk["k"])
-    return sorted({min(ks), max(ks)}) if ks else []
+    return ends(ks) if ks else []
+
+
+def ends(ks: Iterable[int]) -> list[int]:
+    """Return the smallest and the largest k, once if they are equal."""
+    return sorted({min(ks), max(ks)})
 
 
 def require_same_evaluation(earlier: dict, settings: dict, path: Path) -> dict:

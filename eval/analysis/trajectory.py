@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import leastsq
 
-from trl_prorl.eval.analysis.passk import per_prompt
+from trl_prorl.eval.analysis.passk import ends, per_prompt
 from trl_prorl.eval.analysis.statistics import Estimate, pass_at_k_per_prompt
 
 
@@ -120,7 +120,7 @@ def rates(result: dict) -> list[ConstantRate]:
     points = sorted(result.get("checkpoints", []), key=lambda point: point["step"])
     steps = np.array([0, *(point["step"] for point in points)], dtype=float)
     found = []
-    for k in sorted({min(result["k"]), max(result["k"])}):
+    for k in ends(result["k"]):
         of_checkpoints = [pass_at_k_per_prompt(point["correct"], n, k) for point in points]
         rate = check_rate(k, steps, np.array([per_prompt(result, "base", k), *of_checkpoints]))
         if rate is not None:

@@ -12,6 +12,7 @@ from trl_prorl.eval.analysis.passk import (
     checkpoint_curve,
     checkpoint_ks,
     draw_sizes,
+    ends,
     gain,
     k_curve,
     per_prompt,
@@ -307,6 +308,6 @@ def write_pictures(run_dir: Path, result: dict, fitted: Sequence[ConstantRate]) 
         return [boundary]
     trajectory = run_dir / "trajectory.png"
     by_k = {rate.k: rate for rate in fitted}
-    ks = sorted({min(result["k"]), max(result["k"])})
+    ks = ends(result["k"])
     write_sheet([trajectory_panel(result, k, by_k) for k in ks], trajectory, len(ks))
     return [boundary, trajectory]

@@ -112,7 +112,7 @@ def test_one_seed_keeps_its_interval_over_prompts(read_run):
 
 def point(step, value, **more):
     sides = {f"pass@{k}": value for k in (1, 8)} | {f"interval@{k}": [value - 0.1, value + 0.1] for k in (1, 8)}
-    return {"step": step, **sides, **more}
+    return {"step": step, **sides, "correct": [4] * 40, **more}
 
 
 @pytest.fixture
@@ -134,6 +134,14 @@ def test_checkpoints_with_base_at_0(arm):
     assert dict(frame["mean"]) == pytest.approx({0: 0.25, 10: 0.4, 20: 0.7, 30: 0.6})
     row = page.checkpoints_table(Frame([run])).rows[0]
     assert row[2:] == ["0.250", "at 20: 0.700 [0.600, 0.800]", "at 30: 0.600 [0.500, 0.700]"]
+
+
+def test_the_rate_of_a_run_stands_with_its_checkpoints(arm):
+    """A quarter at the start, half at each checkpoint; of all 8 samples one is right at every prompt: no fit."""
+    points = [point(step, 0.5) for step in (10, 20, 30)]
+    (section,) = page.checkpoints(Frame([arm(checkpoints=points)]))
+    rates = section.blocks[-1]
+    assert [row[:3] for row in rates.rows] == [["A0", "1", "0.250 → 0.500"]]
 
 
 @pytest.mark.parametrize(("trained", "interval"), [(2, "[-0.354, -0.076]"), (4, "[-0.139, +0.139]")])
