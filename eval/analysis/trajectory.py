@@ -85,7 +85,7 @@ def fit_rate(steps: np.ndarray, values: np.ndarray, errors: np.ndarray) -> tuple
 def check_rate(k: int, steps: np.ndarray, scores: np.ndarray, resamples: int = RESAMPLES) -> ConstantRate | None:
     """
     Fit the curve to pass@k of P prompts, shape (T, P), at steps from 0, and test the fit. `None` if there are fewer
-    than 3 checkpoints, or so few prompts unsolved at the start that a resample has none.
+    than 3 checkpoints, so few prompts unsolved at the start that a resample has none, or none at any checkpoint.
 
     All steps share the prompts, so their errors are correlated. Therefore complete prompts are resampled, each with
     all its steps. The null distribution comes from fits to the fitted curve plus the errors of resampled prompts
@@ -95,9 +95,9 @@ def check_rate(k: int, steps: np.ndarray, scores: np.ndarray, resamples: int = R
     rng = np.random.default_rng(0)
     draws = (rng.integers(prompts, size=prompts) for _ in range(resamples))
     resampled = np.array([scores[:, places].mean(axis=1) for places in draws])
-    if len(steps) <= MIN_CHECKPOINTS or (resampled[:, 0] >= 1).any():
-        return None
     values = scores.mean(axis=1)
+    if len(steps) <= MIN_CHECKPOINTS or (resampled[:, 0] >= 1).any() or values[1:].min() >= 1:
+        return None
     errors = standard_errors(scores)
     alpha, deviation = fit_rate(steps, values, errors)
     on_curve = saturation(steps, alpha, values[0])

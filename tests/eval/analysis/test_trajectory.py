@@ -31,17 +31,16 @@ def test_rates_are_those_of_the_checkpoints_from_base_at_0(passk_result):
     checkpoints = [(30, [7, 7.5]), (10, [4, 6]), (20, [6, 7])]  # what a constant rate leaves, in any order
     points = [{"step": step, "correct": [round(2 * count) for count in counts * 20]} for step, counts in checkpoints]
     result = passk_result([2 * count for count in base], [16] * 40, n=16, k=[1, 16], checkpoints=points)
-    one, all_samples = rates(result)
+    (one,) = rates(result)  # of all 16 samples, one is right at every prompt of every checkpoint: any high rate fits
     assert (one.k, one.p0, one.last) == (1, 0.25, 0.90625)
     assert one.alpha == pytest.approx((math.log(2) / 10,) * 3, rel=1e-3)
     assert one.holds
     np.testing.assert_allclose(one.curve([0, 10, 30]), [0.25, 0.625, 0.90625], atol=1e-3)
-    assert (all_samples.k, all_samples.p0, all_samples.last) == (16, 0.5, 1.0)
 
 
 def test_no_rate_without_three_checkpoints_or_an_unsolved_prompt(passk_result):
     points = [{"step": step, "correct": [4] * 20} for step in (10, 20, 30)]
-    assert len(rates(passk_result([0] * 20, [4] * 20, checkpoints=points))) == 2
+    assert len(rates(passk_result([0] * 20, [4] * 20, checkpoints=points))) == 1
     assert rates(passk_result([0] * 20, [4] * 20, checkpoints=points[:2])) == []
     assert rates(passk_result([8] * 20, [4] * 20, checkpoints=points)) == []
 

@@ -137,7 +137,7 @@ def test_checkpoints_with_base_at_0(arm):
 
 
 def test_the_rate_of_a_run_stands_with_its_checkpoints(arm):
-    """A quarter at the start, half at each checkpoint; of all 8 samples one is right at every prompt: no fit."""
+    """A quarter at the start, half at each checkpoint; of all 8 samples one is always right: no fit."""
     points = [point(step, 0.5) for step in (10, 20, 30)]
     (section,) = page.checkpoints(Frame([arm(checkpoints=points)]))
     rates = section.blocks[-1]
