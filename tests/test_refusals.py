@@ -217,6 +217,13 @@ def test_a_value_inside_a_mapping_that_would_train_something_else_is_refused(key
     assert key in line and named in line
 
 
+def test_one_seed_for_all_requests_to_vllm_is_refused():
+    """TRL gives it to each of the equal prompts of a group, whose completions are then equal."""
+    given = {"seed": 1}
+    assert "generation_kwargs={'seed': 1}" in objection(use_vllm=True, generation_kwargs=given)
+    assert objection(generation_kwargs=given) is None
+
+
 # By range, a value outside that is wrong for each of its keys.
 OUTSIDE = {-1: NOT_NEGATIVE, 0: POSITIVE, 1.5: (*SHARES, *WHOLE_FROM_1)}
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from run_record import read_rows
+from run_record import read_rows, without_times
 
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")
@@ -76,12 +76,32 @@ def test_importance_sampling_acts(tmp_path, mode):
     assert all((row["grad_norm"] > 0) == truncates for row in rows)
 
 
-def test_a_kill_and_a_resume(tmp_path):
-    """The rollouts of the resumed run come from the checkpoint's adapter, not from the base that vLLM loads."""
-    keys = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 2, "max_steps": 6} | RESETS
-    train(expected=-9, dies_at=3, **keys)
-    said = train(resume=str(tmp_path / "checkpoint-2"), **keys)
-    check(said, FP32, [2, 3, 4, 5])
+REQUESTS = {"vllm_enable_lora": True}
+EVALUATIONS = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 8}
+RESUMED = {
+    "A, merged": RESETS | {"optimizer_reset": "hard"} | EVALUATIONS,
+    "A, requests": RESETS | {"optimizer_reset": "hard"} | REQUESTS,
+    "B, merged": {"beta_old": 0.1, "num_iterations": 2},
+    "B, requests": {"beta_old": 0.1, "num_iterations": 2} | REQUESTS,
+}
+
+
+@pytest.mark.parametrize("arm", RESUMED)
+def test_a_run_that_is_killed_three_times_ends_like_an_undisturbed_one(tmp_path, arm):
+    """Killed while it samples, in steps 3, 5 and 7: weights, reference, samples and log are equal to the bit."""
+    keys = {"save_strategy": "steps", "save_steps": 1, "max_steps": 8} | RESUMED[arm]
+    whole = train(output_dir=str(tmp_path / "whole"), **keys)
+    keys["output_dir"] = str(tmp_path / "killed")
+    train(expected=-9, dies_at=2, **keys)
+    train(expected=-9, dies_at=4, resume=True, **keys)
+    train(expected=-9, dies_at=6, resume=True, **keys)
+    last = train(resume=True, **keys)
+    assert last["adapters"] == whole["adapters"]
+    samples = [[(row["step"], row["drawn"]) for row in said["found"]] for said in (whole, last)]
+    assert samples[1] == samples[0][-len(samples[1]) :]
+    assert without_times(read_rows(tmp_path / "killed")) == without_times(read_rows(tmp_path / "whole"))
+    # All completions of a group differ, and so do those of successive batches.
+    assert len({tuple(ids) for row in whole["found"] for ids in row["drawn"]}) > 16
 
 
 def test_dynamic_sampling(tmp_path):

@@ -52,9 +52,9 @@ def off(model, args, prompt_ids, completion_ids, logprobs):
     return [found.max().item(), found[found.isfinite()].mean().item()]
 
 
-def bits(model):
-    """Of the frozen weights, without the adapter and the reference."""
-    of = {name: param for name, param in model.named_parameters() if "lora_" not in name}
+def bits(model, lora=False):
+    """Of the frozen weights, or of the adapter and the reference."""
+    of = {name: param.detach() for name, param in model.named_parameters() if ("lora_" in name) == lora}
     return hashlib.sha256(b"".join(of[name].contiguous().view(torch.uint8).numpy() for name in sorted(of))).hexdigest()
 
 
@@ -87,7 +87,10 @@ def main(keys):
     args = ProRLConfig(**(fixed | {"gradient_checkpointing": False} | keys))
     adapter = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
     rows = Dataset.from_list(list(task.rows("train", 64)))
-    trainer = ProRLTrainer(model, task_reward(task), args, train_dataset=rows, peft_config=adapter)
+    held_out = Dataset.from_list(list(task.rows("test", 8))) if args.eval_strategy != "no" else None
+    trainer = ProRLTrainer(
+        model, task_reward(task), args, train_dataset=rows, eval_dataset=held_out, peft_config=adapter
+    )
     policy = trainer.accelerator.unwrap_model(trainer.model)
     found = []
     before = bits(policy)
@@ -99,7 +102,7 @@ def main(keys):
             os.kill(os.getpid(), signal.SIGKILL)
         mode = policy.training
         policy.eval()
-        row = {"step": trainer.state.global_step, "policy": off(policy, args, *drawn[:3])}
+        row = {"step": trainer.state.global_step, "policy": off(policy, args, *drawn[:3]), "drawn": drawn[1]}
         if lora:
             with policy.disable_adapter():
                 row["base"] = off(policy, args, *drawn[:3])
@@ -110,6 +113,7 @@ def main(keys):
     trainer.vllm_generation.generate = compared
     trainer.train(resume_from_checkpoint=resume)
     said = {"found": found, "same_base": bits(policy) == before, "log": trainer.state.log_history}
+    said["adapters"] = bits(policy, lora=True)
     print("\n" + json.dumps(said), flush=True)
 
 

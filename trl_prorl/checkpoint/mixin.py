@@ -17,6 +17,7 @@ from ..record.keys import NONFINITE
 from ..record.provenance import write_config, write_env
 from ..record.run_files import BASE_ADAPTER, check_record, write_run_id
 from ..record.run_folder import COMPLETIONS, FolderLock, RunFolders, by_main_process
+from ..rollout.request_seeds import describe_engine
 from ..weights import load_checkpoint, whole_weights
 from .files import WholeCheckpoint, describe_failed_write, is_failed_write
 from .identity import (
@@ -223,6 +224,8 @@ class CheckpointMixin:
                 generation["unused_defaults"] = self.unused_defaults
             if self.compact is not None:
                 generation.update(self.compact.facts())
+            if self.use_vllm:
+                generation["vllm"] = describe_engine(self.args)
             packing = str(self.acceleration.packing)
             # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
             write_env(self.run_dir, self.args, self.model, packing, generation, self.base_name(), self._run_id)
@@ -411,9 +414,9 @@ class CheckpointMixin:
 
     # ------------------------------------------------------------------------------- push, see hub/uploads.py
 
-    def init_hf_repo(self, token=None, private=None):
+    def init_hf_repo(self, token=None, *args, **kwargs):  # newer versions also pass `private`
         if self.is_world_process_zero():
-            self.uploads.open(token, private)
+            self.uploads.open(token, *args, **kwargs)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
         """Write the card of the run so far. A failure to write it does not stop a run."""
