@@ -104,6 +104,15 @@ def test_a_run_that_is_killed_three_times_ends_like_an_undisturbed_one(tmp_path,
     assert len({tuple(ids) for row in whole["found"] for ids in row["drawn"]}) > 16
 
 
+def test_packed_groups_train_as_padded_ones(tmp_path):
+    """The same seeds, so the same samples, until the two round differently."""
+    logs = []
+    for pack in ("off", "on"):
+        said = train(output_dir=str(tmp_path / pack), pack_groups=pack, max_steps=3, **RESETS)
+        logs.append([(row["loss"], row["grad_norm"]) for row in said["log"] if "grad_norm" in row])
+    assert logs[1] == [pytest.approx(row, rel=1e-3, abs=1e-5) for row in logs[0]]
+
+
 def test_dynamic_sampling(tmp_path):
     keys = {"dynamic_sampling_rounds": 2, "vllm_importance_sampling_correction": False, "max_steps": 3}
     said = train(output_dir=str(tmp_path), **keys)
