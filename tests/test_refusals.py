@@ -221,6 +221,7 @@ def test_one_seed_for_all_requests_to_vllm_is_refused():
     """TRL gives it to each of the equal prompts of a group, whose completions are then equal."""
     given = {"seed": 1}
     assert "generation_kwargs={'seed': 1}" in objection(use_vllm=True, generation_kwargs=given)
+    assert objection(use_vllm=True, vllm_mode="server", generation_kwargs=given) is None
     assert objection(generation_kwargs=given) is None
 
 

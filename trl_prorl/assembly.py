@@ -27,7 +27,7 @@ from .rollout.adapter_requests import hand_over_adapters
 from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .rollout.model_defaults import describe_unused
-from .rollout.request_seeds import seed_requests
+from .rollout.request_seeds import RequestSeeds, seed_requests
 from .rollout.signal_watch import SignalWatch
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.head import add_frozen_head, cast_head_to_fp32, give_bias
@@ -64,8 +64,10 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
         model = policy.get_base_model()
         cast_head_to_fp32(model)
         add_fused_lm_head(model, trainer.temperature, cast_lm_head_to_fp32=True, outputs=("log_probs", "entropy"))
-    if trainer.use_vllm and args.vllm_mode == "colocate":
-        seed_requests(trainer.vllm_generation)  # before the hand-over of adapters, which wraps the same method
+    if trainer.use_vllm and hasattr(trainer.vllm_generation, "llm"):  # an engine in this process
+        seed_requests(
+            trainer.vllm_generation, RequestSeeds(trainer)
+        )  # before the hand-over of adapters, which wraps the same method
     if args.vllm_enable_lora:
         hand_over_adapters(trainer.vllm_generation, policy)
     elif trainer.use_vllm and not is_sharded:

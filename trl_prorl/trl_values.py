@@ -70,10 +70,10 @@ def check_mappings(args: Any) -> None:
     for name, value in (args.generation_kwargs or {}).items():
         range_of = "max_completion_length" if name == "max_new_tokens" else name
         _check_number(range_of, f"generation_kwargs: {name}", value)
-    if args.use_vllm and "seed" in (args.generation_kwargs or {}):
+    if args.use_vllm and args.vllm_mode == "colocate" and "seed" in (args.generation_kwargs or {}):
         raise ValueError(
             f"generation_kwargs={args.generation_kwargs!r}: TRL gives this seed to every request to vLLM, so all "
-            "completions of a prompt are equal. Remove seed: each request gets its own, drawn from the run's seed."
+            "completions of a prompt are equal. Remove seed: each request gets its own, from the run's seed."
         )
     for name in args.chat_template_kwargs or {}:
         if name in NOT_OF_TEMPLATES:

@@ -191,7 +191,7 @@ VLLM_FACTS = (
     Fact("GRPOTrainer._generate_single_turn", calls=("sync_weights", "generate"), uses=("_last_loaded_step",)),
     Fact("VLLMGeneration.__init__", uses=("LLM",)),
     Fact("VLLMGeneration.sync_weights", uses=("_iter_named_params", "merge_adapter", "unmerge_adapter")),
-    Fact("VLLMGeneration.generate", calls=("generate",), uses=("llm", "sampling_params", "tp_group")),
+    Fact("VLLMGeneration.generate", calls=("generate",), uses=("llm", "sampling_params", "prompt_token_ids")),
 )
 
 

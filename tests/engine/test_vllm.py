@@ -104,6 +104,23 @@ def test_a_run_that_is_killed_three_times_ends_like_an_undisturbed_one(tmp_path,
     assert len({tuple(ids) for row in whole["found"] for ids in row["drawn"]}) > 16
 
 
+def test_samples_depend_on_seeds_of_their_own(tmp_path):
+    """And not on torch's generator, from which vLLM draws without seeds."""
+    drawn = []
+    for disturbed in (False, True):
+        said = train(output_dir=str(tmp_path / str(disturbed)), max_steps=1, disturbed=disturbed)
+        drawn.append(said["found"][0]["drawn"])
+    assert drawn[0] == drawn[1]
+    assert len(set(map(tuple, drawn[0]))) > 4
+
+
+def test_a_batch_whose_prompts_a_cpu_engine_cuts_is_sampled(tmp_path):
+    """256 prompts have more than the 4,096 tokens that TRL lets the engine compute at once."""
+    sizes = {"per_device_train_batch_size": 64, "steps_per_generation": 4, "gradient_accumulation_steps": 1}
+    said = train(output_dir=str(tmp_path), max_steps=1, max_completion_length=4, **sizes)
+    check(said, FP32, [0])
+
+
 def test_packed_groups_train_as_padded_ones(tmp_path):
     """The same seeds, so the same samples, until the two round differently."""
     logs = []

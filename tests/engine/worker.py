@@ -62,6 +62,7 @@ def main(keys):
     resume = keys.pop("resume", None)
     lora = keys.pop("lora", True)
     dies_at = keys.pop("dies_at", None)
+    disturbed = keys.pop("disturbed", False)
     if not keys.get("vllm_enable_lora"):  # on a CPU vLLM packs weights once they are loaded, and cannot take new ones
         linear = torch.nn.functional.linear
         layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer, "cpu_linear", linear)
@@ -97,6 +98,8 @@ def main(keys):
     generate = trainer.vllm_generation.generate
 
     def compared(prompts, *rest, **named):
+        if disturbed:
+            torch.rand(100)
         drawn = generate(prompts, *rest, **named)
         if dies_at == trainer.state.global_step:
             os.kill(os.getpid(), signal.SIGKILL)

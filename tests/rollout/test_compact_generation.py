@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packed_models import needs_states
 from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
@@ -334,7 +335,7 @@ def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, mon
         assert "(ZeroDivisionError" in probe(model, size)
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "mistral", "gpt2", "mamba"])
+@pytest.mark.parametrize("kind", ["gemma2", "mistral", "gpt2", pytest.param("mamba", marks=needs_states)])
 def test_other_architectures_are_sampled_compactly(kind):
     keys = {
         "vocab_size": 200,

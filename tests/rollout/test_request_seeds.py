@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trl_prorl.rollout import request_seeds
-from trl_prorl.rollout.request_seeds import describe_engine, make_engine_invariant, seed_requests
+from trl_prorl.rollout.request_seeds import RequestSeeds, check_engine_environment, describe_engine, seed_requests
 
 
 class Parameters(SimpleNamespace):
@@ -16,77 +15,113 @@ class Parameters(SimpleNamespace):
 
 
 class Engine:
-    """Keeps what it was asked, in order."""
+    """Keeps what it was asked, in order. At most 12 tokens of prompts are computed at once."""
 
     def __init__(self):
         self.asked = []
+        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace())
+        self.llm_engine.vllm_config.scheduler_config = SimpleNamespace(max_num_batched_tokens=12)
 
     def reset_prefix_cache(self):
         self.asked.append("reset")
 
-    def generate(self, prompts, sampling_params, use_tqdm):
-        self.asked.append([(one.temperature, one.seed) for one in sampling_params])
+    def generate(self, prompts, sampling_params, **named):
+        self.asked.append(sampling_params)
 
 
-def sample(generation, prompts=4):
-    generation.llm.generate([[1]] * prompts, sampling_params=Parameters(temperature=0.7, seed=None), use_tqdm=False)
-    forgotten, requests = generation.llm.asked[-2:]
-    assert forgotten == "reset"
-    assert {temperature for temperature, _ in requests} == {0.7}
-    return [seed for _, seed in requests]
+def make_trainer(seed=1, process=0, size=1, device="cpu"):
+    """A trainer with the attributes that seeds depend on."""
+    accelerator = SimpleNamespace(process_index=process, device=torch.device(device))
+    generation = SimpleNamespace(llm=Engine(), tensor_parallel_size=size, accelerator=accelerator)
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(seed=seed),
+        state=SimpleNamespace(global_step=0),
+        model=SimpleNamespace(training=True),
+        accelerator=accelerator,
+        vllm_generation=generation,
+    )
+    seed_requests(generation, RequestSeeds(trainer))
+    return trainer
 
 
-@pytest.fixture
-def generation():
-    made = SimpleNamespace(llm=Engine(), tensor_parallel_size=1)
-    seed_requests(made)
-    return made
+def sample(trainer, prompts=4, length=3, **keys):
+    """Return what the engine is given."""
+    engine = trainer.vllm_generation.llm
+    given = Parameters(**({"temperature": 0.7, "seed": None} | keys))
+    engine.generate([{"prompt_token_ids": [1] * length}] * prompts, sampling_params=given, use_tqdm=False)
+    forgotten, asked = engine.asked[-2:]
+    assert forgotten == "reset"  # nothing is left of earlier batches
+    return asked
 
 
-def test_each_request_has_its_own_seed_and_the_next_batch_has_others(generation):
-    seeds = [*sample(generation), *sample(generation)]
-    assert len(set(seeds)) == 8
+def seeds_of(asked):
+    assert {one.temperature for one in asked} == {0.7}
+    return [one.seed for one in asked]
+
+
+def test_each_request_has_its_own_seed_and_the_next_batch_others():
+    trainer = make_trainer()
+    seeds = [*seeds_of(sample(trainer)), *seeds_of(sample(trainer))]
+    trainer.model.training = False
+    seeds += seeds_of(sample(trainer))
+    trainer.state.global_step = 1
+    seeds += seeds_of(sample(trainer))
+    trainer.model.training = True
+    seeds += seeds_of(sample(trainer))
+    assert len(set(seeds)) == 20
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_the_seeds_follow_torch_s_generator_which_a_checkpoint_saves(generation):
-    state = torch.get_rng_state()
-    seeds = [sample(generation), sample(generation)]
-    torch.set_rng_state(state)
-    assert [sample(generation), sample(generation)] == seeds
+def test_a_trainer_that_begins_at_a_step_continues_with_the_seeds_of_that_step():
+    """Evaluations before it, which are not repeated, and torch's generator make no difference."""
+    first = make_trainer()
+    for step in (0, 1, 2):
+        first.state.global_step = step
+        for training in (False, False, True):
+            first.model.training = training
+            sample(first)
+    second = make_trainer()
+    second.state.global_step = 2
+    torch.rand(3)
+    second_batch = [seeds_of(sample(second)), seeds_of(sample(second))]
+    assert second_batch == [seeds_of(first.vllm_generation.llm.asked[-1]), seeds_of(sample(first))]
 
 
-def test_processes_that_share_an_engine_send_the_same_seeds(generation, monkeypatch):
-    """Each sends all prompts of the group; what is drawn by the second is replaced by what the first drew."""
-
-    def gather(into, mine, group):
-        assert group == "pair"
-        into[:] = [5, mine]
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    generation.tensor_parallel_size = 2
-    generation.tp_group = "pair"
-    assert sample(generation, 3) == [5, 6, 7]
+def test_engines_and_runs_differ_and_processes_of_one_engine_do_not():
+    trainers = [make_trainer(), make_trainer(seed=2), make_trainer(process=1)]
+    assert len({tuple(seeds_of(sample(trainer))) for trainer in trainers}) == 3
+    pair = [make_trainer(process=process, size=2) for process in (2, 3)]
+    assert seeds_of(sample(pair[0])) == seeds_of(sample(pair[1]))
 
 
-@pytest.mark.parametrize(
-    "capability, given, expected",
-    [((9, 0), None, "1"), ((12, 0), None, "1"), ((8, 9), None, None), ((9, 0), "0", "0"), (None, None, None)],
-)
-def test_batch_invariance_is_on_where_every_version_has_it_unless_the_environment_says_otherwise(
-    capability, given, expected, monkeypatch
-):
-    environment = {} if given is None else {"VLLM_BATCH_INVARIANT": given}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(request_seeds, "os", SimpleNamespace(environ=environment))
-    make_engine_invariant()
-    assert environment.get("VLLM_BATCH_INVARIANT") == expected
+def test_a_cpu_engine_gets_no_seeds_if_it_may_cut_a_prompt():
+    """Torch cannot rewind a generator on a CPU."""
+    assert sample(make_trainer(), length=4).seed is None
+    assert len(sample(make_trainer(device="cuda"), length=4)) == 4
 
 
-def test_the_record_names_what_holds(monkeypatch):
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    assert describe_engine(SimpleNamespace(vllm_mode="colocate")).endswith("batch invariance on")
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    assert describe_engine(SimpleNamespace(vllm_mode="colocate")).endswith("batch invariance off")
-    assert "not repeated" in describe_engine(SimpleNamespace(vllm_mode="server"))
+def test_requests_in_another_form_are_left_as_they_are():
+    trainer = make_trainer()
+    assert sample(trainer, seed=5).seed == 5
+    engine = trainer.vllm_generation.llm
+    several = [Parameters(seed=None)] * 2
+    engine.generate([{}, {}], several)
+    assert engine.asked[-1] is several
+    engine.generate("a prompt")
+    assert engine.asked[-1] is None
+
+
+@pytest.mark.parametrize("value, objects", [(None, False), ("0", False), ("1", True)])
+def test_batch_invariance_in_the_training_process_is_refused(value, objects, monkeypatch):
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    if value is not None:
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
+    if not objects:
+        return check_engine_environment()
+    with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT=1"):
+        check_engine_environment()
+
+
+@pytest.mark.parametrize("mode, told", [("colocate", "a seed for each request"), ("server", "no seeds")])
+def test_the_record_says_whether_requests_have_seeds(mode, told):
+    assert describe_engine(SimpleNamespace(vllm_mode=mode)) == f"{mode}, {told}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from packed_models import MOE, SIZES, batch_of, build, padded_logps, uneven, with_adapter, with_head
+from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logps, uneven, with_adapter, with_head
 from peft import PrefixTuningConfig, get_peft_model
 from transformers import (
     AttentionInterface,
@@ -237,7 +237,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 REFUSED = [
     (flash, "flash_attention_2"),
     (lambda: build(attention="eager"), "eager"),
-    (lambda: build("mamba", attention=None, state_size=4), "no rotary positions"),
+    pytest.param(lambda: build("mamba", attention=None, state_size=4), "no rotary positions", marks=needs_states),
     (lambda: build("rwkv", attention=None, attention_hidden_size=32), "recurrent"),
     (lambda: build("gpt2", num_key_value_heads=None, intermediate_size=None, n_inner=48), "no rotary positions"),
     (lambda: build("llama", rope_parameters=DYNAMIC), "rope_type='dynamic'"),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from packed_models import MOE, SIZES, batch_of, build, padded_logps, with_head
+from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logps, with_head
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
@@ -57,6 +57,7 @@ def gradients(model, value):
     return dict(zip(trained, found, strict=True))
 
 
+@needs_states
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("kind", MODELS)
 def test_values_and_gradients_are_trls(kind, lora, monkeypatch):
@@ -116,6 +117,7 @@ def test_a_window_that_attention_does_not_get_is_refused():
         packed_logps(model, *batch)
 
 
+@needs_states
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_qwen3_5_trains_as_without_the_accelerations(run, tiny_model, largest_difference, beta):
     tokens = AutoTokenizer.from_pretrained(tiny_model)

@@ -1,63 +1,98 @@
 """
-A seed for each request to vLLM, so that nothing random is left in the engine.
+A seed for each request to vLLM, from the run's seed and the number of the request.
 
-TRL gives all requests of a batch the same `SamplingParams`. Without a seed, vLLM samples from a generator in the
-engine, which no checkpoint contains; with one seed for all, the completions of a prompt would be equal. Here the seeds
-are drawn from torch's generator, which every checkpoint contains, so that a resumed run samples what an uninterrupted
-one does. That also needs the same batches inside the engine: TRL runs a colocated engine in the process of the trainer,
-which schedules a batch in the same way each time, and cached prefixes of earlier batches are dropped.
+TRL sends no seeds, and vLLM samples from generators of the process. One seed for all requests (`generation_kwargs`)
+would make the completions of a prompt equal, because TRL colocates vLLM with one request per completion. A seed of its
+own makes a completion independent of everything else that was drawn, so that a resumed run, which begins with a new
+engine, samples what an uninterrupted one does.
 """
 
+import hashlib
 import os
-from typing import Any
+from collections import Counter
 
-import torch
 from trl.generation.vllm_generation import VLLMGeneration
 
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # docs.vllm.ai, "Batch Invariance"
-CAPABILITY = (9, 0)  # of the GPUs on which all versions of vLLM that have it support it
 
 
-def make_engine_invariant() -> None:
+def check_engine_environment() -> None:
     """
-    Let the engine, which is created after this call, compute a row independently of the other rows of its batch, where
-    vLLM can. A value of `VLLM_BATCH_INVARIANT` in the environment wins.
+    Raise `ValueError` if vLLM's batch invariance is on. In the process of the trainer it replaces operations of torch:
+    in vLLM 0.22 to 0.31 `torch.bmm` by one without a gradient.
     """
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= CAPABILITY:
-        os.environ.setdefault(BATCH_INVARIANT, "1")
+    value = os.environ.get(BATCH_INVARIANT, "0")
+    if value not in ("", "0"):
+        raise ValueError(
+            f"{BATCH_INVARIANT}={value} with vllm_mode='colocate' replaces operations of torch in training, some by "
+            f"ones without a gradient. Unset {BATCH_INVARIANT}, or set vllm_mode: server."
+        )
 
 
-def seed_requests(generation: VLLMGeneration) -> None:
-    """Let TRL's colocated engine sample each completion by a seed of its own, drawn from torch's generator."""
+class RequestSeeds:
+    """
+    Gives each batch of requests its first seed. A seed depends on the run's seed, the engine, the step, whether the
+    model is trained or evaluated, and the number of the batch in that step: on nothing that a checkpoint lacks.
+
+    Args:
+        trainer ([`ProRLTrainer`]): Whose completions are sampled.
+    """
+
+    def __init__(self, trainer):
+        self._trainer = trainer
+        self._step = -1
+        self._batches: Counter[str] = Counter()  # of this step, by purpose
+
+    def next(self) -> int:
+        """Return the first seed of the next batch."""
+        trainer = self._trainer
+        if trainer.state.global_step != self._step:
+            self._step = trainer.state.global_step
+            self._batches.clear()
+        purpose = "train" if trainer.model.training else "eval"
+        engine = trainer.accelerator.process_index // trainer.vllm_generation.tensor_parallel_size
+        name = f"{trainer.args.seed} {engine} {purpose} {self._step} {self._batches[purpose]}"
+        self._batches[purpose] += 1
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+
+
+def seed_requests(generation: VLLMGeneration, seeds: RequestSeeds) -> None:
+    """
+    Let TRL's colocated engine sample each completion by a seed of its own. Calls in another form than TRL's, and
+    requests that have a seed, are left as they are.
+    """
     generate = generation.llm.generate
 
-    def generate_seeded(prompts: list, sampling_params, **named) -> Any:
-        seed = _draw_seed(generation)
-        requests = []
-        for place in range(len(prompts)):
-            request = sampling_params.clone()
-            request.seed = seed + place
-            requests.append(request)
+    def generate_seeded(prompts, sampling_params=None, **named):
+        may_seed = isinstance(prompts, list) and getattr(sampling_params, "seed", 0) is None
+        if may_seed and not _cuts_prompts(generation, prompts):
+            first = seeds.next()
+            sampling_params = [_with_seed(sampling_params, first + place) for place in range(len(prompts))]
         generation.llm.reset_prefix_cache()
-        return generate(prompts, sampling_params=requests, **named)
+        return generate(prompts, sampling_params=sampling_params, **named)
 
     generation.llm.generate = generate_seeded
 
 
-def _draw_seed(generation: VLLMGeneration) -> int:
-    """Draw the seed of a batch. Processes that share an engine (tensor parallelism) use that of the first."""
-    seed = int(torch.randint(2**62, (1,)))
-    if generation.tensor_parallel_size == 1:
-        return seed
-    seeds = [None] * generation.tensor_parallel_size
-    torch.distributed.all_gather_object(seeds, seed, group=generation.tp_group)
-    return seeds[0]
+def _with_seed(sampling_params, seed: int):
+    seeded = sampling_params.clone()
+    seeded.seed = seed
+    return seeded
+
+
+def _cuts_prompts(generation: VLLMGeneration, prompts: list[dict]) -> bool:
+    """
+    Return whether a CPU engine may compute a prompt in two parts. It would rewind the generator of a request with a
+    seed, which torch supports on GPUs only. Without seeds it draws from torch's generator, which checkpoints contain.
+    """
+    if generation.accelerator.device.type != "cpu":
+        return False
+    most = generation.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+    return sum(len(prompt["prompt_token_ids"]) for prompt in prompts) > most
 
 
 def describe_engine(args) -> str:
-    """Return how vLLM samples, for `env.json`: `vllm_mode`, whether requests have seeds, and batch invariance."""
-    if args.vllm_mode == "server":
-        return "server: samples are not repeated at a resume"
-    invariant = os.environ.get(BATCH_INVARIANT, "0") not in ("", "0")
-    return f"colocate: a seed for each request, batch invariance {'on' if invariant else 'off'}"
+    """Return what `env.json` says of vLLM: its mode, and whether requests have seeds."""
+    seeds = "a seed for each request" if args.vllm_mode == "colocate" else "no seeds"
+    return f"{args.vllm_mode}, {seeds}"
