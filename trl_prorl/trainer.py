@@ -39,6 +39,7 @@ from .parts import MicroBatch, Parts
 from .record.means import Means
 from .record.meter import Meter, StageTimer
 from .record.recorder import LOGGED, OF_TRL, OF_TRLS_REWARDS, Recorder
+from .record.run_files import RESET
 from .record.terminal import Terminal, write_event_line
 from .resets.callbacks import ReferenceResetCallback, configured_callback
 from .resets.controller import Reason, Resets
@@ -663,7 +664,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         for part in self.parts.values():
             part.event(event)
         self.terminal.say(write_event_line(event))
-        if event["event"] == "reset":
+        if event["event"] == RESET:
             self._metrics["train"]["prorl/resets"].append(1.0)
 
     # ---------------------------------------------------------------------------------- beside the steps

@@ -20,7 +20,7 @@ from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.stability import band, why_no_curves
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.files import replaced
-from trl_prorl.record.run_files import GAMED, GROWTH
+from trl_prorl.record.run_files import GROWTH, GUARD_GAP
 from trl_prorl.text import visible
 from trl_prorl.variants import VARIANTS
 
@@ -53,7 +53,7 @@ SHEETS_NOTE = (
 # Other events, at the bottom of the axes: marker, label, and sentence for the caption.
 EVENT_MARKS = {
     GROWTH: ("^", "rank growth", "Triangles at the bottom: the rank of the adapter grew."),
-    GAMED: (
+    GUARD_GAP: (
         "X",
         "possible reward hacking",
         "Crosses at the bottom: `guard_gap` fired, because accuracy (`gold`) fell while the reward did not.",

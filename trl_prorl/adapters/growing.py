@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part, make_event
-from ..record.run_files import read_json
+from ..record.run_files import GROWTH, read_json
 from .growth import CONFIG_FILE, change_rank, draw_new_rows, list_factors, migrate_state, random_state, set_factors
 
 
@@ -74,7 +74,7 @@ class Growth(Part):
             if factor.adapter == "default" and factor.side == "A":
                 rows[factor.place] = draw_new_rows(factor, rank, init, generator)
         seconds = self._set_rank(rank, rows)
-        event = make_event("growth", requested, step, "periodic", requested, self.every)
+        event = make_event(GROWTH, requested, step, "periodic", requested, self.every)
         return {**event, "rank_before": before, "rank": rank, **seconds, "world_size": 1}
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:

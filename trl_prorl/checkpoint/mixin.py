@@ -13,9 +13,8 @@ from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, NonFiniteError, RunError
 from ..quiet import without_warning
-from ..record.keys import NONFINITE
 from ..record.provenance import write_config, write_env
-from ..record.run_files import BASE_ADAPTER, check_record, write_run_id
+from ..record.run_files import BASE_ADAPTER, NONFINITE, check_record, write_run_id
 from ..record.run_folder import COMPLETIONS, FolderLock, RunFolders, by_main_process
 from ..rollout.request_seeds import describe_engine
 from ..weights import load_checkpoint, whole_weights

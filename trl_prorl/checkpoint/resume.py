@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..record.run_files import AT_BOUNDARY, read_json
+from ..record.run_files import AT_BOUNDARY, RESUME, read_json
 from ..record.run_folder import RunFolders
 from .files import find_checkpoint
 from .identity import IDENTITY_FILE, check_change, check_same_run
@@ -100,7 +100,7 @@ class Resume:
     def event(self) -> dict[str, Any]:
         """Event of this resume for `events.jsonl`."""
         return {
-            "event": "resume",
+            "event": RESUME,
             "step_requested": self.step,
             "step_applied": self.step,
             "checkpoint": self.checkpoint.name,

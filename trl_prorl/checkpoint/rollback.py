@@ -24,8 +24,7 @@ import pandas as pd
 from ..errors import RunError
 from ..guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 from ..parts import Part, make_event
-from ..record.keys import ROLLBACK
-from ..record.run_files import EVENTS_FILE, read_jsonl
+from ..record.run_files import EVENTS_FILE, REWARD_COLLAPSE, ROLLBACK, read_jsonl
 from ..record.run_folder import CHECKPOINT, steps_of
 from .files import sync, why_unusable
 from .state import read_state
@@ -111,7 +110,9 @@ class Rollback(Part):
         share = end_by_best(rewards)
         if share is None or share >= COLLAPSE_SHARE:
             return None
-        event = make_event("collapse", step, step, "the reward fell below half of its best", share, COLLAPSE_SHARE)
+        event = make_event(
+            REWARD_COLLAPSE, step, step, "the reward fell below half of its best", share, COLLAPSE_SHARE
+        )
         best = int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())
         return {**event, "action": "stop", "last_good": self._steps[best]}
 

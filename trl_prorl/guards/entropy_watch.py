@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..parts import Part, make_event
+from ..record.run_files import ENTROPY_COLLAPSE
 
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class EntropyWatch(Part):
         )
         reason = f"entropy below entropy_floor for {self.patience} steps"
         return {
-            **make_event("entropy_collapse", step, step, reason, entropy, self.floor),
+            **make_event(ENTROPY_COLLAPSE, step, step, reason, entropy, self.floor),
             "action": "stop" if self.stop else "log",
             "last_good": max(0, step - self.patience),
         }

@@ -14,6 +14,7 @@ from ..errors import NonFiniteError
 from ..objective.anchors import ANCHORS
 from ..objective.masks import completion_mask, zero_masked
 from ..parts import MicroBatch, Part
+from ..record.run_files import NONFINITE
 from ..text import quoted
 
 
@@ -194,7 +195,7 @@ class FiniteGuard(Part):
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
     def _log(self, step: int, action: str, finding: dict) -> None:
-        event = {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": action, **finding}
+        event = {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
         self.recorder.event(event)
 
     @staticmethod

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..parts import Part, make_event
+from ..record.run_files import GUARD_GAP
 from ..resets.triggers import Reason
 
 
@@ -68,7 +69,7 @@ class GuardGap(Part):
         if self.action == "reset":
             self.request(Reason("guard_gap", value=fall, threshold=self.gap, step=step))
         return {
-            **make_event("guard_gap", step, step, "accuracy (gold) fell, the reward did not", fall, self.gap),
+            **make_event(GUARD_GAP, step, step, "accuracy (gold) fell, the reward did not", fall, self.gap),
             "action": self.action,
             "last_good": self._best_step,
         }

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from ..objective.anchors import ANCHORS
 from ..resets.treatments import names_with_alpha
 from ..resets.triggers import CONFIGURED
-from .run_files import AT_BOUNDARY, GAMED, GROWTH, RESET
+from .run_files import (
+    AT_BOUNDARY,
+    ENTROPY_COLLAPSE,
+    GROWTH,
+    GUARD_GAP,
+    NONFINITE,
+    RESET,
+    RESUME,
+    REWARD_COLLAPSE,
+    ROLLBACK,
+)
 
 
 @dataclass(frozen=True)
@@ -154,13 +164,7 @@ EVALUATIONS = {
     "eval_…": RecordKey("", "every other metric of TRL's evaluation: `eval_loss`, `eval_entropy`, …"),
 }
 
-RESUME = "resume"
-NONFINITE = "nonfinite"
-COLLAPSE = "entropy_collapse"
-REWARD_COLLAPSE = "collapse"
-ROLLBACK = "rollback"
-NO_SIGNAL = "no_signal"
-WATCHED = (COLLAPSE, GAMED, REWARD_COLLAPSE)
+WATCHED = (ENTROPY_COLLAPSE, GUARD_GAP, REWARD_COLLAPSE)
 NOT_FIRED = (RESUME, NONFINITE, ROLLBACK)
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 

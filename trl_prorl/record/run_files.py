@@ -29,11 +29,17 @@ EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 RUN_ID_FILE = "prorl_run.json"
 RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
-# Kinds of events: those of resets, and those that happen at a generation boundary.
+# Kinds of events, then those of resets, and those that happen at a generation boundary.
 RESET = "reset"
 ELASTIC = "elastic_reset"
 GROWTH = "growth"
-GAMED = "guard_gap"
+GUARD_GAP = "guard_gap"
+ENTROPY_COLLAPSE = "entropy_collapse"
+REWARD_COLLAPSE = "collapse"
+NONFINITE = "nonfinite"
+ROLLBACK = "rollback"
+RESUME = "resume"
+NO_SIGNAL = "no_signal"
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
 

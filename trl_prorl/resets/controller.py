@@ -7,6 +7,7 @@ from accelerate.utils import broadcast_object_list
 
 from ..keys import switched_on
 from ..parts import Part, make_event
+from ..record.run_files import RESET
 from .callbacks import ReferenceResetCallback
 from .learning_rate import Rewarmup, restart_schedule, snapshot_schedule
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
@@ -143,7 +144,7 @@ class Resets(Part):
         first = requests[0]
         reason = "+".join(dict.fromkeys(request.reason for request in requests))
         event = {
-            **make_event("reset", first.step, step, reason, first.value, first.threshold),
+            **make_event(RESET, first.step, step, reason, first.value, first.threshold),
             **restarted,
             "requests": [request.to_dict() for request in requests],
             "ref_reset_mix": args.ref_reset_mix,

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..parts import Part, make_event
+from ..record.run_files import ELASTIC
 from ..weights import copy_tensors
 
 
@@ -107,7 +108,7 @@ class ElasticResets(Part):
             return None
         with self.timer.stage("reset") as copy:
             self.average.reset()
-        event = make_event("elastic_reset", requested, step, "periodic", requested, self.every)
+        event = make_event(ELASTIC, requested, step, "periodic", requested, self.every)
         return {**event, "seconds_copy": copy.seconds, "world_size": self.processes}
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from ..objective.advantages import UNGROUPED
 from ..objective.masks import completion_mask
 from ..parts import Part, make_event
-from ..record.keys import NO_SIGNAL
+from ..record.run_files import NO_SIGNAL
 from .outcome import groups_without_signal
 
 
