@@ -30,7 +30,7 @@ def clock(monkeypatch):
 
 def test_a_second_belongs_to_the_innermost_stage_which_ends_when_its_body_raises(clock):
     timer = StageTimer(CPU)
-    with timer.stage("update"):
+    with timer.stage("update") as update:
         clock.now += 1
         with timer.stage("rollout"):
             clock.now += 2
@@ -40,6 +40,7 @@ def test_a_second_belongs_to_the_innermost_stage_which_ends_when_its_body_raises
             clock.now += 8
         clock.now += 16
     assert timer.seconds == {"update": 17.0, "rollout": 10.0, "ref": 4.0}
+    assert update.seconds == 17.0
     assert timer.stack == []
 
 
@@ -78,6 +79,7 @@ def test_row_of_a_step(clock, processes):
     meter.add_count("rows_skipped", torch.tensor(2))
     clock.now += 1
     row = meter.end_step(lambda tensor: processes * tensor, processes)
+    assert meter.micro_batch_tokens == [3 * processes, 5 * processes]
     assert row["kl_ref"] == 3.0
     assert row["kl_penalty"] == 0.75
     assert row["clip_region_mean"] == 0.5
