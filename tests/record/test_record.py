@@ -34,6 +34,8 @@ def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
     write_config(tmp_path, config(tmp_path, beta=0.25, gradient_accumulation_steps=2), recipe=(Some(),))
     keys = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert keys["beta"] == 0.25
+    assert keys["temperature"] == 1.0  # always, though it is the default
+    assert "learning_rate" not in keys  # of TRL, at its default
     assert keys["beta_old"] == 0.0
     assert keys["optimizer_reset"] == "keep"
     assert keys["given"] == 2
