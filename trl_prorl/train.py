@@ -173,7 +173,9 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     if not folders.has_checkpoint(checkpoint):
         folders.check_new()
     else:
+        base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
         folders.check_record_stays(checkpoint)
+        folders.check_model_stays(base)
     check_record(run_dir)
     then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)

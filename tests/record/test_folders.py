@@ -227,6 +227,31 @@ def test_a_run_that_goes_on_from_elsewhere_takes_no_other_run_s_folder(by_script
     assert [row["step"] for row in read_rows(other)] == [3]
 
 
+def test_a_resume_whose_end_would_replace_its_base(by_script, tiny_model, tmp_path):
+    """The checkpoints of a run were moved into the folder of its base."""
+    base = tmp_path / "base"
+    out = tmp_path / "out"
+    shutil.copytree(tiny_model, base)
+    assert by_script(out, str(base), lora=False) == []
+    for path in (out / "checkpoint-2", out / "metrics.jsonl", out / "config.yaml", out / "env.json"):
+        path.rename(base / path.name)
+    before = hash_files(base)
+    assert len(by_script(base, str(base), lora=False, resume=True, max_steps=3)) == 1
+    assert hash_files(base) == before
+
+
+def test_a_resume_into_a_folder_with_a_record_without_an_id(by_script, tmp_path):
+    """Somebody's `metrics.jsonl`, which the resume would cut."""
+    out = tmp_path / "out"
+    other = tmp_path / "other"
+    assert by_script(out) == []
+    other.mkdir()
+    (other / "metrics.jsonl").write_text('{"step": 9}\n')
+    before = hash_files(other)
+    assert len(by_script(out, resume=True, max_steps=3, run_dir=str(other))) == 1
+    assert hash_files(other) == before
+
+
 def test_a_resume_keeps_folders_that_are_not_of_the_run(by_script, tmp_path):
     """A user's own `checkpoint-1`, another run's `checkpoint-2`, and one that lies where the next will be written."""
     out = tmp_path / "out"

@@ -167,6 +167,7 @@ class CheckpointMixin:
             self.folders.check_nothing_foreign()
         else:
             self.folders.check_record_stays(self._resume.checkpoint)
+            self.folders.check_model_stays(self.base_name())
 
     def _begins_in_its_folder(self) -> bool:
         """

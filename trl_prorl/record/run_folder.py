@@ -107,8 +107,8 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
     """
     Raise an error for a folder with a link that leads out of it: whoever made the link would choose which files of
     this machine are read, overwritten, deleted or uploaded. The folder itself may be a link. A folder of the Hub's
-    cache keeps its links to the blobs of the same repository. Hidden folders are passed over: `output_dir` may be the
-    folder of a project.
+    cache keeps its links to the blobs of the same repository. Hidden folders are passed over, and so is the Python of
+    a virtual environment: `output_dir` may be the folder of a project.
 
     Args:
         folder (`str` or `os.PathLike`): The folder, which need not exist.
@@ -122,7 +122,7 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
     for parent, folders, files in os.walk(root):
         for name in sorted([*folders, *files]):
             link = os.path.join(parent, name)
-            if not os.path.islink(link):
+            if not os.path.islink(link) or _is_interpreter(link):
                 continue
             target = os.path.realpath(link)
             if not Path(target).is_relative_to(root) and os.path.dirname(target) != blobs:
@@ -132,6 +132,13 @@ def check_links(folder: str | os.PathLike, given: str | None = None) -> None:
                     f"{target!r}: remove the link, or replace it with a copy"
                 )
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != WANDB)
+
+
+def _is_interpreter(link: str) -> bool:
+    """Return whether a link is the Python of a virtual environment, which a project has in its folder."""
+    path = Path(link)
+    is_python = path.parent.name == "bin" and re.fullmatch(r"python[\d.]*", path.name)
+    return bool(is_python) and (path.parent.parent / "pyvenv.cfg").is_file()
 
 
 def _find_blobs(root: Path) -> str | None:
@@ -386,12 +393,35 @@ class RunFolders:
         """
         saved = saved_run_id(checkpoint)
         recorded = recorded_run_id(self.run_dir)
-        if recorded is None:
-            self.check_nothing_foreign()
-        elif saved not in (None, recorded):  # TRL's own trainer writes no id
+        if saved is None or saved == recorded:  # TRL's own trainer writes no id
+            return
+        if recorded is not None:
             raise ValueError(
                 f"run_dir={str(self.run_dir)!r} contains the log files of a different run than {checkpoint}, which "
                 "would be lost. Choose another run_dir, or move these files."
+            )
+        if checkpoint.resolve().parent == self.run_dir.resolve():  # the run's own folder, whose env.json is damaged
+            return
+        names = [path.name for path in find_named(self.run_dir, RECORD) if not _is_empty(path)]
+        if names:
+            raise ValueError(self._describe_foreign("run_dir", names))
+
+    def check_model_stays(self, base: str | None) -> None:
+        """
+        Raise an error for a resume whose end would replace the model that the run started from.
+
+        Args:
+            base (`str`, *optional*): The model's Hub name or folder.
+
+        Raises:
+            `ValueError`: `output_dir` is its folder.
+        """
+        is_here = base is not None and Path(base).is_dir() and Path(base).resolve() == self.output_dir.resolve()
+        if is_here and saved_run_id(self.output_dir) is None:  # else it is a run's own model
+            raise ValueError(
+                f"output_dir={str(self.output_dir)!r} is the folder of the starting model, which the trained model "
+                "would overwrite. Choose another output_dir, and set resume_from_checkpoint to the path of the "
+                "checkpoint."
             )
 
     # ------------------------------------------------------------------------------------ an earlier run
