@@ -91,12 +91,13 @@ def why_not_paired(a: RecordedRun, b: RecordedRun) -> str | None:
     second = require_passk(b)
     ids = first["prompt_ids"]
     other_ids = second["prompt_ids"]
-    if ids != other_ids:
+    same_prompts = bool(ids) and ids == other_ids
+    if not same_prompts:
         different = _different_data(a, b)
         if different:
             return f"the runs have {different}, so they cannot be compared"
     differing = []
-    for key in SAMPLING if ids == other_ids else EVALUATION:
+    for key in SAMPLING if same_prompts else EVALUATION:
         if first[key] != second[key]:
             differing.append(f"{key} {first[key]} and {second[key]}")
     size = [(passk["prompts"], passk["n"]) for passk in (first, second)]
