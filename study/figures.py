@@ -568,6 +568,8 @@ def step_cost_numbers() -> Iterator[Number]:
     for title, result in step_costs().items():
         for arm, other in pairs:
             yield Number("step_cost", title, arm, "speedup", *speedup(result, arm, other, "whole"), less=other)
+        for arm, part in product((DEFAULT, "plain packed", "floor"), ("generation", "update")):
+            yield Number("step_cost", title, arm, part, result[arm][part])
         reached = speedup(result, "plain packed", "floor", "whole")
         yield Number("step_cost", title, "plain packed", "reached", *reached, less="floor")
 

@@ -65,9 +65,8 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
         cast_head_to_fp32(model)
         add_fused_lm_head(model, trainer.temperature, cast_lm_head_to_fp32=True, outputs=("log_probs", "entropy"))
     if trainer.use_vllm and hasattr(trainer.vllm_generation, "llm"):  # an engine in this process
-        seed_requests(
-            trainer.vllm_generation, RequestSeeds(trainer)
-        )  # before the hand-over of adapters, which wraps the same method
+        # Before the hand-over of adapters, which wraps the same method.
+        seed_requests(trainer.vllm_generation, RequestSeeds(trainer))
     if args.vllm_enable_lora:
         hand_over_adapters(trainer.vllm_generation, policy)
     elif trainer.use_vllm and not is_sharded:

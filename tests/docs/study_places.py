@@ -73,6 +73,19 @@ FAST = {"no KL": "plain", "B": "B", "A": "A", "C hard": "C_hard", "fixed referen
 COST = "step_cost/ARM"
 TABLES = {
     "../docs/performance.md": {
+        "| layers of the model": [
+            (
+                [
+                    ", ".join(f"{{{COST}, 1 update/{arm}/{part}:n1}}" for arm in ("TRL β=0", "plain packed", "floor"))
+                    for part in ("generation", "update")
+                ],
+                {
+                    "Qwen2: full attention": "Qwen2",
+                    "Qwen3.5: Gated DeltaNet and full attention, 3 : 1": "Qwen3.5",
+                    "Gemma 3: sliding windows and full attention, 5 : 1": "Gemma 3",
+                },
+            ),
+        ],
         "| layers, per batch": [
             (
                 [

@@ -151,7 +151,7 @@ def told(cell):
 
 PARTS = {  # of pages that have other numbers, too
     "../README.md": r"(?ms)^## Results$.*?(?=^## )",
-    "../docs/performance.md": r"(?ms)^Speedup of a whole step.*?(?=^One CPU core)",
+    "../docs/performance.md": r"(?ms)^\*\*What is saved.*?(?=^One CPU core)",
 }
 
 

@@ -1,6 +1,7 @@
 """Checks before a model is loaded: training data, their length, metrics, and installed packages."""
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,9 +17,12 @@ from ..rollout.verdicts import draw_sizes, find_verifier
 from ..text import nearest
 
 
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # docs.vllm.ai, "Batch Invariance"
+
+
 def check_packages(args: ProRLConfig) -> None:
     """
-    Raise an error if a setting needs a package that is not installed.
+    Raise an error if a setting needs a package that is not installed, or that would change training.
 
     Raises:
         `ValueError`: The line names the key.
@@ -26,6 +30,13 @@ def check_packages(args: ProRLConfig) -> None:
     if args.use_vllm and not is_vllm_available():
         raise ValueError(
             "use_vllm=True needs vLLM, which is not installed. Run `pip install trl[vllm]`, or set use_vllm: false."
+        )
+    invariant = os.environ.get(BATCH_INVARIANT, "0")
+    if args.use_vllm and args.vllm_mode == "colocate" and invariant not in ("", "0"):
+        # In vLLM 0.22 to 0.31 it replaces `torch.bmm`.
+        raise ValueError(
+            f"{BATCH_INVARIANT}={invariant} with vllm_mode='colocate' replaces operations of torch in training, some "
+            f"by ones without a gradient. Unset {BATCH_INVARIANT}, or set vllm_mode: server."
         )
     installed = get_available_reporting_integrations()
     for name in args.report_to:

@@ -39,7 +39,6 @@ from ..refusals import refuse_unclean_schedule
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.adapter_requests import RANKS, let_engine_take_adapters
-from ..rollout.request_seeds import check_engine_environment
 from ..scoring.dropout import check_dropout_config
 from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
@@ -223,8 +222,6 @@ class Plan:
             places = set((getattr(model, "hf_device_map", None) or {}).values())
             if len(places) == 1 or (isinstance(model, str) and torch.cuda.device_count() < 2):
                 stack.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
-            if self.args.use_vllm and self.args.vllm_mode == "colocate":
-                check_engine_environment()
             if self.args.vllm_enable_lora:
                 config = self.given.get("peft_config") or model.peft_config["default"]
                 stack.enter_context(let_engine_take_adapters(_largest_rank(self.args, config)))

@@ -7,27 +7,11 @@ own makes a completion independent of everything else that was drawn, so that a 
 engine, samples what an uninterrupted one does.
 """
 
-import hashlib
-import os
 from collections import Counter
 
 from trl.generation.vllm_generation import VLLMGeneration
 
-
-BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # docs.vllm.ai, "Batch Invariance"
-
-
-def check_engine_environment() -> None:
-    """
-    Raise `ValueError` if vLLM's batch invariance is on. In the process of the trainer it replaces operations of torch:
-    in vLLM 0.22 to 0.31 `torch.bmm` by one without a gradient.
-    """
-    value = os.environ.get(BATCH_INVARIANT, "0")
-    if value not in ("", "0"):
-        raise ValueError(
-            f"{BATCH_INVARIANT}={value} with vllm_mode='colocate' replaces operations of torch in training, some by "
-            f"ones without a gradient. Unset {BATCH_INVARIANT}, or set vllm_mode: server."
-        )
+from ..adapters.growth import random_state
 
 
 class RequestSeeds:
@@ -52,9 +36,9 @@ class RequestSeeds:
             self._batches.clear()
         purpose = "train" if trainer.model.training else "eval"
         engine = trainer.accelerator.process_index // trainer.vllm_generation.tensor_parallel_size
-        name = f"{trainer.args.seed} {engine} {purpose} {self._step} {self._batches[purpose]}"
+        what = f"vLLM {engine}, {purpose} batch {self._batches[purpose]}"
         self._batches[purpose] += 1
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+        return random_state(trainer.args.seed, self._step, what).initial_seed()
 
 
 def seed_requests(generation: VLLMGeneration, seeds: RequestSeeds) -> None:
