@@ -31,6 +31,11 @@ logger = logging.getLogger(__name__)
 SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
 
 
+def buffer_file(process: int) -> str:
+    """Name the file of a process's buffer of samples."""
+    return f"buffer-{process}.safetensors"
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)

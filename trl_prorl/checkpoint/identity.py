@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..keys import FREE_KEYS, KEYS, switched_on
 from ..record.provenance import as_plain
 from ..text import short
-from .state import buffer_file
+from .files import buffer_file
 
 
 IDENTITY_FILE = "identity.json"

@@ -12,13 +12,14 @@ from transformers import EarlyStoppingCallback
 from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, NonFiniteError, RunError
+from ..parts import Part
 from ..quiet import without_warning
 from ..record.provenance import write_config, write_env
 from ..record.run_files import BASE_ADAPTER, NONFINITE, check_record, write_run_id
 from ..record.run_folder import COMPLETIONS, FolderLock, RunFolders, by_main_process
 from ..rollout.request_seeds import describe_engine
 from ..weights import load_checkpoint, whole_weights
-from .files import WholeCheckpoint, describe_failed_write, is_failed_write
+from .files import WholeCheckpoint, buffer_file, describe_failed_write, is_failed_write
 from .identity import (
     BATCH_KEYS,
     EVALUATIONS_ACT,
@@ -28,10 +29,8 @@ from .identity import (
     hyperparameters,
     restore_hyperparameters,
 )
-from .resume import Resume, find_best_beside
-from .rollback import PlannedRollback, Rollback, RollbackRequest
+from .resume import PlannedRollback, Resume, RollbackRequest, find_best_beside
 from .state import (
-    buffer_file,
     keep_parameters,
     load_buffer,
     log_to_json,
@@ -56,7 +55,7 @@ class CheckpointMixin:
     _model_name: str | None = None  # of the model that the trainer was given
     _loads_from: Path | None = None  # the checkpoint of which Trainer loads the weights
     _resume: Resume | None = None
-    rollback: Rollback | None = None
+    rollback: Part | None = None  # extras/rollback.py, of a run that goes back when it collapses
     _run_id: str | None = None  # of the run that `train` begins or continues
 
     def base_name(self) -> str | None:

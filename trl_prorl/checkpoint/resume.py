@@ -8,14 +8,64 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..record.run_files import AT_BOUNDARY, RESUME, read_json
-from ..record.run_folder import RunFolders
+from ..errors import RunError
+from ..record.run_files import AT_BOUNDARY, EVENTS_FILE, RESUME, ROLLBACK, read_json, read_jsonl
+from ..record.run_folder import CHECKPOINT, RunFolders
 from .files import find_checkpoint
 from .identity import IDENTITY_FILE, check_change, check_same_run
-from .rollback import checkpoint_after_rollback
+from .state import read_state
 
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlannedRollback:
+    """
+    A roll-back that is possible and not made yet.
+
+    Attributes:
+        checkpoint (`Path`): The run continues from here.
+        event (`dict[str, Any]`): The event for `events.jsonl`.
+    """
+
+    checkpoint: Path
+    event: dict[str, Any]
+
+
+class RollbackRequest(RunError):
+    """Leaves the training loop in the middle of it, so that `train` can continue from an earlier checkpoint."""
+
+    def __init__(self, planned: PlannedRollback):
+        super().__init__(f"step {planned.event['step_requested']}: {planned.event['reason']}")
+        self.planned = planned
+
+
+def last_rollback(run_dir: Path) -> dict[str, Any] | None:
+    """Return the last roll-back on record; earlier ones may have been behind its checkpoint."""
+    for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
+        if event["event"] == ROLLBACK:
+            return event
+    return None
+
+
+def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
+    """
+    Return the checkpoint from which a run goes on whose newest is `newest`.
+
+    It is another one if the run was killed in a roll-back, after its event and before the newer checkpoints were
+    renamed: the one that the event names.
+    """
+    last = last_rollback(run_dir)
+    if last is None:
+        return newest
+    step = int(CHECKPOINT.fullmatch(newest.name)[1])
+    if step <= last["step_applied"]:
+        return newest
+    state = read_state(newest)["parts"].get("rollback", {})
+    if state.get("known", 0) < last["rollbacks"]:
+        return newest.with_name(last["checkpoint"])
+    return newest
 
 
 @dataclass

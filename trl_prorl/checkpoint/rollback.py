@@ -15,49 +15,17 @@ ends as one that was not: before 3 nothing has happened yet, after it `checkpoin
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ..errors import RunError
 from ..guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 from ..parts import Part, make_event
-from ..record.run_files import EVENTS_FILE, REWARD_COLLAPSE, ROLLBACK, read_jsonl
-from ..record.run_folder import CHECKPOINT, steps_of
+from ..record.run_files import EVENTS_FILE, REWARD_COLLAPSE, ROLLBACK
+from ..record.run_folder import steps_of
 from .files import sync, why_unusable
-from .state import read_state
-
-
-@dataclass(frozen=True)
-class PlannedRollback:
-    """
-    A roll-back that is possible and not made yet.
-
-    Attributes:
-        checkpoint (`Path`): The run continues from here.
-        event (`dict[str, Any]`): The event for `events.jsonl`.
-    """
-
-    checkpoint: Path
-    event: dict[str, Any]
-
-
-class RollbackRequest(RunError):
-    """Leaves the training loop in the middle of it, so that `train` can continue from an earlier checkpoint."""
-
-    def __init__(self, planned: PlannedRollback):
-        super().__init__(f"step {planned.event['step_requested']}: {planned.event['reason']}")
-        self.planned = planned
-
-
-def last_rollback(run_dir: Path) -> dict[str, Any] | None:
-    """Return the last roll-back on record; earlier ones may have been behind its checkpoint."""
-    for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
-        if event["event"] == ROLLBACK:
-            return event
-    return None
+from .resume import PlannedRollback, last_rollback
 
 
 def count_rollbacks(run_dir: Path) -> int:
@@ -171,22 +139,3 @@ class Rollback(Part):
             group["initial_lr"] *= factor
         self.schedule.base_lrs = [rate * factor for rate in self.schedule.base_lrs]
         self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
-
-
-def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
-    """
-    Return the checkpoint from which a run goes on whose newest is `newest`.
-
-    It is another one if the run was killed in a roll-back, after its event and before the newer checkpoints were
-    renamed: the one that the event names.
-    """
-    last = last_rollback(run_dir)
-    if last is None:
-        return newest
-    step = int(CHECKPOINT.fullmatch(newest.name)[1])
-    if step <= last["step_applied"]:
-        return newest
-    state = read_state(newest)["parts"].get("rollback", {})
-    if state.get("known", 0) < last["rollbacks"]:
-        return newest.with_name(last["checkpoint"])
-    return newest

@@ -19,11 +19,6 @@ from trl.trainer.utils import strip_images_from_messages
 STATE_FILE = "prorl_state.json"
 
 
-def buffer_file(process: int) -> str:
-    """Name the file of a process's buffer of samples."""
-    return f"buffer-{process}.safetensors"
-
-
 def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
     """Write micro-batches, each a mapping of tensors and of values that JSON can hold."""
     tensors = {}
