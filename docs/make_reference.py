@@ -21,9 +21,9 @@ sys.path.insert(0, str(CHECKOUT))  # of several checkouts this one, whichever is
 from trl import GRPOConfig  # noqa: E402
 
 import trl_prorl  # noqa: E402
+from trl_prorl.columns import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
 from trl_prorl.keys import KEYS, TASK_KEYS  # noqa: E402
 from trl_prorl.launch.help import describe, own_keys  # noqa: E402
-from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey  # noqa: E402
 from trl_prorl.refusals import REFUSALS  # noqa: E402
 
 

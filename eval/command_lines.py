@@ -9,7 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-from trl_prorl.ending import NOTHING_CHANGED, Parser, announce, as_bad_input, end_at_once
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.gpucheck.parts import PARTS
@@ -23,6 +22,7 @@ from trl_prorl.eval.run_folder.reading import (
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.launch.command_line import check_arguments as check_training
 from trl_prorl.launch.command_line import recipe_name
+from trl_prorl.launch.ending import NOTHING_CHANGED, Parser, announce, as_bad_input, end_at_once
 from trl_prorl.tasks.plugin import load_plugin
 
 

@@ -31,7 +31,7 @@ from trl_prorl.eval.samples.models import Point, checkpoint_points
 from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.record.run_files import RUN_ID
+from trl_prorl.run_files import RUN_ID
 from trl_prorl.tasks.plugin import OWN
 
 

@@ -32,13 +32,19 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
 from trl_prorl.eval.pages.boundary import boundary_statements
 from trl_prorl.eval.pages.measured import Measured
-from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, rate_table, result_table, write_pictures
+from trl_prorl.eval.pages.passk import (
+    checkpoint_table,
+    parts_table,
+    rate_table,
+    result_table,
+    write_pictures,
+)
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json, writing
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_out_tasks
 from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.trainer_held_out import TrainerHeldOut
-from trl_prorl.record.run_files import RUN_ID
+from trl_prorl.run_files import RUN_ID
 from trl_prorl.tasks.plugin import OWN
 from trl_prorl.text import visible
 

@@ -29,7 +29,6 @@ from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
 from trl_prorl.config import ProRLConfig
-from trl_prorl.ending import NOTHING_CHANGED, as_bad_input
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
@@ -65,6 +64,7 @@ from trl_prorl.eval.readiness.signal import Rollouts, sample_starting_model, sig
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.launch.checks import check_packages
+from trl_prorl.launch.ending import NOTHING_CHANGED, as_bad_input
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder

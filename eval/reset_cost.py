@@ -15,13 +15,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from trl_prorl.embedded.shipped import byte_tokenizer
-from trl_prorl.ending import NOTHING_CHANGED, Parser
 from trl_prorl.eval.command import command, program_name
 from trl_prorl.eval.pages.table import Table, terminal
 from trl_prorl.eval.stepcost.settings import SHAPES, new_model
-from trl_prorl.resets.optimizer_state import reset_optimizer
-from trl_prorl.resets.treatments import TREATMENTS
-from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter
+from trl_prorl.launch.ending import NOTHING_CHANGED, Parser
+from trl_prorl.optimizer import reset_optimizer
+from trl_prorl.reference import AdapterReference, SnapshotReference, frozen_adapter
+from trl_prorl.treatments import TREATMENTS
 
 
 def build_policy(kind: str, args: argparse.Namespace):

@@ -17,12 +17,12 @@ import sys
 import torch
 from rich.progress import track
 
-from trl_prorl.ending import NOTHING_CHANGED
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.table import terminal
 from trl_prorl.eval.stepcost.measuring import measure, memory, tokens_per_step
 from trl_prorl.eval.stepcost.settings import BASELINE, parse, settings
 from trl_prorl.eval.stepcost.tables import draw, show, show_memory, show_tokens
+from trl_prorl.launch.ending import NOTHING_CHANGED
 
 
 @functools.partial(command, kept=NOTHING_CHANGED)

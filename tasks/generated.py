@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
-from trl_prorl.tasks.base import Task, build_dataset, check_integer, check_request, content_split, stable_hash
+from trl_prorl.tasks.base import (
+    Task,
+    build_dataset,
+    check_integer,
+    check_request,
+    content_split,
+    stable_hash,
+)
 
 
 if TYPE_CHECKING:

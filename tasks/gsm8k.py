@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 from trl_prorl.tasks.base import Task
 from trl_prorl.tasks.final_answer import MAX_LENGTH, NOT_A_UNIT, TAG
-from trl_prorl.tasks.loaded import FILES, Problem, by_question, load_problems, loaded_rows, need, split_training_file
+from trl_prorl.tasks.loaded import (
+    FILES,
+    Problem,
+    by_question,
+    load_problems,
+    loaded_rows,
+    need,
+    split_training_file,
+)
 from trl_prorl.tasks.math_equality import equal_number
 
 

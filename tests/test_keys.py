@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from trl_prorl import ProRLConfig
-from trl_prorl.checkpoint.identity import check_change
+from trl_prorl.identity import check_change
 from trl_prorl.keys import KEYS, Effect, Key, declared
 
 

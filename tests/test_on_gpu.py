@@ -12,9 +12,9 @@ import pytest
 import torch
 from run_record import read_rows as rows
 
-from trl_prorl.guards.finite import all_finite
-from trl_prorl.record.meter import StageTimer, measure_gpu
-from trl_prorl.rollout.draw import draw
+from trl_prorl.extras.finite import all_finite
+from trl_prorl.fast.draw import draw
+from trl_prorl.meter import StageTimer, measure_gpu
 
 
 pytestmark = pytest.mark.gpu

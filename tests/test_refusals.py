@@ -11,9 +11,8 @@ from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.keys import KEYS, TASK_KEYS
 from trl_prorl.launch.command_line import launcher_keys
 from trl_prorl.launch.recipe import parse_recipe
-from trl_prorl.refusals import refuse_losses
+from trl_prorl.refusals import NOT_NEGATIVE, POSITIVE, SHARES, WHOLE_FROM_1, refuse_losses
 from trl_prorl.train import TaskArguments
-from trl_prorl.trl_values import NOT_NEGATIVE, POSITIVE, SHARES, WHOLE_FROM_1
 
 
 CPU = {"output_dir": "run", "use_cpu": True, "bf16": False}

@@ -14,7 +14,7 @@ import yaml
 from run_record import error_lines, modification_times, read_events, read_rows, without_times
 
 from trl_prorl import ProRLConfig
-from trl_prorl.checkpoint.files import why_unusable
+from trl_prorl.checkpoint_files import why_unusable
 from trl_prorl.train import check_folder, task_reward
 
 

@@ -11,7 +11,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from trl_prorl import ProRLTrainer, upstream
-from trl_prorl.checkpoint.mixin import CheckpointMixin
+from trl_prorl.checkpoint import CheckpointMixin
 from trl_prorl.upstream import FACTS, VLLM_FACTS, check_upstream, tell_of_untested
 
 

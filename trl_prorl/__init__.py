@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from .eval.passk import evaluate
     from .eval.preflight import preflight
     from .launch.recipe import task_reward
-    from .resets.callbacks import ReferenceResetCallback
-    from .resets.triggers import KLSpike, Periodic, Reason, Stall, Trigger
+    from .resets import ReferenceResetCallback
     from .trainer import ProRLTrainer
+    from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
     from .weights import load_model
 
 
@@ -45,7 +45,7 @@ hold_old_names()
 _MODULES = {
     "ProRLConfig": "config",
     "ProRLTrainer": "trainer",
-    "ReferenceResetCallback": "resets.callbacks",
+    "ReferenceResetCallback": "resets",
     "drift": "eval.drift",
     "embedded_model": "embedded.shipped",
     "evaluate": "eval.passk",
@@ -59,7 +59,7 @@ def __getattr__(name: str):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f".{_MODULES.get(name, 'resets.triggers')}", __name__)
+        module = import_module(f".{_MODULES.get(name, 'triggers')}", __name__)
     except ImportError as error:
         from .upstream import with_cure
 

@@ -9,29 +9,26 @@ from accelerate.utils import is_peft_model
 from transformers import GenerationConfig
 from trl.trainer.utils import add_fused_lm_head
 
-from .adapters.checks import check_growing_model
-from .adapters.growing import Growth
-from .adapters.restart import Restart, warn_of_rounding
-from .adapters.stacked import FrozenRanks, frozen_parts
-from .checkpoint.identity import FROZEN_RANKS, base_parameters, dataset_hash, weights_hash
-from .checkpoint.rollback import Rollback
-from .guards.entropy_watch import EntropyWatch
-from .guards.guard_gap import GuardGap
-from .launch.acceleration import Acceleration, shards_weights
+from .extras.dynamic_sampling import DynamicSampling, SignalWatch
+from .extras.elastic import ElasticAverage, ElasticResets
+from .extras.entropy import EntropyWatch
+from .extras.growth import Growth
+from .extras.guard_gap import GuardGap
+from .extras.restart import Restart, warn_of_rounding
+from .extras.rollback import Rollback
+from .extras.stacking import FrozenRanks, frozen_parts
+from .extras.vllm import RequestSeeds, hand_over_adapters, keep_base_in_syncs, keep_unpacked, seed_requests
+from .fast.acceleration import Acceleration, shards_weights
+from .fast.dropout import check_dropout, check_randomness
+from .fast.head import add_frozen_head, cast_head_to_fp32, give_bias
+from .fast.lean_lora import use_lean_layers
+from .identity import FROZEN_RANKS, base_parameters, dataset_hash, weights_hash
+from .launch.adapters import check_growing_model
 from .launch.checks import check_in_one_place
+from .launch.model_defaults import describe_unused
 from .launch.plan import Plan
 from .launch.unread import check_adapter_names, check_generation_kwargs
 from .parts import Part
-from .resets.elastic import ElasticAverage, ElasticResets
-from .rollout.adapter_requests import hand_over_adapters
-from .rollout.dynamic_sampling import DynamicSampling
-from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
-from .rollout.model_defaults import describe_unused
-from .rollout.request_seeds import RequestSeeds, seed_requests
-from .rollout.signal_watch import SignalWatch
-from .scoring.dropout import check_dropout, check_randomness
-from .scoring.head import add_frozen_head, cast_head_to_fp32, give_bias
-from .scoring.lean_lora import use_lean_layers
 
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from . import __version__
-from .ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, end_at_once, in_one_line
+from .launch.ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, end_at_once, in_one_line
 from .launch.recipe_list import short_list, whole_list
 from .text import nearest
 

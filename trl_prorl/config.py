@@ -10,6 +10,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from .anchors import ANCHOR_KEYS, ANCHORS
 from .keys import (
     BARE_WORDS,
     FAST,
@@ -24,12 +25,10 @@ from .keys import (
     read_resume_word,
     switched_on_by_fast,
 )
-from .objective.anchors import ANCHOR_KEYS, ANCHORS
-from .objective.kl import gradient_bias
-from .refusals import REFUSALS
-from .resets.treatments import treatment_of
+from .kl import gradient_bias
+from .refusals import REFUSALS, check_mappings, check_training_values
 from .text import nearest, short
-from .trl_values import check_mappings, check_training_values
+from .treatments import treatment_of
 from .variants import variant_of
 
 

@@ -23,12 +23,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
-from .ending import DEBUG, INTERRUPTED, Parser, announce, as_bad_input, in_one_line
+from .launch.ending import DEBUG, INTERRUPTED, Parser, announce, as_bad_input, in_one_line
 from .launch.recipe_yaml import read_recipe
 from .launch.shipped_recipes import RECIPES
-from .record.provenance import identify
-from .record.run_files import read_jsonl
-from .record.run_folder import RunFolders, check_free, has_begun
+from .provenance import identify
+from .run_files import read_jsonl
+from .run_folder import RunFolders, check_free, has_begun
 from .text import visible
 
 

@@ -12,9 +12,9 @@ from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from .length_rewards import LENGTH_REWARDS
-from .objective.anchors import ANCHOR_KEYS, ANCHORS
-from .resets.treatments import names_with_alpha
+from .anchors import ANCHOR_KEYS, ANCHORS
+from .extras.length_rewards import LENGTH_REWARDS
+from .treatments import names_with_alpha
 
 
 ValueOf = Callable[[str], Any]  # returns the value of a key by name, `None` if a configuration lacks it
@@ -704,7 +704,7 @@ FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
 # Keys of ours with the values on and off, which YAML reads as true and false.
 BARE_WORDS = tuple(name for name, key in KEYS.items() if "off" in key.choices)
 # Keys of TRL and transformers on which no result of a run depends: paths, display, uploads and timeouts. Model and
-# data are compared by content, in checkpoint/identity.py.
+# data are compared by content, in identity.py.
 FREE_UPSTREAM_KEYS = (
     "output_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level "
     "log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "

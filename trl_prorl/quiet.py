@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 # Logged when PEFT imports bitsandbytes on a CPU with AVX512-BF16: an optional kernel for packed 4-bit weights, which a
-# model in training never has (`rollout/kept_weights.py`).
+# model in training never has (`extras/vllm.py`).
 KERNEL_LOGGER = "bitsandbytes.backends.cpu.ops"
 KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 

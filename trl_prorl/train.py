@@ -19,19 +19,31 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from .checkpoint.files import find_checkpoint, find_newest_checkpoint
-from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
+from .checkpoint_files import find_checkpoint, find_newest_checkpoint
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
-from .ending import describe_saved_state, end_interrupted, interrupt_as_usual, is_refusal_of_library
 from .errors import InputError, RunError
+from .extras.turns import make_environment, prepare_tokenizer
+from .identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import main  # noqa: F401  scripts import it from here
+from .launch.ending import (
+    describe_saved_state,
+    end_interrupted,
+    interrupt_as_usual,
+    is_refusal_of_library,
+)
 from .launch.model_name import find_model
 from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F401  likewise
-from .record.run_files import METRICS_FILE, WEIGHTS, check_record, read_json, recorded_run_id, saved_run_id
-from .record.run_folder import LOCK_FILE, RunFolders, by_main_process, check_free
-from .rollout.turns import make_environment, prepare_tokenizer
+from .run_files import (
+    METRICS_FILE,
+    WEIGHTS,
+    check_record,
+    read_json,
+    recorded_run_id,
+    saved_run_id,
+)
+from .run_folder import LOCK_FILE, RunFolders, by_main_process, check_free
 from .tasks.base import check_dataset
 from .text import shell_quote
 from .trainer import ProRLTrainer

@@ -18,41 +18,60 @@ from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 
-from .adapters.begun import AdapterAsBegun
-from .assembly import make_dynamic_sampling, optional_parts, prepare_policy, run_identity, warn_of_unused_defaults
-from .checkpoint.mixin import CheckpointMixin
-from .ending import describe_saved_state, tell_interrupted
+from .anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
+from .assembly import (
+    make_dynamic_sampling,
+    optional_parts,
+    prepare_policy,
+    run_identity,
+    warn_of_unused_defaults,
+)
+from .checkpoint import CheckpointMixin
 from .errors import EvaluationError, RewardError
-from .guards.finite import FiniteGuard
+from .extras.finite import FiniteGuard
+from .extras.turns import ReplyFailed
+from .extras.vllm import keep_weights
+from .fast.acceleration import has_images, shards_weights
+from .fast.generation import CompactGeneration
 from .hub.uploads import Uploads
-from .launch.acceleration import has_images, shards_weights
+from .kl import Aggregation, Anchors, Penalty, completion_mask, without_ratio, zero_masked
+from .launch.adapters import AdapterAsBegun
 from .launch.checks import choose_best_metric
+from .launch.ending import describe_saved_state, tell_interrupted
 from .launch.held_out import TrainingPrompts
+from .launch.model_defaults import plain_generation_config
 from .launch.plan import Plan
-from .launch.prompt_rows import Context, check_batch, check_tokens, named_sets, prompts_of, reserved_names
+from .launch.prompt_rows import (
+    Context,
+    check_batch,
+    check_tokens,
+    named_sets,
+    prompts_of,
+    reserved_names,
+)
+from .launch.terminal import Terminal, write_event_line
 from .launch.unread import check_optim_args, check_schedule
-from .objective.aggregation import Aggregation, without_ratio
-from .objective.anchors import Anchor, OldPolicyAnchor, ReferenceAnchor
-from .objective.masks import completion_mask, zero_masked
-from .objective.penalties import Anchors, Penalty
+from .meter import Meter, StageTimer
 from .parts import MicroBatch, Parts
-from .record.means import Means
-from .record.meter import Meter, StageTimer
-from .record.recorder import LOGGED, OF_TRL, OF_TRLS_REWARDS, Recorder
-from .record.run_files import RESET
-from .record.terminal import Terminal, write_event_line
-from .resets.callbacks import ReferenceResetCallback, configured_callback
-from .resets.controller import Reason, Resets
-from .rollout.evaluation_rows import TOKEN_LOSSES, EvaluationRows, count_rows
-from .rollout.generation import CompactGeneration
-from .rollout.kept_weights import keep_weights
-from .rollout.model_defaults import plain_generation_config
-from .rollout.outcome import Outcome, Rows, Sampled, count_written_by_others, keep_groups_together, set_advantages
-from .rollout.rewards import check_scored, guard_reward, settle_models
-from .rollout.turns import ReplyFailed
-from .rollout.verdicts import Verdicts
-from .scoring.references import AdapterReference, AnchorModels, check_trained
-from .scoring.scorer import PolicyPass, Scorer
+from .record import LOGGED, OF_TRL, OF_TRLS_REWARDS, Means, Recorder
+from .reference import AdapterReference, AnchorModels, PolicyPass, Scorer, check_trained
+from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
+from .rollout import (
+    TOKEN_LOSSES,
+    EvaluationRows,
+    Outcome,
+    Rows,
+    Sampled,
+    Verdicts,
+    check_scored,
+    count_rows,
+    count_written_by_others,
+    guard_reward,
+    keep_groups_together,
+    set_advantages,
+    settle_models,
+)
+from .run_files import RESET
 from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
 
 
@@ -774,7 +793,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         Args:
             rows (`list[dict]`): Rows with a `prompt`; by a single process.
 
-        Returns [`~trl_prorl.rollout.outcome.Sampled`]
+        Returns [`~trl_prorl.rollout.Sampled`]
         """
         self.model.train()  # rollouts of a step are drawn so
         inputs = [dict(row) for row in rows for _ in range(self.num_generations)]

@@ -23,7 +23,7 @@ from trl_prorl.eval.analysis.statistics import (
     t_interval,
 )
 from trl_prorl.eval.run_folder.run import RecordedRun, require_passk
-from trl_prorl.record.provenance import describe_evaluation
+from trl_prorl.provenance import describe_evaluation
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 

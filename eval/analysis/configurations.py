@@ -14,7 +14,7 @@ from trl_prorl.eval.run_folder.run import (
     require_passk,
 )
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS, is_on
-from trl_prorl.record.provenance import passk_command
+from trl_prorl.provenance import passk_command
 from trl_prorl.variants import NEVER_RESET, VARIANTS
 
 

@@ -8,13 +8,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from trl_prorl.eval.analysis.configurations import (
-    TASK,
-    arm_labels,
-    repetitions,
-    setting,
-    why_not_paired,
-)
+from trl_prorl.eval.analysis.configurations import TASK, arm_labels, repetitions, setting, why_not_paired
 from trl_prorl.eval.analysis.passk import SIDES, gain, largest_k, per_prompt, score
 from trl_prorl.eval.analysis.stability import LEAST_STEPS
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds

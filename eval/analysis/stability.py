@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.guards.collapse import COLLAPSE_SHARE, LAST_SHARE, SMOOTHING_STEPS, end_by_best
+from trl_prorl.extras.collapse import COLLAPSE_SHARE, LAST_SHARE, SMOOTHING_STEPS, end_by_best
 from trl_prorl.variants import VARIANTS
 
 

@@ -20,7 +20,7 @@ from trl_prorl.eval.gpucheck.rollouts import sample_tokens
 from trl_prorl.eval.readiness.memory import process_share
 from trl_prorl.eval.stepcost.settings import ARMS, Batches, parse
 from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
-from trl_prorl.record.run_files import METRICS, METRICS_FILE, read_jsonl
+from trl_prorl.run_files import METRICS, METRICS_FILE, read_jsonl
 
 
 NAME = "A"

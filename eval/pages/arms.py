@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+from trl_prorl.anchors import ANCHOR_KEYS
 from trl_prorl.eval.analysis.configurations import REPETITION_KEYS
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
 from trl_prorl.eval.run_folder.run import MODEL, RecordedRun
-from trl_prorl.objective.anchors import ANCHOR_KEYS
-from trl_prorl.record.run_files import training_note
+from trl_prorl.run_files import training_note
 from trl_prorl.variants import VARIANTS
 
 

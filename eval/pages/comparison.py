@@ -5,12 +5,7 @@ from collections.abc import Mapping
 
 from rich.table import Table as RichTable
 
-from trl_prorl.eval.analysis.compare import (
-    Comparison,
-    Verdict,
-    compare_with_references,
-    verdicts,
-)
+from trl_prorl.eval.analysis.compare import Comparison, Verdict, compare_with_references, verdicts
 from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
@@ -27,8 +22,8 @@ from trl_prorl.eval.pages.table import (
     table_of,
 )
 from trl_prorl.eval.run_folder.run import RecordedRun
-from trl_prorl.record.provenance import describe_evaluation
-from trl_prorl.record.run_files import training_note
+from trl_prorl.provenance import describe_evaluation
+from trl_prorl.run_files import training_note
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 

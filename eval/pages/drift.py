@@ -11,7 +11,7 @@ from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.files import replaced
-from trl_prorl.record.run_files import training_note
+from trl_prorl.run_files import training_note
 
 
 # Title and unit of each measure's panel.

@@ -34,7 +34,7 @@ from trl_prorl.eval.pages.plotting import (
     write_sheet,
 )
 from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
-from trl_prorl.record.run_files import training_note
+from trl_prorl.run_files import training_note
 from trl_prorl.text import visible
 
 

@@ -20,7 +20,7 @@ from trl_prorl.eval.analysis.frame import Frame, ReportArm
 from trl_prorl.eval.analysis.stability import band, why_no_curves
 from trl_prorl.eval.run_folder.run import RecordedRun
 from trl_prorl.files import replaced
-from trl_prorl.record.run_files import GROWTH, GUARD_GAP
+from trl_prorl.run_files import GROWTH, GUARD_GAP
 from trl_prorl.text import visible
 from trl_prorl.variants import VARIANTS
 

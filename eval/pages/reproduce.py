@@ -2,7 +2,7 @@
 
 from trl_prorl.eval.pages.document import Code, Section, Text
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, RecordedRun
-from trl_prorl.record.provenance import describe_evaluation, plugin_options
+from trl_prorl.provenance import describe_evaluation, plugin_options
 from trl_prorl.text import shell_quote
 
 

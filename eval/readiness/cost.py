@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import psutil
 
+from trl_prorl.anchors import ANCHORS
 from trl_prorl.config import ProRLConfig
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.first_steps import FirstSteps
 from trl_prorl.eval.readiness.memory import USABLE
-from trl_prorl.objective.anchors import ANCHORS
 
 
 OF_GENERATION = ("rollout", *(anchor.name for anchor in ANCHORS))

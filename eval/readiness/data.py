@@ -13,7 +13,7 @@ from trl_prorl.errors import RewardError
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.launch.held_out import prompt_key
 from trl_prorl.pass_at_k import as_verdict
-from trl_prorl.rollout.outcome import weighted_sum
+from trl_prorl.rollout import weighted_sum
 
 
 MAX_ACCEPTED = 0.1  # share of other rows' answers that may be correct by chance, as in tasks with few answers

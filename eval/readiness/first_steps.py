@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
+from trl_prorl import kl
 from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.eval.readiness.memory import GIB, process_share
-from trl_prorl.objective import kl
-from trl_prorl.objective.masks import completion_mask
-from trl_prorl.record.run_files import METRICS_FILE
-from trl_prorl.record.terminal import LORA_RATES
+from trl_prorl.kl import completion_mask
+from trl_prorl.launch.terminal import LORA_RATES
+from trl_prorl.run_files import METRICS_FILE
 
 
 STEPS = 2

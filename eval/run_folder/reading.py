@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from trl_prorl import run_files
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
-from trl_prorl.record import run_files
-from trl_prorl.record.run_files import RUN_ID, is_of_other_run
-from trl_prorl.record.run_folder import check_links, exclusive, has_begun
+from trl_prorl.run_files import RUN_ID, is_of_other_run
+from trl_prorl.run_folder import check_links, exclusive, has_begun
 from trl_prorl.text import visible
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from trl_prorl.errors import InputError
-from trl_prorl.record.provenance import describe_evaluation
+from trl_prorl.provenance import describe_evaluation
 from trl_prorl.text import visible
 from trl_prorl.variants import VARIANTS, describe_missing_reset
 

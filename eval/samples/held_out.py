@@ -14,7 +14,6 @@ import torch
 from transformers import set_seed
 
 from trl_prorl import tasks
-from trl_prorl.environment import installed
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import PASSK_FILE, load_config, read_env, read_evaluation
 from trl_prorl.eval.samples.local_paths import with_local_paths
@@ -39,10 +38,11 @@ from trl_prorl.eval.samples.sampling import (
 )
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.launch.environment import installed
 from trl_prorl.launch.held_out import TrainingPrompts
 from trl_prorl.launch.prompt_rows import check_prompts
-from trl_prorl.record.provenance import describe_evaluation, plugin_options
-from trl_prorl.record.run_folder import check_links
+from trl_prorl.provenance import describe_evaluation, plugin_options
+from trl_prorl.run_folder import check_links
 from trl_prorl.tasks import plugin
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.text import visible

@@ -8,9 +8,9 @@ from trl_prorl.embedded.gguf_base import gguf_model, gguf_sha256, is_gguf
 from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.record.provenance import fingerprint, is_hub_name
-from trl_prorl.record.run_files import RUN_ID, saved_run_id
-from trl_prorl.record.run_folder import check_links
+from trl_prorl.provenance import fingerprint, is_hub_name
+from trl_prorl.run_files import RUN_ID, saved_run_id
+from trl_prorl.run_folder import check_links
 
 
 def with_local_paths(run_dir: Path, config: dict) -> dict:

@@ -14,14 +14,14 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from trl_prorl.environment import cpu_computes_bf16
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.local_paths import find_output_dir
 from trl_prorl.files import file_sha256
-from trl_prorl.record.provenance import WEIGHTS, hub_commit
-from trl_prorl.record.run_files import BASE_ADAPTER, METRICS, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id
-from trl_prorl.record.run_folder import check_links
+from trl_prorl.launch.environment import cpu_computes_bf16
+from trl_prorl.provenance import WEIGHTS, hub_commit
+from trl_prorl.run_files import BASE_ADAPTER, METRICS, METRICS_FILE, RUN_ID, read_jsonl, saved_run_id
+from trl_prorl.run_folder import check_links
 from trl_prorl.weights import load_model, named_class
 
 

@@ -19,8 +19,8 @@ import pandas as pd
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.files import replaced
-from trl_prorl.record.run_files import read_json
-from trl_prorl.record.run_folder import exclusive
+from trl_prorl.run_files import read_json
+from trl_prorl.run_folder import exclusive
 from trl_prorl.text import visible
 
 

@@ -8,7 +8,6 @@ from uuid import uuid4
 import torch
 from peft import PeftModel
 
-from trl_prorl.checkpoint.identity import base_parameters, weights_hash
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.held_out import HeldOut, split_of
@@ -18,8 +17,9 @@ from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.record.run_folder import check_links
-from trl_prorl.scoring.trial import evaluation_mode
+from trl_prorl.fast.trial import evaluation_mode
+from trl_prorl.identity import base_parameters, weights_hash
+from trl_prorl.run_folder import check_links
 
 
 class TrainerHeldOut(HeldOut):

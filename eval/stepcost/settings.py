@@ -8,8 +8,8 @@ import random
 from pathlib import Path
 
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.ending import Parser
 from trl_prorl.eval.command import program_name
+from trl_prorl.launch.ending import Parser
 
 
 SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vocabulary

@@ -1,6 +1,6 @@
 """How many tokens a step computes: as TRL pads them, and what is left if nothing is computed twice."""
 
-from trl_prorl.rollout.prompts import find_distinct
+from trl_prorl.launch.prompts import find_distinct
 
 
 def count_tokens(

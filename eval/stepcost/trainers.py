@@ -24,11 +24,11 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval.stepcost.settings import Batches, new_model
-from trl_prorl.rollout.cache_rows import cache_among, repeat_rows
-from trl_prorl.rollout.prompts import find_distinct, pad_left
-from trl_prorl.scoring.head import add_frozen_head
-from trl_prorl.scoring.packing import packed_logps
-from trl_prorl.scoring.prefix_states import accept_prefixes
+from trl_prorl.fast.cache_rows import cache_among, repeat_rows
+from trl_prorl.fast.head import add_frozen_head
+from trl_prorl.fast.packing import packed_logps
+from trl_prorl.fast.prefix_states import accept_prefixes
+from trl_prorl.launch.prompts import find_distinct, pad_left
 
 
 FIRST = 8  # first token id that identifies a completion; lower ids are special tokens

@@ -21,8 +21,8 @@ from tiny_run import (
 )
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from trl_prorl.adapters.growth import list_factors
-from trl_prorl.adapters.restart import Restart
+from trl_prorl.extras.growth import list_factors
+from trl_prorl.extras.restart import Restart
 from trl_prorl.launch.plan import Plan
 
 

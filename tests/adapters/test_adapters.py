@@ -11,7 +11,7 @@ from tiny_run import LORA, logits
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOTrainer
 
-from trl_prorl.adapters import checks
+from trl_prorl.launch import adapters as checks
 
 
 @pytest.fixture

@@ -15,12 +15,11 @@ from tiny_run import BEST, LORA, QUESTIONS, AtBoundary, load_adapter, logits, se
 from transformers import AutoModelForCausalLM
 
 from trl_prorl import ProRLConfig
-from trl_prorl.adapters.checks import check_growing_model
-from trl_prorl.adapters.growing import Growth
-from trl_prorl.adapters.growth import list_factors, random_state
+from trl_prorl.extras.growth import Growth, list_factors, random_state
+from trl_prorl.launch.adapters import check_growing_model
 from trl_prorl.launch.plan import Plan
-from trl_prorl.record.meter import StageTimer
-from trl_prorl.scoring.references import frozen_adapter
+from trl_prorl.meter import StageTimer
+from trl_prorl.reference import frozen_adapter
 
 
 # Two steps a generation, so that growth is requested at 2, and applied there.

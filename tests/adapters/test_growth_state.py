@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers.optimization import Adafactor
 
-from trl_prorl.adapters.growth import check_growing_optimizer, migrate_state, resize
-from trl_prorl.resets.optimizer_state import reset_optimizer
+from trl_prorl.extras.growth import check_growing_optimizer, migrate_state, resize
+from trl_prorl.optimizer import reset_optimizer
 
 
 LR = 0.1

@@ -11,9 +11,9 @@ from tiny_run import BEST, LORA, QUESTIONS, disturb_adapter, load_adapter, logit
 from trl import GRPOTrainer
 
 from trl_prorl import evaluate
-from trl_prorl.adapters.growth import list_factors
-from trl_prorl.adapters.stacked import check_optimizer_by_entry
 from trl_prorl.eval.samples.models import base_point, load_point
+from trl_prorl.extras.growth import list_factors
+from trl_prorl.extras.stacking import check_optimizer_by_entry
 from trl_prorl.launch.plan import Plan
 
 

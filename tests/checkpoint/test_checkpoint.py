@@ -15,12 +15,12 @@ from run_record import read_events, read_rows, without_times
 from tiny_run import BEST, QUESTIONS, set_evaluations
 from transformers import Trainer, TrainerCallback
 
-from trl_prorl.checkpoint import files as on_disk
-from trl_prorl.checkpoint.files import find_checkpoint, find_newest_checkpoint, why_unusable
-from trl_prorl.checkpoint.state import log_to_json
+from trl_prorl import checkpoint_files as on_disk
+from trl_prorl.checkpoint import log_to_json
+from trl_prorl.checkpoint_files import find_checkpoint, find_newest_checkpoint, why_unusable
 from trl_prorl.errors import CheckpointError
 from trl_prorl.files import file_sha256
-from trl_prorl.record.run_folder import RunFolders
+from trl_prorl.run_folder import RunFolders
 
 
 def write(folder, step, resumable=True, **files):
@@ -175,7 +175,7 @@ def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("trl_prorl.record.run_folder.shutil.rmtree", broken_off)
+        patch.setattr("trl_prorl.run_folder.shutil.rmtree", broken_off)
         RunFolders(tmp_path).remove_oldest(4, 1, None)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
     RunFolders(tmp_path).clear_leftovers()

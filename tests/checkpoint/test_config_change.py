@@ -10,10 +10,9 @@ from run_record import read_events, read_rows
 from tiny_run import constant
 from transformers import AutoModelForCausalLM
 
-from trl_prorl import ProRLConfig, train
-from trl_prorl.checkpoint import identity
-from trl_prorl.checkpoint.identity import changing_keys, check_change, differences
-from trl_prorl.resets.triggers import KLSpike, Stall, TriggerSet
+from trl_prorl import ProRLConfig, identity, train
+from trl_prorl.identity import changing_keys, check_change, differences
+from trl_prorl.triggers import KLSpike, Stall, TriggerSet
 
 
 # Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.

@@ -5,7 +5,7 @@ from run_record import hash_files, read_rows
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.checkpoint.files import find_checkpoint
+from trl_prorl.checkpoint_files import find_checkpoint
 
 
 SAVED = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}

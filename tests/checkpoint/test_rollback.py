@@ -12,9 +12,9 @@ from run_record import read_rows as rows
 from run_record import without_times
 from tiny_run import QUESTIONS, vowels
 
-from trl_prorl.checkpoint.rollback import Rollback
 from trl_prorl.errors import NonFiniteError, RewardError
-from trl_prorl.guards.collapse import end_by_best
+from trl_prorl.extras.collapse import end_by_best
+from trl_prorl.extras.rollback import Rollback
 from trl_prorl.parts import Part
 
 

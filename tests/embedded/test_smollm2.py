@@ -16,7 +16,7 @@ from trl_prorl.embedded.shipped import embedded_model, weights_sha256
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.files import file_sha256
 from trl_prorl.hub.card import model_card
-from trl_prorl.record.provenance import identify
+from trl_prorl.provenance import identify
 from trl_prorl.train import find_model
 
 

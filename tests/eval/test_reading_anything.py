@@ -17,7 +17,7 @@ from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.samples.held_out import check_run
 from trl_prorl.eval.samples.models import find_trained_model
 from trl_prorl.hub.card import model_card
-from trl_prorl.record.run_files import METRICS, JsonLines, check_record, read_jsonl, read_yaml
+from trl_prorl.run_files import METRICS, JsonLines, check_record, read_jsonl, read_yaml
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}

@@ -13,15 +13,15 @@ from run_record import read_events, read_rows
 from tiny_run import constant
 from transformers import TrainerCallback
 
-from trl_prorl.checkpoint.files import find_newest_checkpoint
+from trl_prorl.checkpoint_files import find_newest_checkpoint
 from trl_prorl.errors import NonFiniteError
-from trl_prorl.guards.entropy_watch import EntropyWatch
-from trl_prorl.guards.finite import FiniteGuard, all_finite, first_nonfinite
-from trl_prorl.guards.guard_gap import WINDOW, GuardGap
-from trl_prorl.objective.penalties import Anchors
+from trl_prorl.extras.entropy import EntropyWatch
+from trl_prorl.extras.finite import FiniteGuard, all_finite, first_nonfinite
+from trl_prorl.extras.guard_gap import WINDOW, GuardGap
+from trl_prorl.kl import Anchors
+from trl_prorl.meter import Meter
 from trl_prorl.parts import MicroBatch
-from trl_prorl.record.meter import Meter
-from trl_prorl.record.recorder import Recorder
+from trl_prorl.record import Recorder
 from trl_prorl.train import main
 
 
@@ -224,7 +224,7 @@ def test_its_memory_goes_on_in_another_process():
 
 @pytest.mark.parametrize("steps, warns", [(2, True), (3, False)])
 def test_a_run_too_short_for_the_guard_says_so(run, monkeypatch, caplog, steps, warns):
-    monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 2)
+    monkeypatch.setattr("trl_prorl.extras.guard_gap.WINDOW", 2)
     reward = constant(1.0, lambda completions, **columns: [True] * len(completions))
     with caplog.at_level(logging.WARNING):
         run(reward=reward, max_steps=steps, guard_gap=0.1)
@@ -240,7 +240,7 @@ def test_gold_is_the_share_that_the_verifier_accepts(run):
 
 @pytest.mark.parametrize("action", ["event", "reset", "stop"])
 def test_a_run_whose_reward_is_gamed(run, monkeypatch, caplog, action):
-    monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 2)
+    monkeypatch.setattr("trl_prorl.extras.guard_gap.WINDOW", 2)
     verdicts = iter([1.0, 1.0] + [0.0] * 20)
     reward = constant(1.0, lambda completions, **columns: [next(verdicts)] * len(completions))
     keys = {"beta": 0.1, "guard_gap": 0.6, "guard_gap_action": action, "num_iterations": 1, "save_strategy": "steps"}

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from tiny_run import load_adapter
 from transformers import AutoModelForCausalLM
 
-from trl_prorl.checkpoint.files import why_unusable
+from trl_prorl.checkpoint_files import why_unusable
 from trl_prorl.errors import PushError
 from trl_prorl.eval import push as command
 from trl_prorl.hub import publish
 from trl_prorl.launch.plan import Plan
-from trl_prorl.record.run_files import write_run_id
+from trl_prorl.run_files import write_run_id
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "grpo_variantA.py"

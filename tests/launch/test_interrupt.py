@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
-from trl_prorl.checkpoint.files import find_newest_checkpoint
-from trl_prorl.ending import end_at_once, interrupt_as_usual
+from trl_prorl.checkpoint_files import find_newest_checkpoint
+from trl_prorl.launch.ending import end_at_once, interrupt_as_usual
 
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from trl_prorl import embedded_model, evaluate
 from trl_prorl.launch import model_name
 from trl_prorl.launch.model_name import find_model
-from trl_prorl.record.provenance import identify
+from trl_prorl.provenance import identify
 
 
 NAMED = {"model": "embedded:sorting", "trainer_kwargs": {"processing_class": None}}

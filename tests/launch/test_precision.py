@@ -7,9 +7,9 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
-from trl_prorl import environment, train
-from trl_prorl.environment import cpu_computes_bf16
-from trl_prorl.launch import precision
+from trl_prorl import train
+from trl_prorl.launch import environment, precision
+from trl_prorl.launch.environment import cpu_computes_bf16
 from trl_prorl.launch.recipe import parse_recipe
 
 

@@ -8,8 +8,8 @@ from tiny_run import MovedEveryGeneration
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig
-from trl_prorl.objective.advantages import ESTIMATORS, estimate
-from trl_prorl.objective.aggregation import token_weights
+from trl_prorl.advantages import ESTIMATORS, estimate
+from trl_prorl.kl import token_weights
 
 
 GROUPS = [1.0, 0.0, 0.0, 3.0], [0.5, 0.5, 0.5, 0.5]

@@ -6,7 +6,7 @@ import pytest
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig
-from trl_prorl.objective.penalties import Anchors
+from trl_prorl.kl import Anchors
 
 
 def configured(tmp_path, **keys):

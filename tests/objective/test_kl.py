@@ -9,9 +9,16 @@ from run_record import read_rows as rows
 from tiny_run import record_results
 
 from trl_prorl import ProRLConfig
+from trl_prorl.advantages import estimate
 from trl_prorl.errors import NonFiniteError
-from trl_prorl.objective.advantages import estimate
-from trl_prorl.objective.kl import ESTIMATORS, beyond_clamp, gradient_bias, importance_ratio, kl_penalty, kl_values
+from trl_prorl.kl import (
+    ESTIMATORS,
+    beyond_clamp,
+    gradient_bias,
+    importance_ratio,
+    kl_penalty,
+    kl_values,
+)
 
 
 VOCABULARY = 3

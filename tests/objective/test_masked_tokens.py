@@ -9,10 +9,9 @@ from run_record import read_rows, without_times
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-from trl_prorl.objective.aggregation import token_weights
-from trl_prorl.objective.penalties import Anchors
-from trl_prorl.record.meter import Meter
-from trl_prorl.scoring import scorer
+from trl_prorl import reference as scorer
+from trl_prorl.kl import Anchors, token_weights
+from trl_prorl.meter import Meter
 
 
 # Of one scoring after another, so that log-ratios of both signs overflow in fp32, whose exp does so beyond 88.

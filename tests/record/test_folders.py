@@ -7,7 +7,7 @@ import pytest
 from run_record import error_lines, hash_files, read_rows
 from tiny_run import QUESTIONS
 
-from trl_prorl.record.run_folder import RECORD, SAVED, RunFolders, find_named
+from trl_prorl.run_folder import RECORD, SAVED, RunFolders, find_named
 
 
 ROOT = Path(__file__).parents[2]

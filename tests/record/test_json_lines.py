@@ -2,7 +2,7 @@
 
 import json
 
-from trl_prorl.record.run_files import JsonLines, read_jsonl
+from trl_prorl.run_files import JsonLines, read_jsonl
 
 
 def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_prorl.errors import InputError
-from trl_prorl.record.run_folder import check_links
+from trl_prorl.run_folder import check_links
 
 
 @pytest.fixture

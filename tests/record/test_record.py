@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from trl_prorl import ProRLConfig
 from trl_prorl.hub.card import read_record
 from trl_prorl.hub.publish import files_to_push
-from trl_prorl.record.provenance import write_config, write_env
-from trl_prorl.record.run_files import RUN_ID_FILE, is_of_other_run, recorded_run_id, saved_run_id
+from trl_prorl.provenance import write_config, write_env
+from trl_prorl.run_files import RUN_ID_FILE, is_of_other_run, recorded_run_id, saved_run_id
 
 
 def config(folder, **keys):

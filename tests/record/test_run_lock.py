@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from run_record import error_lines, modification_times, read_rows
 
-from trl_prorl import train
-from trl_prorl.record import run_folder
-from trl_prorl.record.run_folder import LOCK_FILE, FolderInUseError, FolderLock, check_free
+from trl_prorl import run_folder, train
+from trl_prorl.run_folder import LOCK_FILE, FolderInUseError, FolderLock, check_free
 
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +52,7 @@ def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
 
 HOLDER = """
 import os, sys, time
-from trl_prorl.record.run_folder import FolderLock
+from trl_prorl.run_folder import FolderLock
 lock = FolderLock(sys.argv[1])
 lock.hold()
 if (child := os.fork()):
@@ -84,7 +83,7 @@ WITHOUT_FCNTL = """
 import sys
 sys.modules["fcntl"] = None
 import trl_prorl.train
-from trl_prorl.record.run_folder import FolderInUseError, FolderLock
+from trl_prorl.run_folder import FolderInUseError, FolderLock
 lock = FolderLock(sys.argv[1])
 lock.hold()
 try:
@@ -105,7 +104,7 @@ def test_where_the_kernel_has_no_locks_a_folder_has_one_holder_too(tmp_path):
 KILLED_WITHOUT_FCNTL = """
 import os, sys
 sys.modules["fcntl"] = None
-from trl_prorl.record.run_folder import FolderLock, RunFolders
+from trl_prorl.run_folder import FolderLock, RunFolders
 folders = RunFolders(sys.argv[1])
 folders.check_usable()
 lock = FolderLock(*folders.paths.values())

@@ -8,7 +8,7 @@ import pandas
 import pytest
 from run_record import read_rows
 
-from trl_prorl.record.terminal import describe_processes
+from trl_prorl.launch.terminal import describe_processes
 
 
 SMALL = "--max_steps 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --logging_steps 1".split()

@@ -24,7 +24,7 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
-from trl_prorl.resets.learning_rate import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
+from trl_prorl.optimizer import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 
 
 def steps(trainer):

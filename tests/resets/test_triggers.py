@@ -6,7 +6,7 @@ import math
 import pytest
 
 from trl_prorl import KLSpike, Periodic, ProRLConfig, Stall
-from trl_prorl.resets.triggers import Trigger, TriggerSet, configured_triggers
+from trl_prorl.triggers import Trigger, TriggerSet, configured_triggers
 
 
 NAN = math.nan

@@ -18,16 +18,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.rollout.cache_rows import RoomyLayer
-from trl_prorl.rollout.compact import compact_sample
-from trl_prorl.rollout.compact_probe import probe
-from trl_prorl.rollout.draw import BLOCK, draw
-from trl_prorl.rollout.generation import MERGED_BOUND
-from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
-from trl_prorl.rollout.prompts import cut_at_end, find_distinct, pad_left
-from trl_prorl.rollout.thinking import make_interrupted_rollout
-from trl_prorl.scoring.head import cast_head_to_fp32
-from trl_prorl.scoring.trial import evaluation_mode, try_model
+from trl_prorl.extras.thinking import make_interrupted_rollout
+from trl_prorl.fast.cache_rows import RoomyLayer
+from trl_prorl.fast.compact import compact_sample
+from trl_prorl.fast.compact_probe import probe
+from trl_prorl.fast.draw import BLOCK, draw
+from trl_prorl.fast.generation import MERGED_BOUND
+from trl_prorl.fast.head import cast_head_to_fp32
+from trl_prorl.fast.merged_copy import MergedCopy, why_not_merged
+from trl_prorl.fast.trial import evaluation_mode, try_model
+from trl_prorl.launch.prompts import cut_at_end, find_distinct, pad_left
 
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]
@@ -57,7 +57,7 @@ def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, **keys
 @pytest.fixture(params=[1, 16])
 def seldom(request, monkeypatch):
     """How often the device is looked at: rows that have ended go on as padding until then."""
-    monkeypatch.setattr("trl_prorl.rollout.compact.tokens_between_checks", lambda device: request.param)
+    monkeypatch.setattr("trl_prorl.fast.compact.tokens_between_checks", lambda device: request.param)
     return request.param
 
 
@@ -103,7 +103,7 @@ class Looks(TorchDispatchMode):
 
 
 def test_a_device_is_waited_for_once_in_sixteen_tokens(model, monkeypatch):
-    monkeypatch.setattr("trl_prorl.rollout.compact.tokens_between_checks", lambda device: 16)
+    monkeypatch.setattr("trl_prorl.fast.compact.tokens_between_checks", lambda device: 16)
     looks = []
     for tokens in (16, 80):
         with monkeypatch.context() as patch, Looks(patch) as seen:
@@ -244,7 +244,7 @@ def holds_merged_weights(merged):
 @pytest.mark.parametrize("keys", ADAPTERS.values(), ids=ADAPTERS)
 def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_model, keys, packs, monkeypatch):
     if not packs:
-        monkeypatch.setattr("trl_prorl.rollout.merged_copy.can_be_packed", lambda layer: False)
+        monkeypatch.setattr("trl_prorl.fast.merged_copy.can_be_packed", lambda layer: False)
     policy = load_with_new_adapter(tiny_model, **keys)
     before = {name: param.clone() for name, param in policy.named_parameters()}
     assert why_not_merged(policy) is None
@@ -432,9 +432,9 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
     assert trainer.parts["generation"].merged.on
 
     # Above the bound the next generation comes from the policy, which rounds too: it may be as far from itself.
-    monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", below[0] / 2)
+    monkeypatch.setattr("trl_prorl.fast.generation.MERGED_BOUND", below[0] / 2)
     for more, leaves in ((100.0, False), (0.01, True)):
-        monkeypatch.setattr("trl_prorl.rollout.generation.MORE_THAN_POLICY", more)
+        monkeypatch.setattr("trl_prorl.fast.generation.MORE_THAN_POLICY", more)
         trainer = bf16()
         refreshed = record_results(trainer.parts["generation"].copy, "refresh")
         trainer.train()

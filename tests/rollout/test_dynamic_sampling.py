@@ -10,11 +10,11 @@ import torch
 from run_record import read_rows as rows
 from tiny_run import constant
 
-from trl_prorl.length_rewards import cosine, cosine_length_reward, is_on, target_length_reward
-from trl_prorl.objective.advantages import estimate
-from trl_prorl.rollout.dynamic_sampling import deciding_rewards, next_rows, replace_groups, undecided_groups
-from trl_prorl.rollout.outcome import Outcome, set_advantages
-from trl_prorl.rollout.thinking import make_interrupted_rollout
+from trl_prorl.advantages import estimate
+from trl_prorl.extras.dynamic_sampling import deciding_rewards, next_rows, replace_groups, undecided_groups
+from trl_prorl.extras.length_rewards import cosine, cosine_length_reward, is_on, target_length_reward
+from trl_prorl.extras.thinking import make_interrupted_rollout
+from trl_prorl.rollout import Outcome, set_advantages
 from trl_prorl.train import TaskArguments
 
 

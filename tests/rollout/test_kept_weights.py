@@ -18,9 +18,9 @@ from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.extras.vllm import find_adapted_weights, keep_base_in_syncs
 from trl_prorl.launch import plan
 from trl_prorl.launch.checks import check_in_one_place
-from trl_prorl.rollout.kept_weights import find_adapted_weights, keep_base_in_syncs
 
 
 @pytest.mark.parametrize("cls", [GRPOTrainer, ProRLTrainer])

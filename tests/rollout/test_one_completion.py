@@ -9,8 +9,8 @@ from tiny_run import QUESTIONS, record_results
 from trl import GRPOConfig
 
 from trl_prorl import ProRLConfig
+from trl_prorl.advantages import ESTIMATORS, UNGROUPED, estimate
 from trl_prorl.keys import UNGROUPED_ADVANTAGES
-from trl_prorl.objective.advantages import ESTIMATORS, UNGROUPED, estimate
 
 
 OVER_BATCH = {"advantage_estimator": "global_normalized"}

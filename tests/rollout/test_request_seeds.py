@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trl_prorl.extras.vllm import RequestSeeds, describe_engine, seed_requests
 from trl_prorl.launch.checks import check_packages
-from trl_prorl.rollout.request_seeds import RequestSeeds, describe_engine, seed_requests
 
 
 class Parameters(SimpleNamespace):

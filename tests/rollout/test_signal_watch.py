@@ -8,7 +8,7 @@ from run_record import read_events, read_rows
 from tiny_run import QUESTIONS, constant, vowels
 
 from trl_prorl.errors import RewardError
-from trl_prorl.rollout.signal_watch import SignalWatch
+from trl_prorl.extras.dynamic_sampling import SignalWatch
 
 
 def nothing(completions, **columns):

@@ -8,7 +8,7 @@ import torch
 from run_record import read_rows
 from tiny_run import record_results
 
-from trl_prorl.rollout.thinking import make_interrupted_rollout
+from trl_prorl.extras.thinking import make_interrupted_rollout
 from trl_prorl.train import TaskArguments
 
 

@@ -15,8 +15,8 @@ from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.errors import InputError, RewardError
 from trl_prorl.eval.passk import evaluate
 from trl_prorl.eval.samples.sampling import SamplingSettings, prompt_ids, sample
+from trl_prorl.extras.turns import prepare_tokenizer, reply_ids
 from trl_prorl.launch.recipe import parse_recipe
-from trl_prorl.rollout.turns import prepare_tokenizer, reply_ids
 from trl_prorl.tasks import get_task
 from trl_prorl.tasks.guess import Guess
 from trl_prorl.train import build

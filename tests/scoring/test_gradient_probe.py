@@ -11,16 +11,16 @@ import torch
 from packed_models import padded_logps, uneven
 from peft import LoraConfig, get_peft_model
 
-from trl_prorl.scoring.lean_lora import Adapted, lean_layers
-from trl_prorl.scoring.packing import packed_logps
-from trl_prorl.scoring.packing_probe import (
+from trl_prorl.fast.lean_lora import Adapted, lean_layers
+from trl_prorl.fast.packing import packed_logps
+from trl_prorl.fast.packing_probe import (
     coarsest_unit,
     first_difference,
     last_of_each_kind,
     probe_gradients,
     probe_values,
 )
-from trl_prorl.scoring.trial import try_model
+from trl_prorl.fast.trial import try_model
 
 
 ADAPTERS = {

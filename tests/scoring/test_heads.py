@@ -15,9 +15,9 @@ from trl import GRPOTrainer
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_prorl.scoring.head import FrozenHead, add_frozen_head
-from trl_prorl.scoring.lean_lora import LeanLinear, use_lean_layers
-from trl_prorl.scoring.packing import packed_logps
+from trl_prorl.fast.head import FrozenHead, add_frozen_head
+from trl_prorl.fast.lean_lora import LeanLinear, use_lean_layers
+from trl_prorl.fast.packing import packed_logps
 
 
 EVERYWHERE = {"lora": False, "trainer_kwargs": {"peft_config": LoraConfig(r=4, target_modules="all-linear")}}

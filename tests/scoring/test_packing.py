@@ -25,11 +25,10 @@ from trl.trainer import utils
 
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.launch import acceleration
-from trl_prorl.scoring import prefix_attention
-from trl_prorl.scoring.packing import packed_logps, plan_calls, why_not
-from trl_prorl.scoring.packing_probe import probe_values
-from trl_prorl.scoring.trial import try_model
+from trl_prorl.fast import acceleration, prefix_attention
+from trl_prorl.fast.packing import packed_logps, plan_calls, why_not
+from trl_prorl.fast.packing_probe import probe_values
+from trl_prorl.fast.trial import try_model
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from tiny_run import LORA, constant, record_results, vowels
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
-from trl_prorl.launch.acceleration import check_pack_processes
-from trl_prorl.rollout.outcome import keep_groups_together
-from trl_prorl.scoring.scorer import Scorer
+from trl_prorl.fast.acceleration import check_pack_processes
+from trl_prorl.reference import Scorer
+from trl_prorl.rollout import keep_groups_together
 
 
 ARMS = {

@@ -6,10 +6,10 @@ from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logp
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from trl_prorl.rollout.compact_probe import probe
-from trl_prorl.scoring import prefix_attention
-from trl_prorl.scoring.packing import packed_logps, why_not
-from trl_prorl.scoring.prefix_states import accept_prefixes
+from trl_prorl.fast import prefix_attention
+from trl_prorl.fast.compact_probe import probe
+from trl_prorl.fast.packing import packed_logps, why_not
+from trl_prorl.fast.prefix_states import accept_prefixes
 
 
 DELTA = {

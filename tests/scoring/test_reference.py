@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.objective.penalties import next_coefficient
-from trl_prorl.resets.elastic import ElasticAverage
-from trl_prorl.scoring.references import AdapterReference, SnapshotReference
+from trl_prorl.extras.elastic import ElasticAverage
+from trl_prorl.kl import next_coefficient
+from trl_prorl.reference import AdapterReference, SnapshotReference
 
 
 def perturbed(model, seed):

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from trl_prorl.scoring.trial import on_trial
+from trl_prorl.fast.trial import on_trial
 
 
 LAYERS = 6

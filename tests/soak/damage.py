@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from random import Random
 
-from trl_prorl.checkpoint.files import why_unusable
-from trl_prorl.record.run_folder import CHECKPOINT
+from trl_prorl.checkpoint_files import why_unusable
+from trl_prorl.run_folder import CHECKPOINT
 
 
 RECORDS = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl")

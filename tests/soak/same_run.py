@@ -10,8 +10,8 @@ import yaml
 from run_record import without_times
 from safetensors.torch import load_file
 
-from trl_prorl.record.run_files import RUN_ID_FILE, recorded_run_id, saved_run_id
-from trl_prorl.record.run_folder import ABANDONED
+from trl_prorl.run_files import RUN_ID_FILE, recorded_run_id, saved_run_id
+from trl_prorl.run_folder import ABANDONED
 
 
 EARLIER = "earlier-"  # begins the name of a folder of what a run that began again has set aside

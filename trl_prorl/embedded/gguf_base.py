@@ -122,7 +122,7 @@ def convert(file: Path, folder: Path, noted: dict[str, str]) -> None:
         raise InputError(f"model_name_or_path={str(file)!r} needs a package to read it: pip install '{READER}'.")
     from transformers import AutoTokenizer
 
-    from ..environment import versions
+    from ..launch.environment import versions
 
     try:
         model = load(file)

@@ -17,9 +17,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from ..ending import announce, command
 from ..errors import InputError
 from ..files import file_sha256
+from ..launch.ending import announce, command
 from . import gguf_base
 from .shipped import SMOLLM2, SMOLLM2_FOLDER, embedded_model, weights_sha256, write_hashes
 

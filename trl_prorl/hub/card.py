@@ -13,10 +13,25 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from trl import GRPOTrainer
 
+from .. import run_files
 from ..files import replaced
-from ..record import run_files
-from ..record.provenance import BaseModel, describe_evaluation, identify, is_hub_name, plugin_options, remove_secrets
-from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, RESETS, RUN_ID, is_of_other_run
+from ..provenance import (
+    BaseModel,
+    describe_evaluation,
+    identify,
+    is_hub_name,
+    plugin_options,
+    remove_secrets,
+)
+from ..run_files import (
+    CONFIG_FILE,
+    ENV_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    RESETS,
+    RUN_ID,
+    is_of_other_run,
+)
 from ..text import shell_quote, visible
 from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant, describe_missing_reset
 

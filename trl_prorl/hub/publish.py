@@ -13,8 +13,8 @@ import yaml
 from huggingface_hub import CommitInfo, HfApi
 
 from ..errors import PushError
-from ..record.provenance import identify
-from ..record.run_files import (
+from ..provenance import identify
+from ..run_files import (
     CONFIG_FILE,
     ENV_FILE,
     EVENTS_FILE,
@@ -26,7 +26,7 @@ from ..record.run_files import (
     recorded_run_id,
     run_id_in,
 )
-from ..record.run_folder import check_links
+from ..run_folder import check_links
 from ..text import shell_quote
 from ..weights import check_files
 from .card import CARD_FILE, PASSK_FILE, remove_secrets

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from ..ending import DEBUG, NOTHING_BEGUN, announce, as_bad_input, end_at_once, in_one_line
 from ..errors import InputError
 from ..keys import RENAMED, ProlongedKeys, TaskKeys
 from ..tasks.plugin import without_plugins
 from ..tasks.registry import check_name
 from ..text import cut, nearest, short
+from .ending import DEBUG, NOTHING_BEGUN, announce, as_bad_input, end_at_once, in_one_line
 from .help import HELP, help_text
 from .recipe_yaml import check_recipe, load_recipe, merge
 from .shipped_recipes import with_recipe

@@ -10,8 +10,8 @@ from transformers.utils import cached_file
 
 from ..embedded.gguf_base import is_gguf
 from ..embedded.shipped import EMBEDDED, SMOLLM2, embedded_model, is_embedded, shipped
-from ..record.provenance import is_hub_name
-from ..record.run_folder import check_links
+from ..provenance import is_hub_name
+from ..run_folder import check_links
 from ..text import cut, nearest
 
 

@@ -18,7 +18,22 @@ from trl import GRPOTrainer
 from trl.trainer import utils
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
-from ..adapters.checks import (
+from ..anchors import ANCHORS
+from ..config import ProRLConfig
+from ..extras.growth import check_growing_optimizer
+from ..extras.stacking import check_optimizer_by_entry, stack, stacked_config
+from ..extras.vllm import RANKS, let_engine_take_adapters
+from ..fast.dropout import check_dropout_config
+from ..fast.head import check_full_model
+from ..identity import changing_keys
+from ..optimizer import check_optimizer, check_optimizer_class, inner_of
+from ..quiet import without_warning
+from ..reference import check_adapter
+from ..refusals import refuse_unclean_schedule
+from ..resets import ReferenceResetCallback
+from ..run_folder import RunFolders, check_links
+from ..weights import whole_weights
+from .adapters import (
     check_growing_config,
     check_head,
     check_initialisation,
@@ -26,23 +41,8 @@ from ..adapters.checks import (
     check_prefix,
     check_product,
     check_stacked,
+    leave_out_towers,
 )
-from ..adapters.growth import check_growing_optimizer
-from ..adapters.stacked import check_optimizer_by_entry, stack, stacked_config
-from ..adapters.text_layers import leave_out_towers
-from ..checkpoint.identity import changing_keys
-from ..config import ProRLConfig
-from ..objective.anchors import ANCHORS
-from ..quiet import without_warning
-from ..record.run_folder import RunFolders, check_links
-from ..refusals import refuse_unclean_schedule
-from ..resets.callbacks import ReferenceResetCallback
-from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
-from ..rollout.adapter_requests import RANKS, let_engine_take_adapters
-from ..scoring.dropout import check_dropout_config
-from ..scoring.head import check_full_model
-from ..scoring.references import check_adapter
-from ..weights import whole_weights
 from .checks import (
     check_columns,
     check_in_one_place,
@@ -71,7 +71,7 @@ class Plan:
         fresh_adapter (`bool`): Whether the policy starts with a new LoRA adapter that is zero.
         given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
         frozen_ranks (`int`): How many ranks of the policy's adapter belong to a trained adapter below the new one, see
-            [`~trl_prorl.adapters.stacked`].
+            [`~trl_prorl.extras.stacking`].
         casts_head (`bool`): Whether trl-prorl casts the LM head of a model with adapters to fp32. (TRL looks for the
             embeddings of a tied head in the adapter's wrapper, where they are not.)
         loads (`bool`): Whether the model is loaded here, because its reference has to move.

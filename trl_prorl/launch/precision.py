@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.files import find_checkpoint
-from ..checkpoint.identity import IDENTITY_FILE
-from ..environment import cpu_computes_bf16, started_processes
+from ..checkpoint_files import find_checkpoint
 from ..errors import InputError
+from ..identity import IDENTITY_FILE
 from ..keys import read_resume_word
-from ..record.run_files import ENV_FILE, read_json
+from ..run_files import ENV_FILE, read_json
+from .environment import cpu_computes_bf16, started_processes
 
 
 logger = logging.getLogger(__name__)

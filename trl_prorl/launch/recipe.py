@@ -17,12 +17,12 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 from .. import tasks
 from ..config import ProRLConfig
 from ..errors import InputError
+from ..extras.length_rewards import LENGTH_REWARDS
+from ..extras.thinking import make_interrupted_rollout
+from ..extras.turns import transcript
 from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
-from ..length_rewards import LENGTH_REWARDS
-from ..rollout.thinking import make_interrupted_rollout
-from ..rollout.turns import transcript
+from ..refusals import check_finite, check_model_values
 from ..text import parse_json, short
-from ..trl_values import check_finite, check_model_values
 from .command_line import check_options
 from .key_types import check_types
 from .precision import Precision, choose_precision

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..keys import RENAMED
-from ..record.run_files import MAX_YAML_BYTES, parse_yaml, read_text
+from ..run_files import MAX_YAML_BYTES, parse_yaml, read_text
 from ..text import cut, nearest, short
 from .no_code import check_runs_no_code
 

@@ -28,11 +28,11 @@ from matplotlib.figure import Figure
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.adapters.growth import resize
 from trl_prorl.eval.analysis.resets import Response, mean_dip, median_reconvergence, reset_responses
 from trl_prorl.eval.analysis.statistics import Estimate, t_interval
+from trl_prorl.extras.growth import resize
 from trl_prorl.launch.recipe import RecipeParser
-from trl_prorl.resets.optimizer_state import STEP
+from trl_prorl.optimizer import STEP
 from trl_prorl.train import TaskArguments, build, train
 
 

@@ -6,11 +6,10 @@ from typing import TextIO
 import numpy as np
 import torch
 
-from trl_prorl.objective.advantages import estimate
-from trl_prorl.objective.aggregation import without_ratio
-from trl_prorl.objective.anchors import OldPolicyAnchor
-from trl_prorl.objective.kl import importance_ratio, kl_penalty
-from trl_prorl.resets.optimizer_state import reset_optimizer
+from trl_prorl.advantages import estimate
+from trl_prorl.anchors import OldPolicyAnchor
+from trl_prorl.kl import importance_ratio, kl_penalty, without_ratio
+from trl_prorl.optimizer import reset_optimizer
 from trl_prorl.tasks.sorting import REWARDS
 
 from .problem import (

@@ -3,13 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.eval.analysis.configurations import (
-    arm_labels,
-    common_name,
-    configuration_labels,
-    matters,
-    repetitions,
-)
+from trl_prorl.eval.analysis.configurations import arm_labels, common_name, configuration_labels, matters, repetitions
 from trl_prorl.eval.run_folder.reading import shortest_names
 from trl_prorl.eval.run_folder.run import base_family
 from trl_prorl.variants import VARIANTS

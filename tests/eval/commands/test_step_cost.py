@@ -14,8 +14,8 @@ from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, MORE_ARMS, Batches,
 from trl_prorl.eval.stepcost.tables import ratio
 from trl_prorl.eval.stepcost.tokens import count_tokens
 from trl_prorl.eval.stepcost.trainers import Stopwatch, generation_seconds, make_trainer
-from trl_prorl.record.meter import measure_gpu
-from trl_prorl.record.run_files import JsonLines
+from trl_prorl.meter import measure_gpu
+from trl_prorl.run_files import JsonLines
 
 
 @pytest.fixture(autouse=True)

@@ -253,7 +253,7 @@ def test_a_second_evaluation_waits_for_the_first(tmp_path, monkeypatch):
     """It says so, and goes on when the first has ended."""
     first, second = (SampleStore(tmp_path, "base", {}) for _ in range(2))
     waits = threading.Event()
-    monkeypatch.setattr("trl_prorl.record.run_folder.print", lambda *text, **how: waits.set(), raising=False)
+    monkeypatch.setattr("trl_prorl.run_folder.print", lambda *text, **how: waits.set(), raising=False)
     order = []
 
     def evaluate():

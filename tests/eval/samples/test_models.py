@@ -22,7 +22,7 @@ from trl_prorl.eval.samples.models import (
     load_tokenizer,
     trained_point,
 )
-from trl_prorl.record.run_files import write_run_id
+from trl_prorl.run_files import write_run_id
 
 
 @pytest.fixture

@@ -1,0 +1,180 @@
+"""
+The anchors: one class for each policy to which the KL of the trained policy may be penalised. All else follows.
+
+| class | key | whose log-probabilities | when they are computed |
+|---|---|---|---|
+| `ReferenceAnchor` | `beta` | π_ref, which resets move | once per generation batch, or in every pass over it |
+| `OldPolicyAnchor` | `beta_old` | π_old, which sampled the batch | the loss has them, or once per generation batch |
+| `BaseAnchor` | `beta_base` | the policy as the run started | on every `base_anchor_every`-th generation batch |
+
+A new anchor is a class here, listed in [`ANCHORS`], and a key. Scoring, loss, record, guards, adaptation of the
+coefficient, checks and reports walk over that list.
+
+Nothing is imported that takes long: the configuration and the reports read this list.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Anchor:
+    """
+    An anchor of a run, with its coefficient in force. The constructor takes the run's [`ProRLConfig`].
+
+    Attributes:
+        name (`str`): Its short name: stages of a step, its counts and times in `metrics.jsonl` are named after it.
+        key (`str`): The key of [`ProRLConfig`] with its coefficient.
+        words (`str`): What it is, in a message or a table.
+        column (`str`): The key under which a batch holds its log-probabilities, shape `(B, T)`.
+        kl_key (`str`): The key of its KL in `metrics.jsonl`.
+        metric (`str`): The name of its KL in the trainer's log, as TRL would call it.
+        measured_when (`str`), never_scored (`str`): When the record has its KL, and where its forwards are 0.
+        works_in_reward (`bool`): Whether `kl_in: reward` can use it.
+        copies_policy (`bool`): Whether it holds a copy of the policy as the run begins.
+        coefficient (`float`): In force; 0 means that there is no KL term.
+        model ([`~trl_prorl.reference.Reference`], *optional*): Scores as the anchor; `None` without one.
+    """
+
+    name: str
+    key: str
+    words: str
+    column: str
+    kl_key: str
+    metric: str
+    measured_when: str
+    never_scored: str
+    works_in_reward = True
+    copies_policy = False
+
+    def __init__(self, args):
+        self.args = args
+        self.model = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A training begins: the coefficient is that of the configuration."""
+        self.coefficient: float = getattr(self.args, self.key)
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether it has a KL term."""
+        return self.coefficient != 0.0
+
+    def make_model(self, models):
+        """Make the model that scores as the anchor, by [`~trl_prorl.reference.AnchorModels`], or `None`."""
+        raise NotImplementedError
+
+    def needs_scoring(self, generation: int) -> bool:
+        """
+        Return whether its model has to score generation batch `generation`, counted from 0, unless TRL had it scored.
+        """
+        return self.is_on
+
+    @property
+    def is_left_to_loss(self) -> bool:
+        """Return whether the loss provides its log-probabilities, so that a generation batch needs none."""
+        return False
+
+    @property
+    def is_needed_at_once(self) -> bool:
+        """Return whether TRL itself needs its log-probabilities while it makes a generation batch."""
+        return False
+
+    def acts_on(self, batch: Mapping[str, "torch.Tensor"]) -> bool:
+        """Return whether it has a KL term on this batch."""
+        return self.is_on
+
+    def logps(self, batch: Mapping[str, "torch.Tensor"], policy_logps: "torch.Tensor") -> "torch.Tensor":
+        """Return its log-probabilities of a batch, shape `(B, T)`. The policy's may have a gradient."""
+        return batch[self.column]
+
+
+class ReferenceAnchor(Anchor):
+    """The reference: TRL's own anchor, a frozen model that resets move."""
+
+    name = "ref"
+    key = "beta"
+    words = "the reference"
+    column = "ref_per_token_logps"
+    kl_key = "kl_ref"
+    metric = "kl"
+    measured_when = "`beta` > 0"
+    never_scored = "in B and plain"
+
+    def make_model(self, models):
+        return models.trls_reference() if self.is_on else None
+
+    def needs_scoring(self, generation: int) -> bool:
+        return self.args.beta != 0.0 and self.args.ref_compute == "cached"
+
+    @property
+    def is_left_to_loss(self) -> bool:
+        return self.args.ref_compute == "naive_epoch"
+
+
+class OldPolicyAnchor(Anchor):
+    """π_old, the policy that sampled the batch; without updates since then, it is the policy itself."""
+
+    name = "old"
+    key = "beta_old"
+    words = "π_old"
+    column = "old_per_token_logps"
+    kl_key = "kl_old"
+    metric = "kl_old"
+    measured_when = "batches that are trained on after an update"
+    never_scored = "with `reuse_old_logps`, where possible"
+    works_in_reward = False  # as a batch is sampled, its KL is 0
+
+    def make_model(self, models):
+        return models.policy_itself()  # before the first update on its samples
+
+    def needs_scoring(self, generation: int) -> bool:
+        return self.args.old_logps_source == "forward"
+
+    @property
+    def is_left_to_loss(self) -> bool:
+        return self.args.old_logps_source == "first_pass"
+
+    @property
+    def is_needed_at_once(self) -> bool:
+        return self.args.corrects_sampler
+
+    def logps(self, batch, policy_logps):
+        """
+        Return the log-probabilities of π_old. Before the first update on a batch without that column, the policy is
+        π_old.
+        """
+        kept = batch.get(self.column)
+        return policy_logps.detach() if kept is None else kept
+
+
+class BaseAnchor(Anchor):
+    """The starting model, on every `base_anchor_every`-th generation batch."""
+
+    name = "base"
+    key = "beta_base"
+    words = "the starting model"
+    column = "base_per_token_logps"
+    kl_key = "kl_base"
+    metric = "kl_base"
+    measured_when = "`beta_base`, on the batches it scores"
+    never_scored = "without `beta_base`"
+    copies_policy = True
+
+    def make_model(self, models):
+        return models.policy_as_begun(self.name) if self.is_on else None
+
+    def needs_scoring(self, generation: int) -> bool:
+        return self.model is not None and generation % self.args.base_anchor_every == 0
+
+    def acts_on(self, batch) -> bool:
+        return self.is_on and self.column in batch
+
+
+# In the order in which `kl_target` looks for the active one.
+ANCHORS: tuple[type[Anchor], ...] = (ReferenceAnchor, OldPolicyAnchor, BaseAnchor)
+ANCHOR_KEYS = tuple(anchor.key for anchor in ANCHORS)

@@ -1,0 +1,729 @@
+"""
+What a checkpoint contains in addition to TRL's: samples that are still to be trained on, TRL's metrics since its last
+log, the state of a run's parts, and the parameters that stay in place when PEFT loads its adapters.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import is_peft_model
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import EarlyStoppingCallback
+from trl.trainer.utils import get_config_model_id, strip_images_from_messages
+
+from .checkpoint_files import WholeCheckpoint, buffer_file, describe_failed_write, find_checkpoint, is_failed_write
+from .errors import CheckpointError, NonFiniteError, RunError
+from .extras.vllm import describe_engine
+from .identity import (
+    BATCH_KEYS,
+    EVALUATIONS_ACT,
+    IDENTITY_FILE,
+    PATH_DEPENDENT_SCHEDULES,
+    changing_keys,
+    check_change,
+    check_same_run,
+    hyperparameters,
+    restore_hyperparameters,
+)
+from .parts import Part
+from .provenance import write_config, write_env
+from .quiet import without_warning
+from .run_files import (
+    AT_BOUNDARY,
+    BASE_ADAPTER,
+    EVENTS_FILE,
+    NONFINITE,
+    RESUME,
+    ROLLBACK,
+    check_record,
+    read_json,
+    read_jsonl,
+    write_run_id,
+)
+from .run_folder import CHECKPOINT, COMPLETIONS, FolderLock, RunFolders, by_main_process
+from .weights import load_checkpoint, whole_weights
+
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "prorl_state.json"
+
+
+def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
+    """Write micro-batches, each a mapping of tensors and of values that JSON can hold."""
+    tensors = {}
+    values = []
+    for number, batch in enumerate(batches):
+        others = {}
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                # Micro-batches are slices of one tensor, and safetensors refuses tensors that share memory.
+                tensors[f"{number}.{name}"] = value.detach().clone().contiguous()
+            else:
+                others[name] = value
+        values.append(others)
+    save_file(tensors, path, metadata={"values": json.dumps(values)})
+
+
+def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
+    """Read what [`save_buffer`] wrote."""
+    # Read on the CPU, as one of several processes there has the device "cpu:0", which safetensors does not know.
+    with safe_open(path, framework="pt") as file:
+        batches = json.loads(file.metadata()["values"])
+        for key in file.keys():
+            number, name = key.split(".", 1)
+            batches[int(number)][name] = file.get_tensor(key).to(device)
+    return batches
+
+
+def log_to_json(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
+    """
+    Convert what TRL has gathered for its next log to JSON values.
+
+    Args:
+        metrics (`Mapping[str, list[float]]`): TRL's metrics of training since its last log.
+        completions (`Mapping[str, Any]`, *optional*): TRL's table of completions, which it writes with every log.
+    """
+    state: dict[str, Any] = {"metrics": dict(metrics), "completions": None}
+    if completions is not None:
+        table = {name: list(map(strip_images_from_messages, completions[name])) for name in ("prompt", "completion")}
+        table["advantages"] = list(completions["advantages"])
+        for name in ("rewards", "extra"):
+            table[name] = {column: list(values) for column, values in completions[name].items()}
+        state["completions"] = table
+    return state
+
+
+def restore_log(state: Mapping[str, Any], metrics: dict[str, list[float]], completions: Mapping[str, Any]) -> None:
+    """Put the values that [`log_to_json`] returned into TRL's metrics and its table."""
+    metrics.update(state["metrics"])
+    for name, values in (state["completions"] or {}).items():
+        if isinstance(values, dict):
+            for column, column_values in values.items():
+                completions[name][column].extend(column_values)
+        else:
+            completions[name].extend(values)
+
+
+@contextmanager
+def keep_parameters(model: torch.nn.Module) -> Iterator[None]:
+    """
+    Keep a model's parameters while PEFT loads adapters into it; afterwards they have the values that were loaded.
+
+    PEFT 0.21 replaces the parameters of an adapter in bf16 or fp16 by new ones in fp32 when it loads one. TRL keeps
+    the adapter of a quantised model in bf16, so that a resumed run would train other numbers than the run that it
+    continues, and parts that hold its parameters would hold those that are no longer trained.
+    """
+    before = dict(model.named_parameters())
+    yield
+    for name, param in [*model.named_parameters()]:
+        old = before.get(name)
+        if old is not None and old is not param:
+            old.data = param.data.to(old.dtype)
+            old.requires_grad_(param.requires_grad)
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, old)
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write the trainer's state beyond weights and optimizer."""
+    (folder / STATE_FILE).write_text(json.dumps(state, default=_as_json))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read what [`write_state`] wrote."""
+    return json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
+
+
+def _as_json(value):
+    """
+    Convert values that JSON does not know, which `log_extra` may hold: NumPy's keep their type, so that a table prints
+    them as before.
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        return {"numpy": value.dtype.str, "value": value.tolist()}
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return str(value)
+
+
+def _from_json(value: dict):
+    if value.keys() == {"numpy", "value"}:
+        return np.array(value["value"], value["numpy"])[()]
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Resume a run: find the checkpoint, check that it is the same run, trim the log files, restore our own state.
+
+
+@dataclass(frozen=True)
+class PlannedRollback:
+    """
+    A roll-back that is possible and not made yet.
+
+    Attributes:
+        checkpoint (`Path`): The run continues from here.
+        event (`dict[str, Any]`): The event for `events.jsonl`.
+    """
+
+    checkpoint: Path
+    event: dict[str, Any]
+
+
+class RollbackRequest(RunError):
+    """Leaves the training loop in the middle of it, so that `train` can continue from an earlier checkpoint."""
+
+    def __init__(self, planned: PlannedRollback):
+        super().__init__(f"step {planned.event['step_requested']}: {planned.event['reason']}")
+        self.planned = planned
+
+
+def last_rollback(run_dir: Path) -> dict[str, Any] | None:
+    """Return the last roll-back on record; earlier ones may have been behind its checkpoint."""
+    for event in reversed(read_jsonl(run_dir / EVENTS_FILE)):
+        if event["event"] == ROLLBACK:
+            return event
+    return None
+
+
+def checkpoint_after_rollback(newest: Path, run_dir: Path) -> Path:
+    """
+    Return the checkpoint from which a run goes on whose newest is `newest`.
+
+    It is another one if the run was killed in a roll-back, after its event and before the newer checkpoints were
+    renamed: the one that the event names.
+    """
+    last = last_rollback(run_dir)
+    if last is None:
+        return newest
+    step = int(CHECKPOINT.fullmatch(newest.name)[1])
+    if step <= last["step_applied"]:
+        return newest
+    state = read_state(newest)["parts"].get("rollback", {})
+    if state.get("known", 0) < last["rollbacks"]:
+        return newest.with_name(last["checkpoint"])
+    return newest
+
+
+@dataclass
+class Resume:
+    """
+    Says where a run goes on.
+
+    Attributes:
+        checkpoint (`Path`): The checkpoint.
+        step (`int`): Optimizer steps done.
+        epochs (`int`): Epochs that were completed.
+        skipped (`dict[str, str]`): Newer checkpoints that were not usable, with the reason.
+        changed (`dict[str, list]`): Keys that differ from the checkpoint's, `[then, now]`.
+        began (`float`): When the search for the checkpoint began, by `time.perf_counter`.
+        abandoned (`list[str]`): Newer checkpoints that were renamed.
+    """
+
+    checkpoint: Path
+    step: int
+    epochs: int
+    skipped: dict[str, str]
+    changed: dict[str, list[Any]]
+    began: float
+    abandoned: list[str] = field(default_factory=list)
+
+    @classmethod
+    def find(
+        cls,
+        resume_from: str | os.PathLike | bool,
+        output_dir: str,
+        run_dir: Path,
+        identity: Mapping[str, Any],
+        allowed: bool,
+    ) -> "Resume":
+        """
+        Find the checkpoint, and refuse one from which this would not be the same run.
+
+        Args:
+            resume_from (`str`, `os.PathLike` or `bool`): A checkpoint, or `True` for the newest complete one.
+            output_dir (`str`): The folder of the checkpoints.
+            run_dir (`Path`): Folder of the log files.
+            identity (`Mapping[str, Any]`): The keys that can change a number, the data and the model.
+            allowed (`bool`): `allow_config_change`.
+
+        Raises:
+            `ValueError`: The checkpoint is not whole, or the run would not be the same.
+        """
+        began = time.perf_counter()
+        checkpoint, skipped = find_checkpoint(resume_from, output_dir)
+        if resume_from is True or str(resume_from).lower() == "true":
+            checkpoint = checkpoint_after_rollback(checkpoint, run_dir)
+        for name, reason in skipped.items():
+            logger.warning("Skipping checkpoint %s: %s.", name, reason)
+        changed = check_same_run(read_json(checkpoint / IDENTITY_FILE), identity, allowed)
+        check_change(changed, identity, checkpoint)
+        state = read_json(checkpoint / "trainer_state.json")
+        return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed, began)
+
+    def keeps_row(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row of `metrics.jsonl` was there at the checkpoint."""
+        return row["step"] <= self.step
+
+    def keeps_event(self, event: Mapping[str, Any]) -> bool:
+        """Return whether an event was there at the checkpoint."""
+        if event["event"] in AT_BOUNDARY:  # at the checkpoint's own step it came after the save, and happens again
+            return event["step_applied"] < self.step
+        return event["step_applied"] <= self.step
+
+    def abandon_newer(self, folders: RunFolders) -> None:
+        """
+        Rename the checkpoints newer than this one, before the log files are trimmed: they no longer belong to the run.
+        """
+        renamed = folders.abandon_newer(self.checkpoint, self.skipped)
+        for name, now in renamed.items():
+            logger.warning(
+                f"{name} is newer than {self.checkpoint.name}, from which the run resumes, so it was renamed to "
+                f"{now}. Delete it if you do not need it."
+            )
+        self.abandoned = list(renamed)
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """Event of this resume for `events.jsonl`."""
+        return {
+            "event": RESUME,
+            "step_requested": self.step,
+            "step_applied": self.step,
+            "checkpoint": self.checkpoint.name,
+            "skipped": self.skipped,
+            "changed": self.changed,
+            "abandoned": self.abandoned,
+        }
+
+
+def find_best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
+    """
+    Find the best checkpoint of a run that is resumed, as `output_dir` names it now.
+
+    The state contains its path of that time, which may be relative to another directory, or the path of a folder that
+    was renamed. It is still next to the checkpoint.
+    """
+    recorded = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
+    if recorded is None:
+        return None
+    beside = checkpoint.with_name(Path(recorded).name)
+    here = output_dir / beside.name
+    if here.is_dir() and beside.is_dir() and here.samefile(beside):
+        return here
+    return beside if beside.is_dir() else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How [`ProRLTrainer`] starts the log files, saves and pushes complete checkpoints, and resumes from them exactly.
+
+
+class CheckpointMixin:
+    """Is the part of [`ProRLTrainer`] that begins a run, continues with it, saves it and pushes it."""
+
+    as_begun = None  # of a run with an adapter: the policy as it was then, see launch/adapters.py
+    _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
+    _epochs_done = 0
+    _folder_lock: FolderLock | None = None
+    _has_trained = False
+    _model_name: str | None = None  # of the model that the trainer was given
+    _loads_from: Path | None = None  # the checkpoint of which Trainer loads the weights
+    _resume: Resume | None = None
+    rollback: Part | None = None  # extras/rollback.py, of a run that goes back when it collapses
+    _run_id: str | None = None  # of the run that `train` begins or continues
+
+    def base_name(self) -> str | None:
+        """
+        Name the model that the run started from as recipe or script do: Hub name, folder, `smollm2` and the like.
+        """
+        given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
+        given = given or self._model_name
+        return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
+
+    @property
+    def folders(self) -> RunFolders:
+        """The folders that the run writes to."""
+        return RunFolders.of(self.args)
+
+    @contextmanager
+    def hold_folders(self):
+        """
+        Keep other runs out of the run's folders. May be entered again. The main process holds them, for all.
+
+        Raises:
+            [`~trl_prorl.run_folder.FolderInUseError`]: On every process, if another run holds them.
+        """
+        if self._folder_lock is None or not self._folder_lock.held:
+            self._folder_lock = FolderLock(*self.folders.paths.values())
+        by_main_process(self.is_world_process_zero(), self._folder_lock.hold)
+        try:
+            yield
+        finally:
+            if self.is_world_process_zero():
+                self._folder_lock.release()
+
+    # ------------------------------------------------------------------------------------ begin, or go on
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """
+        Train as [`~transformers.Trainer.train`] does.
+
+        A resume continues the run exactly, even from the middle of a generation batch.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint, or `True` for the newest complete one in `output_dir`.
+
+        Raises:
+            `ValueError`: That checkpoint is not whole, the run would not be the same (see `allow_config_change`),
+                another process trains into `output_dir` or `run_dir`, or there are files in them that belong to no
+                run.
+        """
+        is_main = self.is_world_process_zero()
+        by_main_process(is_main, self.folders.check_usable)
+        with self.hold_folders():
+            self._resume = None
+            if resume_from_checkpoint:
+                check_record(self.run_dir)
+                self._resume = self._find_resume(resume_from_checkpoint)
+            by_main_process(is_main, self._check_folders_content)
+            return self._train_with_rollbacks(*args, **kwargs)
+
+    def _train_with_rollbacks(self, *args, **kwargs):
+        """
+        Train to the end. Whenever the run collapses, go back to a good checkpoint and train on from there.
+
+            TRL's train ──▶ step ──▶ step ──▶ NonFiniteError, or `_stop` raises RollbackRequest
+                 ▲                                               │
+                 └── self._resume ◀── event on disk ◀── planned ─┘   (nothing planned: the error ends the run)
+        """
+        while True:
+            self._remove_noise_hook()
+            checkpoint = str(self._resume.checkpoint) if self._resume is not None else None
+            try:
+                return super().train(checkpoint, *args, **kwargs)
+            except RollbackRequest as request:
+                planned = request.planned
+            except NonFiniteError as error:
+                planned = self._plan_rollback(NONFINITE)
+                if planned is None:
+                    raise
+                name = planned.checkpoint.name
+                logger.warning("Rolled back to %s instead of stopping with: %s", name, error)
+            self._event(planned.event)
+            self.rollback.sync_event()
+            self._resume = self._find_resume(str(planned.checkpoint))
+
+    def _plan_rollback(self, reason: str) -> PlannedRollback | None:
+        """Plan the way back from the step that is being computed; `None` if there is none."""
+        if self.rollback is None:
+            return None
+        step = self.state.global_step
+        return self.rollback.plan({"event": reason, "step_applied": step, "last_good": step})
+
+    def _stop(self, event) -> None:
+        """Go back because of an event, if the run may; else end it with a checkpoint."""
+        planned = self.rollback.plan(event) if self.rollback is not None else None
+        if planned is not None:
+            raise RollbackRequest(planned)
+        self.control.should_training_stop = True
+        self.control.should_save = True
+
+    def _remove_noise_hook(self) -> None:
+        """Remove NEFTune's hook that a training left behind when it was broken off: else there would be two."""
+        hook = getattr(self, "neftune_hook_handle", None)
+        if hook is not None:
+            hook.remove()
+
+    def _check_folders_content(self) -> None:
+        if self._begins_in_its_folder():
+            self.folders.check_nothing_foreign()
+        else:
+            self.folders.check_record_stays(self._resume.checkpoint)
+            self.folders.check_model_stays(self.base_name())
+
+    def _begins_in_its_folder(self) -> bool:
+        """
+        Return whether nothing in `output_dir` is of this run yet: it is new, or its checkpoint lies in another folder.
+        """
+        return self._resume is None or not self.folders.has_checkpoint(self._resume.checkpoint)
+
+    def _find_resume(self, resume_from) -> Resume:
+        args = self.args
+        identity = self._whole_identity()
+        return Resume.find(resume_from, args.output_dir, self.run_dir, identity, args.allow_config_change)
+
+    def _whole_identity(self) -> dict:
+        """Return what makes a resumed run the same run, the recipe's keys included."""
+        return {**self._identity, EVALUATIONS_ACT: self._evaluations_act(), **changing_keys(*self.recipe)}
+
+    def _evaluations_act(self) -> bool:
+        """Return whether the training would be another one with other evaluations."""
+        args = self.args
+        chooses = args.load_best_model_at_end or args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES
+        stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
+        triggers = any(callback.metrics() for callback in self.resets.callbacks)
+        return self._evaluates_as_trl or chooses or stops or triggers
+
+    def _inner_training_loop(self, *args, **kwargs):
+        # Not in `train`: a checkpoint whose weights cannot be loaded changes nothing in the run's folders.
+        if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
+            for part in self.parts.values():
+                part.begin()
+            self._generations = 0
+            self._forget_logs()
+        self._has_trained = True
+        resume = self._resume
+        folders = self.folders
+        is_main = self.is_world_process_zero()
+        if self._begins_in_its_folder():
+            by_main_process(is_main, lambda: folders.set_earlier_run_aside(self.base_name()))
+        self._epochs_done = resume.epochs if resume is not None else 0
+        checkpoint = resume.checkpoint if resume is not None else None
+        # On several nodes, each may save.
+        self._run_id = by_main_process(is_main, lambda: folders.id_of_run(checkpoint))
+        if is_main:
+            folders.clear_leftovers()
+            if self.log_completions:  # TRL made the folder with the trainer; it may be set aside by now
+                Path(self.args.output_dir, COMPLETIONS).mkdir(exist_ok=True)
+            if resume is None:
+                self.recorder.open(self.run_dir)
+            else:
+                resume.abandon_newer(folders)
+                self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
+                self.recorder.event(resume.event)
+            generation = {"compact_generation": str(self.acceleration.generation)}
+            if self.unused_defaults:
+                generation["unused_defaults"] = self.unused_defaults
+            if self.compact is not None:
+                generation.update(self.compact.facts())
+            if self.use_vllm:
+                generation["vllm"] = describe_engine(self.args)
+            packing = str(self.acceleration.packing)
+            # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
+            write_env(self.run_dir, self.args, self.model, packing, generation, self.base_name(), self._run_id)
+            write_config(self.run_dir, self.args, self.recipe)
+            if self.as_begun is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
+                self.as_begun.save(self.run_dir / BASE_ADAPTER)
+        best = find_best_beside(checkpoint, Path(self.args.output_dir)) if resume is not None else None
+        # It need not lie where the state says, of which Trainer warns.
+        with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
+            return super()._inner_training_loop(*args, **kwargs)
+
+    def _forget_logs(self) -> None:
+        """Empty what TRL has gathered for its next log: it is of steps that are no longer part of the run."""
+        pending = [*self._metrics.values(), self._pending_metrics, self._pending_extra_logs]
+        for values in [*pending, *self._logs.values()]:
+            values.clear()
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        # The one step of a resume that every kind of set-up takes, and after the model's.
+        made_with = hyperparameters(self.optimizer)
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        folder = Path(checkpoint)
+        self._go_on_with_state(folder)
+        changed = self._resume.changed
+        if changed:
+            restore_hyperparameters(self.optimizer, self.lr_scheduler, made_with)
+        for part in self.parts.values():
+            part.load(folder, changed)
+        buffer = folder / buffer_file(self.accelerator.process_index)
+        if buffer.exists():
+            self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
+        state = read_state(folder)
+        self.parts.load_state_dict(state.get("parts", {}), changed)  # an earlier layout has none
+        self._generations = state["generations"]
+        is_cut_anew = not set(BATCH_KEYS).isdisjoint(changed)  # which is only possible at the end of a batch
+        self._step = 0 if is_cut_anew else state["micro_batches"]
+        restore_log(state["log"], self._metrics["train"], self._logs)
+        self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
+
+    def _go_on_with_state(self, checkpoint: Path) -> None:
+        """Correct what Trainer's state has from the checkpoint, and finish what the run had begun."""
+        self.state.compute_steps(self.args, self.state.max_steps)  # it brings its own logging_steps, save_steps, …
+        best = find_best_beside(checkpoint, Path(self.args.output_dir))
+        if best is not None:
+            self.state.best_model_checkpoint = str(best)
+        if self.args.should_save and self.folders.has_checkpoint(checkpoint):
+            # The run may have ended between its last save and the removal that follows a save.
+            self._remove_oldest(self.folders)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        policy = self.accelerator.unwrap_model(self.model)
+        with self._load_into_parameters(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            if is_peft_model(policy) and len(policy.peft_config) > 1 and not self.is_fsdp_enabled:
+                # transformers up to 5.22 then loads all adapters but the policy's, which starts from scratch.
+                policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+
+    def _load_best_model(self):
+        with self._load_into_parameters(Path(self.state.best_model_checkpoint)):
+            return super()._load_best_model()
+
+    @contextmanager
+    def _load_into_parameters(self, folder: Path):
+        """Load a checkpoint's weights in this context, and all of them, into the parameters that there are."""
+        with whole_weights(folder), keep_parameters(self.accelerator.unwrap_model(self.model)):
+            for part in self.parts.values():
+                part.before_load(folder)
+            self._loads_from = folder
+            yield
+
+    def _issue_warnings_after_load(self, load_result):
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super()._issue_warnings_after_load(load_result)
+            return
+        # Trainer puts a file's tensors where modules have their names, and only warns of the rest.
+        policy = self.accelerator.unwrap_model(self.model)
+        ties = getattr(policy, "all_tied_weights_keys", None) or {}
+        if load_result.unexpected_keys or set(load_result.missing_keys) - set(ties):
+            load_checkpoint(policy, self._loads_from)
+
+    def _get_train_sampler(self, dataset=None):
+        sampler = super()._get_train_sampler(dataset)
+        if sampler.shuffle:
+            for _ in range(self._epochs_done):  # its generator is its own and in no checkpoint
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
+    def _run_epoch(self, *args, **kwargs):
+        if self.state.global_step >= self.state.max_steps:
+            # Resumed from its last step: Trainer would do one more before it looks.
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    # ------------------------------------------------------------------------------------------------ save
+
+    def _get_output_dir(self, trial):
+        return str(self._aside.folder) if self._aside is not None else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model, trial):
+        output_dir = Path(super()._get_output_dir(trial=trial))
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        checkpoint = WholeCheckpoint(output_dir, self.state.global_step, not self.args.save_only_model, sharded)
+        try:
+            with checkpoint.write_aside(self.accelerator, self.args.should_save, self.recorder.files):
+                self._aside = checkpoint
+                with checkpoint.note_failure():
+                    super()._save_checkpoint(model, trial)
+                with checkpoint.note_failure():
+                    self._save_beside(checkpoint)
+        finally:
+            self._aside = None
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint.final))
+        if self.args.should_save:
+            self._remove_oldest(RunFolders.of(self.args, output_dir))
+
+    def _remove_oldest(self, folders: RunFolders) -> None:
+        state = self.state
+        folders.remove_oldest(state.global_step, self.args.save_total_limit, state.best_model_checkpoint, self._run_id)
+
+    def _note_failure(self):
+        """
+        Return a context in which a write of a checkpoint may fail and this process goes on.
+
+        It is for what comes before Trainer's barrier inside a save, at which the other processes wait.
+        """
+        return self._aside.note_failure() if self._aside is not None else nullcontext()
+
+    def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
+        """Write what the run needs beyond TRL's checkpoint."""
+        folder = checkpoint.aside
+        if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
+            save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
+        for part in self.parts.values():
+            part.save_shards(folder)
+        is_best = self.state.best_model_checkpoint == str(folder)
+        if is_best:  # every process reads it at the end
+            self.state.best_model_checkpoint = str(checkpoint.final)
+        if not self.args.should_save:
+            return
+        if is_best:
+            self.state.save_to_json(str(folder / "trainer_state.json"))
+        for part in self.parts.values():
+            part.save(folder)
+        completions = self._logs if self.log_completions else None
+        state = {
+            "generations": self._generations,
+            "micro_batches": self._step,
+            "parts": self.parts.state_dict(),
+            "log": log_to_json(self._metrics["train"], completions),
+        }
+        write_state(folder, state)
+        (folder / IDENTITY_FILE).write_text(json.dumps(self._whole_identity(), indent=1))
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        try:
+            with self._note_failure():
+                self._save_weights(output_dir)
+            if output_dir is None or Path(output_dir) == Path(self.args.output_dir):
+                self.create_model_card()  # PEFT has written its own
+            if self.args.push_to_hub and not _internal_call:
+                self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+        except Exception as error:
+            if self._aside is not None or isinstance(error, RunError) or not is_failed_write(error):
+                raise
+            folder = Path(output_dir or self.args.output_dir)
+            message = describe_failed_write(folder, Path(self.args.output_dir), error)
+            raise CheckpointError(f"The model in {message}") from error
+
+    def _save_weights(self, output_dir: str | Path | None) -> None:
+        token = self.args.hub_token
+        self.args.hub_token = None  # the arguments are pickled next to the weights
+        try:
+            with ExitStack() as stack:
+                for part in self.parts.values():
+                    stack.enter_context(part.written())
+                super().save_model(output_dir, _internal_call=True)
+        finally:
+            self.args.hub_token = token
+        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save and folder.is_dir():  # other processes come here before it is there
+            write_run_id(folder, self._run_id)
+
+    # ------------------------------------------------------------------------------- push, see hub/uploads.py
+
+    def init_hf_repo(self, token=None, *args, **kwargs):  # newer versions also pass `private`
+        if self.is_world_process_zero():
+            self.uploads.open(token, *args, **kwargs)
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None):
+        """Write the card of the run so far. A failure to write it does not stop a run."""
+        try:
+            with self._note_failure():
+                self.uploads.write_card(dataset_name, tags)
+        except ValueError as error:
+            logger.warning("The model card could not be updated: %s", error)
+
+    def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
+        """
+        Push as [`~transformers.Trainer.push_to_hub`] does, with the files of [`~trl_prorl.hub.publish`].
+
+        Raises:
+            [`~trl_prorl.errors.PushError`]: The upload failed; everything is on disk.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        more = {key: kwargs[key] for key in ("private", "dataset_name", "tags") if key in kwargs}
+        return self.uploads.push(commit_message, blocking, token, revision, **more)
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if self._aside is None:  # else it gets its name first
+            self.uploads.push_checkpoint(Path(checkpoint_folder))

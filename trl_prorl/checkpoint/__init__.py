@@ -1,1 +1,0 @@
-"""Complete checkpoints, and an exact resume from them."""

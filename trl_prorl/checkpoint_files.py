@@ -1,0 +1,274 @@
+"""Complete checkpoints only: written under another name, hashed, synchronised to disk, then renamed."""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from .errors import CheckpointError, InputError, RunError
+from .files import file_sha256
+from .run_files import read_json, saved_run_id
+from .run_folder import (
+    HALF_SAVED,
+    INCOMPLETE,
+    MANIFEST_FILE,
+    check_links,
+    find_named,
+    is_of_run,
+    name_while_removed,
+    rename_abandoned,
+    steps_of,
+)
+
+
+logger = logging.getLogger(__name__)
+
+SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
+
+
+def buffer_file(process: int) -> str:
+    """Name the file of a process's buffer of samples."""
+    return f"buffer-{process}.safetensors"
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_failed_write(error: Exception) -> bool:
+    """
+    Return whether an error means that a write failed, on a full disk for instance, in the words of whichever library.
+    """
+    # tokenizers raises no class of its own.
+    return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
+
+
+def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
+    """
+    Give a checkpoint, written aside on the same file system, its name.
+
+    One that is there already is replaced if it is of the same run, and else renamed.
+
+    Args:
+        aside (`Path`): The folder that was written.
+        final (`Path`): Its name from now on.
+        step (`int`): Optimizer steps done.
+        resumable (`bool`): Whether optimizer, schedule and random states are in it.
+    """
+    files = {}
+    for path in sorted(aside.rglob("*")):
+        if path.is_file():
+            files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    manifest = {"step": step, "resumable": resumable, "files": files}
+    (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
+    for path in [*aside.rglob("*"), aside]:
+        sync(path)
+    old = name_while_removed(final)
+    if final.exists():
+        if is_of_run(final, saved_run_id(aside)):
+            final.rename(old)
+        else:
+            now = rename_abandoned(final)
+            logger.warning("%s belonged to another run. It was renamed to %s.", final, now.name)
+    aside.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
+    sync(final.parent)
+
+
+class WholeCheckpoint:
+    """
+    Holds a checkpoint under construction: it is written aside, and gets its name when it is whole.
+
+    Args:
+        run_dir (`Path`): The folder of all checkpoints.
+        step (`int`): Optimizer steps done.
+        resumable (`bool`): Whether optimizer, schedule and random states will be in it.
+        sharded (`bool`): Whether processes gather its tensors from one another while they write, as FSDP and DeepSpeed
+            do.
+    """
+
+    def __init__(self, run_dir: Path, step: int, resumable: bool, sharded: bool = False):
+        name = f"checkpoint-{step}"
+        self.run_dir = run_dir
+        self.step = step
+        self.resumable = resumable
+        self.sharded = sharded
+        self.folder = run_dir / f"{INCOMPLETE}{name}"  # where the trainer believes its checkpoints to be
+        self.aside = self.folder / name
+        self.final = run_dir / name
+        self.failure: Exception | None = None  # the first write of this process that failed
+
+    @contextmanager
+    def note_failure(self) -> Iterator[None]:
+        """
+        Note a write that fails in this context, and let this process go on to where it meets the others.
+
+        If it ended here, it would leave them waiting. Where tensors are sharded it ends here, because it could not
+        take part in what the others gather next; the launcher ends them.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_failed_write(error) or isinstance(error, RunError):
+                raise
+            if self.sharded:
+                raise CheckpointError(describe_failed_write(self.final, self.run_dir, error)) from error
+            if self.failure is None:
+                self.failure = error
+
+    @contextmanager
+    def write_aside(self, accelerator, names: bool, record: Iterable[Path]) -> Iterator[None]:
+        """
+        Let all processes write the checkpoint in this context; at its end one of them gives it its name.
+
+        Args:
+            accelerator: Accelerate's.
+            names (`bool`): Whether this process gives the name.
+            record (`Iterable[Path]`): Log files, which are synchronised to disk before.
+
+        Raises:
+            [`~trl_prorl.errors.CheckpointError`]: In every process, if one of them could not write its part; nothing
+                of the checkpoint is left.
+        """
+        with self.note_failure():
+            yield
+        self._settle(accelerator, names)
+        if names:
+            with self.note_failure():
+                for path in record:
+                    sync(path)
+                name_checkpoint(self.aside, self.final, self.step, self.resumable)
+                self.folder.rmdir()
+        self._settle(accelerator, names)
+
+    def _settle(self, accelerator, names: bool) -> None:
+        """Wait for every process, and raise the first failure of any of them in all, once nobody writes any more."""
+        from accelerate.utils import gather_object  # who asks for the newest checkpoint need not wait for torch
+
+        message = None
+        if self.failure is not None:
+            message = describe_failed_write(self.final, self.run_dir, self.failure)
+            if accelerator.num_processes > 1:
+                message = f"In process {accelerator.process_index}, {message}"
+        messages = [found for found in gather_object([message]) if found is not None]
+        if not messages:
+            return
+        if names:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        error = CheckpointError(messages[0])
+        error.said_elsewhere = not accelerator.is_main_process  # one line is enough
+        raise error from self.failure
+
+
+def describe_failed_write(target: Path, run_dir: Path, error: Exception) -> str:
+    """Write the message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
+    steps = steps_of(run_dir)
+    newest = f"The newest checkpoint is {max(steps, key=steps.get).name}" if steps else "There is no older checkpoint"
+    free = shutil.disk_usage(run_dir).free / 2**30
+    return (
+        f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB free). {newest}. Free some "
+        "space, lower save_total_limit or set another output_dir, then resume with resume_from_checkpoint: true."
+    )
+
+
+def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
+    """
+    Return the reason why a run cannot be resumed from a folder; `None` if it can.
+
+    Args:
+        checkpoint (`Path`): The folder.
+        content (`bool`): Whether all hashes are compared; else those of small files, and the sizes of the others.
+    """
+    try:
+        if not (checkpoint / MANIFEST_FILE).exists():
+            return (
+                f"it has no {MANIFEST_FILE}: it is incomplete, or was written by TRL's own trainer; its weights can "
+                'start a new run (docs/howto-model.md, "From a TRL run")'
+            )
+        manifest = read_json(checkpoint / MANIFEST_FILE, ("resumable", "files"))
+    except InputError as error:
+        return f"its {MANIFEST_FILE} cannot be read ({error})"
+    files = manifest["files"]
+    for name, expected in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
+    if not manifest["resumable"]:
+        return "it was saved with save_only_model, without optimizer and random states"
+    for name, expected in files.items():
+        if (content or expected["bytes"] <= SMALL) and file_sha256(checkpoint / name) != expected["sha256"]:
+            return f"{name} is damaged: it does not match its hash"
+    return None
+
+
+def find_newest_checkpoint(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
+    """
+    Find the newest checkpoint that a run can be resumed from, by [`why_unusable`].
+
+    Returns:
+        `Path` or `None`: The checkpoint.
+        `dict[str, str]`: The newer ones that were skipped, with the reasons.
+    """
+    folder = Path(output_dir)
+    if not folder.is_dir():
+        return None, {}
+    skipped = {path.name: "the run ended while it was being written" for path in find_named(folder, [HALF_SAVED])}
+    steps = steps_of(folder)
+    for path in sorted(steps, key=steps.get, reverse=True):
+        reason = why_unusable(path, content)
+        if reason is None:
+            return path, skipped
+        skipped[path.name] = reason
+    return None, skipped
+
+
+def find_checkpoint(
+    resume_from: str | os.PathLike | bool, output_dir: str, content: bool = True
+) -> tuple[Path, dict[str, str]]:
+    """
+    Find the checkpoint that `resume_from_checkpoint` means: the newest complete one for `True`, else the named one.
+
+    Returns:
+        `Path`: The checkpoint.
+        `dict[str, str]`: Newer ones that were skipped, with the reasons.
+
+    Raises:
+        `ValueError`: There is none, or it cannot be resumed from.
+    """
+    if resume_from is True or str(resume_from).lower() == "true":
+        found, skipped = find_newest_checkpoint(output_dir, content)
+        if found is None:
+            listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
+            cure = "Leave resume_from_checkpoint out to start a new run"
+            if skipped:
+                cure = "Start a new run in another output_dir"
+            raise ValueError(
+                f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} contains no complete "
+                f"checkpoint.{listed} {cure}, or set resume_from_checkpoint to a checkpoint in another folder."
+            )
+        return found, skipped
+    path = Path(resume_from)
+    if not path.is_dir():
+        raise ValueError(
+            f"resume_from_checkpoint={str(resume_from)!r} is not a checkpoint: the folder does not exist."
+        )
+    check_links(path, f"resume_from_checkpoint={str(resume_from)!r}")
+    reason = why_unusable(path, content)
+    if reason is not None:
+        raise ValueError(
+            f"resume_from_checkpoint={str(resume_from)!r} cannot be resumed from: {reason}. Choose another "
+            "checkpoint, or set resume_from_checkpoint: true for the newest complete one."
+        )
+    return path, {}

@@ -1,0 +1,347 @@
+"""
+Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal teach nothing and are replaced.
+
+The task's reward decides. A reward for the length differs for any two completions of unequal lengths; with it a group
+without a single right answer would count as decided.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from ..advantages import UNGROUPED, all_equal
+from ..kl import completion_mask
+from ..parts import Part, make_event
+from ..rollout import Outcome, groups_without_signal, select_own_rows, weighted_sum
+from ..run_files import NO_SIGNAL
+
+
+def deciding_rewards(
+    rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
+) -> torch.Tensor:
+    """
+    Select the rewards that decide whether a group is decided, of shape `(N,)`; NaN where there is none.
+
+    The weighted sum of the `functions` decides; without these, in each group the first function that has a weight and
+    a reward for any of its completions.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply; groups are contiguous.
+        weights (`torch.Tensor` of shape `(F,)`): The weights of the functions.
+        group_size (`int`): Completions of a prompt.
+        functions (`Sequence[int]`, *optional*): Indices of the functions that decide.
+    """
+    if functions is not None:
+        return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
+    groups = rewards.view(-1, group_size, rewards.size(1))
+    decides = (~groups.isnan()).any(dim=1) & (weights != 0.0)
+    first = decides.int().argmax(dim=1)  # the first of equal values
+    index = first.view(-1, 1, 1).expand(-1, group_size, 1)
+    deciders = groups.gather(2, index).squeeze(2)
+    has_none = ~decides.any(dim=1, keepdim=True)
+    return deciders.masked_fill(has_none, torch.nan).flatten()
+
+
+def find_functions(
+    wanted: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
+) -> list[int] | None:
+    """
+    Return the indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none.
+
+    Args:
+        wanted (`Sequence[str]`, *optional*): `dynamic_sampling_rewards`.
+        names (`Sequence[str]`): The names of all functions.
+        weights (`Sequence[float]`, *optional*): `reward_weights`; `None` means 1 each.
+
+    Raises:
+        `ValueError`: A named function does not exist, or none of them has a weight.
+    """
+    if wanted is None:
+        return None
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        raise ValueError(
+            f"dynamic_sampling_rewards={wanted!r}: {unknown[0]!r} is not a reward function. Choose from "
+            f"{', '.join(names)}."
+        )
+    indices = [index for index, name in enumerate(names) if name in wanted]
+    if weights is not None and not any(weights[index] for index in indices):
+        raise ValueError(
+            f"dynamic_sampling_rewards={wanted!r} has only functions of weight 0 in "
+            f"reward_weights={list(weights)!r}. Name at least one with a weight other than 0."
+        )
+    return indices
+
+
+def undecided_groups(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Find the groups whose rewards, of shape `(N,)`, differ by no more than rounding: bools of shape `(N / G,)`."""
+    return all_equal(rewards.view(-1, group_size))
+
+
+def replace_groups(
+    batch: Mapping[str, torch.Tensor],
+    others: Mapping[str, torch.Tensor],
+    places: Sequence[int],
+    sources: Sequence[int],
+    group_size: int,
+    pad_token_id: int,
+) -> dict[str, torch.Tensor]:
+    """
+    Replace groups of G rows of a batch by groups of another batch.
+
+    Tensors have shape `(N, …)`; prompts are padded on the left, completions on the right, token ids with
+    `pad_token_id` and everything else with 0.
+
+    Args:
+        batch (`Mapping[str, torch.Tensor]`): The batch.
+        others (`Mapping[str, torch.Tensor]`): The other batch.
+        places (`Sequence[int]`): The groups of the batch that give way.
+        sources (`Sequence[int]`): The groups of the other batch that take their places.
+        group_size (`int`): G.
+        pad_token_id (`int`): The padding of token ids.
+    """
+
+    def rows(groups: Sequence[int]) -> torch.Tensor:
+        first = torch.tensor(groups, dtype=torch.long).unsqueeze(1) * group_size
+        return (first + torch.arange(group_size)).flatten()
+
+    merged = dict(batch)
+    for name, mine in batch.items():
+        theirs = others[name]
+        if mine.dim() == 2:
+            width = max(mine.size(1), theirs.size(1))
+            fill = pad_token_id if name.endswith("_ids") else 0
+            is_prompt = name.startswith("prompt")
+            mine = widen(mine, width, fill, left=is_prompt)
+            theirs = widen(theirs, width, fill, left=is_prompt)
+        if mine.dim():
+            to = rows(places).to(mine.device)
+            source = rows(sources).to(mine.device)
+            merged[name] = mine.index_copy(0, to, theirs[source])
+    return merged
+
+
+def widen(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
+    """Pad a tensor of shape `(N, T)` to `(N, width)`."""
+    missing = width - tensor.size(1)
+    sides = (missing, 0) if left else (0, missing)
+    return torch.nn.functional.pad(tensor, sides, value=fill)
+
+
+@functools.lru_cache(maxsize=1)
+def shuffle_pass(count: int, seed: int, number: int) -> list[int]:
+    """Shuffle the indices of `count` rows for one pass over them."""
+    generator = torch.Generator().manual_seed((seed + 1) * 1_000_003 + number)
+    return torch.randperm(count, generator=generator).tolist()
+
+
+def next_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
+    """
+    Return the next indices of an endless supply of `count` rows, pass after pass.
+
+    Args:
+        count (`int`): Rows.
+        seed (`int`): Decides their order.
+        drawn (`int`): How many were drawn already.
+        number (`int`): How many are drawn now.
+    """
+    places = (divmod(place, count) for place in range(drawn, drawn + number))
+    return [shuffle_pass(count, seed, which)[place] for which, place in places]
+
+
+class DynamicSampling(Part):
+    """
+    Replaces undecided groups by groups of other prompts of the training set.
+
+    Raises:
+        `ValueError`: The dataset is streamed, or a process holds parts of groups.
+    """
+
+    def __init__(self, args, accelerator, dataset, group_size: int, pad_token_id: int, names: Sequence[str], weights):
+        if not isinstance(dataset, Dataset):
+            raise ValueError(
+                "dynamic_sampling_rounds samples additional prompts, which a streaming dataset does not support. "
+                "Load the dataset without streaming."
+            )
+        part = args.per_device_train_batch_size * args.steps_per_generation
+        if part % group_size:
+            raise ValueError(
+                f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces whole groups, so each process "
+                f"needs a multiple of num_generations={group_size} completions, not {part}. Change "
+                "per_device_train_batch_size or steps_per_generation."
+            )
+        self.rounds = args.dynamic_sampling_rounds
+        self.seed = args.seed
+        self.accelerator = accelerator
+        self.dataset = dataset
+        self.group_size = group_size
+        self.pad_token_id = pad_token_id
+        self.weights = weights
+        self.functions = find_functions(args.dynamic_sampling_rewards, names, weights.tolist())
+        self.begin()
+
+    def begin(self) -> None:
+        self._drawn = 0  # rows, by all processes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self._drawn = state["drawn"]
+
+    def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
+        """
+        Sample a generation batch, and sample again in the place of undecided groups.
+
+        Tasks, interruptions and measurements are those of the first round, because its prompts are not selected.
+
+        Args:
+            examples (`list[dict]`): This process's rows, each G times.
+            draw (`Callable`): Samples completions of rows, `again` in the further rounds; returns a batch that no
+                anchor has scored, and its outcome.
+
+        Returns:
+            `dict[str, torch.Tensor]`: The batch, which no anchor has scored.
+            [`Outcome`]: Its outcome.
+        """
+        size = self.group_size
+        process = self.accelerator.process_index
+        batch, first = draw(examples)
+        tokens = first.tokens
+        seconds = first.seconds
+        rounds = list(first.rounds)
+        rewards = select_own_rows(first.rewards, process, len(examples))
+        replaced = 0
+        generated = 0
+        for _ in range(self.rounds):
+            places = self._undecided(rewards).nonzero().squeeze(1).tolist()
+            # Processes generate and gather together, so all take part, each with as many groups as the process that
+            # needs most.
+            needed = torch.tensor([len(places)], device=rewards.device)
+            number = int(self.accelerator.gather(needed).max())
+            if number == 0:
+                break
+            mine = self._drawn + process * number
+            self._drawn += number * self.accelerator.num_processes
+            indices = next_rows(len(self.dataset), self.seed, mine, number)
+            # Copies, because a rollout function writes its own columns into them, a value for each completion.
+            rows = [dict(self.dataset[index]) for index in indices for _ in range(size)]
+            others, outcome = draw(rows, again=True)
+            generated += number
+            tokens = tokens + outcome.tokens
+            seconds += outcome.seconds
+            rounds += outcome.rounds
+            their_rewards = select_own_rows(outcome.rewards, process, number * size)
+            decided = (~self._undecided(their_rewards)).nonzero().squeeze(1).tolist()
+            decided = decided[: len(places)]
+            pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
+            rewards = replace_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)[
+                "rewards"
+            ]
+            batch = replace_groups(batch, others, **pairs, pad_token_id=self.pad_token_id)
+            replaced += len(decided)
+        left = self._undecided(rewards).sum()
+        counts = torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left])
+        names = ("groups_replaced", "groups_generated_again", "groups_undecided")
+        measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
+        batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
+        outcome = Outcome(self.accelerator.gather(rewards), size, tokens, first.tasks, first.interrupted, rounds)
+        outcome.measured = {**first.measured, **measured}
+        outcome.counts = first.counts
+        outcome.seconds = seconds
+        return batch, outcome
+
+    def _undecided(self, rewards: torch.Tensor) -> torch.Tensor:
+        deciders = deciding_rewards(rewards, self.weights.to(rewards.device), self.group_size, self.functions)
+        return undecided_groups(deciders, self.group_size)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Signal watch: if all completions of every prompt get the same reward, batch after batch, there is no gradient.
+
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 20  # generation batches
+REASON = "in every group all completions got the same reward, so the rewards give no gradient"
+CURE = (
+    "Look at the completions (log_completions: true), the rewards they get, and the pass rate (trl-prorl preflight)."
+)
+
+
+class SignalWatch(Part):
+    """
+    Warns when `PATIENCE` generation batches in a row had no signal, and again after twice as many, and so on.
+
+    A batch has a signal if a completion in the loss belongs to a group whose rewards differ.
+
+    Args:
+        args (`ProRLConfig`), accelerator (`Accelerator`): Those of the run.
+        weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
+        group_size (`int`): Completions of a prompt.
+    """
+
+    may_join = True
+
+    def __init__(self, args, accelerator, weights: torch.Tensor, group_size: int):
+        self.args = args
+        self.accelerator = accelerator
+        self.weights = weights
+        self.group_size = group_size
+        self.begin()
+
+    def begin(self) -> None:
+        self.batches = 0
+        self.silent = 0  # the newest of them, in a row
+        self._is_due = False
+
+    @property
+    def never_had_signal(self) -> bool:
+        """Return whether no batch so far had a signal."""
+        return self.silent == self.batches > 0
+
+    def batch(self, batch: Mapping[str, torch.Tensor], *measured: Any) -> None:
+        counts = completion_mask(batch).any(dim=1)
+        rewards, counts = self.accelerator.gather((batch["rewards"], counts))
+        self.observe(rewards, counts)
+
+    def observe(self, rewards: torch.Tensor, counts: torch.Tensor) -> None:
+        """
+        Take a batch of N completions by F functions.
+
+        Args:
+            rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+            counts (`torch.Tensor` of shape `(N,)`): Whether a completion has tokens in the loss.
+        """
+        size = self.group_size
+        if self.args.advantage_estimator in UNGROUPED:
+            size = len(rewards)
+        silent = groups_without_signal(rewards, size, self.weights, self.args.multi_objective_aggregation)
+        has_signal = (counts & ~silent.repeat_interleave(size)).any().item()
+        self.batches += 1
+        self.silent = 0 if has_signal else self.silent + 1
+        doublings = self.silent / PATIENCE
+        self._is_due = doublings >= 1 and doublings.is_integer() and int(doublings).bit_count() == 1
+
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+        if not self._is_due:
+            return None
+        self._is_due = False
+        self.warn(step)
+        return make_event(NO_SIGNAL, step, step, REASON, self.silent, PATIENCE)
+
+    def warn(self, step: int) -> None:
+        """Warn that the newest batches had no signal."""
+        batches = "the generation batch" if self.silent == 1 else f"{self.silent} generation batches in a row"
+        logger.warning("No signal in %s up to step %d: %s. %s", batches, step, REASON, CURE)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches, "silent": self.silent}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.batches = state["batches"]
+        self.silent = state["silent"]

@@ -1,0 +1,210 @@
+"""
+NaN and infinity: find the first one, report where it is, and stop before the update or skip it.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import gather_object
+
+from ..anchors import ANCHORS
+from ..errors import NonFiniteError
+from ..kl import completion_mask, zero_masked
+from ..parts import MicroBatch, Part
+from ..run_files import NONFINITE
+from ..text import quoted
+
+
+# In torch's messages for NaN while it samples. A GPU reports the assertion alone, and computes no more afterwards.
+NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
+
+
+@torch.no_grad()
+def largest_value(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """
+    Find the largest absolute value of all tensors, which is finite if every value is. Returns a scalar in double
+    precision, on their device.
+    """
+    # Of a sharded parameter, this process's part.
+    local = [getattr(tensor, "_local_tensor", tensor).detach() for tensor in tensors]
+    local = [tensor for tensor in local if tensor.is_floating_point() and tensor.numel()]
+    # The largest absolute value cannot overflow as a sum of squares can, and NaN wins every comparison.
+    return torch.nn.utils.get_total_norm(local, norm_type=math.inf).double()
+
+
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether every value of every tensor is finite, with one transfer from the device."""
+    return math.isfinite(largest_value(tensors))
+
+
+def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
+    """Return the name of the first tensor that contains NaN or infinity, in the mapping's order."""
+    for name, tensor in named.items():
+        if tensor is not None and not all_finite([tensor]):
+            return name
+    return None
+
+
+class Unread(NamedTuple):
+    """
+    What is known of a micro-batch until values are transferred from the device.
+
+    Attributes:
+        largest (`torch.Tensor`): The [`largest_value`] of its loss and of `kl_sums`.
+        batch (`Mapping[str, torch.Tensor]`): The micro-batch.
+        logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
+        kl_sums (`dict[str, torch.Tensor]`): The sums of its KLs.
+    """
+
+    largest: torch.Tensor
+    batch: Mapping[str, torch.Tensor]
+    logps: torch.Tensor
+    kl_sums: dict[str, torch.Tensor]
+
+
+class FiniteGuard(Part):
+    """
+    Checks loss, gradients and weights, and acts by `nonfinite`. All processes agree on the action. An AMP scaler
+    checks the gradients itself.
+
+    Args:
+        args ([`ProRLConfig`]), accelerator ([`~accelerate.Accelerator`]): Those of the run.
+        meter ([`~trl_prorl.meter.Meter`]): Has the sums over tokens of the KLs.
+        recorder ([`~trl_prorl.record.Recorder`]): Writes the events.
+        decoder (`PreTrainedTokenizerBase` or `ProcessorMixin`): Makes texts of token ids.
+    """
+
+    def __init__(self, args, accelerator, meter, recorder, decoder):
+        self.action = args.nonfinite
+        self.bounds_kl = args.kl_clamp is not None
+        self.accelerator = accelerator
+        self.meter = meter
+        self.recorder = recorder
+        self.decoder = decoder
+        self.optimizer = None
+        self.begin()
+
+    def optimizer_made(self, optimizer) -> None:
+        self.optimizer = optimizer
+
+    def begin(self) -> None:
+        self._found: dict[str, Any] | None = None  # in this step
+        self._unread: list[Unread] = []  # of this step's micro-batches
+        self.skips = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"skips": self.skips}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.skips = state["skips"]
+
+    @contextmanager
+    def sampling(self, examples: list[dict], step: int) -> Iterator[None]:
+        """Explain torch's error for sampling from NaN, while optimizer step `step` generates."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(words in str(error) for words in NO_DISTRIBUTION):
+                raise
+            prompts = list(dict.fromkeys(quoted(example.get("prompt")) for example in examples))
+            unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index error: the GPU does not tell which)"
+            finding = {"tensor": f"next-token probabilities{unsure} while sampling,", "prompts": prompts}
+            self._log(step, "stop", finding)
+            raise NonFiniteError(self._message(step, finding)) from error
+
+    def micro_batch(self, micro_batch: MicroBatch) -> None:
+        """Check loss and KL. One transfer from the device per step covers all micro-batches and the gradients."""
+        # A KL that overflows is bounded in the loss, which a log-probability that is not finite would show.
+        kl_sums = {} if self.bounds_kl else self.meter.newest_sums("kl_")
+        largest = largest_value([micro_batch.loss, *kl_sums.values()])
+        self._unread.append(Unread(largest, micro_batch.batch, micro_batch.logps, kl_sums))
+
+    def _name_first(self, unread: Unread) -> str:
+        """Name the first tensor of a micro-batch that is not finite."""
+        batch = unread.batch
+        mask = completion_mask(batch)
+        # In the order in which one is computed from another.
+        tensors = {"advantages (a reward is NaN or infinite)": batch["advantages"]}
+        for anchor in ANCHORS:
+            if anchor.column in batch:
+                tensors[f"log-probabilities of {anchor.words}"] = zero_masked(batch[anchor.column], mask)
+        tensors["log-probabilities of the policy"] = zero_masked(unread.logps, mask)
+        tensors.update(unread.kl_sums)
+        return first_nonfinite(tensors) or "loss"
+
+    def gradients(self, model) -> None:
+        """
+        Note the first tensor of a step that is not finite; all processes agree before the update. Gradients are
+        checked before they are clipped, because clipping spreads NaN from one gradient to all.
+        """
+        unread_before = self._unread
+        self._unread = []
+        largest = [unread.largest for unread in unread_before]
+        gradients = {}
+        if self.accelerator.scaler is None:
+            gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+        if gradients:
+            largest.append(largest_value(gradients.values()))
+        are_finite = [math.isfinite(value) for value in torch.stack(largest).tolist()]
+        for unread, is_finite in zip(unread_before, are_finite, strict=False):
+            if not is_finite:
+                self._note(self._name_first(unread), unread.batch)
+                return
+        if gradients and not are_finite[-1]:
+            self._note(f"gradient of {first_nonfinite(gradients)}")
+
+    def before_update(self, step: int, norm: float, rate: float) -> None:
+        """
+        Stop before update `step`, or skip it, on every process if any of them has found something. Raises
+        [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
+        """
+        if self._found is None and self.accelerator.scaler is None and not math.isfinite(norm):
+            self._note("gradient norm")
+        finding = self._found
+        self._found = None
+        if self.accelerator.num_processes > 1:
+            all_findings = [one for one in gather_object([finding]) if one is not None]
+            finding = all_findings[0] if all_findings else None
+        if finding is None:
+            return
+        self._log(step, self.action, finding)
+        if self.action == "stop":
+            raise NonFiniteError(self._message(step, finding))
+        self.skips += 1
+        self.optimizer.zero_grad()  # it passes over a parameter without gradient, weight decay included
+
+    def update(self, step: int, model) -> None:
+        """Check the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
+        with self.meter.timer.stage("meter"):
+            trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+            if all_finite(trained.values()):
+                return
+        finding = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
+        self._log(step, "stop", finding)
+        raise NonFiniteError(
+            f"NaN or infinity at step {step}: {finding['tensor']} after the update. The run stops and keeps its last "
+            "checkpoint. Lower learning_rate."
+        )
+
+    def _note(self, tensor: str, batch=None) -> None:
+        ids = batch["prompt_ids"] if batch is not None else []
+        texts = self.decoder.batch_decode(ids, skip_special_tokens=True)
+        self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
+
+    def _log(self, step: int, action: str, finding: dict) -> None:
+        event = {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
+        self.recorder.event(event)
+
+    @staticmethod
+    def _message(step: int, finding: dict) -> str:
+        prompts = ", ".join(quoted(prompt) for prompt in finding["prompts"][:3])
+        more = f" and {len(finding['prompts']) - 3} more" if len(finding["prompts"]) > 3 else ""
+        batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
+        return (
+            f"NaN or infinity at step {step}: {finding['tensor']}{batch}. The run stops before this update and keeps "
+            "its last checkpoint. Lower learning_rate or the KL coefficient, or set nonfinite: skip to skip such "
+            "updates."
+        )

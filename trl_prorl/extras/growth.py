@@ -1,0 +1,343 @@
+"""Growth on a schedule: the rank of every adapter of a run, and the optimizer's state with it."""
+
+import copy
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora.layer import LoraLayer
+
+from ..optimizer import STEP
+from ..parts import Part, make_event
+from ..run_files import GROWTH, read_json
+
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+class Growth(Part):
+    """
+    Gives more ranks to the policy's adapter and its frozen copies.
+
+    Growth is requested every so many optimizer steps, and applied at the next generation boundary.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        policy ([`~peft.PeftModel`]): The policy.
+        copies (`Iterable[dict[str, torch.Tensor]]`): Copies of trained parameters by name. They keep the parameters'
+            shapes: their entries are replaced.
+        timer ([`~trl_prorl.meter.StageTimer`]): Counts the seconds.
+    """
+
+    def __init__(self, args, policy: PeftModel, copies: Iterable[dict[str, torch.Tensor]], timer):
+        self.every = args.lora_growth_every
+        self.step = args.lora_growth_step
+        self.largest = args.lora_growth_max_rank
+        self.seed = args.seed
+        self.policy = policy
+        self.optimizer = None
+        self.copies = [*copies]
+        self.timer = timer
+        self.migrate = migrate_state  # what becomes of a factor's state; an experiment may set another
+        self._first = self.rank
+        self.begin()
+
+    @property
+    def rank(self) -> int:
+        """The rank of every layer's adapter, now."""
+        return self.policy.peft_config["default"].r
+
+    def optimizer_made(self, optimizer) -> None:
+        self.optimizer = optimizer
+
+    def begin(self) -> None:
+        self._requested: int | None = None
+
+    def update(self, step: int, model) -> None:
+        """See whether growth is due."""
+        if step % self.every == 0 and self.rank < self.largest:
+            self._requested = step
+
+    def boundary(self, step: int) -> dict[str, Any] | None:
+        """Grow, if that is due."""
+        requested = self._requested
+        self._requested = None
+        if requested is None or self.rank >= self.largest:  # a resume may have lowered the largest
+            return None
+        before = self.rank
+        rank = min(self.rank + self.step, self.largest)
+        generator = random_state(self.seed, step)
+        init = self.policy.peft_config["default"].init_lora_weights
+        rows = {}
+        for factor in list_factors(self.policy):
+            if factor.adapter == "default" and factor.side == "A":
+                rows[factor.place] = draw_new_rows(factor, rank, init, generator)
+        seconds = self._set_rank(rank, rows)
+        event = make_event(GROWTH, requested, step, "periodic", requested, self.every)
+        return {**event, "rank_before": before, "rank": rank, **seconds, "world_size": 1}
+
+    def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
+        """Give everything the new rank, or, if something is not understood, nothing. Return the seconds it took."""
+        rows = rows or {}
+        factors = list_factors(self.policy)
+        own = [factor for factor in factors if factor.adapter == "default"]
+        with self.timer.stage("reset") as copy:
+            values = [(factor, change_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
+            copied = []
+            for tensors in self.copies:
+                new = {factor.name: change_rank(factor, tensors[factor.name], rank, rows) for factor in own}
+                copied.append((tensors, new))
+        with self.timer.stage("reset") as migration:
+            states = self.optimizer.state if self.optimizer is not None else {}
+            for factor in factors:
+                weight = factor.linear.weight
+                if weight in states:
+                    state = states[weight]
+                    copied.append((state, self.migrate(state, weight.shape, factor.axis, rank)))
+        # Nothing was written so far, and from here on nothing is computed that could fail.
+        set_factors(self.policy, values, rank)
+        for old, new in copied:
+            old.update(new)
+        return {"seconds_copy": copy.seconds, "seconds_optimizer": migration.seconds}
+
+    def before_load(self, checkpoint: Path) -> None:
+        """
+        Give the adapters the rank, and the frozen ones the values, that they have in a checkpoint.
+
+        Raises:
+            `ValueError`: This run's adapter could not have grown into that one.
+        """
+        if not (checkpoint / CONFIG_FILE).is_file():
+            return
+        saved = read_json(checkpoint / CONFIG_FILE)
+        mine = self.policy.peft_config["default"]
+        root = math.sqrt if saved.get("use_rslora") else float
+        scaling = mine.lora_alpha / root(mine.r)
+        has_scaling = math.isclose(saved["lora_alpha"] / root(saved["r"]), scaling, rel_tol=1e-9)
+        has_kind = bool(saved.get("use_rslora")) == bool(mine.use_rslora)
+        if saved["r"] < self._first or not has_scaling or not has_kind:
+            raise ValueError(
+                f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into "
+                f"which an adapter of rank {self._first} with a scaling of {scaling:g} cannot grow. Restore lora_r "
+                "and lora_alpha, or start a new run."
+            )
+        if saved["r"] != mine.r:
+            self._set_rank(saved["r"])
+        # Transformers loads the policy's alone as the best model. The newest reference would lose its newer ranks.
+        for name in self.policy.peft_config:
+            if name != "default" and (checkpoint / name / WEIGHTS_FILE).is_file():
+                self.policy.load_adapter(checkpoint / name, name)
+
+    # As a part, see parts.py. The weights are in the adapter's own files.
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"requested": self._requested}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self._requested = state["requested"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Growth of a LoRA adapter: the rank r becomes r' > r, and the function stays.
+#
+#     W + s·BA = W + s·[B | 0] [A ; N]
+#
+# The new rows N of A are drawn as PEFT begins them, and the new columns of B are 0. PEFT computes s from its
+# configuration, as α/r or, for rsLoRA (arXiv 2312.03732), as α/√r; so that a saved adapter has the same s, α becomes
+# s·r' or s·√r'.
+#
+# The optimizer's memory of a factor grows with it. An old row of A, and an old column of B, keeps m and v; a new one
+# begins with 0. The step count t is one number for the whole tensor, so that new ranks have the old one. With a
+# gradient g their first update, the t-th of the tensor, is therefore the learning rate times
+#
+#     (1 − β1) g / (1 − β1^t) / √((1 − β2) g² / (1 − β2^t)) = (1 − β1) / √(1 − β2) · √(1 − β2^t) / (1 − β1^t)
+#
+# which for large t is 0.1 / √0.001 = 3.16, and under a constant gradient grows to 6.57 by the 12th update. A's new
+# rows have no gradient until B's new columns have moved, so that theirs come one update later.
+#
+# Tensors are stored row by row. Appending ranks leaves the old values of A at their places, and moves those of B in
+# all rows but the first: a state that is copied to the beginning of a longer one (as `realloc` does) is right for A
+# alone.
+
+
+CONFIG_FILE = "adapter_config.json"
+RANK_AXIS = {"A": 0, "B": 1}  # A has shape (r, in), B has shape (out, r)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """
+    Describes a factor of the adapter of one layer.
+
+    Attributes:
+        place (`str`): The name of the layer in the policy.
+        layer ([`~peft.tuners.lora.layer.LoraLayer`]): The layer.
+        adapter (`str`): The name of the adapter.
+        side (`str`): `"A"` or `"B"`.
+    """
+
+    place: str
+    layer: LoraLayer
+    adapter: str
+    side: str
+
+    @property
+    def linear(self) -> torch.nn.Linear:
+        """The module that holds it."""
+        return (self.layer.lora_A if self.side == "A" else self.layer.lora_B)[self.adapter]
+
+    @property
+    def name(self) -> str:
+        """Name of its parameter in the policy."""
+        return f"{self.place}.lora_{self.side}.{self.adapter}.weight"
+
+    @property
+    def axis(self) -> int:
+        """The dimension that counts ranks."""
+        return RANK_AXIS[self.side]
+
+
+def list_factors(policy: PeftModel) -> list[Factor]:
+    """List both factors of every layer and every LoRA adapter, in the order of the layers."""
+    return [
+        Factor(place, layer, adapter, side)
+        for place, layer in policy.named_modules()
+        if isinstance(layer, LoraLayer)
+        for adapter in layer.lora_A
+        for side in RANK_AXIS
+    ]
+
+
+def resize(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
+    """
+    Copy a tensor with another size along one dimension.
+
+    A smaller size cuts at the end, a larger one appends `new`, 0 by default.
+    """
+    more = size - tensor.shape[axis]
+    if more <= 0:
+        return tensor.narrow(axis, 0, size).clone(memory_format=torch.contiguous_format)
+    if new is None:
+        shape = list(tensor.shape)
+        shape[axis] = more
+        new = tensor.new_zeros(shape)
+    return torch.cat([tensor, new.to(tensor)], dim=axis)
+
+
+def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Generator:
+    """Make a random state that the run's seed, a count of steps and the purpose decide, and nothing else."""
+    # torch takes the low 32 bits of a seed on a CPU, so two numbers need a hash.
+    digest = hashlib.sha256(f"{purpose}, seed {seed}, step {step}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+
+
+def draw_new_rows(factor: Factor, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
+    """
+    Draw new rows of a factor A, as PEFT draws them for a new adapter: shape `(rank − r, in)`, fp32.
+
+    With `init_lora_weights="gaussian"` they have the standard deviation 1/rank, else they are uniform within ±1/√in.
+    The random state is on the CPU, so that the rows do not depend on the machine.
+    """
+    old, columns = factor.linear.weight.shape
+    return draw_rows(rank - old, columns, rank, initialisation, generator)
+
+
+def draw_rows(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
+    """Draw rows of the A of a new adapter, see [`draw_new_rows`]; shape `(rows, columns)`, fp32."""
+    values = torch.empty(rows, columns)
+    if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
+        return torch.nn.init.normal_(values, std=1 / rank, generator=generator)
+    return torch.nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
+
+
+def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
+    """Compute the α with which PEFT computes a scaling factor; a whole number where it is one but for rounding."""
+    alpha = scaling * (math.sqrt(rank) if rank_stabilised else rank)
+    return round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-12) else alpha
+
+
+def change_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """
+    Copy a tensor that has a factor's shape, with another rank.
+
+    The policy and its frozen copies get the same new rows, so that the average of two of them is that of their old
+    ranks.
+
+    Args:
+        factor ([`Factor`]): The factor.
+        tensor (`torch.Tensor`): Its values, or those of a copy of it.
+        rank (`int`): The new rank.
+        rows (`Mapping[str, torch.Tensor]`): New rows of A by layer, 0 without them.
+    """
+    new = rows.get(factor.place) if factor.side == "A" else None
+    return resize(tensor, factor.axis, rank, new)
+
+
+def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
+    """
+    Give every factor its new values, and layers and configurations their new rank.
+
+    Parameters stay the same objects: optimizer, average and merged copy hold them, and go on holding them.
+    """
+    for factor, value in values:
+        layer = factor.layer
+        adapter = factor.adapter
+        weight = factor.linear.weight
+        weight.grad = None
+        weight.data = value
+        if factor.side == "A":
+            factor.linear.out_features = rank
+        else:
+            factor.linear.in_features = rank
+        layer.r[adapter] = rank
+        layer.lora_alpha[adapter] = alpha_for(layer.scaling[adapter], rank, layer.use_rslora[adapter])
+    for adapter, layer in {factor.adapter: factor.layer for factor, _ in values}.items():
+        config = copy.copy(policy.peft_config[adapter])  # it is the user's, and may begin another run
+        config.r = rank
+        config.lora_alpha = layer.lora_alpha[adapter]
+        policy.peft_config[adapter] = config
+
+
+# States that have the parameter's own shape.
+OF_VALUES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+
+
+@torch.no_grad()
+def migrate_state(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
+    """
+    Return the entries of a factor's state that change with the rank. Nothing is written.
+
+    Args:
+        state (`Mapping[str, Any]`): Its entry in `optimizer.state`, empty before the first update.
+        shape (`torch.Size`): The factor's old shape.
+        axis (`int`): The dimension that counts ranks.
+        rank (`int`): The new rank.
+
+    Raises:
+        `ValueError`: An entry's meaning is not known.
+    """
+    unknown = sorted(set(state) - {*OF_VALUES, STEP})
+    held = [key for key in OF_VALUES if state.get(key) is not None]
+    unknown += [key for key in held if state[key].shape != shape]
+    if unknown:
+        raise ValueError(f"optimizer state {unknown} is unknown, so the adapter cannot grow.")
+    return {key: resize(state[key], axis, rank) for key in held}
+
+
+def check_growing_optimizer(cls: type) -> None:
+    """
+    Raise an error, before any training, for an optimizer whose state growth would not understand.
+
+    Raises:
+        `ValueError`: The message names the optimizer and those that are understood.
+    """
+    if not issubclass(cls, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)):
+        raise ValueError(
+            f"lora_growth_every does not support {cls.__module__}.{cls.__name__}: use torch's Adam, AdamW or SGD "
+            "(optim: adamw_torch)."
+        )

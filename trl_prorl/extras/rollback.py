@@ -1,0 +1,141 @@
+"""
+Roll-back: a run that collapses continues from its last good checkpoint, at a lower learning rate.
+
+The way back, from top to bottom (`_train_with_rollbacks` in `checkpoint.py` is the loop):
+
+    1. a step        A part returns an event with `"action": "stop"`, or a number is NaN.
+    2. plan          `Rollback.plan` names the checkpoint to continue from; if there is none, the run ends.
+    3. events.jsonl  The event `rollback` is written, and synchronised to disk.
+    4. resume        From that checkpoint, like any resume: newer checkpoints are renamed, log files trimmed.
+    5. a lower rate  `load_state_dict` multiplies the rate once for each roll-back that the checkpoint does not know.
+
+The event is what counts. A checkpoint knows how many roll-backs had been made when it was written; the rate is lowered
+once more for each that the record has and the checkpoint has not. So a run that is killed at any moment of a roll-back
+ends as one that was not: before 3 nothing has happened yet, after it `checkpoint_after_rollback` repeats 4.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..checkpoint import PlannedRollback, last_rollback
+from ..checkpoint_files import sync, why_unusable
+from ..parts import Part, make_event
+from ..run_files import EVENTS_FILE, REWARD_COLLAPSE, ROLLBACK
+from ..run_folder import steps_of
+from .collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
+
+
+def count_rollbacks(run_dir: Path) -> int:
+    """Count the roll-backs so far."""
+    last = last_rollback(run_dir)
+    return last["rollbacks"] if last is not None else 0
+
+
+class Rollback(Part):
+    """
+    Watches the reward by the rule of the report, and plans the way back after a collapse.
+
+    A collapse is an end below half of the best.
+
+    Args:
+        most (`int`): A run goes back at most so many times.
+        factor (`float`): Each roll-back multiplies the learning rate by it.
+        run_dir (`Path`): Folder of the log files.
+        output_dir (`Path`): The folder of the checkpoints.
+    """
+
+    def __init__(self, most: int, factor: float, run_dir: Path, output_dir: Path):
+        self.most = most
+        self.factor = factor
+        self.run_dir = run_dir
+        self.output_dir = output_dir
+        self.optimizer: Any = None
+        self.schedule: Any = None
+        self.begin()
+
+    def begin(self) -> None:
+        self._rewards: list[float] = []
+        self._steps: list[int] = []
+        self._known = 0  # roll-backs by which the rate was lowered
+
+    def optimizer_made(self, optimizer) -> None:
+        self.optimizer = optimizer
+
+    def schedule_made(self, schedule) -> None:
+        self.schedule = schedule
+
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+        if row.get("reward") is None:
+            return None
+        self._rewards.append(row["reward"])
+        self._steps.append(step)
+        if len(self._rewards) < 2 * SMOOTHING_STEPS:
+            return None
+        rewards = pd.Series(self._rewards)
+        share = end_by_best(rewards)
+        if share is None or share >= COLLAPSE_SHARE:
+            return None
+        event = make_event(
+            REWARD_COLLAPSE, step, step, "the reward fell below half of its best", share, COLLAPSE_SHARE
+        )
+        best = int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())
+        return {**event, "action": "stop", "last_good": self._steps[best]}
+
+    def plan(self, event: Mapping[str, Any]) -> PlannedRollback | None:
+        """
+        Find the checkpoint to continue from: the newest that is complete and no newer than `last_good`.
+
+        Args:
+            event (`Mapping[str, Any]`): Why the run has to go back: its `event`, `step_applied` and `last_good`.
+
+        Returns:
+            `PlannedRollback` or `None`: `None` if there is no such checkpoint, or all roll-backs are made.
+        """
+        made = count_rollbacks(self.run_dir)
+        if made >= self.most:
+            return None
+        checkpoint = self._newest_usable(event["last_good"])
+        if checkpoint is None:
+            return None
+        rollback = {
+            "event": ROLLBACK,
+            "step_requested": event["step_applied"],
+            "step_applied": steps_of(self.output_dir)[checkpoint],
+            "reason": event["event"],
+            "checkpoint": checkpoint.name,
+            "rollbacks": made + 1,
+            "rate_factor": self.factor ** (made + 1),
+        }
+        return PlannedRollback(checkpoint, rollback)
+
+    def _newest_usable(self, last_good: int) -> Path | None:
+        steps = steps_of(self.output_dir)
+        for path in sorted(steps, key=steps.get, reverse=True):
+            if steps[path] <= last_good and why_unusable(path) is None:
+                return path
+        return None
+
+    def sync_event(self) -> None:
+        """Wait until the event of a roll-back is on disk: it has to outlive a power loss."""
+        sync(self.run_dir / EVENTS_FILE)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rewards": self._rewards, "steps": self._steps, "known": self._known}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        made = count_rollbacks(self.run_dir)
+        in_the_rate = state["known"]
+        if changed:  # the rates are the configuration's again, without any factor
+            in_the_rate = 0
+        factor = self.factor ** (made - in_the_rate)
+        self._rewards = state["rewards"]
+        self._steps = state["steps"]
+        self._known = made
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+            group["initial_lr"] *= factor
+        self.schedule.base_lrs = [rate * factor for rate in self.schedule.base_lrs]
+        self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]

@@ -1,0 +1,260 @@
+"""
+The choice of how rollouts are sampled.
+
+They come from transformers' `generate`, or from the compact loop of compact.py; there from the policy, or from a
+merged copy of it.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation import GenerationMode
+
+from ..keys import switched_on
+from ..launch.model_defaults import kept_defaults
+from ..launch.prompts import cut_at_end, find_distinct, pad_left
+from ..parts import Part, make_event
+from .choice import Choice
+from .compact import compact_sample
+from .head import contiguous_states
+from .merged_copy import MergedCopy, why_not_merged
+from .trial import try_model
+
+
+# Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6.
+# In bf16 the weights round by up to 0.4 %; of the mismatch between vLLM and trainers in bf16, 0.01 to 0.02 are
+# reported as harmless. A deep model in bf16 is that far from itself already: scored in one batch, it is 0.03 to 0.05
+# off what it was as it wrote token by token. So a copy beyond the bound is compared with the policy, and stays where
+# it adds no more than a second rounding of the same size, √2, would.
+MERGED_BOUND = 0.05
+MORE_THAN_POLICY = 1.5
+# The values of settings that the compact loop serves. With others the loop is another one, or it keeps something of
+# every row in addition to the cache.
+PLAIN_SETTINGS = {
+    "encoder_repetition_penalty": (None, 1),
+    "guidance_scale": (None, 1),
+    "num_return_sequences": (None, 1),
+    "use_cache": (None, 1),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "token_healing": (None, 0),
+    "prefill_chunk_size": (None,),
+    "watermarking_config": (None,),
+    "cache_implementation": (None, "dynamic"),
+}
+
+
+def complete_config(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
+    """Complete the settings of a generation as `generate` does: by what stays of the model's own."""
+    config = copy.deepcopy(config)
+    config.update(**kept_defaults(own).to_dict(), defaults_only=True, allow_custom_entries=True)
+    return config
+
+
+def why_not_compact(config: GenerationConfig) -> str | None:
+    """Return why a generation with these settings cannot be compact, in one sentence; `None` if it can."""
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
+        return f"the generation settings use {mode.value.replace('_', ' ')}, in which rows depend on each other."
+    for key, plain in PLAIN_SETTINGS.items():
+        value = getattr(config, key, None)
+        if value not in plain:
+            return f"{key}={value!r} needs the generation loop of transformers."
+    return None
+
+
+def slice_rows(copies: Sequence[int], most: int | None) -> list[list[int]]:
+    """
+    Divide the completions of a batch into those that are decoded at once.
+
+    Args:
+        copies (`Sequence[int]`): For every completion the index of its prompt.
+        most (`int`, *optional*): Completions of a slice; `None` means all.
+
+    Returns:
+        `list[list[int]]`: The completions of each slice. Those of a prompt stand together where `most` allows it.
+    """
+    if most is None or most >= len(copies):
+        return [list(range(len(copies)))]
+    groups: dict[int, list[int]] = {}
+    for row, prompt in enumerate(copies):
+        groups.setdefault(prompt, []).append(row)
+    slices: list[list[int]] = [[]]
+    for group in groups.values():
+        if len(slices[-1]) + len(group) > most and slices[-1]:
+            slices.append([])
+        for row in group:
+            if len(slices[-1]) == most:
+                slices.append([])
+            slices[-1].append(row)
+    return slices
+
+
+class CompactGeneration(Part):
+    """
+    Samples completions of prompts, from a merged copy of the policy where there can be one.
+
+    A copy that rounds is measured in every step. If it is too far from the policy, one generation comes from the
+    policy, to see how far that is from itself; then the copy is used on or given up.
+
+    Args:
+        policy (`torch.nn.Module`): The policy, unwrapped.
+        temperature (`float`): The temperature at which log-probabilities are measured.
+        autocasts (`bool`): Whether the policy computes in a lower precision than its weights have when it is scored.
+        max_rows (`int`, *optional*): Most completions that are decoded at once.
+        merges (`bool`): Whether there may be a merged copy.
+
+    Attributes:
+        merged (`Choice`): Whether the copy is sampled, or why the policy itself is.
+        measures (`bool`): Whether the last completions came with log-probabilities of the copy. Those of a rollout
+            function with a sampler of its own say nothing about the copy.
+    """
+
+    may_join = True  # "auto" may find possible here what was not where the run began
+
+    def __init__(
+        self,
+        policy: torch.nn.Module,
+        temperature: float,
+        autocasts: bool = False,
+        max_rows: int | None = None,
+        merges: bool = True,
+    ):
+        reason = "compact_merge=False"
+        if merges:
+            reason = try_model(policy, partial(why_not_merged, policy))
+        self._max_rows = max_rows
+        self.merged = Choice.unless(reason)
+        self._mergeable = policy if reason is None else None
+        self.measures = False
+        # Rounding of a copy in fp32 is that of any other order of additions: nothing to measure.
+        rounds = any(param.dtype != torch.float32 for param in policy.parameters() if param.is_floating_point())
+        self._measured_at = temperature if rounds or autocasts else None
+        self.copy: MergedCopy | None = None
+        self._temperature: float | None = None
+        self.begin()
+
+    def facts(self) -> dict[str, str | int]:
+        """Return what `env.json` says: whether rollouts are sampled from a merged copy, and the memory it takes."""
+        size = self.copy.bytes if self.copy is not None else 0
+        return {"merged_copy": str(self.merged), "merged_copy_bytes": size}
+
+    @torch.no_grad()
+    def sample(
+        self, model, prompts: list[list[int]], config: GenerationConfig, ends: list[int], multiple: int | None = None
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """
+        Sample one completion of each prompt; equal prompts are computed once in a slice of the batch.
+
+        Args:
+            model: The policy, unwrapped and ready to generate.
+            prompts (`list[list[int]]`): Token ids.
+            config (`GenerationConfig`): The settings.
+            ends (`list[int]`): Tokens that end a completion and are part of it.
+            multiple (`int`, *optional*): Prompts are padded to a multiple of it.
+
+        Returns:
+            `list[list[int]]`: Token ids of the completions.
+            `list[list[float]]` or `None`: Their log-probabilities under the merged copy, if it rounds otherwise than
+                the policy.
+        """
+        completions: list[list[int]] = [[] for _ in prompts]
+        logps: list[list[float]] = [[] for _ in prompts]
+        self.measures = self._temperature is not None
+        if self.copy is not None and self._of_copy is None:
+            self.copy.refresh()
+            self.copy.model.generation_config = model.generation_config
+            self.copy.model.train(model.training)
+            model = self.copy.model
+        try:
+            with contiguous_states(model):
+                for rows in slice_rows(find_distinct(prompts)[1], self._max_rows):
+                    written, written_logps = self._sample_at_once(
+                        model, [prompts[row] for row in rows], config, multiple
+                    )
+                    for place, row in enumerate(rows):
+                        completions[row] = cut_at_end(written[place], set(ends))
+                        if written_logps is not None:
+                            logps[row] = written_logps[place][: len(completions[row])]
+        finally:
+            if self.copy is not None:
+                self.copy.release()
+        return completions, logps if self.measures else None
+
+    def _sample_at_once(
+        self, model, prompts: list[list[int]], config: GenerationConfig, multiple: int | None
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Sample one completion of each prompt, with padding behind its end, and its log-probabilities."""
+        different, copies = find_distinct(prompts)
+        device = next(model.parameters()).device
+        ids, mask = pad_left(different, config.pad_token_id, multiple)
+        drawn = model.generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            copies=torch.tensor(copies, device=device),
+            logps_at=self._temperature,
+            generation_config=config,
+            custom_generate=compact_sample,
+        )
+        logps = None if drawn.logps is None else drawn.logps.tolist()
+        return drawn.ids[:, ids.shape[1] :].tolist(), logps
+
+    def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
+        """Take the sampler's log-probabilities out of a batch, `(B, T)`; `None` where they say nothing of the copy."""
+        if not self.measures:  # those that may be there are of a rollout function, and TRL's to use
+            return None
+        return batch.pop("sampling_per_token_logps", None)
+
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+        """Go on with the policy itself where the copy is too far from it, by `mean_abs_dlogp_sampler`."""
+        difference = row.get("mean_abs_dlogp_sampler")
+        if self.copy is None or difference is None:
+            return None
+        if self._of_copy is None:
+            if difference > self._bound:
+                self._of_copy = difference
+            return None
+        of_copy = self._of_copy
+        self._of_copy = None
+        self._bound = max(MERGED_BOUND, MORE_THAN_POLICY * difference)
+        if of_copy <= self._bound:
+            return None
+        self._unmerge(
+            f"the merged copy differs from the policy by {of_copy:.2g} nats per token, more than rounding explains "
+            f"({difference:.2g})"
+        )
+        return make_event("unmerged_generation", step, step, "copy_off_policy", of_copy, self._bound)
+
+    def _unmerge(self, reason: str) -> None:
+        self.copy = None
+        self._temperature = None
+        self.merged = Choice(False, reason)
+
+    # ------------------------------------------------------------------------------- as a part, see parts.py
+
+    def begin(self) -> None:
+        self._of_copy: float | None = None  # while the policy itself is sampled, for comparison
+        self._bound = MERGED_BOUND
+        if self.copy is None and self._mergeable is not None:
+            self.copy = MergedCopy(self._mergeable)
+            self._temperature = self._measured_at
+            self.merged = Choice(True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "merged": str(self.merged),
+            "measures": self.measures,
+            "of_copy": self._of_copy,
+            "bound": self._bound,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.measures = state["measures"]
+        self._of_copy = state["of_copy"]
+        self._bound = state["bound"]
+        merged = Choice.parse(state["merged"])
+        if self.copy is not None and not merged.on and not switched_on(changed, "compact_merge"):
+            self._unmerge(merged.reason)

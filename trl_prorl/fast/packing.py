@@ -1,0 +1,355 @@
+"""
+Log-probabilities of completions, with every prompt computed once and no padding.
+
+TRL pads each row to the longest prompt and the longest completion, and computes a prompt again for each of its G
+completions. Here a prompt stands once, before its completions, and each completion sees only the prompt and itself:
+
+    tokens      a b c | d x1 x2 | d y1 y2 y3        prompt a b c d, completions x1 x2 and y1 y2 y3
+    positions   0 1 2 | 3 4  5  | 3 4  5  6
+    labels      - - - | - x1 x2 | - y1 y2 y3
+
+Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token: a
+label then stands one place to the right of the state that predicts it, as the shift inside TRL's fused LM head
+expects. Values and gradients are TRL's up to rounding (`tests/scoring/test_packing.py`).
+[`prefix_attention`][`~trl_prorl.fast.prefix_attention`] restricts attention, so a row needs no padding: all groups
+of a micro-batch stand in one row, unless `max_tokens` separates them.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel, PeftType
+from transformers import PretrainedConfig, PreTrainedModel
+
+from .prefix_attention import Layout, layout, register
+from .prefix_states import has_state
+from .trial import decoder_layers
+
+
+# The kinds of layers, in a configuration's `layer_types`, that attend alone.
+ATTENTION = ("full_attention", "sliding_attention", "attention")
+
+# A group's rows of the batch that share one copy of the prompt; the pieces of a call stand one after another.
+Piece = list[int]
+Call = list[Piece]
+
+
+def packed_logps(
+    model: Callable,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    logits_to_keep: int,
+    max_tokens: int | None = None,
+    compute_entropy: bool = False,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    plan: "Plan | None" = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """
+    Compute per-token log-probabilities and entropies of completions, with gradient: what TRL's
+    `GRPOTrainer._get_per_token_logps_and_entropies` returns, for a model to which `why_not` has no objection.
+
+    Equal prompts are found anywhere in the batch. Completions without tokens are not computed; if there are no others,
+    one prompt is computed, so that the returned zeros have a gradient, as TRL's have. Dropout draws other masks than
+    in padded rows.
+
+    Args:
+        model (`Callable`): A causal language model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`),
+            or a function that calls it; `input_ids.numel()` is the number of positions of a call.
+        input_ids (`torch.Tensor` of shape `(B, P + C)`):
+            Prompts padded on the left, then completions padded on the right.
+        attention_mask (`torch.Tensor` of shape `(B, P + C)`):
+            1 where a token counts. A completion may be masked altogether.
+        logits_to_keep (`int`): C.
+        max_tokens (`int`, *optional*): The most tokens of one call. By default there is one call. Processes that train
+            one model must make equally many calls, or they wait for each other for ever (DDP synchronises buffers in
+            every call, a sharded model its weights); a limit does not ensure that. With gradient, the activations of
+            all calls are kept until the backward pass unless they are checkpointed.
+        compute_entropy (`bool`, *optional*, defaults to `False`): Whether to return the entropies too.
+        autocast (`Callable`, *optional*, defaults to `nullcontext`):
+            Makes the context for a call of the model, such as `accelerator.autocast`.
+        plan ([`Plan`], *optional*): That of this batch, if it was planned before.
+
+    Returns `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
+    exactly 0 where the mask is 0, as TRL's are. Raises `ValueError`: the mask has another form, or a prompt with one
+    completion exceeds `max_tokens`.
+    """
+    if plan is None:
+        plan = Plan.of(input_ids, attention_mask, logits_to_keep, max_tokens)
+    register()
+    logps = []
+    entropies = []
+    places = []
+    for call in plan.calls:
+        prefix_layout = call.layout._replace(added={})  # masks to add are large: they live with this forward's graph
+        with autocast():
+            outputs = model(**call.inputs, prefix_layout=prefix_layout, fused_lm_head=True)
+        device = outputs.log_probs.device  # the head's, which may differ from the batch's
+        scored = call.scored.to(device)
+        places.append(call.results.to(device))
+        logps.append(outputs.log_probs[0].index_select(0, scored))
+        if compute_entropy:
+            entropies.append(outputs.entropy[0].index_select(0, scored))
+
+    def unpacked(values: list[torch.Tensor]) -> torch.Tensor:
+        result = values[0].new_zeros(input_ids.shape[0] * logits_to_keep)
+        for call_places, call_values in zip(places, values, strict=True):
+            result.index_copy_(0, call_places, call_values)
+        return result.view(input_ids.shape[0], -1)
+
+    return unpacked(logps), unpacked(entropies) if compute_entropy else None
+
+
+@dataclass(frozen=True)
+class PackedCall:
+    """
+    The packed row of one call, on the device.
+
+    Attributes:
+        inputs (`dict[str, torch.Tensor]`): Inputs of the model, in addition to the layout: tensors of shape `(1, T)`.
+        layout ([`~trl_prorl.fast.prefix_attention.Layout`]): Where the row's sequences lie.
+        scored (`torch.LongTensor` of shape `(N,)`):
+            The places of the tokens to score among the row's T - 1 log-probabilities.
+        results (`torch.LongTensor` of shape `(N,)`): Their places in the flattened `(B, C)` result.
+    """
+
+    inputs: dict[str, torch.Tensor]
+    layout: Layout
+    scored: torch.Tensor
+    results: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    Says which rows of a batch are computed together, and holds their packed rows. Everything that depends on the
+    batch's tokens and masks alone stands here, for whoever scores the batch once more.
+
+    Attributes:
+        calls (`list[PackedCall]`): The calls of the model.
+    """
+
+    calls: list[PackedCall]
+
+    @classmethod
+    def of(
+        cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, max_tokens: int | None = None
+    ) -> "Plan":
+        """
+        Plan a batch; the arguments are those of [`packed_logps`]. The host waits for a device twice: for the tokens
+        and masks, and for the numbers of a call.
+        """
+        batch, width = input_ids.shape
+        prompt_width = width - logits_to_keep
+        both = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu()
+        token_ids, mask = both.unbind()
+        prompt_mask, completion_mask = mask.int().split([prompt_width, logits_to_keep], dim=1)
+        has_prompts = prompt_mask[:, -1].all()
+        pads_left = (prompt_mask.diff() >= 0).all()
+        pads_right = (completion_mask.diff() <= 0).all()
+        if not (has_prompts and pads_left and pads_right):
+            raise ValueError(
+                "attention_mask: prompts must be padded on the left and not empty, completions on the right."
+            )
+        prompts = prompt_mask.sum(1).tolist()
+        completions = completion_mask.sum(1).tolist()
+
+        rows = [row for row in range(batch) if completions[row] > 0]
+        if not rows:
+            rows = [0]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        prompt_ids = token_ids[:, :prompt_width].tolist()
+        for row in rows:
+            prompt = tuple(prompt_ids[row][-prompts[row] :])
+            groups.setdefault(prompt, []).append(row)
+        calls = plan_calls(list(groups.values()), prompts, completions, max_tokens)
+        return cls([pack(call, input_ids, prompts, completions, logits_to_keep) for call in calls])
+
+
+def pack(
+    call: Call, input_ids: torch.Tensor, prompts: list[int], completions: list[int], logits_to_keep: int
+) -> PackedCall:
+    """
+    Pack the rows of one call. `prompts` and `completions` are the numbers of tokens of every row of the batch; the
+    other arguments are those of [`packed_logps`].
+    """
+    width = input_ids.shape[1]
+    start = width - logits_to_keep  # the completions' first column
+    taken = []  # stretches of the row: first place in the flattened batch, first position, length
+    scored = []  # completions: first place among the log-probabilities, first place in the result, length
+    sequences = []  # for `layout`: first place and length of the prefix, and of the sequence itself
+    end = 0  # of the packed row so far
+    for piece in call:
+        first = piece[0]
+        prompt_start = end
+        prompt_length = prompts[first] - 1  # the last token goes to every completion
+        taken.append((first * width + start - 1 - prompt_length, 0, prompt_length))
+        sequences.append((prompt_start, 0, prompt_start, prompt_length))
+        end += prompt_length
+        for row in piece:
+            length = completions[row] + 1
+            taken.append((row * width + start - 1, prompt_length, length))
+            sequences.append((prompt_start, prompt_length, end, length))
+            scored.append((end, row * logits_to_keep, length - 1))
+            end += length
+
+    device = input_ids.device
+    sequences.sort(key=lambda sequence: sequence[3], reverse=True)
+    taken_there, scored_there, sequences_there = copy_tables([taken, scored, sequences], device)
+    size_scored = sum(length for _, _, length in scored)
+    source, positions = join_stretches(taken_there, end)
+    scored_places, results = join_stretches(scored_there, size_scored)
+    tokens = input_ids.flatten()[source]
+    inputs = {
+        "input_ids": tokens[None],
+        "position_ids": positions[None],
+        "labels": tokens.masked_fill(source % width < start, -100)[None],
+        # Not a mask: it keeps transformers from making one, and attention that does not know `prefix_layout` refuses
+        # it.
+        "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device),
+    }
+    return PackedCall(inputs, layout(sequences, sequences_there), scored_places, results)
+
+
+def copy_tables(tables: Sequence[Sequence[tuple[int, ...]]], device: torch.device) -> list[torch.Tensor]:
+    """Copy tables of N rows and M columns to a device, all in one piece. Returns a tensor `(M, N)` for each."""
+    numbers = [number for table in tables for row in table for number in row]
+    sizes = [len(table) * len(table[0]) for table in tables]
+    parts = torch.tensor(numbers).to(device).split(sizes)
+    return [part.view(len(table), -1).T for table, part in zip(tables, parts, strict=True)]
+
+
+def join_stretches(stretches: torch.Tensor, size: int) -> torch.Tensor:
+    """
+    List numbers that count up in stretches, one stretch after another: of N stretches `(M + 1, N)`, M rows of first
+    numbers and a row of lengths, whose sum is `size`. Returns `(M, size)`.
+    """
+    firsts, lengths = stretches.split([len(stretches) - 1, 1])
+    before = lengths.cumsum(1) - lengths
+    moved = (firsts - before).repeat_interleave(lengths[0], dim=1, output_size=size)
+    return moved + torch.arange(size, device=stretches.device)
+
+
+def plan_calls(
+    groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None
+) -> list[Call]:
+    """
+    Choose the rows of the batch to compute together, by first-fit decreasing. A group is cut only where it exceeds a
+    call. Without `max_tokens` there are never more tokens than in padded rows.
+
+    Args:
+        groups (`list[Piece]`): Rows of the batch with the same prompt.
+        prompts, completions (`list[int]`): Number of tokens of every row of the batch.
+        max_tokens (`int`, *optional*): The most tokens of one call; by default there is one call.
+
+    Returns `list[Call]`. Raises `ValueError`: a prompt with one completion exceeds `max_tokens`.
+    """
+
+    def length(piece: Piece) -> int:
+        prompt = prompts[piece[0]] - 1
+        return prompt + sum(completions[row] + 1 for row in piece)
+
+    limit = sys.maxsize if max_tokens is None else max_tokens
+    longest = max(length([row]) for group in groups for row in group)
+    if longest > limit:
+        raise ValueError(
+            f"pack_max_tokens={max_tokens} is smaller than a prompt with one completion ({longest} tokens): raise "
+            "it, or lower max_completion_length."
+        )
+    pieces = []
+    for group in groups:
+        room = limit - prompts[group[0]] + 1
+        pieces += first_fit(group, lambda row: completions[row] + 1, room)
+    return first_fit(pieces, length, limit)
+
+
+def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list]:
+    """Put items into bins by first-fit decreasing; the sizes in a bin add up to at most `capacity`."""
+    bins = []
+    room = []
+    for item in sorted(items, key=size, reverse=True):
+        fitting = [place for place, free in enumerate(room) if free >= size(item)]
+        if fitting:
+            place = fitting[0]
+        else:
+            place = len(bins)
+            bins.append([])
+            room.append(capacity)
+        bins[place].append(item)
+        room[place] -= size(item)
+    return bins
+
+
+def why_not(model: PreTrainedModel | PeftModel) -> str | None:
+    """
+    Return why `packed_logps` does not support a model, in one sentence. The known troubles are those that a few tokens
+    would not show, and some that they would show, so that nothing needs to be computed.
+    [`~trl_prorl.fast.packing_probe.probe_values`] finds the others.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): The policy or the reference, before any other wrapper.
+
+    Returns `str` or `None`: `None` if no trouble is known.
+    """
+    if isinstance(model, PeftModel):
+        for name, adapter in model.peft_config.items():
+            if adapter.peft_type != PeftType.LORA or getattr(adapter, "alora_invocation_tokens", None):
+                return (
+                    f"the adapter {name!r} is not a plain LoRA, so its output may depend on a token's place in the "
+                    "row."
+                )
+        model = model.get_base_model()
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    parameters = inspect.signature(type(model).forward).parameters
+    if not type(model).__module__.startswith("transformers."):
+        return f"{name} is not a transformers model, and may not support a 4D attention mask."
+    if config.is_encoder_decoder:
+        return f"{name} is not a decoder."
+    if config is not model.config and "token_type_ids" in parameters:
+        return f"{name} needs token types in training, which text-only rollouts do not have."
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["recurrent" if getattr(model, "_is_stateful", False) else "attention"]
+        window = getattr(config, "sliding_window", None)
+        if window and not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
+            return f"sliding_window={window}: {name} attends to all tokens, whatever this key is."
+    layers = decoder_layers(model)
+    if layers is None or len(layers) != len(kinds):
+        layers = [model] * len(kinds)
+    for layer, kind in zip(layers, kinds, strict=True):
+        if kind not in ATTENTION and not has_state(layer):
+            return f"{name} has layers ({kind}) that cannot continue from the state of a prompt."
+    for key in ("keep_window_size", "index_topk_blocks"):
+        value = getattr(config, key, None)
+        if value:
+            return f"{key}={value}: in a packed row other tokens would fall out of a token's window."
+    if not rope_types(config) or "position_ids" not in parameters:
+        return f"{name} has no rotary positions shared by its layers, so padding may change log-probabilities."
+    rope_type = rope_by_longest_row(config)
+    if rope_type is not None:
+        return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
+    if config.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+        return f"{name} normalises queries and keys after their rotation, so its numbers depend on padding."
+    if config._attn_implementation != "sdpa":
+        return (
+            f"attn_implementation={config._attn_implementation!r} does not support a 4D mask: load the model with "
+            "'sdpa'."
+        )
+    if getattr(config, "output_router_logits", False):
+        return "output_router_logits=True: the load-balancing loss averages over all tokens, and packing removes some."
+    return None
+
+
+def rope_types(config: PretrainedConfig) -> set[str]:
+    """Return the kinds of rotary positions of a model: one for all layers, or one for each kind of layer."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return {part["rope_type"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_type" in part}
+
+
+def rope_by_longest_row(config: PretrainedConfig) -> str | None:
+    """Return the kind of rotary positions, if their frequencies depend on the longest row of a call."""
+    return min(rope_types(config) & {"dynamic", "longrope"}, default=None)

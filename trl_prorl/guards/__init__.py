@@ -1,1 +1,0 @@
-"""Guards against NaN, collapsed policies and reward hacking."""

@@ -1,0 +1,271 @@
+"""
+What makes a resumed run the same run: every argument that can change a number, the data, and the model it started
+from; and what a changed key does with `allow_config_change`: it acts from the checkpoint on, or it is refused.
+
+Most keys are read where they act, and a checkpoint holds nothing of them. The others have a rule of their own, or
+are TRL's and here: those that a checkpoint's optimizer, schedule and state would bring back, and those that cannot be
+changed in the middle of a run.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
+
+from .checkpoint_files import buffer_file
+from .keys import FREE_KEYS, KEYS, switched_on
+from .provenance import as_plain
+from .text import short
+
+
+IDENTITY_FILE = "identity.json"
+
+# Whether evaluations change the training: a trigger or the best model depends on them, or they draw from its random
+# numbers, as TRL's own do. If not, these keys are free.
+EVALUATIONS_ACT = "evaluations change the training"
+EVALUATION_KEYS = frozenset(
+    "eval_strategy eval_steps eval_delay eval_on_start eval_rows per_device_eval_batch_size num_generations_eval "
+    "eval_accumulation_steps eval_use_gather_object batch_eval_metrics prediction_loss_only metric_for_best_model "
+    "greater_is_better".split()
+)
+# The trainer chooses them if they are not given, see `choose_best_metric` in launch/checks.py.
+CHOSEN_LATER = ("metric_for_best_model", "greater_is_better")
+# With these the rates of the past do not depend on the length of the run.
+ENDLESS_SCHEDULES = ("constant", "constant_with_warmup")
+LENGTHS = frozenset(["max_steps", "num_train_epochs"])
+ROWS_HASHED = 20_000
+VALUES_HASHED = 64  # at each end of a tensor
+
+
+def changing_keys(*configs: Any) -> dict[str, Any]:
+    """
+    Collect the arguments on which the numbers of a run depend, as JSON values.
+
+    Args:
+        configs: The trainer's configuration, and what else a recipe holds.
+    """
+    keys = {}
+    for config in configs:
+        left_out = FREE_KEYS
+        if _is_endless(config):
+            left_out = FREE_KEYS | LENGTHS
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name, None)
+            is_open = value is None and field.name in CHOSEN_LATER
+            if field.init and field.name not in left_out and not is_open:
+                keys[field.name] = value
+    return as_plain(keys)
+
+
+def _is_endless(config: Any) -> bool:
+    """Return whether the learning rate of a step does not depend on how many steps there are."""
+    schedule = getattr(getattr(config, "lr_scheduler_type", None), "value", None)
+    warmup = getattr(config, "warmup_steps", 0) or 0
+    warms_by_share = schedule == "constant_with_warmup" and 0 < warmup < 1  # of all steps
+    return schedule in ENDLESS_SCHEDULES and not warms_by_share
+
+
+def dataset_hash(dataset: Any) -> str | None:
+    """Hash a dataset's content, of evenly spaced rows if it is large; `None` if it cannot be indexed."""
+    if not isinstance(dataset, Dataset):
+        return None
+    digest = hashlib.sha256(str(len(dataset)).encode())
+    rows = dataset.select(range(0, len(dataset), max(1, len(dataset) // ROWS_HASHED)))
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=lambda value: type(value).__name__).encode())
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """
+    Hash names, shapes and a few values of every tensor: enough to tell one model from another, at no cost.
+
+    Args:
+        named_tensors (`Iterable[tuple[str, torch.Tensor]]`): Parameters by name.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in named_tensors:
+        flat = tensor.detach().flatten()
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        for part in (flat[:VALUES_HASHED], flat[-VALUES_HASHED:]):
+            digest.update(part.to("cpu", torch.float64).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the parameters that a policy took over from its model: without adapters."""
+    others = set(getattr(policy, "peft_config", {}))
+    return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """
+    Compare two sets of keys: `{key: [then, now]}` for every key of both that differs.
+
+    A key that only one of them knows is not a difference: another version of the project may have written it. Neither
+    are on and auto, which is on wherever that is possible, nor keys of evaluations that change nothing.
+    """
+    left_out = {EVALUATIONS_ACT}
+    if then.get(EVALUATIONS_ACT) is False and not now.get(EVALUATIONS_ACT):
+        left_out |= EVALUATION_KEYS
+    found = {}
+    for key in sorted(then.keys() - left_out):
+        if key in now and then[key] != now[key] and {str(then[key]), str(now[key])} != {"on", "auto"}:
+            found[key] = [then[key], now[key]]
+    return found
+
+
+def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
+    """
+    Raise an error for a resume that would change the run.
+
+    Args:
+        then (`Mapping[str, Any]`): The identity in the checkpoint.
+        now (`Mapping[str, Any]`): The identity of the run that resumes.
+        allowed (`bool`): `allow_config_change`.
+
+    Returns:
+        `dict[str, list]`: The differences, `{key: [then, now]}`.
+
+    Raises:
+        `ValueError`: There are differences, and they are not allowed.
+    """
+    changed = differences(then, now)
+    if changed and not allowed:
+        if not changed.keys() - LENGTHS:
+            raise ValueError(_refuse_length(changed, now))
+        listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
+        raise ValueError(
+            f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore these values, or "
+            "set allow_config_change: true (--allow_config_change true) to resume with the new ones (logged as an "
+            "event)."
+        )
+    return changed
+
+
+def _refuse_length(changed: Mapping[str, list[Any]], now: Mapping[str, Any]) -> str:
+    """Return why a run of this schedule cannot be made longer or shorter, and what can be done."""
+    listed = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
+    schedule = f"lr_scheduler_type={now.get('lr_scheduler_type')!r}"
+    lasting = "constant or constant_with_warmup"
+    if now.get("lr_scheduler_type") in ENDLESS_SCHEDULES:
+        schedule += f" with warmup_steps={now.get('warmup_steps')}, a share of all steps,"
+        lasting = "constant_with_warmup with a whole number of warmup_steps"
+    return (
+        f"{listed}: with {schedule} the learning rate of every step depends on the length of the run, so the steps "
+        "already done would have used other rates. Restore it, or set allow_config_change: true to continue at the "
+        f"new schedule's rate (logged as an event). A run started with lr_scheduler_type: {lasting} can be extended "
+        "to any length."
+    )
+
+
+# The same state, computed by another kernel.
+SAME_OPTIMIZER = {"adamw_torch", "adamw_torch_fused"}
+# Their rate depends on the rates before, and not on the step alone.
+PATH_DEPENDENT_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
+SCHEDULE_KEYS = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
+# How a generation batch is cut into micro-batches and steps.
+BATCH_KEYS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_generations",
+    "num_iterations",
+    "processes",
+)
+OWN_RANDOM_STATES = "it only acts at the start of a run, and the checkpoint restores its own random states"
+SPLIT_BATCH = "its half-used generation batch was split with the old value; at the end of a batch it can be changed"
+FROZEN_RANKS = "frozen ranks of the adapter"
+OTHER_SHAPES = "the checkpoint's weights and optimizer state have other shapes"
+# Keys that no resume can change, and why.
+FIXED = {
+    "seed": OWN_RANDOM_STATES,
+    "data_seed": OWN_RANDOM_STATES,
+    "use_peft": OTHER_SHAPES,
+    "lora_r": OTHER_SHAPES,
+    "lora_target_modules": OTHER_SHAPES,
+    "lora_target_parameters": OTHER_SHAPES,
+    "lora_modules_to_save": OTHER_SHAPES,
+    "use_dora": OTHER_SHAPES,
+    FROZEN_RANKS: "the checkpoint's adapter was trained on top of a different adapter",
+    "eval_on_start": "it only acts before the first step",
+    "optim_target_modules": "the checkpoint contains the state of another optimizer",
+}
+
+
+def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
+    """
+    Raise an error for changes that could not act.
+
+    Args:
+        changed (`Mapping[str, list]`): From [`check_same_run`].
+        now (`Mapping[str, Any]`): The identity of the run that resumes.
+        checkpoint (`Path`): The run continues from here.
+
+    Raises:
+        `ValueError`: The message names the key, its two values, why, and what to do.
+    """
+
+    def refuse(key: str, why: str) -> None:
+        old, new = changed[key]
+        raise ValueError(
+            f"{key}: {old!r} -> {new!r} cannot be changed by a resume from {checkpoint.name}: {why}. Keep {old!r}, "
+            "or start a new run."
+        )
+
+    for key, (old, new) in changed.items():
+        why = FIXED.get(key)
+        if why is None and key in KEYS and KEYS[key].resume is not None:
+            why = KEYS[key].resume(old, new, now)
+        if why:
+            refuse(key, why)
+    if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
+        refuse("optim", "the checkpoint contains the state of another optimizer")
+    schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}
+    if schedules & PATH_DEPENDENT_SCHEDULES:
+        for key in SCHEDULE_KEYS:
+            if key in changed:
+                refuse(key, "this schedule's learning rate depends on earlier rates")
+    if checkpoint.joinpath(buffer_file(0)).exists():
+        for key in BATCH_KEYS:
+            if key in changed:
+                refuse(key, SPLIT_BATCH)
+        if switched_on(changed, "beta"):
+            refuse("beta", "its half-used generation batch has no log-probabilities of the reference")
+
+
+def hyperparameters(optimizer) -> list[dict[str, Any]]:
+    """Return the hyperparameters of every parameter group of an optimizer, as they are now."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+def restore_hyperparameters(optimizer, scheduler, made_with: list[dict[str, Any]]) -> None:
+    """
+    Give an optimizer and its schedule, whose states were loaded, the hyperparameters that they were made with.
+
+    Moments, step counts and the schedule's position stay as they are.
+
+    Args:
+        optimizer: The optimizer, or Accelerate's wrapper of it.
+        scheduler: The schedule, or Accelerate's wrapper of it.
+        made_with (`list[dict]`): From [`hyperparameters`], of the new optimizer with its schedule, before the states
+            were loaded.
+    """
+    inner = getattr(scheduler, "scheduler", scheduler)
+    for group, values in zip(optimizer.param_groups, made_with, strict=True):
+        group.update({name: value for name, value in values.items() if name != "lr"})
+    if not isinstance(inner, LambdaLR):
+        return
+    inner.base_lrs = [values["initial_lr"] for values in made_with]
+    rates = [base * rate(inner.last_epoch) for base, rate in zip(inner.base_lrs, inner.lr_lambdas, strict=True)]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    inner._last_lr = rates

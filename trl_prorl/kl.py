@@ -1,0 +1,470 @@
+"""Which tokens of a batch count."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .anchors import ANCHORS, Anchor, OldPolicyAnchor
+from .keys import switched_off
+from .parts import Part
+
+
+def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return 1 where a token of a completion counts, shape `(B, T)`: not padding, and not written by a tool."""
+    mask = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """
+    Set values `(B, T)` to 0 where the mask, of numbers or bools, is 0. A product with the mask would not do: at a
+    token that does not count, such as one that a tool wrote, the exponential of a log-ratio may be infinite, and 0 · ∞
+    is NaN, in a gradient too.
+    """
+    return torch.where(mask.bool(), values, 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# KL estimators between the policy and an anchor: their values and, through autograd, their gradients.
+#
+# Pure tensors in, tensors out. `logps` are always the policy's log-probabilities of the sampled tokens (with
+# gradient), `anchor_logps` the anchor's (without gradient), and the estimated quantity is the per-token reverse KL at
+# the visited states, KL(π_θ(·|s) ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no
+# estimator here contains it.
+#
+# In a loss the *gradient* of an estimator matters, not its value. With samples from π_old and the per-token importance
+# ratio r = exp(logπ_θ − logπ_old):
+#
+# | estimator | in the loss alone | multiplied by r ("bias correction") |
+# |---|---|---|
+# | k1 | zero expected gradient on-policy: refused | exact per token, on- and off-policy |
+# | k2 | exact on-policy, biased off-policy | biased |
+# | k3 | biased | exact per token, on- and off-policy |
+#
+# With a ratio of whole sequences, no estimator is exact. A bound on the estimate (`kl_clamp`; verl and NeMo RL bound
+# k3 at 10) takes the gradient of the tokens beyond it away. The values are from J. Schulman's note "Approximating KL
+# Divergence" (2020, http://joschu.net/blog/kl-approx.html); the statements on gradients are checked in
+# `tests/objective/test_kl.py` by enumerating every completion.
+
+
+ESTIMATORS = ("k1", "k2", "k3")
+
+
+def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = "k3") -> torch.Tensor:
+    r"""
+    Estimate the KL of each token. With \\( d = \log\pi_\theta - \log\pi_{anchor} \\): k1 = d, k2 = d²/2, k3 =
+    exp(−d) − 1 + d.
+
+    Args:
+        logps, anchor_logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities of the sampled tokens under the policy and under the anchor.
+        estimator (`str`, *optional*, defaults to `"k3"`): One of [`ESTIMATORS`].
+
+    Returns `torch.Tensor` of shape `(B, T)`: In nats.
+    """
+    if logps.shape != anchor_logps.shape:
+        raise ValueError(f"logps {tuple(logps.shape)} and anchor_logps {tuple(anchor_logps.shape)} differ in shape.")
+    if estimator == "k3":
+        reverse = anchor_logps - logps
+        # In TRL's order of operations, so that the two agree to the last bit.
+        return torch.exp(reverse) - reverse - 1
+    log_ratio = logps - anchor_logps
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    raise ValueError(f"kl_estimator={estimator!r} is not one of {', '.join(ESTIMATORS)}.")
+
+
+def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str, clamp: float) -> torch.Tensor:
+    """
+    Find the tokens whose estimates lie outside [−clamp, clamp], shape `(B, T)`; arguments as in [`kl_penalty`]. NaN
+    does not: it has to be seen.
+    """
+    return kl_values(logps.detach(), anchor_logps.detach(), estimator).abs() > clamp
+
+
+def kl_penalty(
+    logps: torch.Tensor,
+    anchor_logps: torch.Tensor,
+    estimator: str = "k3",
+    importance_ratio: torch.Tensor | None = None,
+    clamp: float | None = None,
+) -> torch.Tensor:
+    """
+    Compute the per-token penalty that enters the loss: the estimate, bounded if asked for, times the importance ratio
+    if there is one.
+
+    Args:
+        logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
+        anchor_logps (`torch.Tensor` of shape `(B, T)`): The anchor's, whose gradient is cut off.
+        estimator (`str`, *optional*, defaults to `"k3"`): One of [`ESTIMATORS`].
+        importance_ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`, *optional*):
+            π_θ/π_old *with* gradient (TRL's `use_bias_correction_kl`).
+        clamp (`float`, *optional*): The bound of the estimate, in nats.
+
+    Returns `torch.Tensor` of shape `(B, T)`.
+
+    A bounded token carries no gradient, through its ratio neither. The ratio's own gradient would have the wrong sign
+    where the policy has lost a token that the anchor likes: the whole gradient of k3 · r there is r · log(π/π_anchor),
+    which raises the token, and the ratio's share alone, clamp · r, lowers it further.
+    """
+    anchor_logps = anchor_logps.detach()
+    if clamp is None:
+        values = kl_values(logps, anchor_logps, estimator)
+        return values if importance_ratio is None else values * importance_ratio
+    bound = kl_values(logps.detach(), anchor_logps, estimator).clamp(-clamp, clamp)
+    beyond = beyond_clamp(logps, anchor_logps, estimator, clamp)
+    # Not `Tensor.clamp`, whose gradient of 0 times an exponential that overflowed is NaN.
+    logps_within = torch.where(beyond, anchor_logps, logps)
+    values = torch.where(beyond, bound, kl_values(logps_within, anchor_logps, estimator))
+    if importance_ratio is None:
+        return values
+    return values * torch.where(beyond, importance_ratio.detach(), importance_ratio)
+
+
+def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
+    """
+    Compute π_θ/π_old per token, `(B, T)`, or for `level="sequence"` its geometric mean over a sequence, `(B, 1)`
+    (GSPO, arXiv 2507.18071), with gradient in θ. All arguments have shape `(B, T)`; the mask is 1 where a token
+    counts.
+    """
+    log_ratio = logps - old_logps.detach()
+    if level == "token":
+        return torch.exp(log_ratio)
+    if level == "sequence":
+        tokens = mask.sum(-1, keepdim=True).clamp(min=1.0)
+        mean = (log_ratio * mask).sum(-1, keepdim=True) / tokens
+        return torch.exp(mean)
+    raise ValueError(f"importance_sampling_level={level!r} is neither 'token' nor 'sequence'.")
+
+
+def gradient_bias(
+    estimator: str, corrected: bool, level: str, on_policy: bool, clamp: float | None = None
+) -> str | None:
+    """
+    Return why the penalty's expected gradient differs from the gradient of the per-token reverse KL.
+
+    Args:
+        estimator (`str`): One of [`ESTIMATORS`].
+        corrected (`bool`): Whether the estimate is multiplied by the importance ratio.
+        level (`str`): The ratio's level, `"token"` or `"sequence"`.
+        on_policy (`bool`): Whether π_θ = π_old wherever the penalty is evaluated.
+        clamp (`float`, *optional*): The bound of the estimate.
+
+    Returns `str` or `None`: `None` if it does not differ. Raises `ValueError`: nothing is known of the estimator.
+    """
+    if estimator not in ("k1", "k2", "k3"):  # not `ESTIMATORS`: a new one is to be thought about here
+        raise ValueError(f"the gradient of kl_estimator={estimator!r} is not known: say here when it is exact.")
+    exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
+    if corrected and level == "sequence":
+        return f"a sequence-level ratio makes no estimator unbiased; for an unbiased gradient set {exact}"
+    if estimator == "k2":
+        if corrected:
+            return f"k2 times the importance ratio is biased on- and off-policy; for an unbiased gradient set {exact}"
+        if not on_policy:
+            return f"k2 is unbiased on-policy only; for an unbiased gradient set {exact}"
+        return _clamp_bias(clamp)
+    if not corrected:
+        return f"{estimator} without use_bias_correction_kl is biased; for an unbiased gradient set {exact}"
+    return _clamp_bias(clamp)
+
+
+def _clamp_bias(clamp: float | None) -> str | None:
+    return None if clamp is None else f"tokens whose KL exceeds kl_clamp={clamp} get no gradient from it"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How TRL's loss types turn per-token losses into one number: every aggregation is a weighted sum over tokens.
+#
+# Writing it as weights keeps it linear, so a penalty added afterwards is normalised exactly as if TRL's own loss had
+# contained it.
+
+
+WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a whole accumulation window
+
+
+class Aggregation:
+    """
+    Aggregates the loss of a run as TRL does, which counts the tokens of a window over all processes.
+
+    Args:
+        args ([`ProRLConfig`]): The configuration.
+        processes (`int`): The number of processes.
+    """
+
+    def __init__(self, args, processes: int):
+        self.args = args
+        self.processes = processes
+
+    def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
+        """
+        Compute the [`token_weights`] of a micro-batch.
+
+        Args:
+            batch (`Mapping[str, torch.Tensor]`): A micro-batch, with the number of tokens in its window.
+            accumulation (`float`, *optional*): Micro-batches of this optimizer step; `None` in an evaluation.
+
+        Returns `torch.Tensor` of shape `(B, T)`.
+        """
+        args = self.args
+        window = batch["num_items_in_batch"].clamp(min=1.0) / self.processes
+        if accumulation is not None:
+            window = window * accumulation / args.steps_per_generation
+        mask = completion_mask(batch)
+        return token_weights(mask, args.loss_type, accumulation or 1.0, args.max_completion_length, window)
+
+    def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
+        """
+        Convert a term of the loss into what TRL logs: that of a micro-batch by itself, or its share in the window that
+        the loss averages over. `term` is a scalar; `accumulation` as in [`Aggregation.weights`].
+        """
+        by_itself = accumulation is not None and self.args.loss_type not in WINDOW_LOSSES
+        return term * accumulation if by_itself else term
+
+
+def token_weights(
+    mask: torch.Tensor,
+    loss_type: str,
+    accumulation_steps: float = 1.0,
+    max_completion_length: int | None = None,
+    items_per_window: torch.Tensor | float | None = None,
+) -> torch.Tensor:
+    """
+    Compute the weights w such that TRL's loss of a micro-batch is Σ w · per_token_loss.
+
+    Args:
+        mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
+        loss_type (`str`): TRL's.
+        accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step; 1 in an evaluation.
+        max_completion_length (`int`, *optional*):
+            What `dr_grpo` (arXiv 2503.20783) divides by instead of a number of tokens.
+        items_per_window (`torch.Tensor` or `float`, *optional*): Tokens of one accumulation window on this process,
+            for the losses that average over all of them: `dapo` (arXiv 2503.14476), `cispo`, `vespo`.
+
+    Returns `torch.Tensor` of shape `(B, T)`. Raises `ValueError`: the loss type is not known.
+    """
+    mask = mask.float()
+    if loss_type in ("grpo", "sapo"):
+        return mask / mask.sum(-1, keepdim=True).clamp(min=1.0) / mask.size(0) / accumulation_steps
+    if loss_type == "bnpo":
+        return mask / mask.sum().clamp(min=1.0) / accumulation_steps
+    if loss_type == "dr_grpo":
+        return mask / (mask.size(0) * max_completion_length) / accumulation_steps
+    if loss_type in WINDOW_LOSSES:
+        return mask / items_per_window
+    if loss_type == "luspo":
+        return mask / mask.size(0) / accumulation_steps
+    raise ValueError(f"loss_type={loss_type!r} is not supported: its aggregation is unknown.")
+
+
+def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """
+    Make a batch for `loss_mode: no_ratio`: without π_old TRL takes the policy itself, a ratio of 1, whose gradient is
+    that of the log-probability. TRL's mask of samples that are too far off policy still compares with the policy that
+    sampled.
+    """
+    changed = dict(batch)
+    old = changed.pop(OldPolicyAnchor.column, None)
+    if old is not None:
+        changed.setdefault("sampling_per_token_logps", old)
+    return changed
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The KL terms of a run: the coefficient of every anchor, the penalties of a batch, and `kl_target`'s adaptation.
+#
+# Pure arithmetic on batches of log-probabilities. [`anchors`][`~trl_prorl.anchors`] says what an anchor is,
+# [`kl`][`~trl_prorl.kl`] how a KL is estimated.
+
+
+def next_coefficient(coefficient: float, kl: float, target: float, steps: int, horizon: float) -> float:
+    """
+    Move a coefficient so that its KL approaches a target: β ← β · (1 + clip(kl/target − 1, −0.2, 0.2) ·
+    steps/horizon), from Ziegler et al. 2019 (arXiv 1909.08593, section 2.2), but at least half of β.
+
+    Args:
+        coefficient (`float`): β.
+        kl, target (`float`): In nats per token.
+        steps (`int`): Optimizer steps since the last call.
+        horizon (`float`): The steps in which a persistent error of 20 % or more moves β by about 20 %.
+
+    Returns `float`: The new coefficient, which is positive.
+    """
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coefficient * max(1.0 + error * steps / horizon, 0.5)
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """
+    The KL terms of a micro-batch.
+
+    Attributes:
+        by_anchor (`dict[str, torch.Tensor]`):
+            By its name, the penalty of each anchor that acts, without its coefficient, shape `(B, T)`.
+        loss (`torch.Tensor`): The scalar that enters the loss.
+    """
+
+    by_anchor: dict[str, torch.Tensor]
+    loss: torch.Tensor
+
+
+class Anchors(Part):
+    """Every anchor of a run, in the order in which `kl_target` looks for the active one."""
+
+    def __init__(self, args):
+        self.args = args
+        self.by_name: dict[str, Anchor] = {kind.name: kind(args) for kind in ANCHORS}
+        self.begin()
+
+    def begin(self) -> None:
+        for anchor in self:
+            anchor.begin()
+        self._kl_since_generation: list[float] = []
+
+    def __getitem__(self, name: str) -> Anchor:
+        return self.by_name[name]
+
+    def __iter__(self) -> Iterator[Anchor]:
+        return iter(self.by_name.values())
+
+    def make_models(self, models) -> None:
+        """Make the model of every anchor, by [`~trl_prorl.reference.AnchorModels`]."""
+        for anchor in self:
+            anchor.model = anchor.make_model(models)
+
+    def to_score(self, batch: Mapping[str, torch.Tensor], generation: int) -> list[Anchor]:
+        """Return the anchors that still have to score a finished generation batch, which is counted from 0."""
+        return [anchor for anchor in self if anchor.needs_scoring(generation) and anchor.column not in batch]
+
+    @property
+    def active(self) -> Anchor | None:
+        """Return the first anchor with a coefficient, which is logged and adapted."""
+        for anchor in self:
+            if anchor.is_on:
+                return anchor
+        return None
+
+    def acting(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
+        """Return the anchors with a KL term in the loss of a batch."""
+        if self.args.kl_in == "reward":
+            return []
+        return [anchor for anchor in self if anchor.acts_on(batch)]
+
+    def in_reward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """
+        Compute what `kl_in: reward` takes off the reward of each completion, shape `(B,)`: Σ coefficient · k1 over
+        anchors and tokens, of the policy that sampled. Returns `None` if the KL is in the loss.
+        """
+        if self.args.kl_in == "loss":
+            return None
+        mask = completion_mask(batch)
+        sampler_logps = batch[OldPolicyAnchor.column]
+        terms = [torch.zeros(len(sampler_logps), device=sampler_logps.device)]
+        for anchor in self:
+            if anchor.acts_on(batch):
+                log_ratio = zero_masked(sampler_logps - batch[anchor.column], mask)
+                terms.append(anchor.coefficient * log_ratio.sum(1))
+        return torch.stack(terms).sum(0)
+
+    def penalties(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
+        """
+        Compute the per-token penalty of every anchor that acts on a batch, without its coefficient.
+
+        Args:
+            batch (`Mapping[str, torch.Tensor]`):
+                Advantages `(B,)`, masks `(B, T)` and the anchors' log-probabilities `(B, T)`.
+            logps (`torch.Tensor` of shape `(B, T)`): The policy's log-probabilities, with gradient.
+            level (`str`): TRL's `importance_sampling_level`.
+
+        Returns `dict[str, torch.Tensor]`: By the anchor's name, shape `(B, T)` each.
+        """
+        mask = completion_mask(batch)
+        if self.args.drop_zero_rows:
+            has_advantage = batch["advantages"].unsqueeze(1) != 0.0
+            mask = mask * has_advantage
+        mask = mask.bool()
+        policy_logps = zero_masked(logps, mask)
+        ratio = None
+        if self.args.use_bias_correction_kl:
+            old_logps = zero_masked(self["old"].logps(batch, logps), mask)
+            ratio = importance_ratio(policy_logps, old_logps, mask, level)
+        penalties = {}
+        for anchor in self.acting(batch):
+            anchor_logps = zero_masked(anchor.logps(batch, logps), mask)
+            penalties[anchor.name] = kl_penalty(
+                policy_logps, anchor_logps, self.args.kl_estimator, ratio, self.args.kl_clamp
+            )
+        return penalties
+
+    def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
+        """
+        Find the tokens whose estimates, of any anchor that acts on a batch, lie beyond `kl_clamp`, shape `(B, T)`;
+        arguments as in [`Anchors.penalties`].
+        """
+        beyond = torch.zeros_like(logps, dtype=torch.bool)
+        for anchor in self:
+            if anchor.is_on and anchor.column in batch:
+                beyond |= beyond_clamp(logps, batch[anchor.column], self.args.kl_estimator, self.args.kl_clamp)
+        return beyond
+
+    def penalty(
+        self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
+    ) -> Penalty | None:
+        """
+        Compute the KL terms of a micro-batch: Σ coefficient · penalty over anchors and tokens; arguments as in
+        [`Anchors.penalties`], and the weight of each token in the loss, shape `(B, T)`. Returns `None` if no anchor
+        acts.
+        """
+        penalties = self.penalties(batch, logps, level)
+        if not penalties:
+            return None
+        weighted = sum(self[name].coefficient * penalty for name, penalty in penalties.items())
+        return Penalty(penalties, (weighted * weights).sum())
+
+    def means(
+        self, penalties: Mapping[str, torch.Tensor], mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """
+        Average every penalty over the tokens of all processes, over which `total` sums. Returns the means and their
+        tokens by the anchor's metric, scalars on the device.
+        """
+        means = {}
+        for name, penalty in penalties.items():
+            penalty_here = (penalty.detach() * mask).sum()
+            tokens_here = mask.sum().float()
+            penalty_sum, tokens = total(torch.stack([penalty_here, tokens_here]))
+            metric = self[name].metric
+            means[metric] = (penalty_sum / tokens.clamp(min=1.0), tokens)
+        return means
+
+    def row(self, step: int, row: Mapping[str, float]) -> None:
+        """Keep the active anchor's KL for the next adaptation."""
+        active = self.active
+        if active is not None and active.kl_key in row:
+            self._kl_since_generation.append(row[active.kl_key])
+
+    def boundary(self, step: int) -> None:
+        """Move the active coefficient towards `kl_target`, if there is one."""
+        values = self._kl_since_generation
+        self._kl_since_generation = []
+        if self.args.kl_target is None or not values:
+            return
+        mean = sum(values) / len(values)
+        active = self.active
+        active.coefficient = next_coefficient(
+            active.coefficient, mean, self.args.kl_target, len(values), self.args.kl_horizon
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        coefficients = {anchor.key: anchor.coefficient for anchor in self}
+        return {"coefficients": coefficients, "kl_since_generation": self._kl_since_generation}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        for anchor in self:
+            if anchor.key not in changed and not switched_off(changed, "kl_target"):
+                anchor.coefficient = state["coefficients"].get(anchor.key, anchor.coefficient)
+        self._kl_since_generation = list(state["kl_since_generation"])

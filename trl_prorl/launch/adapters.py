@@ -1,0 +1,407 @@
+"""The policy of a run with an adapter, as it was before the first step: the base of its evaluation."""
+
+import copy
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from packaging.version import Version
+from peft import PeftConfig, PeftModel, PeftType
+from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND
+from transformers import AutoConfig, PreTrainedModel
+
+from ..reference import trained_outside_adapters
+
+
+class AdapterAsBegun:
+    """
+    Holds, on the host, what training changes of a policy and its base needs.
+
+    Args:
+        policy ([`~peft.PeftModel`]): Before the first step.
+        is_trained (`bool`): Whether the run begins from the adapter as it is. A new one is switched off for the base,
+            and what is trained outside it (`bias`) is kept.
+
+    Attributes:
+        values (`dict[str, torch.Tensor]`): The parameters of then, by name.
+    """
+
+    def __init__(self, policy: PeftModel, is_trained: bool):
+        self.policy = policy
+        self.is_trained = is_trained
+        held = trained_outside_adapters(policy)
+        if is_trained:
+            held = {name: param for name, param in policy.named_parameters() if param.requires_grad}
+        self.values = {name: param.detach().to("cpu", copy=True) for name, param in held.items()}
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Make the policy the one of that time while this lasts."""
+        trained = dict(self.policy.named_parameters())
+        now = {name: trained[name].data for name in self.values}
+        self._set(trained, {name: value.to(now[name].device) for name, value in self.values.items()})
+        try:
+            with ExitStack() as stack:
+                if not self.is_trained:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # PEFT says that a trained bias stays: it was set back
+                        stack.enter_context(self.policy.disable_adapter())
+                yield
+        finally:
+            self._set(trained, now)
+
+    def _set(self, parameters: Mapping[str, torch.nn.Parameter], values: Mapping[str, torch.Tensor]) -> None:
+        for name, value in values.items():
+            parameters[name].data = value
+
+    def save(self, folder: Path) -> None:
+        """
+        Write the adapter that the run started from into a folder; PEFT loads it on top of the base model. An adapter
+        of another name than `default`, or one of several, is not written: no evaluation reads such a run from its
+        files.
+        """
+        if not self.is_trained or self.policy.active_adapters != ["default"]:
+            return
+        with self.in_place():
+            self.policy.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checks of adapters: an initialisation that changes the model, a prefix that sampling would lose, growth or restart of
+# anything but a plain LoRA of linear layers with the same rank, adapters that were loaded only partly.
+
+
+LOAD_WHOLE = "Load it with trl_prorl.load_model(NAME, ADAPTER, is_trainable=True), which checks its keys."
+CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq", "kasa")
+
+
+def check_initialisation(config: Any) -> None:
+    """
+    Raise an error for an adapter whose initialisation changes the model.
+
+    No file holds the changed weights, so that a resume, a reference and the saved adapter would belong to different
+    models.
+
+    Raises:
+        `ValueError`: The message names the key and the cure.
+    """
+    key = "kasa_config" if getattr(config, "kasa_config", None) else "init_lora_weights"
+    value = "kasa" if key == "kasa_config" else getattr(config, key, None)
+    if str(value).lower().startswith(CHANGES_THE_MODEL):
+        raise ValueError(
+            f"{key}={value!r} changes the base model's weights, which no checkpoint contains: after a resume, the "
+            "reference and the saved adapter would belong to different models. Set init_lora_weights: true (PiSSA "
+            "is reported to collapse in RL with verifiable rewards, arXiv 2512.23165)."
+        )
+
+
+# They are keys and values before those of the prompt, which PEFT puts into the cache.
+IN_THE_CACHE = (PeftType.PREFIX_TUNING, PeftType.CARTRIDGE)
+
+
+def check_prefix(config: Any) -> None:
+    """
+    Raise an error for a prefix that PEFT hands over by the cache's old name, which transformers has dropped in 5.24:
+    `generate` would sample without it, and say nothing.
+
+    Raises:
+        `ValueError`: The message names the adapter's type, both versions and the cure.
+    """
+    if getattr(config, "peft_type", None) not in IN_THE_CACHE:
+        return
+    transformers = version("transformers")
+    peft = version("peft")
+    if Version(transformers) >= Version("5.24") and Version(peft) < Version("0.22"):
+        raise ValueError(
+            f"peft_type={config.peft_type.value} does not work with transformers {transformers} and PEFT {peft}: "
+            "completions would be sampled without the prefix. Install transformers<5.24, or use LoRA."
+        )
+
+
+def check_head(policy: PeftModel) -> None:
+    """
+    Raise an error for an adapter of the LM head, before TRL copies the adapter for a reference: TRL refuses it later.
+
+    Raises:
+        `ValueError`: The message names the keys that lead to it.
+    """
+    if isinstance(policy.get_output_embeddings(), BaseTunerLayer):
+        raise ValueError(
+            "the peft_config puts an adapter on the LM head, but TRL reads the head's weight without its adapter. "
+            "Remove the head from target_modules; with ensure_weight_tying, remove the embeddings that share its "
+            "weight, too."
+        )
+
+
+# With these an adapter is not s·BA.
+OTHER_PRODUCTS = (
+    "use_qalora",
+    "alora_invocation_tokens",
+    "velora_config",
+    "use_bdlora",
+    "monteclora_config",
+    "arrow_config",
+)
+
+
+def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
+    if config is None:
+        raise ValueError(
+            f"{given} {does} a LoRA adapter named 'default', and the model has none. Set use_peft: true (in a "
+            f"script, pass a peft_config), {leave}"
+        )
+    if config.peft_type != PeftType.LORA:
+        raise ValueError(f"{given} {does} LoRA, but the adapter is {config.peft_type.value}: use LoRA, {leave}")
+    other = [name for name in (*OTHER_PRODUCTS, "rank_pattern", "alpha_pattern") if getattr(config, name, None)]
+    if str(config.init_lora_weights).lower() == "mica":
+        other.append(f"init_lora_weights={config.init_lora_weights!r}")
+    if other:
+        raise ValueError(
+            f"{given} {does} a plain LoRA with the same rank in every layer, but the adapter has {', '.join(other)}. "
+            f"Remove that and use init_lora_weights=True, {leave}"
+        )
+
+
+def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = False) -> None:
+    """
+    Raise an error, before a model is loaded, for an adapter that is more than a product of two factors at each layer.
+
+    Args:
+        config ([`~peft.PeftConfig`], *optional*): The adapter's.
+        key (`str`): The key that needs products.
+        value: Its value.
+        begins_at_0 (`bool`): Whether the products have to begin at 0.
+
+    Raises:
+        `ValueError`: The message names the key, the value and the cure.
+    """
+    _check_factors(config, f"{key}={value!r}", f"or remove {key}.", begins_at_0)
+
+
+def _check_factors(config: Any | None, given: str, leave: str, begins_at_0: bool) -> None:
+    _check_plain(config, given, "needs", leave)
+    right = {
+        "use_dora": (False,),
+        "modules_to_save": (None, []),
+        "trainable_token_indices": (None, [], {}),
+        "bias": ("none",),
+    }
+    if begins_at_0:
+        right["init_lora_weights"] = (True, "gaussian")
+    other = [f"{name}={getattr(config, name)!r}" for name in right if getattr(config, name) not in right[name]]
+    if other:
+        begins = ", which start at 0" if begins_at_0 else ""
+        raise ValueError(
+            f"{given} needs a plain LoRA (a product of two factors{begins}), but the adapter has {', '.join(other)}. "
+            f"Remove that, {leave}"
+        )
+
+
+def check_loaded(model: PeftModel) -> None:
+    """
+    Raise an error for an adapter of which only a part was loaded, about which PEFT only warns: some of its layers are
+    trained, and others of the same name begin at zero.
+
+    Raises:
+        `ValueError`: The message names a layer that is zero.
+    """
+    for adapter in model.active_adapters:
+        zero = _factors_by_kind(model, adapter, zero=True)
+        for kind in zero.keys() & _factors_by_kind(model, adapter, zero=False).keys():
+            raise ValueError(
+                f"the adapter {adapter!r} of the model was loaded only partly: {zero[kind]} is zero, and other "
+                f"layers of that name are not. {LOAD_WHOLE}"
+            )
+
+
+def _factors_by_kind(model: PeftModel, adapter: str, zero: bool) -> dict[str, str]:
+    """
+    Return a layer of each kind, its name without numbers, whose second LoRA factor is zero, or is not. An expert that
+    no token met is zero after training, too.
+    """
+    found = {}
+    for name, layer in model.named_modules():
+        factors = getattr(layer, "lora_B", {})
+        if adapter not in factors or "expert" in name:
+            continue
+        factor = factors[adapter]
+        weight = getattr(factor, "weight", factor)  # AdaLoRA's is a parameter
+        if bool(weight.any()) != zero:
+            found[re.sub(r"\d+", "*", name)] = name
+    return found
+
+
+def check_stacked(model: PeftModel, config: Any) -> None:
+    """
+    Raise an error if a new adapter on top of a trained one cannot form one adapter with it, see
+    [`~trl_prorl.extras.stacking`].
+
+    Args:
+        model ([`~peft.PeftModel`]): The model with the adapter that was trained.
+        config ([`~peft.PeftConfig`]): The new one's.
+
+    Raises:
+        `ValueError`: The message says what stands in the way, and the cure.
+    """
+    merge = "or merge the trained adapter and pass the merged model: docs/from-sft.md."
+    if getattr(model.get_base_model(), "hf_quantizer", None) is not None:
+        raise ValueError(
+            "a peft_config on a trained adapter does not work with a quantised model: TRL rounds its adapters to "
+            "bf16, including the trained one. Load the model without load_in_4bit and load_in_8bit, or leave the "
+            "peft_config out to continue training that adapter."
+        )
+    active = model.active_adapters
+    if len(active) != 1:
+        raise ValueError(
+            "a peft_config on a trained adapter needs one active adapter, and the model's active adapters are "
+            f"{', '.join(map(repr, active)) or 'none'}. Activate the one to start from: model.set_adapter(NAME)."
+        )
+    for adapter, begins_at_0 in ((model.peft_config[active[0]], False), (config, True)):
+        which = "the peft_config" if begins_at_0 else "the trained adapter"
+        _check_factors(adapter, f"a peft_config on a trained adapter ({which})", merge, begins_at_0)
+    odd = _odd_layer(model)
+    if odd is not None:
+        raise ValueError(
+            f"a peft_config on a trained adapter supports linear layers that do not share an adapter, and {odd} has "
+            f"another kind of adapter: leave the peft_config out to continue training it, {merge}"
+        )
+    if not _factors_by_kind(model, active[0], zero=False):
+        raise ValueError(
+            "a peft_config on a trained adapter that changes nothing, probably because its file belongs to another "
+            f"model or class. {LOAD_WHOLE}"
+        )
+    if any(module.merged for module in model.modules() if isinstance(module, LoraLayer)):
+        raise ValueError(
+            "a peft_config on a trained adapter that is merged into the model: call model.unmerge_adapter() first, "
+            "or model.merge_and_unload() to keep it merged."
+        )
+
+
+def check_growing_config(every: int, largest: int, config: Any | None) -> None:
+    """
+    Raise an error, before a model is loaded, for an adapter that cannot grow.
+
+    Args:
+        every (`int`): `lora_growth_every`.
+        largest (`int`): `lora_growth_max_rank`.
+        config ([`~peft.PeftConfig`], *optional*): The adapter's.
+
+    Raises:
+        `ValueError`: The message names the key, the value and the cure.
+    """
+    leave = "or remove lora_growth_every."
+    _check_plain(config, f"lora_growth_every={every}", "grows", leave)
+    if config.r >= largest:
+        raise ValueError(
+            f"lora_growth_max_rank={largest} leaves no room to grow: the adapter starts with rank {config.r} "
+            f"(lora_r). Raise it, {leave}"
+        )
+
+
+def check_growing_model(policy: PeftModel, key: str) -> None:
+    """
+    Raise an error for a model with a layer whose adapter cannot grow or restart, or with an adapter that would not
+    grow with the policy's.
+
+    Raises:
+        `ValueError`: The message names `key`, which asks for it, and the layer or the adapter.
+    """
+    rank = policy.peft_config["default"].r
+    for name, config in policy.peft_config.items():
+        odd = [pattern for pattern in ("rank_pattern", "alpha_pattern") if getattr(config, pattern, None)]
+        if config.r != rank or odd:
+            has = odd[0] if odd else f"rank {config.r}"
+            raise ValueError(
+                f"{key} changes all adapters of a model together, and {name!r} has {has}, while 'default' has rank "
+                f"{rank}. Remove it with delete_adapter({name!r}), or remove {key}."
+            )
+    odd = _odd_layer(policy)
+    if odd is not None:
+        raise ValueError(
+            f"{key} supports linear layers that do not share an adapter, and {odd} has another kind of adapter. "
+            f"Remove it from lora_target_modules, or remove {key}."
+        )
+
+
+def _odd_layer(policy: PeftModel) -> str | None:
+    """Name a layer, and its kind, whose adapter is not two linear layers of its own; `None` if there is none."""
+    seen: set[int] = set()
+    for name, layer in policy.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        factors = [*layer.lora_A.values(), *layer.lora_B.values()]
+        shared = any(id(factor.weight) in seen for factor in factors if type(factor) is torch.nn.Linear)
+        odd = layer.lora_embedding_A or isinstance(layer, ParamWrapper)
+        if odd or shared or not all(type(factor) is torch.nn.Linear for factor in factors):
+            return f"{name} ({type(layer.get_base_layer()).__name__})"
+        seen.update(id(factor.weight) for factor in factors)
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which layers of a multimodal model an adapter trains if all prompts are text: none of its vision or audio tower.
+
+
+logger = logging.getLogger(__name__)
+
+
+def leave_out_towers(config: PeftConfig, model: PreTrainedModel | str, **init) -> PeftConfig:
+    """
+    Exclude the vision and audio towers from `target_modules="all-linear"`: with text alone their factors would take
+    memory and get no gradient.
+
+    Args:
+        config ([`~peft.PeftConfig`]): The adapter's configuration. It is not changed.
+        model ([`~transformers.PreTrainedModel`] or `str`): The model, or its name.
+        init: Arguments for loading its configuration, such as `revision`.
+
+    Returns [`~peft.PeftConfig`]: The same configuration if the model has no tower, else a copy with `exclude_modules`.
+    """
+    if config.target_modules != INCLUDE_LINEAR_LAYERS_SHORTHAND or config.exclude_modules:
+        return config
+    towers = find_towers(model, **init)
+    if not towers:
+        return config
+    logger.warning(
+        "lora_target_modules='all-linear' leaves out %s, because all prompts are text. List the layers to train them.",
+        ", ".join(towers),
+    )
+    config = copy.copy(config)
+    config.exclude_modules = f"({'|'.join(map(re.escape, towers))})\\..*"
+    return config
+
+
+def find_towers(model: PreTrainedModel | str, **init) -> list[str]:
+    """Find the parts of a model, by name, that have linear layers and are neither its text decoder nor its head."""
+    if isinstance(model, str):
+        model_config = AutoConfig.from_pretrained(model, **init)
+        if model_config.get_text_config() is model_config:
+            return []
+        with torch.device("meta"):  # names alone
+            model = getattr(transformers, model_config.architectures[0])(model_config)
+    if model.config.get_text_config() is model.config:
+        return []
+    decoder = model.get_decoder()
+    head = model.get_output_embeddings()
+    path = next(name for name, module in model.named_modules() if module is decoder).split(".")
+    towers = []
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        if not isinstance(module, torch.nn.Linear) or module is head or parts[: len(path)] == path:
+            continue
+        shared = 0
+        while parts[shared] == path[shared]:
+            shared += 1
+        tower = ".".join(parts[: shared + 1])
+        if tower not in towers:
+            towers.append(tower)
+    return towers

@@ -1,0 +1,246 @@
+"""
+The start and the end of a command: its first line, one-line errors instead of tracebacks, and Ctrl-C.
+"""
+
+import argparse
+import functools
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from ..errors import InputError, RunError
+from ..text import visible
+
+
+BAD_INPUT = 2
+STOPPED = 1
+INTERRUPTED = 130  # 128 + SIGINT, as in a shell
+READER_LEFT = 141  # 128 + SIGPIPE
+DEBUG = "--debug"  # an option of every command: errors keep their traceback
+NOTHING_BEGUN = "no step was started. Run the same command again."
+NOTHING_CHANGED = "nothing has changed. Run the same command again."
+
+
+class Ended(SystemExit):
+    """A command has ended, and has printed the reason."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose errors are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists the options)")
+
+
+def announce(line: str) -> None:
+    """
+    Print the first line of a command, before slow imports. Of several processes of a launcher, only the first prints.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        print(visible(line), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def in_one_line(
+    kept: str, bad_input: type[Exception] | tuple[type[Exception], ...] = InputError, debug: bool = False
+) -> Iterator[None]:
+    """
+    Within this context, end the process with one line on stderr instead of a traceback. Exit codes: 2 for bad input, 1
+    for a run that had to stop, 130 for Ctrl-C, and 141 (without a line) if the reader of stdout has left, for example
+    `head`. An unexpected error keeps its traceback.
+
+    Args:
+        kept (`str`): For Ctrl-C: what was saved, and how to continue.
+        bad_input (`type` or `tuple`, *optional*, defaults to [`InputError`]): Exceptions that mean bad input.
+        debug (`bool`, *optional*, defaults to `False`): Whether every error keeps its traceback.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            with suppress(OSError):  # the file descriptor may belong to another file by now
+                stream.reconfigure(errors="backslashreplace")  # the terminal may support only ASCII
+    interrupt_as_usual()
+    try:
+        yield
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise  # another pipe broke
+        raise Ended(READER_LEFT) from None
+    except KeyboardInterrupt:
+        end_interrupted(kept)
+    except RunError as error:
+        if debug:
+            raise
+        end_refused(error, STOPPED)
+    except bad_input as error:
+        if debug:
+            raise
+        end_refused(error, BAD_INPUT)
+    finally:
+        if _reader_has_left():  # otherwise Python prints an error when it flushes at exit
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+
+
+def command(
+    main: Callable, bad_input: type[Exception] | tuple[type[Exception], ...] = InputError, kept: str = NOTHING_CHANGED
+) -> Callable[..., int]:
+    """
+    Make an entry point return an exit code, see [`in_one_line`].
+
+    Args:
+        main (`Callable`): Called with the command line.
+        bad_input (`type` or `tuple`, *optional*), kept (`str`, *optional*): See [`in_one_line`].
+    """
+
+    @functools.wraps(main)
+    def run(argv: list[str] | None = None) -> int:
+        argv = list(sys.argv[1:] if argv is None else argv)
+        try:
+            with in_one_line(kept, bad_input, debug=DEBUG in argv):
+                return main([argument for argument in argv if argument != DEBUG]) or 0
+        except Ended as end:
+            return end.code
+
+    return run
+
+
+@contextmanager
+def as_bad_input() -> Iterator[None]:
+    """Turn each `ValueError`, `OSError` and `ImportError` into an [`InputError`]: so early, none of them is a bug."""
+    try:
+        yield
+    except (InputError, RunError, BrokenPipeError):
+        raise
+    except ImportError as error:
+        from ..upstream import with_cure
+
+        raise InputError(str(with_cure(error))) from error
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+
+
+def is_refusal_of_library(error: Exception) -> bool:
+    """Return whether TRL, transformers or PEFT raised an error. They check some keys only in the first step."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"].partition(".")[0] in ("trl", "transformers", "peft")
+
+
+def end_refused(error: Exception, code: int) -> NoReturn:
+    """End the process with one line on stderr, unless another process of the run prints it."""
+    if not any(getattr(one, "said_elsewhere", False) for one in (error, error.__cause__)):
+        print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
+    raise Ended(code) from None
+
+
+def _reader_has_left() -> bool:
+    """Return whether stdout is a pipe without a reader."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # it is closed, or not a file
+        return False
+    pipe = select.poll()
+    pipe.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in pipe.poll(0))
+
+
+# ---------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+class EndAtOnce:
+    """Signal handler for SIGINT: print a line on stderr, if there is one, and exit with code 130."""
+
+    def __init__(self, kept: str | None = None):
+        self.line = f"interrupted: {kept}\n".encode() if kept else b""
+
+    def __call__(self, number, frame) -> NoReturn:
+        os.write(2, self.line)  # `print` may have been interrupted
+        os._exit(INTERRUPTED)
+
+
+def end_at_once(kept: str) -> None:
+    """
+    Make Ctrl-C end the process immediately while libraries are imported, because some swallow a `KeyboardInterrupt`.
+    If SIGINT is ignored, it stays ignored.
+    """
+    ours = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is threading.main_thread():
+        if ours is signal.default_int_handler or isinstance(ours, EndAtOnce):
+            signal.signal(signal.SIGINT, EndAtOnce(kept))
+
+
+def interrupt_as_usual() -> None:
+    """Undo [`end_at_once`]: Ctrl-C raises `KeyboardInterrupt` again."""
+    if isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_interrupted(kept: str, tell: bool = True, processes: int = 1) -> NoReturn:
+    """
+    End the process after Ctrl-C: one line on stderr, and exit code 130.
+
+    Args:
+        kept (`str`): What was saved, and how to continue.
+        tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
+        processes (`int`, *optional*, defaults to `1`): Processes of the run. Several do not wait for each other,
+            because some may be gone.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # print the line even if Ctrl-C is pressed again
+    if tell:
+        print(f"interrupted: {kept}", file=sys.stderr)
+    if processes > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
+    signal.signal(signal.SIGINT, EndAtOnce())  # a further Ctrl-C exits immediately
+    raise Ended(INTERRUPTED) from None
+
+
+def tell_interrupted(error: KeyboardInterrupt, kept: str, tell: bool = True) -> None:
+    """
+    Print one line on stderr instead of the traceback of a `KeyboardInterrupt` that is about to be raised again.
+
+    For a user's own script: the script or a notebook may catch the error. Otherwise the process ends with exit code
+    130.
+
+    Args:
+        error (`KeyboardInterrupt`): The error.
+        kept (`str`): What was saved, and how to continue.
+        tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
+    """
+    if tell:
+        print(f"interrupted: {kept}", file=sys.stderr)
+    others = sys.excepthook
+
+    def end_without_traceback(kind, value, trace) -> None:
+        if value is error:
+            raise SystemExit(INTERRUPTED)  # Python's default exit code depends on what libraries do at exit
+        others(kind, value, trace)
+
+    sys.excepthook = end_without_traceback
+
+
+def describe_saved_state(output_dir: str | os.PathLike, begun: bool, go_on: str, anew: str) -> str:
+    """
+    Return one line that describes what an interrupted run has saved.
+
+    Args:
+        output_dir (`str` or `os.PathLike`): Folder of the run.
+        begun (`bool`): Whether this process started a step.
+        go_on (`str`): How to continue from a checkpoint.
+        anew (`str`): How to start again without a checkpoint.
+    """
+    from ..checkpoint_files import find_newest_checkpoint  # a command that only reads need not import it
+
+    checkpoint, _ = find_newest_checkpoint(output_dir, content=False)
+    if checkpoint is not None:
+        return f"{checkpoint} and the log files up to it are saved. Continue with {go_on}."
+    if begun:
+        return f"{Path(output_dir)} contains log files but no checkpoint. Start again at step 0 with {anew}."
+    return NOTHING_BEGUN

@@ -1,0 +1,242 @@
+"""The lines that a run shows while it trains: how it begins, each log and each event, how it ends."""
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback
+
+from ..anchors import ANCHORS
+from ..keys import TRIGGER_KEYS
+from ..run_files import GROWTH, RESET
+from ..variants import DIFFER_BY_RESETS, VARIANTS
+
+
+logger = logging.getLogger(__name__)
+
+TRL_RATE = 1e-6  # TRL's default of learning_rate, which suits full fine-tuning
+LORA_RATES = "1e-5 to 5e-4"  # those of the recipes that train an adapter on a pretrained model
+
+KLS = [f"prorl/{anchor.kl_key}" for anchor in ANCHORS]
+# The metrics of TRL in a line; all of them are in the log history and go to the trackers.
+IN_A_LINE = [
+    "reward",
+    "reward_std",
+    "loss",
+    *KLS,
+    "entropy",
+    "grad_norm",
+    "learning_rate",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "frac_reward_zero_std",
+]
+REFERENCE_MOVED = {0.0: "the reference is unchanged", 1.0: "the reference is now the policy"}
+OF_AN_EVALUATION = ("_reward", "_in_training")
+
+
+def write_log_line(logs: Mapping[str, Any], step: int, has_kl: bool = True) -> str:
+    """
+    Write one line of a log: the metrics that tell how a run goes, those of a KL where the run has one.
+
+    Where none of those is there, the evaluation's; else all numbers of the log.
+    """
+    if "train_runtime" in logs:
+        return f"trained to step {step} in {logs['train_runtime']:.4g} s"
+    names = [key for key in IN_A_LINE if key in logs and (has_kl or key not in KLS)]
+    each = [key for key in logs if key.startswith("rewards/") and key.endswith("/mean")]
+    if len(each) > 1 and names:  # that of one alone is `reward`
+        names += each
+    evaluated = [key for key in logs if key.startswith("eval_") and key.endswith(OF_AN_EVALUATION) or "_pass@" in key]
+    numbers = [key for key, value in logs.items() if isinstance(value, (int, float))]
+    values = []
+    for name in names or evaluated or numbers:
+        label = name.rpartition("/")[2] if name in IN_A_LINE else name.removesuffix("/mean")
+        value = logs[name]
+        values.append(f"{label} {value:.4g}" if isinstance(value, float) else f"{label} {value}")
+    return f"step {step}: " + "  ".join(values)
+
+
+def write_event_line(event: Mapping[str, Any]) -> str:
+    """Write one line of an event, see docs/reference.md."""
+    parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
+    if event["event"] == RESET:
+        moved = f"the reference moved by {event['ref_reset_mix']:g} towards the policy"
+        parts.append(REFERENCE_MOVED.get(event["ref_reset_mix"], moved))
+        parts.append(f"optimizer {event['optimizer_reset']}")
+        if event.get("kl_before") is not None:
+            parts.append(f"kl_ref was {event['kl_before']:.4g}")
+    if event["event"] == GROWTH:
+        parts.append(f"rank {event['rank_before']} -> {event['rank']}")
+    line = ", ".join(parts)
+    if event.get("reason"):
+        line += f" ({event['reason']})"
+    return line
+
+
+def describe_resets(args, steps: int) -> str:
+    """Describe when a run of so many optimizer steps resets."""
+    triggers = []
+    if args.ref_reset_every > 0:
+        first = args.first_reset(steps)
+        triggers.append("never" if first is None else f"first after step {first}")
+    for key in TRIGGER_KEYS:
+        value = getattr(args, key)
+        if key != "ref_reset_every" and value:
+            triggers.append(f"{key}={value}")
+    return "; ".join(triggers) or "none"
+
+
+def describe_processes(args) -> str | None:
+    """Describe how many completions a step of several processes trains on; `None` for one process."""
+    processes = args.world_size
+    if processes == 1:
+        return None
+    of_one = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    line = f"{processes} processes: {of_one * processes} completions per step, {processes} times as many as with one"
+    if args.gradient_accumulation_steps % processes == 0:
+        accumulated = args.gradient_accumulation_steps // processes
+        line += f"; set gradient_accumulation_steps: {accumulated} to keep {of_one}"
+    return line
+
+
+def banner(trainer, steps: int) -> list[str]:
+    """Write the lines with which a run of so many optimizer steps begins."""
+    args = trainer.args
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    trained = sum(param.numel() for param in policy.parameters() if param.requires_grad)
+    kind = "LoRA, " if hasattr(policy, "peft_config") else "all "
+    name = trainer.base_name() or type(policy).__name__
+    frozen = trainer.parts.get("frozen_ranks")
+    if frozen is not None:
+        trained -= frozen.size
+        kind = f"new LoRA on top of a trained one of rank {frozen.rank}, "
+    facts = {
+        "trains": f"{name} ({kind}{trained:,} parameters), {steps} steps",
+        "reward": ", ".join(trainer.reward_func_names),
+        "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
+        "resets": describe_resets(args, steps),
+        "pack_groups": trainer.acceleration.packing,
+        "compact_generation": trainer.acceleration.generation,
+        "run folder": trainer.run_dir,
+    }
+    return [f"{name:<20}{fact}" for name, fact in facts.items()]
+
+
+def describe_shared_prompts(trainer) -> list[str]:
+    """
+    Return a line for each evaluation set that shares prompts with the training set, or cannot be compared with it.
+    """
+    evaluation = trainer.eval_dataset
+    sets = {"eval_dataset": evaluation} if evaluation is not None else {}
+    if isinstance(evaluation, dict):
+        sets = {f"eval_dataset[{name!r}]": rows for name, rows in evaluation.items()}
+    lines = []
+    for which, rows in sets.items():
+        share = trainer.share_in_training(rows)
+        if share is None:
+            lines.append(f"{which} could not be compared with the training set: some prompts cannot be read")
+        elif share > 0:
+            lines.append(f"{which} is not held-out: {share:.0%} of its prompts occur in the training set")
+    return lines
+
+
+def warn_of_low_rate(optimizer) -> None:
+    """Warn where an adapter is trained by a rate of full fine-tuning, as TRL's default is."""
+    rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)
+    if 0.0 < rate <= TRL_RATE:
+        logger.warning(
+            f"learning_rate={rate:g} is too low for LoRA, the adapter will hardly change: TRL's default, "
+            f"{TRL_RATE:g}, is meant for full fine-tuning. Set learning_rate: {LORA_RATES}."
+        )
+
+
+class ProgressBar(ProgressCallback):
+    """Is transformers' bar, without the dict of all metrics: [`Terminal`] writes a line instead."""
+
+    def on_log(self, *args, **kwargs):
+        pass
+
+
+class Terminal(PrinterCallback):
+    """Shows a run of a [`ProRLTrainer`] on its main process, in the place of transformers' printing callbacks."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.shows = False
+        there = {type(callback): callback for callback in trainer.callback_handler.callbacks}  # not a user's subclass
+        theirs = [there[kind] for kind in (PrinterCallback, ProgressCallback) if kind in there]
+        self.logs = bool(theirs)  # a notebook has a table of its own
+        for callback in theirs:
+            trainer.remove_callback(callback)
+        trainer.add_callback(self)
+        self.bar: ProgressBar | None = None
+        if ProgressCallback in there:
+            self.bar = ProgressBar()
+            trainer.add_callback(self.bar)
+
+    @property
+    def is_watched(self) -> bool:
+        """Return whether the output is a terminal and progress is not disabled."""
+        return self.shows and sys.stdout.isatty() and not self.trainer.args.disable_tqdm
+
+    def say(self, line: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if not self.shows:
+            return
+        bar = getattr(self.bar, "training_bar", None)
+        if bar is None:
+            print(line, flush=True)
+            return
+        with bar.external_write_mode():
+            print(line, flush=True)  # into a file, too, before the bar is drawn again
+
+    def on_train_begin(self, args, state, control, optimizer, **kwargs):
+        self.shows = self.logs and state.is_world_process_zero
+        done = state.global_step
+        steps = state.max_steps
+        if state.is_world_process_zero:
+            self._warn_of_what_has_no_effect(args, steps)
+            if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config"):
+                warn_of_low_rate(optimizer)
+        lines = [describe_processes(args), *describe_shared_prompts(self.trainer)]
+        if self.is_watched:
+            lines += banner(self.trainer, steps)
+        if done >= steps:
+            lines.append(f"nothing to do: {self.trainer.run_dir} already finished at checkpoint-{done}, its last step")
+        elif done:
+            lines.append(f"resumed from checkpoint-{done}")
+        for line in lines:
+            if line is not None:
+                self.say(line)
+
+    def _warn_of_what_has_no_effect(self, args, steps: int) -> None:
+        """Warn of resets and of a guard that a run of so many steps is too short for."""
+        keys = [key for key in TRIGGER_KEYS if getattr(args, key)]
+        resets_by_steps_alone = keys == ["ref_reset_every"] and len(self.trainer.resets.callbacks) == 1
+        if resets_by_steps_alone and args.first_reset(steps) is None:
+            first = args.first_reset(sys.maxsize)
+            same = ", so the run is the same as with a fixed reference" if args.variant in DIFFER_BY_RESETS else ""
+            logger.warning(
+                f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} would first reset after step "
+                f"{first}, and the run ends at step {steps}{same}. Lower ref_reset_every, or raise max_steps above "
+                f"{first}."
+            )
+        guard = self.trainer.parts.get("guard_gap")
+        if guard is not None and steps <= guard.window:
+            logger.warning(
+                f"guard_gap={guard.gap} cannot fire: it compares averages over {guard.window} optimizer steps, and "
+                f"the run ends at step {steps}. Raise max_steps, or remove guard_gap."
+            )
+
+    def on_train_end(self, args, state, control, **kwargs):
+        watch = self.trainer.parts["signal_watch"]
+        if state.is_world_process_zero and watch.never_had_signal:
+            watch.warn(state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        is_shown = self.bar is None or self.bar.training_bar is not None
+        if self.logs and state.is_local_process_zero and is_shown:
+            has_kl = any(getattr(args, anchor.key) != 0.0 for anchor in ANCHORS)
+            self.say(write_log_line(logs, state.global_step, has_kl))

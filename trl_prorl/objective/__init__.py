@@ -1,1 +1,0 @@
-"""The objective: KL estimators, anchors and their coefficients, aggregation over tokens, advantages."""

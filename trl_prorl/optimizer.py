@@ -1,0 +1,317 @@
+"""
+A treatment (treatments.py) applied to an optimizer's memory: pure functions on one parameter's state.
+
+| optimizer | first moment | second moment |
+|---|---|---|
+| torch Adam, AdamW | `exp_avg` | `exp_avg_sq`, amsgrad's `max_exp_avg_sq` |
+| torch SGD with momentum | `momentum_buffer` | none |
+| torch Adafactor | none | `row_var`, `col_var`, `variance` |
+| transformers Adafactor | `exp_avg` (with β1) | `exp_avg_sq_row`, `exp_avg_sq_col`, `exp_avg_sq` |
+| bitsandbytes Adam family, from 4,096 values on | `absmax1` of `state1` | `absmax2` of `state2` |
+| the same, below | `state1`, in fp32 | `state2`, in fp32 |
+
+Let a treatment multiply m by f1 and v by f2 after t updates. Under a constant gradient, and without ε, Adam's k-th
+update after that is its learning rate times
+
+    m̂ / √v̂, m̂ = (f1 β1^k (1 − β1^t) + 1 − β1^k) / (1 − β1^n), v̂ = (f2 β2^k (1 − β2^t) + 1 − β2^k) / (1 − β2^n)
+
+where n is k after `hard` and `step`, and t + k otherwise; without a reset the factor is 1. For large t, β1 = 0.9,
+β2 = 0.999 and k = 1, 2, 10, 30, 100:
+
+| treatment | 1 | 2 | 10 | 30 | 100 |
+|---|---|---|---|---|---|
+| `hard` | 1 | 1 | 1 | 1 | 1 |
+| `soft`, α = 0.1 | 0.60 | 0.85 | 2.08 | 2.70 | 2.32 |
+| `asym` | 0.10 | 0.19 | 0.65 | 0.96 | 1.00 |
+| `step` | 0.32 | 0.24 | 0.15 | 0.18 | 0.31 |
+
+So `soft(α)` lowers the first updates and raises later ones, because m is refilled sooner than v; they would reach 1/√α
+only with β1 = 0. `step` corrects moments that need no correction: m̂ is too large by 1/(1 − β1^k), √v̂ by
+1/√(1 − β2^k), so the updates are √(1 − β2^k) / (1 − β1^k) of the usual ones. For noisy gradients, and for an early
+reset, see docs/methods.md. An 8-bit state is scaled through its block maxima `absmax`, which is exact. The
+uint8 codes are never touched, because code 0 does not stand for zero.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers.optimization import Adafactor
+
+from .treatments import TREATMENTS, treatment_of
+
+
+MOMENTUM = "momentum_buffer"
+FIRST_MOMENTS = ("exp_avg", MOMENTUM, "state1", "absmax1")
+SECOND_MOMENTS = (
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "exp_avg_sq_row",
+    "exp_avg_sq_col",
+    "row_var",
+    "col_var",
+    "variance",
+    "state2",
+    "absmax2",
+)
+# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, which every update recomputes.
+NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
+STEP = "step"
+MEMORY = {"first": "the first moment", "second": "the second moment", "step": "the step count"}
+
+ADAFACTORS = (torch.optim.Adafactor, Adafactor)
+
+Change = float | Callable[[torch.Tensor], None]
+
+
+def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, Change]:
+    """
+    List the changes that a treatment makes to one parameter's entry in `optimizer.state`, by key.
+
+    A change is a factor, or a function in place. The entry is empty before the first update.
+
+    Raises:
+        `ValueError`: An entry's meaning is not known, or the treatment cannot change its codes.
+    """
+    treatment = treatment_of(mode, alpha)
+    check_state(state)
+    found: dict[str, Change] = {}
+    for key, value in state.items():
+        if value is None:
+            continue
+        if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:  # its scale is in `absmax`
+            if not treatment.is_factors:
+                raise ValueError(
+                    f"optimizer_reset={mode!r} needs the moments themselves, and {key} contains 8-bit codes."
+                )
+            continue
+        if key in FIRST_MOMENTS:
+            found[key] = treatment.of("first", alpha)
+        elif key in SECOND_MOMENTS:
+            found[key] = treatment.of("second", alpha)
+        elif key == STEP and treatment.clears_step:
+            found[key] = 0.0
+    return {key: change for key, change in found.items() if change != 1.0}
+
+
+@torch.no_grad()
+def apply_changes(state: dict[str, Any], by_key: Mapping[str, Change]) -> None:
+    """Change entries of a state in place: tensors keep their storage."""
+    for key, factor in by_key.items():
+        value = state[key]
+        if callable(factor):
+            factor(value)
+        elif key == MOMENTUM and factor == 0.0:
+            del state[key]  # as in a new SGD, whose first update takes the gradient without dampening
+        elif not isinstance(value, torch.Tensor):
+            state[key] = type(value)(value * factor)
+        elif factor == 0.0:
+            value.zero_()  # a fill, not a product: 0 · inf would be NaN
+        else:
+            value.mul_(factor)
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if one parameter's state has an entry whose meaning is not known."""
+    unknown = set(state) - {*FIRST_MOMENTS, *SECOND_MOMENTS, *NOT_MEMORY, STEP}
+    if unknown:
+        raise ValueError(f"optimizer state {sorted(unknown)} is unknown, so trl-prorl cannot reset it.")
+
+
+def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
+    """
+    Raise an error, before any training, for an optimizer that lacks what a treatment changes, or whose state is not
+    understood.
+
+    SGD without momentum has nothing to reset, transformers' Adafactor without β1 no first moment.
+
+    Raises:
+        `ValueError`: The message names the optimizer and the cure.
+    """
+    memory = memory_of(cls, momentum, beta1)
+    treatment = treatment_of(mode)
+    name = full_name(cls)
+    if treatment.changes and not treatment.changes & memory:
+        what = " and ".join(MEMORY[part] for part in sorted(treatment.changes))
+        why = f"but {name} has none, so nothing would be reset"
+        if treatment.changes == {"step"} and issubclass(cls, ADAFACTORS):
+            why = f"but {name} forgets its second moment when that is 0, so this would be the same as hard"
+        useful = [other for other, treatment in TREATMENTS.items() if treatment.changes & memory]
+        raise ValueError(
+            f"optimizer_reset={mode!r} resets {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "
+            "use Adam (optim: adamw_torch)."
+        )
+    if holds_codes(cls) and not treatment.is_factors:
+        raise ValueError(
+            f"optimizer_reset={mode!r} needs the moments themselves, and {name} stores 8-bit codes. Set optim: "
+            "adamw_torch."
+        )
+
+
+def memory_of(cls: type, momentum: float = 0.0, beta1: float | None = None) -> set[str]:
+    """
+    Return which parts of [`MEMORY`] an optimizer has.
+
+    Raises:
+        `ValueError`: It has none, or its state is not understood.
+    """
+    if issubclass(cls, torch.optim.SGD):
+        if not momentum:
+            raise ValueError(
+                f"optimizer_reset has no effect with {full_name(cls)} without momentum: pass optimizers=(SGD(..., "
+                "momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
+            )
+        return {"first"}
+    if issubclass(cls, ADAFACTORS):
+        if issubclass(cls, Adafactor) and beta1 is not None:
+            return {"first", "second"}
+        return {"second"}
+    if holds_codes(cls) or issubclass(cls, (torch.optim.Adam, torch.optim.AdamW)):
+        return {"first", "second", "step"}
+    raise ValueError(
+        f"optimizer_reset does not support {full_name(cls)}: use torch's Adam, AdamW, Adafactor or SGD with momentum "
+        "(optim: adamw_torch, adamw_torch_fused, adafactor), or bitsandbytes' Adam family (optim: adamw_8bit, "
+        "paged_adamw_8bit), or set optimizer_reset: keep."
+    )
+
+
+def full_name(cls: type) -> str:
+    """Return a class's name, with its module."""
+    return f"{cls.__module__}.{cls.__name__}"
+
+
+def holds_codes(cls: type) -> bool:
+    """Return whether an optimizer is of bitsandbytes' Adam family, whose moments are codes of 8 bits."""
+    return cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
+
+
+def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer within Accelerate's wrapper, or itself."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> None:
+    """Call `check_optimizer_class` for an instance, through Accelerate's wrapper."""
+    inner = inner_of(optimizer)
+    momentum = max(group.get("momentum", 0.0) for group in inner.param_groups)
+    betas = [group["beta1"] for group in inner.param_groups if group.get("beta1") is not None]
+    beta1 = betas[0] if betas else None
+    check_optimizer_class(type(inner), momentum, beta1, mode)
+
+
+def plan_reset(
+    optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
+) -> list[tuple[dict[str, Any], dict[str, Change]]]:
+    """
+    List every parameter's state with the changes that a treatment will make; nothing is written.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): The optimizer, or Accelerate's wrapper of it.
+        mode (`str`): The treatment.
+        alpha (`float`): `optimizer_reset_alpha`.
+
+    Raises:
+        `ValueError`: A state is not understood.
+    """
+    if mode == "keep":
+        return []
+    inner = inner_of(optimizer)
+    return [(state, changes(state, mode, alpha)) for state in inner.state.values()]
+
+
+def apply_reset(plan: list[tuple[dict[str, Any], dict[str, Change]]]) -> None:
+    """Carry out a plan of `plan_reset`, in place: tensors keep their storage."""
+    for state, by_key in plan:
+        apply_changes(state, by_key)
+
+
+def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:
+    """Call `plan_reset`, then `apply_reset`: every parameter's state is treated, or none."""
+    apply_reset(plan_reset(optimizer, mode, alpha))
+
+
+def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
+    """Give an AMP gradient scaler its initial scale and an empty growth count (`Treatment.resets_scaler`)."""
+    scaler.load_state_dict({**scaler.state_dict(), "scale": initial_scale, "_growth_tracker": 0})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The effect of a reset on the learning rate: start the schedule again, or warm up again.
+
+
+def snapshot_schedule(scheduler) -> dict[str, Any]:
+    """Take the state that `restart_schedule` needs, of a schedule that has not been stepped."""
+    rates = [group["lr"] for group in scheduler.optimizer.param_groups]
+    return {"state": copy.deepcopy(scheduler.state_dict()), "lrs": rates}
+
+
+def restart_schedule(scheduler, start: dict[str, Any]) -> None:
+    """
+    Put a schedule, and the learning rates it has set, back to its start: warm-up and decay run again.
+
+    Args:
+        scheduler: The schedule, or Accelerate's wrapper of it.
+        start (`dict[str, Any]`): From [`snapshot_schedule`].
+    """
+    inner = getattr(scheduler, "scheduler", scheduler)
+    base_rates = getattr(inner, "base_lrs", None)  # a roll-back may have lowered them
+    inner.load_state_dict(copy.deepcopy(start["state"]))
+    for place, group in enumerate(inner.optimizer.param_groups):
+        rate = start["lrs"][place]
+        if base_rates is not None:
+            base_rate_then = inner.base_lrs[place]
+            if base_rate_then:
+                rate *= base_rates[place] / base_rate_then
+        group["lr"] = rate
+    if base_rates is not None:
+        inner.base_lrs = base_rates
+
+
+def rewarmup_factor(updates: int | None, steps: int) -> float:
+    """
+    Return the factor on the learning rate of the next update after a reset: 1/steps, 2/steps, …, 1.
+
+    Args:
+        updates (`int`, *optional*): Updates since the reset; `None` without a reset.
+        steps (`int`): 0 and 1 have no effect.
+    """
+    if updates is None or steps <= 1:
+        return 1.0
+    return min(1.0, (updates + 1) / steps)
+
+
+class Rewarmup:
+    """
+    Scales an optimizer's learning rates during each update, see `rewarmup_factor`, and leaves them as the schedule set
+    them.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: int):
+        self.steps = steps
+        self.updates: int | None = None
+        self._rates: list[float] = []
+        inner = inner_of(optimizer)
+        inner.register_step_pre_hook(self._before)
+        inner.register_step_post_hook(self._after)
+
+    @property
+    def factor(self) -> float:
+        """The factor on the next update."""
+        return rewarmup_factor(self.updates, self.steps)
+
+    def begin(self) -> None:
+        """Begin the warm-up: a reset was applied."""
+        self.updates = 0
+
+    def _before(self, optimizer, args, kwargs) -> None:
+        factor = self.factor
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+
+    def _after(self, optimizer, args, kwargs) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        if self.updates is not None:
+            self.updates += 1

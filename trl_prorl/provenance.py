@@ -1,0 +1,328 @@
+"""
+Where a run comes from: `config.yaml`, which starts a run from a recipe again, `env.json`, and the command, without
+secrets; and what evaluates that run.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from .embedded import shipped as embedded_base
+from .embedded.gguf_base import gguf_sha256, is_gguf
+from .errors import InputError
+from .files import replaced
+from .launch.environment import git_commit, hardware, versions
+from .run_files import CONFIG_FILE, ENV_FILE, RUN_ID, WEIGHTS, YAML, read_json
+from .text import shell_quote
+
+
+if TYPE_CHECKING:
+    import torch
+
+
+# A file of weights of up to READ_WHOLE bytes is read whole, of a larger one BLOCKS blocks of BLOCK bytes.
+READ_WHOLE = 2**26
+BLOCK = 4096
+BLOCKS = 4096
+
+# A download in the Hub's cache, which is a local folder but a model of the Hub.
+SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\][0-9a-f]+[/\\]?$")
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """
+    The model that a run trained.
+
+    Attributes:
+        name (`str`): As the run was given it; of an embedded model `embedded:TASK:SEED`.
+        hub_id (`str` or `None`): Its name on the Hub; `None` if it is a local folder.
+        origin (`str` or `None`): The Hub model that a local folder's `config.json` says it was made from.
+        sha256 (`str` or `None`): Hash of the weights, of an embedded model, see [`~trl_prorl.embedded.shipped`]; of a
+            base out of a GGUF file, that file's.
+    """
+
+    name: str
+    hub_id: str | None = None
+    origin: str | None = None
+    sha256: str | None = None
+
+    @property
+    def short_name(self) -> str:
+        """The Hub name, or the last part of the path."""
+        return self.hub_id or Path(self.name).name
+
+    @property
+    def is_gguf(self) -> bool:
+        """Return whether it was made of a GGUF file."""
+        return is_gguf(self.name)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Return whether it is a model that comes with this package."""
+        return embedded_base.is_embedded(self.name)
+
+
+def identify(name: str) -> BaseModel:
+    """Find out what a `model_name_or_path` stands for, on the machine that it is meant for."""
+    embedded = embedded_base.full_name(name)
+    if embedded:
+        return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
+    if is_gguf(name):
+        return BaseModel(name, sha256=gguf_sha256(name))
+    snapshot = SNAPSHOT.search(name)
+    if snapshot:
+        return BaseModel(name, hub_id=snapshot["repo"].replace("--", "/"))
+    if Path(name).is_dir():
+        return BaseModel(name, origin=_origin(Path(name, "config.json")), sha256=embedded_base.weights_sha256(name))
+    return BaseModel(name, hub_id=name if is_hub_name(name) else None)
+
+
+def fingerprint(name: str) -> str | None:
+    """
+    Hash the files of the weights in a local folder: it tells them from others of the same shape.
+
+    Of large files it covers the size and blocks spread evenly over them, so that it costs no time. `None` if it is not
+    a folder with weights.
+    """
+    files = sorted(path for glob in WEIGHTS for path in Path(name).glob(glob) if path.name != "training_args.bin")
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with open(path, "rb") as file:
+            if size <= READ_WHOLE:
+                digest.update(file.read())
+                continue
+            for start in (*range(0, size - BLOCK, size // BLOCKS), size - BLOCK):
+                file.seek(start)
+                digest.update(file.read(BLOCK))
+    return digest.hexdigest()
+
+
+def hub_commit(name: str, revision: str | None = None) -> str | None:
+    """
+    Return the commit of a Hub model in the client's cache, as 40 hexadecimal digits.
+
+    `None` if the model was never loaded here, or is not on the Hub.
+
+    Args:
+        name (`str`): `owner/name`.
+        revision (`str`, *optional*): Branch, tag or commit.
+    """
+    if not is_hub_name(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache  # a report need not wait for the Hub's client
+
+    config = try_to_load_from_cache(name, "config.json", revision=revision or "main")
+    return Path(config).parent.name if isinstance(config, str) else None
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether it could be `owner/name` on the Hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name
+
+
+def _origin(config: Path) -> str | None:
+    try:
+        name = read_json(config).get("_name_or_path")
+    except InputError:
+        return None
+    return name if isinstance(name, str) and is_hub_name(name) else None
+
+
+# Keys of TRL that stand in `config.yaml` whatever their value.
+ALWAYS = ("beta", "temperature", "seed", "max_completion_length")
+
+
+def as_plain(value: Any) -> Any:
+    """Convert a value to what JSON and YAML can hold; objects that a recipe cannot spell become `None`."""
+    return json.loads(json.dumps(value, default=lambda other: None, skipkeys=True))
+
+
+def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
+    """
+    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
+
+    Tokens are left out.
+
+    Args:
+        run_dir (`str` or `os.PathLike`): Folder of the log files.
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        recipe (`tuple`): Dataclasses that the trainer does not see: the task, the model.
+    """
+    from trl import GRPOConfig  # a report need not wait for it
+
+    keys = {}
+    for part in (args, *recipe):
+        keys.update({field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init})
+    for field in dataclasses.fields(GRPOConfig):
+        made = field.default_factory is not dataclasses.MISSING
+        default = field.default_factory() if made else field.default
+        if field.name not in ALWAYS and keys.get(field.name) == default:
+            keys.pop(field.name, None)
+    keys = {key: value for key, value in remove_secrets(as_plain(keys)).items() if value is not None}
+    if "steps_per_generation" in keys:
+        keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
+    path = Path(run_dir) / CONFIG_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(path) as aside:
+        aside.write_text(yaml.safe_dump(keys, sort_keys=True))
+
+
+def write_env(
+    run_dir: str | os.PathLike,
+    args: Any,
+    model: "torch.nn.Module",
+    packing: str = "off",
+    generation: Mapping[str, Any] | None = None,
+    base: str | None = None,
+    run_id: str | None = None,
+) -> None:
+    """
+    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed.
+
+    Args:
+        run_dir (`str` or `os.PathLike`): Folder of the log files.
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        model (`torch.nn.Module`): The policy.
+        packing (`str`): Whether groups are packed, and if not as asked, why.
+        generation (`Mapping[str, Any]`, *optional*): How rollouts are sampled.
+        base (`str`, *optional*): Hub name or folder of the model that the run started from.
+        run_id (`str`, *optional*): The id that is also saved next to the weights.
+    """
+    revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
+    env = {
+        RUN_ID: run_id,
+        "variant": args.variant,
+        "base_model": dataclasses.asdict(identify(base)) if base else None,
+        # The same name may come to mean other weights: a folder's content changes, and so does the Hub's commit.
+        "base_weights": fingerprint(base) if base else None,
+        "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
+        "model_class": _own_class(model),
+        "execution": {
+            "old_logps": args.old_logps_source + (f": {args.why_no_reuse}" if args.why_no_reuse else ""),
+            "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
+            "loss": "trl + added penalty" if args.adds_penalty else "trl",
+            "packing": packing,
+            **(generation or {}),
+        },
+        "precision": args.precision_reason,
+        "seed": args.seed,
+        "data_seed": args.data_seed,
+        "versions": {"python": platform.python_version(), **versions()},
+        "git_commit": git_commit(),
+        "command": spell_command(sys.orig_argv),
+        "hardware": hardware(args.device),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+    with replaced(Path(run_dir, ENV_FILE)) as path:
+        path.write_text(json.dumps(env, indent=2) + "\n")
+
+
+def _own_class(model: "torch.nn.Module") -> str | None:
+    """Name the class of a policy, if `AutoModelForCausalLM` makes another one of its configuration."""
+    import transformers
+
+    policy = model.get_base_model() if hasattr(model, "get_base_model") else model
+    made = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(getattr(policy, "config", None)), None)
+    if made is None or isinstance(policy, made):
+        return None
+    # Sharding replaces a model's class by one that inherits from it.
+    return next(kind.__name__ for kind in type(policy).__mro__ if hasattr(transformers, kind.__name__))
+
+
+# Keys and values that a recipe or a command line may hold and a record or a card may not.
+SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
+NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
+SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+
+
+def remove_secrets(config: Any) -> Any:
+    """Remove tokens and passwords from a recipe, at any depth."""
+    if isinstance(config, str):
+        return SECRET_VALUES.sub("[removed]", config)
+    if isinstance(config, list):
+        return [remove_secrets(value) for value in config]
+    if not isinstance(config, dict):
+        return config
+    kept = {}
+    for key, value in config.items():
+        if SECRET_KEYS.search(str(key)) is None or key in NO_SECRETS:
+            kept[key] = remove_secrets(value) if isinstance(value, (str, list, dict)) else value
+    return kept
+
+
+def spell_command(words: list[str]) -> str:
+    """Spell the command of a process from its `sys.orig_argv`: without secrets or code, the home folder as `~`."""
+    python, *rest = words
+    if rest and Path(rest[0]).name == "trl-prorl":
+        python, *rest = rest
+    if "-c" in rest:  # code, not options
+        rest = rest[: rest.index("-c") + 1] + ["…"]
+    kept = [Path(python).name]
+    hides_next = False
+    for word in rest:
+        is_value = hides_next and not word.startswith("--")
+        option, equals, _ = word.partition("=")
+        is_secret = option.startswith("--") and not remove_secrets({option[2:].replace("-", "_"): 0})
+        hides_next = is_secret and not equals
+        if not is_value and not is_secret:
+            kept.append(_without_secret(word))
+    return " ".join(map(shell_quote, kept)).replace(str(Path.home()), "~")
+
+
+def _without_secret(word: str) -> str:
+    if "{" not in word:
+        return remove_secrets(word)
+    key, brace, mapping = word.partition("{")
+    try:
+        return key + str(remove_secrets(yaml.load(brace + mapping, YAML)))
+    except yaml.YAMLError:
+        return "[removed]"
+
+
+def plugin_options(env: dict[str, Any]) -> str:
+    """Return the `--plugin` options with which a run was started, each with a space before it."""
+    options = ""
+    for word in re.findall(r"--plugin[ =](\$?'[^']*'|\S+)", env.get("command") or ""):
+        quoted = word if word.startswith("$'") else shell_quote(word.strip("'"))
+        options += f" --plugin {quoted}"
+    return options
+
+
+def passk_command(config: dict[str, Any], env: dict[str, Any], *run_dirs: Any) -> str:
+    """Return the command that evaluates runs like this one; a script's run has its rows and its verifier in a file."""
+    plugins = plugin_options(env)
+    if not plugins and not config.get("task"):
+        plugins = " --plugin FILE.py"
+    return f"trl-prorl passk{plugins} " + " ".join(f"--run {shell_quote(str(run_dir))}" for run_dir in run_dirs)
+
+
+def describe_evaluation(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
+    """Return what evaluates a run: a command or, for a script with its own rewards and data, the function."""
+    command = f"`{passk_command(config, env, run_dir)}`"
+    if config.get("task"):
+        return command
+    script = f" (`{env['command']}`)" if env.get("command") else ""
+    return f"`evaluate(trainer, rows, verifier)` at the end of the script{script} or {command}"

@@ -1,1 +1,0 @@
-"""The record of a run: its rows, events and files, written, read and shown."""

@@ -1,0 +1,636 @@
+"""
+The moving reference π_ref (a frozen LoRA adapter named `ref`, or a full snapshot) and the base: copy, save, load.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import extract_model_from_parallel, is_peft_model
+from peft import PeftModel, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from trl.trainer.utils import add_fused_lm_head, use_adapter
+
+from .anchors import Anchor
+from .errors import InputError
+from .fast.head import cast_head_to_fp32, decoder_dtype
+from .fast.packing import Plan, packed_logps
+from .kl import Anchors, zero_masked
+from .upstream import misfit
+from .weights import copy_tensors
+
+
+SNAPSHOT_FILE = "reference.safetensors"
+
+
+def shard_file(folder: Path) -> Path:
+    """Return the file in which this process has its part of a sharded reference."""
+    return folder / f"reference_shard_{torch.distributed.get_rank()}.safetensors"
+
+
+def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """List a model's parameters and saved buffers by name, each once: tied weights are one tensor of two names."""
+    tensors = {}
+    seen = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor
+    return tensors
+
+
+def check_adapter(model: Any, peft_config: Any | None) -> None:
+    """
+    Raise an error, before a model is loaded, for an adapter that cannot coexist with a reference or a base. Raises
+    `ValueError`: naming the value and the cure.
+    """
+    if isinstance(model, PeftModel):
+        if model.active_adapters != ["default"]:
+            raise ValueError(
+                f"the active adapter is {', '.join(map(repr, model.active_adapters))}, but beta and beta_base copy "
+                "the one named 'default'. Create or load the policy's adapter with adapter_name='default'."
+            )
+        peft_config = model.peft_config["default"]
+    bias = getattr(peft_config, "bias", "none")
+    if bias != "none":
+        raise ValueError(
+            f"bias={bias!r} trains biases of the model itself, which the reference and the starting model share with "
+            "the policy. Set bias='none' in the peft_config, or train with beta=0 and beta_base=0."
+        )
+
+
+def trained_outside_adapters(policy: PeftModel) -> dict[str, torch.nn.Parameter]:
+    """Return the trained parameters of the model itself, by name: without its adapter they stay as they are now."""
+    marks = [f".{name}." for name in policy.peft_config]
+    prefix = getattr(policy.base_model, "prefix", None)  # of an adapter that has no name, as `adaption_`
+    if prefix:
+        marks.append(f".{prefix}")
+    outside = {}
+    for name, param in policy.named_parameters():
+        if param.requires_grad and not any(mark in f".{name}." for mark in marks):
+            outside[name] = param
+    return outside
+
+
+def check_trained(policy: torch.nn.Module, anchors: list[str]) -> None:
+    """
+    Raise an error for trained parameters outside the adapter that no checkpoint would contain, or that would move a
+    reference or starting model which is the model with another adapter or without one.
+
+    Args:
+        policy (`torch.nn.Module`): The policy, unwrapped.
+        anchors (`list[str]`): The keys that have such a reference or base.
+
+    Raises:
+        `ValueError`: The line names a parameter and the cure.
+    """
+    if not isinstance(policy, PeftModel):
+        return
+    outside = trained_outside_adapters(policy)
+    if not outside:
+        return
+    adapter = policy.active_adapters[0]
+    saved = get_peft_model_state_dict(policy, adapter_name=adapter, save_embedding_layers=False)
+    lost = [name for name in outside if name not in saved]
+    if lost:
+        raise ValueError(
+            f"{lost[0]} is trained outside the adapter {adapter!r}, and no adapter file contains it. Add its module "
+            "to modules_to_save of the peft_config, or freeze it: requires_grad_(False)."
+        )
+    if anchors:
+        raise ValueError(
+            f"{next(iter(outside))} is trained outside the adapter {adapter!r} and shared with the models of "
+            f"{' and '.join(anchors)}, so their KL would be to a model that moves with the policy. Add its module to "
+            f"modules_to_save of the peft_config, or set {' and '.join(f'{key}=0' for key in anchors)}."
+        )
+
+
+def frozen_adapter(model, name: str) -> str:
+    """
+    Add a frozen copy of a [`~peft.PeftModel`]'s adapter `default` under another name, and return the name. The copy
+    shares the configuration object of `default`, as TRL's own `ref` does.
+    """
+    # The new adapter begins with random values, which must not change the run.
+    with torch.random.fork_rng():
+        model.add_adapter(name, model.peft_config["default"])
+    for ref, policy in AdapterReference(model, name).pairs():
+        ref.data.copy_(policy.data)
+    return name
+
+
+def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
+    """
+    Make a frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is newly built
+    and filled: a policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the
+    original.
+    """
+    config = model.config
+    with torch.random.fork_rng():  # the copy begins with random values, which must not change the run
+        settings = {"dtype": decoder_dtype(model), "attn_implementation": config._attn_implementation}
+        copy = type(model)._from_config(config, **settings)
+    if cast_lm_head_to_fp32:
+        cast_head_to_fp32(copy)
+    copy.load_state_dict(model.state_dict())
+    copy.requires_grad_(False)
+    add_fused_lm_head(copy, temperature=temperature, cast_lm_head_to_fp32=cast_lm_head_to_fp32)
+    return copy
+
+
+class AnchorModels:
+    """
+    Makes the models that score as anchors of a policy, as TRL has built it.
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): The trainer of the policy and of TRL's reference.
+        policy (`torch.nn.Module`): The policy, unwrapped.
+        moves (`bool`): Whether resets move the reference.
+        fresh_adapter (`bool`): Whether the policy's adapter changes nothing as the run begins.
+        wrapped_by_trl (`bool`): Whether TRL has made that adapter, of a `peft_config`.
+    """
+
+    def __init__(self, trainer, policy, moves: bool, fresh_adapter: bool, wrapped_by_trl: bool):
+        self.trainer = trainer
+        self.policy = policy
+        self.moves = moves
+        self.fresh_adapter = fresh_adapter
+        self.wrapped_by_trl = wrapped_by_trl
+
+    def policy_itself(self) -> "Policy":
+        """Return the policy, whatever its weights are."""
+        return Policy()
+
+    def trls_reference(self) -> "AdapterReference | SnapshotReference":
+        """Take the reference that TRL has made: a second model for full fine-tuning, else an adapter or none."""
+        trainer = self.trainer
+        if trainer.ref_model is not None:
+            reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
+            is_other = type(reference.ref_model) is not type(self.policy)
+            if is_other and self.moves and not trainer.is_fsdp_enabled:
+                # TRL's is of the class that the path names, and a script's policy need not be.
+                reference = self.copy_of_policy("ref")
+                trainer.ref_model = reference.ref_model
+            # TRL loads that model from the policy's path, which is not the policy if that was changed in memory.
+            if self.moves and not trainer.is_fsdp_enabled:
+                reference.move(1.0)
+            return reference
+        if self.wrapped_by_trl and "ref" in self.policy.peft_config and not trainer.args.sync_ref_model:
+            # A later TRL may make it for its own sync. Nothing else moves it: the reference is the base model.
+            self.policy.delete_adapter("ref")
+        if "ref" not in self.policy.peft_config:  # given a `peft_config`, TRL uses the base model
+            return AdapterReference(self.policy, None)
+        reference = AdapterReference(self.policy)
+        reference.move(1.0)  # TRL's copy leaves out the factors of embeddings
+        return reference
+
+    def policy_as_begun(self, name: str) -> "AdapterReference | SnapshotReference":
+        """Take what scores as the policy does now: the model without its adapter, if that changes nothing yet."""
+        if is_peft_model(self.policy) and self.fresh_adapter:
+            return AdapterReference(self.policy, None)
+        return self.copy_of_policy(name)
+
+    def copy_of_policy(self, name: str) -> "AdapterReference | SnapshotReference":
+        """Copy the policy as it is now: its adapter, under a name, or the whole model."""
+        if is_peft_model(self.policy):
+            return AdapterReference(self.policy, frozen_adapter(self.policy, name))
+        copy = frozen_copy(self.policy, self.trainer.temperature, self.trainer.args.cast_lm_head_to_fp32)
+        return SnapshotReference(self.policy, self.trainer.accelerator.prepare_model(copy, evaluation_mode=True))
+
+
+class Policy:
+    """Is the policy in the place of an anchor's model: a forward of it scores as π_old before the first update."""
+
+    def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
+        return nullcontext(policy)
+
+
+class Reference:
+    """A frozen model that can be set to the policy; [`AdapterReference`] and [`SnapshotReference`] are two ways."""
+
+    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Pair (reference, policy) of every parameter, and of every buffer of its own."""
+
+    def scores_as(self, model) -> bool:
+        """Return whether a forward of this model, as it now is, scores as the reference."""
+
+    def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
+        """Return a context with a model that scores as the reference. `policy` is the (wrapped) policy."""
+
+    def save(self, folder: Path) -> None:
+        """Write it into a checkpoint; an adapter is saved by PEFT, with the model."""
+
+    def save_shards(self, folder: Path) -> None:
+        """Write this process's part of it, under FSDP, which saves nothing that is frozen."""
+
+    def is_in(self, folder: Path) -> bool:
+        """Return whether a checkpoint has it."""
+        return True
+
+    def load(self, folder: Path) -> None:
+        """Read it from a checkpoint; an adapter is loaded by PEFT, with the model."""
+
+    @torch.no_grad()
+    def move(self, mix: float) -> None:
+        """
+        Set reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place: 1 copies; between 0 and
+        1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the factors A and B and not of
+        their product; 0 does nothing.
+        """
+        if mix == 0.0:
+            return
+        # Tensor by tensor: torch's foreach copy does not know the DTensors of FSDP2.
+        for ref, policy in self.pairs():
+            if mix == 1.0 or not ref.is_floating_point():
+                ref.data.copy_(policy.data)
+            else:
+                ref.data.lerp_(policy.data.to(ref.dtype), mix)  # of a quantised model, TRL keeps the policy's in bf16
+
+
+class AdapterReference(Reference):
+    """
+    An adapter of a [`~peft.PeftModel`], next to the trained adapter `default`; the name `None` is the model without
+    any adapter, which cannot be moved. It shares the base weights with the policy, so a copy moves a few MB, and PEFT
+    saves and loads it with the policy.
+    """
+
+    def __init__(self, model, name: str | None = "ref"):
+        self.model = model
+        self.name = name
+
+    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        parameters = dict(self.model.named_parameters())
+        pairs = []
+        for name, param in parameters.items():  # `….lora_A.default.weight`, but `….lora_embedding_A.default`
+            counterpart = f"{name}.".replace(".default.", f".{self.name}.").removesuffix(".")
+            if counterpart != name:
+                pairs.append((parameters[counterpart], param))
+        return pairs
+
+    def _shards(self) -> dict[str, torch.Tensor]:
+        """Return the parts of its tensors in this process, by place: none without FSDP, none without an adapter."""
+        shards = {}
+        if self.name is not None:
+            for place, (ref, _) in enumerate(self.pairs()):
+                if isinstance(ref.data, DTensor):
+                    shards[str(place)] = ref.data.to_local()
+        return shards
+
+    def save_shards(self, folder: Path) -> None:
+        shards = self._shards()
+        if shards:
+            save_file(shards, shard_file(folder))
+
+    def is_in(self, folder: Path) -> bool:
+        return not self._shards() or shard_file(folder).exists()
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Read this process's part; PEFT loads a whole one. Raises `ValueError`: the checkpoint has none."""
+        if not self.is_in(folder):
+            raise ValueError(
+                f"{shard_file(folder)} is missing: resume from a checkpoint of the same number of processes."
+            )
+        shards = self._shards()
+        if not shards:
+            return
+        copy_tensors(shard_file(folder), shards)
+
+    def scores_as(self, model) -> bool:
+        for module in self.model.modules():
+            if isinstance(module, BaseTunerLayer):
+                return module.disable_adapters if self.name is None else self.name in module.active_adapters
+        # An adapter of prompts has no such layer.
+        return self.name is None and self.model._adapters_disabled
+
+    @contextmanager
+    def active(self, policy) -> Iterator[torch.nn.Module]:
+        with use_adapter(self.model, adapter_name=self.name):
+            yield policy
+
+
+class SnapshotReference(Reference):
+    """A second, frozen model of the policy's shape, for full fine-tuning."""
+
+    def __init__(self, model, ref_model):
+        self.model = model
+        self.ref_model = ref_model
+
+    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        reference = unique_tensors(self.ref_model)
+        policy = unique_tensors(self.model)
+        return [(reference[name], policy[name]) for name in policy]
+
+    def scores_as(self, model) -> bool:
+        return extract_model_from_parallel(model) is self.ref_model
+
+    def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
+        return nullcontext(self.ref_model)
+
+    def save(self, folder: Path) -> None:
+        tensors = unique_tensors(self.ref_model)
+        tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, folder / SNAPSHOT_FILE)
+
+    def is_in(self, folder: Path) -> bool:
+        return (folder / SNAPSHOT_FILE).exists()
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Read the snapshot of a checkpoint. Raises `ValueError`: the checkpoint has none."""
+        path = folder / SNAPSHOT_FILE
+        if not path.exists():
+            raise ValueError(f"{folder} has no {SNAPSHOT_FILE}: the moved reference of this run cannot be restored.")
+        copy_tensors(path, unique_tensors(self.ref_model))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who scores a batch, how cheaply, and how often: the policy in TRL's loss, and the anchors of its KL terms.
+#
+# TRL asks for log-probabilities in three places: for π_old and for the reference while it makes a generation batch,
+# and for the policy in its loss. Wherever that is sound, its first two requests get an empty answer, and the finished
+# batch is scored under each anchor that it still lacks:
+#
+#     TRL makes a generation batch ── asks for π_old, π_ref ──→ answer_request    log-probabilities, or nothing
+#     the batch is finished ────────────────────────────────→ score_anchor       once for each anchor that it lacks
+#     TRL computes its loss ────────── asks for the policy ────→ score_policy      the rows of a `PolicyPass`
+
+
+@dataclass
+class PolicyPass:
+    """
+    Describes one scoring of a micro-batch by the policy: B rows, T tokens. TRL's loss asks for it without saying what
+    we need to know, so the trainer keeps this object while TRL computes its loss.
+
+    Attributes:
+        beta (`float`): What TRL's loss adds of the KL to the reference: 0 where we add it.
+        mask (`torch.Tensor` of shape `(B, T)`, *optional*): 1 where a token counts in the loss; elsewhere
+            log-probabilities become 0.
+        rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows to compute; `None` means all.
+        plan_key (`torch.Tensor`, *optional*): Lives as long as the micro-batch, and says that it is the same one: as
+            long the plan of its packed rows is kept.
+        fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for rows that are left out.
+        logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
+    """
+
+    beta: float = 0.0
+    mask: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    plan_key: torch.Tensor | None = None
+    fill: torch.Tensor | None = None
+    logps: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None
+
+
+class Scorer:
+    """
+    Scores completions, and counts the calls of each model that does.
+
+    Args:
+        args ([`ProRLConfig`]): What to cache, reuse or defer.
+        meter ([`~trl_prorl.meter.Meter`]): Counts calls and seconds.
+        anchors ([`~trl_prorl.kl.Anchors`]): The anchors, with their models.
+        packs (`bool`): Whether prompts are computed once for all their completions.
+        text_only (`bool`): Whether a batch is token ids alone, so that it can be scored again from the buffer.
+        autocast (`Callable`, *optional*): Makes the context of a forward.
+    """
+
+    def __init__(
+        self,
+        args,
+        meter,
+        anchors: Anchors,
+        packs: bool,
+        text_only: bool,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+    ):
+        self.args = args
+        self.meter = meter
+        self.anchors = anchors
+        self.packs = packs
+        self.text_only = text_only
+        self.autocast = autocast
+        self.makes_batch = False  # whether TRL makes a generation batch
+        # Of batches that are still in use, by a tensor that each of them holds: several models score the same rows,
+        # and the policy does so in every pass. To plan them, and to choose rows, the host waits for the device.
+        self._plans = WeakTensorKeyDictionary()
+        self._rows = WeakTensorKeyDictionary()
+
+    # Requests of TRL while it makes a generation batch.
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Take requests for those of TRL that makes a generation batch, while this lasts: they are for anchors."""
+        self.makes_batch = True
+        try:
+            yield
+        finally:
+            self.makes_batch = False
+
+    def answer_request(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
+        """
+        Answer TRL's request for π_old or the reference. It does not say for which of them: the model that it would
+        call does.
+
+        Args:
+            trl_score (`Callable`): TRL's `_get_per_token_logps_and_entropies`.
+            model (`Callable`): The model that TRL would score with, and after it TRL's other arguments.
+
+        Returns `tuple`: TRL's result, three times `None` where the log-probabilities come later.
+        """
+        reference = self.anchors["ref"]
+        anchor = self.anchors["old"]
+        if reference.model is not None and reference.model.scores_as(model):
+            anchor = reference
+        if self.comes_later(anchor):
+            return None, None, None
+        return self._score_counted(anchor, trl_score, model, *args, **kwargs)
+
+    def comes_later(self, anchor: Anchor) -> bool:
+        """
+        Return whether TRL needs no log-probabilities of an anchor yet: the loss or the finished batch provides them.
+        """
+        if anchor.is_left_to_loss:
+            return True
+        can_wait = self.text_only and not self.args.is_trl
+        return can_wait and not anchor.is_needed_at_once
+
+    # A request of TRL in its loss.
+
+    def rows_to_score(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> torch.Tensor | None:
+        """
+        Choose the rows of a micro-batch of training that the policy computes: those that carry a gradient, if
+        `skip_zero_rows` asks for it and nothing needs all of them. Returns places of shape `(R,)`; `None` means all.
+        """
+        if not self.args.skip_zero_rows:
+            return None
+        advantages = batch["advantages"]
+        if needs_all:
+            has_gradient = torch.ones_like(advantages, dtype=torch.bool)
+        else:
+            has_gradient = rows_with_gradient(batch)
+        self.meter.add_count("rows_skipped", (~has_gradient).sum())
+        if needs_all:
+            return None
+        if advantages not in self._rows:
+            number = int(has_gradient.sum())
+            rows = None
+            if number < len(advantages):
+                rows = has_gradient.argsort(descending=True, stable=True)[:number]
+            self._rows[advantages] = rows
+        return self._rows[advantages]
+
+    def score_policy(
+        self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs
+    ) -> tuple:
+        """
+        Score a micro-batch by the policy, and keep the result in its [`PolicyPass`].
+
+        Args:
+            policy_pass ([`PolicyPass`]): What is asked for.
+            counts (`bool`): Whether the record counts the call; those of an evaluation it does not.
+            trl_score, model: As in [`Scorer.answer_request`].
+
+        Returns `tuple`: TRL's result: log-probabilities and entropies `(B, T)`, and TRL's load-balancing loss. Raises
+        `ValueError`: TRL's loss asks for a part of the micro-batch, or asks twice.
+        """
+        score = partial(self._score_packed, plan_key=policy_pass.plan_key) if self.packs else trl_score
+        if counts:
+            model = self.meter.counted(model, "policy")
+        if policy_pass.rows is None:
+            logps, entropies, aux_loss = score(model, *args, **kwargs)
+        else:
+            logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
+        if policy_pass.mask is not None:
+            if policy_pass.logps is not None or logps.shape != policy_pass.mask.shape:
+                raise InputError(misfit("trl", "its loss scores a micro-batch in parts"))
+            logps = zero_masked(logps, policy_pass.mask)
+        policy_pass.logps = logps
+        policy_pass.entropies = entropies
+        return logps, entropies, aux_loss
+
+    @staticmethod
+    def _score_some_rows(
+        score, policy_pass: PolicyPass, model, input_ids, attention_mask, logits_to_keep, **kwargs
+    ) -> tuple:
+        """
+        Score the rows that carry a gradient. The others get the old policy's log-probabilities, a ratio of 1, and the
+        mean entropy of the computed rows, which leaves the mean as it is.
+        """
+        rows = policy_pass.rows
+        some_logps, some_entropies, aux_loss = score(
+            model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs
+        )
+        mask = policy_pass.mask[rows]
+        mean_entropy = (some_entropies * mask).sum() / mask.sum().clamp(min=1)
+        shape = (len(input_ids), logits_to_keep)
+        if policy_pass.fill is None:
+            fill = some_logps.new_zeros(shape)
+        else:
+            fill = policy_pass.fill.to(some_logps.dtype)
+        logps = fill.index_copy(0, rows, some_logps)
+        entropies = mean_entropy.expand(shape).index_copy(0, rows, some_entropies)
+        return logps, entropies, aux_loss
+
+    # Scoring without TRL.
+
+    @torch.no_grad()
+    def score_anchor(
+        self, anchor: Anchor, trl_score: Callable, policy: Callable, batch: Mapping[str, Any], size: int | None
+    ) -> torch.Tensor:
+        """
+        Score a batch under an anchor.
+
+        Args:
+            anchor ([`~trl_prorl.anchors.Anchor`]): Whose model scores.
+            trl_score (`Callable`): TRL's `_get_per_token_logps_and_entropies`.
+            policy (`Callable`): The policy as it is wrapped.
+            batch (`Mapping`): Prompts `(B, P)` and completions `(B, T)`, each with its mask.
+            size (`int`, *optional*): Rows in a forward; all by default.
+
+        Returns `torch.Tensor` of shape `(B, T)`: Log-probabilities, in nats. Raises `ValueError`: the batch has more
+        than text.
+        """
+        unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
+        if unsupported:
+            raise ValueError(
+                f"ref_compute='naive_epoch' and beta_base support text only; the batch has {unsupported}."
+            )
+        tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        length = batch["completion_ids"].size(1)
+        with anchor.model.active(policy) as model:
+            logps, _, _ = self._score_counted(
+                anchor, trl_score, model, tokens, mask, length, batch_size=size, plan_key=batch["completion_mask"]
+            )
+        return logps
+
+    def _score_counted(
+        self,
+        anchor: Anchor,
+        trl_score: Callable,
+        model: Callable,
+        *args,
+        plan_key: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple:
+        """Score once under an anchor, as a stage of its own."""
+        score = partial(self._score_packed, plan_key=plan_key) if self.packs else trl_score
+        with self.meter.timer.stage(anchor.name):
+            return score(self.meter.counted(model, anchor.name), *args, **kwargs)
+
+    def _score_packed(
+        self,
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        batch_size=None,
+        compute_entropy=False,
+        plan_key=None,
+        **others,
+    ) -> tuple:
+        """Compute TRL's result from packed rows, a micro-batch at a time; `plan_key` as in [`PolicyPass`]."""
+        given = sorted(name for name, value in others.items() if value is not None and value is not False)
+        if given:
+            raise ValueError(
+                f"pack_groups={self.args.pack_groups!r} supports text only; the batch has {', '.join(given)}."
+            )
+        size = batch_size or len(input_ids)
+        batches = list(zip(input_ids.split(size), attention_mask.split(size), strict=True))
+        plans_by_size = {}
+        if plan_key is not None:
+            plans_by_size = self._plans.setdefault(plan_key, plans_by_size)
+        if size not in plans_by_size:  # all of them before the first forward, for which the host would wait
+            plans_by_size[size] = [
+                Plan.of(ids, mask, logits_to_keep, self.args.pack_max_tokens) for ids, mask in batches
+            ]
+        all_logps = []
+        all_entropies = []
+        for (ids, mask), plan in zip(batches, plans_by_size[size], strict=True):
+            logps, entropies = packed_logps(
+                model, ids, mask, logits_to_keep, self.args.pack_max_tokens, compute_entropy, self.autocast, plan
+            )
+            all_logps.append(logps)
+            all_entropies.append(entropies)
+        if len(batches) == 1:  # as in a loss
+            return logps, entropies, None
+        entropies = torch.cat(all_entropies) if compute_entropy else None
+        return torch.cat(all_logps), entropies, None
+
+
+def rows_with_gradient(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """
+    Find the rows that carry a gradient where no penalty acts: those with an advantage other than 0 or, if there are
+    none, the shortest row, because the backward pass (and the other processes in it) needs a gradient, even one of
+    zero. Returns bools of shape `(B,)`.
+    """
+    has_gradient = batch["advantages"] != 0.0
+    shortest = batch["completion_mask"].sum(dim=1).argmin()
+    is_shortest = torch.arange(len(has_gradient), device=has_gradient.device) == shortest
+    return has_gradient | (is_shortest & ~has_gradient.any())

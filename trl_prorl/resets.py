@@ -1,0 +1,265 @@
+"""Callbacks observe, and may request a reset. They never change weights; the trainer applies what they request."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback
+
+from .keys import switched_on
+from .optimizer import Rewarmup, apply_reset, plan_reset, reset_scaler, restart_schedule, snapshot_schedule
+from .parts import Part, make_event
+from .run_files import RESET
+from .treatments import treatment_of
+from .triggers import Reason, Trigger, TriggerSet, configured_triggers
+
+
+class ReferenceResetCallback(TrainerCallback):
+    """
+    Requests a reset of the reference when one of its triggers fires.
+
+    [`ProRLTrainer`] creates one from the `ref_reset_*` keys. Pass your own in `callbacks=[...]` to use other triggers,
+    or call `trainer.add_callback(callback)`.
+
+    Args:
+        triggers (`Iterable[Trigger]`): [`Periodic`], [`KLSpike`], [`Stall`], or your own subclasses of [`Trigger`].
+        cooldown (`int`, *optional*, defaults to `0`): Optimizer steps after a reset during which no trigger fires.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import KLSpike, Periodic, ReferenceResetCallback
+
+    >>> callback = ReferenceResetCallback([Periodic(every=200), KLSpike(threshold=0.1)], cooldown=50)
+    >>> trainer.add_callback(callback)  # or ProRLTrainer(..., callbacks=[callback])
+    ```
+    """
+
+    def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
+        self.triggers = TriggerSet(triggers, cooldown)
+        self.requests: list[Reason] = []
+        self.in_training = False  # an evaluation before or after the training is no validation
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.in_training = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.in_training = False
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        if self.in_training:
+            self.requests += self.triggers.observe_evaluation(state.global_step, metrics or {})
+
+    def observe_row(self, step: int, row: Mapping[str, float]) -> None:
+        """Observe the row of a step: it has the means over tokens that triggers watch."""
+        self.requests += self.triggers.observe_step(step, row.get)
+
+    def take_requests(self) -> list[Reason]:
+        """Return the requests made since the last call, and forget them."""
+        taken = self.requests
+        self.requests = []
+        return taken
+
+    def metrics(self) -> list[str]:
+        """Name the evaluation metrics that its triggers watch."""
+        return [trigger.metric for trigger in self.triggers.triggers if hasattr(trigger, "metric")]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the waiting requests and the memory of the triggers, as JSON values."""
+        return {"requests": [request.to_dict() for request in self.requests], "triggers": self.triggers.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the callback of another process stopped."""
+        self.requests = [Reason(**request) for request in state["requests"]]
+        self.triggers.load_state_dict(state["triggers"])
+
+
+def configured_callback(args) -> ReferenceResetCallback:
+    """Make the callback that the keys of a [`ProRLConfig`] ask for."""
+    return ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Resets: gather the requests, agree between processes, and at a generation boundary do everything or nothing.
+
+
+class Resets(Part):
+    """
+    Applies resets, and keeps the requests that wait for one.
+
+    Args:
+        args ([`~trl_prorl.ProRLConfig`]): The trainer's arguments.
+        accelerator: Accelerate's.
+        timer ([`~trl_prorl.meter.StageTimer`]): Counts the seconds.
+        possible (`bool`): Whether the trainer was made for resets.
+        handler: Holds the trainer's callbacks, which a user may change.
+    """
+
+    def __init__(self, args, accelerator, timer, possible: bool, handler):
+        self.args = args
+        self.accelerator = accelerator
+        self.timer = timer
+        self.possible = possible
+        self.handler = handler
+        self.optimizer = None
+        self.schedule = None
+        self.reference: Any = None  # of reference.py, if a reference moves
+        self.restart: Any = None  # of extras/restart.py, if the adapter restarts
+        self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
+        self._schedule_start: dict | None = None
+        self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
+        self._requests: list[Reason] = []
+        self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
+
+    @property
+    def callbacks(self) -> list[ReferenceResetCallback]:
+        """The trainer's callbacks that request resets."""
+        return [callback for callback in self.handler.callbacks if isinstance(callback, ReferenceResetCallback)]
+
+    def accept(self, callback: ReferenceResetCallback, eval_dataset) -> None:
+        """
+        Take on a callback of the trainer.
+
+        Raises:
+            `ValueError`: The callback could request no reset, or its metric has more than one value.
+        """
+        if not self.possible:
+            raise ValueError(
+                "A ReferenceResetCallback was added to a trainer that was created without resets: pass it in "
+                "callbacks=[...] when you create the trainer."
+            )
+        sets = tuple(f"eval_{name}_" for name in eval_dataset) if isinstance(eval_dataset, dict) else ("",)
+        for metric in callback.metrics():
+            if not metric.startswith(sets):
+                raise ValueError(
+                    f"{metric!r} triggers resets, but eval_dataset contains several sets, which TRL logs under the "
+                    f"same name: {', '.join(eval_dataset)}. Pass one of them, or watch a metric of one set, such as "
+                    f"{sets[0]}loss or {sets[0]}pass@1."
+                )
+        self._untouched.append((callback, callback.state_dict()))
+
+    def optimizer_made(self, optimizer) -> None:
+        self.optimizer = optimizer
+        if self.rewarmup is None:
+            self.rewarmup = Rewarmup(optimizer, self.args.optimizer_reset_rewarmup_steps)
+
+    def schedule_made(self, schedule) -> None:
+        self.schedule = schedule
+        self._schedule_start = snapshot_schedule(schedule)
+
+    @property
+    def rate_factor(self) -> float:
+        """The factor of the re-warm-up on the learning rate of the next update."""
+        return self.rewarmup.factor if self.rewarmup is not None else 1.0
+
+    # Requests, and their application.
+
+    def request(self, reason: Reason) -> None:
+        """See [`ProRLTrainer.request_reset`]."""
+        if not self.possible:
+            raise ValueError(
+                "A reset was requested, but the trainer was created without resets: set ref_reset_every, or pass a "
+                "ReferenceResetCallback in callbacks=[...]."
+            )
+        self._requests.append(reason)
+
+    def _waiting(self) -> list[Reason]:
+        """Collect the main process's requests, those of its callbacks and those of the user, on every process."""
+        for callback in self.callbacks:
+            self._requests.extend(callback.take_requests())
+        requests = self._requests
+        self._requests = []
+        if self.accelerator.num_processes > 1:
+            requests = broadcast_object_list([requests])[0]
+        return requests
+
+    def row(self, step: int, row: Mapping[str, float]) -> None:
+        for callback in self.callbacks:
+            callback.observe_row(step, row)
+
+    def boundary(self, step: int) -> dict[str, Any] | None:
+        """
+        Agree, move the reference, treat the optimizer. All waiting requests make one reset.
+
+        Returns:
+            `dict` or `None`: The event; `None` if nothing was requested.
+        """
+        args = self.args
+        if not self.possible:
+            return None
+        with self.timer.stage("reset") as sync:
+            requests = self._waiting()
+        if not requests:
+            return None
+        restarted: dict[str, int] = {}
+        treatment = treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)
+        plan = plan_reset(self.optimizer, args.optimizer_reset, args.optimizer_reset_alpha)
+        with self.timer.stage("reset") as copy:
+            if self.restart is not None:  # the reference is the model without the adapter
+                restarted = self.restart.apply()
+            elif self.reference is not None:
+                self.reference.move(args.ref_reset_mix)
+        with self.timer.stage("reset") as treating:
+            apply_reset(plan)
+            if treatment.resets_scaler and self.accelerator.scaler is not None:
+                reset_scaler(self.accelerator.scaler, self._scale)
+            if args.restarts_schedule:
+                restart_schedule(self.schedule, self._schedule_start)
+            if self.rewarmup is not None:
+                self.rewarmup.begin()
+        for callback in self.callbacks:
+            callback.triggers.applied(step)
+        first = requests[0]
+        reason = "+".join(dict.fromkeys(request.reason for request in requests))
+        event = {
+            **make_event(RESET, first.step, step, reason, first.value, first.threshold),
+            **restarted,
+            "requests": [request.to_dict() for request in requests],
+            "ref_reset_mix": args.ref_reset_mix,
+            "optimizer_reset": args.optimizer_reset,
+            "world_size": self.accelerator.num_processes,
+        }
+        if treatment.uses_alpha:
+            event["alpha"] = args.optimizer_reset_alpha
+        event["seconds_copy"] = copy.seconds
+        event["seconds_optimizer"] = treating.seconds
+        event["seconds_sync"] = sync.seconds
+        return event
+
+    # A part of the run.
+
+    def begin(self) -> None:
+        if self.rewarmup is not None:
+            self.rewarmup.updates = None
+        for callback, state in self._untouched:
+            callback.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "requests": [request.to_dict() for request in self._requests],
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "updates_since_reset": self.rewarmup.updates if self.rewarmup is not None else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
+        # The last is the configuration's, which may have been added or removed since.
+        for callback, its_state in zip(self.callbacks, state["callbacks"], strict=False):
+            callback.load_state_dict(its_state)
+        if self.rewarmup is not None:
+            self.rewarmup.updates = state["updates_since_reset"]
+
+    def save(self, folder) -> None:
+        if self.reference is not None and self.possible:
+            self.reference.save(folder)
+
+    def save_shards(self, folder) -> None:
+        if self.reference is not None and self.possible:
+            self.reference.save_shards(folder)
+
+    def load(self, folder, changed: Mapping[str, Any]) -> None:
+        if self.reference is None or not self.possible:
+            return
+        began = any(switched_on(changed, key) for key in changed if key == "beta" or key.startswith("ref_reset_"))
+        if not began or self.reference.is_in(folder):
+            self.reference.load(folder)

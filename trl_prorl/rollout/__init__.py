@@ -1,1 +1,0 @@
-"""A generation batch: rewards, dynamic sampling, length, interrupted thinking."""

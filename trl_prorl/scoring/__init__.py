@@ -1,1 +1,0 @@
-"""Log-probabilities: whose, how cheaply, and how often."""
