@@ -22,7 +22,7 @@ COMMANDS = {
     "gpu-check": ("eval.gpu_check", "check results and measure step times on this GPU"),
     "push": ("eval.push", "upload a run to the Hugging Face Hub"),
     "tasks": ("tasks.__main__", "list the tasks, and show rows of one"),
-    "env": ("environment", "print versions and hardware, for a bug report"),
+    "env": ("launch.environment", "print versions and hardware, for a bug report"),
 }
 
 

@@ -30,7 +30,7 @@ def main() -> None:
         flags = {"avx2", "avx512_bf16", "amx_bf16"} & set(CPUINFO.read_text().split())
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)]
     print(f"- trl-prorl version: {versions().get('trl-prorl')}, commit {git_commit()}")
-    print(f"- Files for accelerate launch --config_file: {Path(__file__).with_name('accelerate_configs')}")
+    print(f"- Files for accelerate launch --config_file: {Path(__file__).parents[1] / 'accelerate_configs'}")
     print(f"- CPU: {os.cpu_count()} cores, flags {' '.join(sorted(flags))}\n- Variables: {' '.join(variables)}")
 
 
