@@ -415,22 +415,12 @@ class Scorer:
         self.packs = packs
         self.text_only = text_only
         self.autocast = autocast
-        self.makes_batch = False  # whether TRL makes a generation batch
         # Of batches that are still in use, by a tensor that each of them holds: several models score the same rows,
         # and the policy does so in every pass. To plan them, and to choose rows, the host waits for the device.
         self._plans = WeakTensorKeyDictionary()
         self._rows = WeakTensorKeyDictionary()
 
     # Requests of TRL while it makes a generation batch.
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Take requests for those of TRL that makes a generation batch, while this lasts: they are for anchors."""
-        self.makes_batch = True
-        try:
-            yield
-        finally:
-            self.makes_batch = False
 
     def answer_request(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
         """
@@ -484,6 +474,10 @@ class Scorer:
                 rows = has_gradient.argsort(descending=True, stable=True)[:number]
             self._rows[advantages] = rows
         return self._rows[advantages]
+
+    def score(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
+        """Score as TRL asks, uncounted: of an evaluation, whose batches are used at once."""
+        return (self._score_packed if self.packs else trl_score)(model, *args, **kwargs)
 
     def score_policy(
         self, policy_pass: PolicyPass, counts: bool, trl_score: Callable, model: Callable, *args, **kwargs

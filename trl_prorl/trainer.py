@@ -27,7 +27,8 @@ from .assembly import (
     warn_of_unused_defaults,
 )
 from .checkpoint import CheckpointMixin
-from .errors import EvaluationError, RewardError
+from .errors import RewardError
+from .evaluation import EvaluationMixin, EvaluationRows, Verdicts
 from .extras.finite import FiniteGuard
 from .extras.turns import ReplyFailed
 from .extras.vllm import keep_weights
@@ -51,31 +52,18 @@ from .launch.prompt_rows import (
 )
 from .launch.terminal import Terminal, write_event_line
 from .launch.unread import check_optim_args, check_schedule
-from .meter import Meter, StageTimer
+from .meter import Meter
 from .parts import MicroBatch, Parts
 from .record import LOGGED, OF_TRL, OF_TRLS_REWARDS, Means, Recorder
 from .reference import AdapterReference, AnchorModels, PolicyPass, Scorer, check_trained
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
-from .rollout import (
-    TOKEN_LOSSES,
-    EvaluationRows,
-    Outcome,
-    Rows,
-    Sampled,
-    Verdicts,
-    check_scored,
-    count_rows,
-    count_written_by_others,
-    guard_reward,
-    keep_groups_together,
-    set_advantages,
-    settle_models,
-)
+from .rewards import check_scored, guard_reward, settle_models
+from .rollout import Outcome, Sampled, count_written_by_others, keep_groups_together, set_advantages
 from .run_files import RESET
 from .upstream import VLLM_FACTS, check_upstream, tell_of_untested
 
 
-class ProRLTrainer(CheckpointMixin, GRPOTrainer):
+class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     """
     Trainer for prolonged GRPO: TRL's `GRPOTrainer` with reference resets, exact resume and log files.
 
@@ -144,6 +132,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     has_begun = False  # whether a step was begun
     resets: Resets | None = None  # None until TRL's trainer is made
     _policy_pass: PolicyPass | None = None  # of the micro-batch whose loss TRL computes, while it does
+    _outcome: Outcome | None = None  # of the rows that TRL sampled and rewarded last
 
     # ------------------------------------------------------------------------------------------------ assembly
 
@@ -389,27 +378,6 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         places = order[shuffle.argsort()].to(batch["advantages"].device)
         return {name: value[places] if value.dim() else value for name, value in batch.items()}
 
-    def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
-        """Sample a batch of an evaluation by TRL's method, and keep its rows."""
-        before = self.means.lengths("eval")
-        rows = Rows(inputs)
-        batch = self._sample_as_trl(rows)
-        outcome = rows.outcome
-        self.means.add_batch("eval", before, outcome.counts, len(outcome.rewards))
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        lengths = [len(ids) for ids in outcome.ids]
-        if "tool_mask" in batch:  # a tool's tokens do not count
-            masks = batch["tool_mask"].tolist()
-            lengths = [sum(mask[:length]) for mask, length in zip(masks, lengths, strict=True)]
-        cut = [not ids or ids[-1] not in ends for ids in outcome.ids]
-        device = batch["completion_ids"].device
-        self.evaluated.add(
-            rewards=outcome.rewards,
-            lengths=self.accelerator.gather(torch.tensor(lengths, device=device)),
-            cut=self.accelerator.gather(torch.tensor(cut, device=device)),
-        )
-        return batch
-
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         if not self.tools:  # else the turns before it are in the prompt
             self.context.check_longest(prompt_ids)
@@ -437,12 +405,13 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 policy, prompt_ids, self.generation_config, self.eos_token_ids, self.pad_to_multiple_of
             )
 
-    def _sample_as_trl(self, rows: Rows) -> dict[str, torch.Tensor]:
-        """Call TRL's method, which leaves the outcome with the rows. Raises `RewardError`: a task could not reply."""
+    def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:
+        """Call TRL's method, in which `_calculate_rewards` keeps the outcome. Raises `RewardError`: a task failed."""
         try:
-            return super()._generate_and_score_completions(rows)
+            batch = super()._generate_and_score_completions(inputs)
         except ReplyFailed as failure:
             raise failure.error from failure.error.__cause__
+        return batch, self._outcome
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
@@ -450,10 +419,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         sampled `again`: the groups of further rounds of dynamic sampling are selected.
         """
         lengths = self.means.lengths("train")
-        rows = Rows(inputs)
-        with self.guard.sampling(rows, self.state.global_step + 1), self.scorer.sampling():
-            batch = self._sample_as_trl(rows)
-        outcome = rows.outcome
+        with self.guard.sampling(inputs, self.state.global_step + 1):
+            batch, outcome = self._sample_as_trl(inputs)
         outcome.tokens -= count_written_by_others(batch)
         if again:
             for name, values in self._metrics["train"].items():
@@ -474,12 +441,12 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         rewards = settle_models(self.reward_funcs, self.reward_func_names, rewards, self.args.nonfinite, training)
         seconds = time.perf_counter() - began
         correct = self.verdicts.judge(inputs, prompts, completions)
-        size = self.num_generations if self.model.training else self.num_generations_eval
+        size = self.num_generations if training else self.num_generations_eval
         outcome = Outcome.of(rewards, size, inputs, completions, completion_ids_list, correct, seconds)
         outcome.count_scored(self.reward_func_names)
-        inputs.outcome = outcome
-        if not self.model.training:
+        if not training:
             self.verdicts.add(correct, outcome.tasks)
+        self._outcome = outcome
         return rewards
 
     # ------------------------------------------------------------------------------------ a step: its scoring
@@ -487,10 +454,12 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
         trl_score = super()._get_per_token_logps_and_entropies
         rows = (input_ids, attention_mask, logits_to_keep)
-        if self.scorer.makes_batch:
+        training = self.model.training
+        if self._policy_pass is not None:  # TRL computes its loss
+            return self.scorer.score_policy(self._policy_pass, training, trl_score, model, *rows, **kwargs)
+        if training:  # TRL makes a generation batch
             return self.scorer.answer_request(trl_score, model, *rows, **kwargs)
-        policy_pass = self._policy_pass or PolicyPass()
-        return self.scorer.score_policy(policy_pass, self.model.training, trl_score, model, *rows, **kwargs)
+        return self.scorer.score(trl_score, model, *rows, **kwargs)
 
     def _score(self, anchor: Anchor, batch, batch_size: int | None = None) -> torch.Tensor:
         """Score a batch under an anchor, in chunks of `batch_size` rows. Returns log-probabilities `(B, T)`."""
@@ -556,18 +525,6 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         else:
             self._keep_evaluated(inputs, policy_pass, loss)
         return loss
-
-    def _keep_evaluated(self, inputs, policy_pass: PolicyPass, loss: torch.Tensor) -> None:
-        """Keep what the loss of a batch of an evaluation measured, and of how many tokens."""
-        mask = completion_mask(inputs)
-        gather = self.accelerator.gather
-        of_rows = gather(mask.sum(dim=1))
-        entropies = zero_masked(policy_pass.entropies, mask.bool()).sum(dim=1)
-        self.evaluated.add(tokens=of_rows, entropies=gather(entropies))
-        tokens = of_rows.sum().item()
-        self.means.add_evaluated(tokens)
-        weight = tokens if self.loss_type in TOKEN_LOSSES else len(of_rows)
-        self.evaluated.add_loss(gather(loss.detach()).mean().item(), weight)
 
     def _complete_anchors(self, inputs) -> None:
         """Score the reference where every pass does so, and set the anchors to 0 at tokens that do not count."""
@@ -697,64 +654,6 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             super().log(logs, start_time)
         finally:
             self.num_completions_to_print = number
-
-    @property
-    def _evaluates_as_trl(self) -> bool:
-        """Return whether an evaluation draws from the training's random numbers."""
-        return self.args.is_trl and not self.resets.possible
-
-    def evaluate(self, *args, **kwargs):
-        # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
-        with nullcontext() if self._evaluates_as_trl else torch.random.fork_rng():
-            try:
-                return super().evaluate(*args, **kwargs)
-            except RewardError as error:
-                # The frames that matter are those of its cause, which it keeps.
-                raise error.with_traceback(None)  # noqa: B904
-
-    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
-        self.verdicts.begin()
-        self.evaluated.begin()
-        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
-        share = self.share_in_training(dataloader.dataset)
-        if share:
-            output.metrics[f"{metric_key_prefix}_in_training"] = share
-        loss = self.evaluated.loss()
-        if loss is not None:
-            output.metrics[f"{metric_key_prefix}_loss"] = loss
-        n = self.num_generations_eval
-        end = count_rows(dataloader.dataset, n)
-        names = self.reward_func_names
-        aggregation = self.multi_objective_aggregation
-        measured = self.evaluated.metrics(end, names, self.reward_weights, n, aggregation)
-        self._metrics["eval"].pop("frac_reward_zero_std", None)  # of one completion there is none
-        self._metrics["eval"].update({name: [value] for name, value in measured.items()})
-        return output
-
-    def _evaluate(self, *args, skip_scheduler=False, **kwargs):
-        # The training's own evaluations; `evaluate` is a script's, too.
-        # Trainer's `eval_on_start`, which alone skips the scheduler, evaluates whenever `train` begins. A run that
-        # continues from a checkpoint has had that evaluation.
-        if skip_scheduler and self._resume is not None:
-            return {}
-        timer = StageTimer(self.accelerator.device)
-        with timer.stage("eval"):
-            metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
-        self.recorder.charge_evaluation(self.state.global_step, timer.seconds["eval"])
-        watched = {name: "ref_reset_metric" for callback in self.resets.callbacks for name in callback.metrics()}
-        best = self.args.metric_for_best_model
-        if best is not None:
-            watched[f"eval_{best.removeprefix('eval_')}"] = "metric_for_best_model"
-        for name, key in watched.items():
-            if name not in metrics:
-                known = ", ".join(sorted(metrics))
-                raise EvaluationError(f"{key}={name!r} is not a metric of the evaluation; it has: {known}.")
-        sets = ()
-        if isinstance(self.eval_dataset, dict):
-            sets = self.eval_dataset
-        self.recorder.evaluation(self.state.global_step, metrics, sets)
-        return metrics
 
     # ------------------------------------------------------------------------------- for users and rollouts
 

@@ -11,9 +11,10 @@ from trl_prorl.eval.analysis.statistics import bootstrap_interval
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import reward_columns, without_nan
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
+from trl_prorl.evaluation import find_verifier
 from trl_prorl.extras.turns import transcript
 from trl_prorl.pass_at_k import as_verdict
-from trl_prorl.rollout import find_verifier, guard_reward
+from trl_prorl.rewards import guard_reward
 
 
 FULL_REWARD = "full reward of 1: no verifier"

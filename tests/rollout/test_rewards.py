@@ -14,7 +14,7 @@ from tiny_run import vowels
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from trl_prorl.errors import NonFiniteRewardError, RewardError
-from trl_prorl.rollout import DeadlineExceeded, call_within, guard_reward
+from trl_prorl.rewards import DeadlineExceeded, call_within, guard_reward
 
 
 PROMPTS = [[{"role": "user", "content": "first"}], [{"role": "user", "content": "second"}]]

@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
-from trl_prorl.rollout import draw_sizes, find_verifier, measure_pass_at_k
+from trl_prorl.evaluation import draw_sizes, find_verifier, measure_pass_at_k
 from trl_prorl.tasks import get_task
 from trl_prorl.train import task_reward
 

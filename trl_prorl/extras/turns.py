@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response, supports_tool_calling
 
 from ..errors import RewardError
-from ..rollout import locate_error, own_traceback
+from ..rewards import locate_error, own_traceback
 from ..text import quoted
 
 

@@ -13,7 +13,7 @@ from trl.import_utils import is_vllm_available
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ..config import ProRLConfig
-from ..rollout import draw_sizes, find_verifier
+from ..evaluation import draw_sizes, find_verifier
 from ..text import nearest
 
 

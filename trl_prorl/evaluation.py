@@ -1,0 +1,302 @@
+"""
+Evaluations in a training: their rows, whatever batches they came in, and which completions are correct (pass@k).
+
+A reward function has an attribute `batch_verifier`, which is called with the same arguments and returns one bool per
+completion, whatever the reward. Recipes have it from their task's `verify`. With it a training batch has `gold`, too.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from transformers.trainer_utils import has_length
+from trl.trainer.utils import nanstd
+
+from .errors import EvaluationError, RewardError
+from .kl import completion_mask, zero_masked
+from .meter import StageTimer, weighted_mean
+from .pass_at_k import as_verdict, pass_at_k
+from .rewards import guard_reward
+from .rollout import groups_without_signal, weighted_sum
+
+
+# TRL's losses that are means over the tokens of a batch; the others are means over its completions.
+TOKEN_LOSSES = ("bnpo", "dapo", "cispo", "vespo")
+
+
+def count_rows(dataset: Any, n: int) -> int | None:
+    """
+    Count the completions of an evaluation set, `n` of each prompt; `None` if it has no length. With several processes
+    the last batch is filled with prompts from the set's beginning, which must not count twice.
+    """
+    return len(dataset) * n if has_length(dataset) else None
+
+
+class EvaluationRows:
+    """Gathers the rows of all processes, in the order of the set."""
+
+    def __init__(self):
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an evaluation."""
+        self._columns: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self._losses: list[float] = []
+        self._loss_weights: list[float] = []
+
+    def add(self, **columns: torch.Tensor) -> None:
+        """Add columns of a batch, each with the rows of all processes."""
+        for name, values in columns.items():
+            self._columns[name].append(values.detach().cpu())
+
+    def add_loss(self, loss: float, weight: float) -> None:
+        """Add the loss of a batch, a mean over so many rows or tokens."""
+        self._losses.append(loss)
+        self._loss_weights.append(weight)
+
+    def loss(self) -> float | None:
+        """Average the losses; `None` where all batches are alike, so that the plain mean is right."""
+        finite = [place for place, loss in enumerate(self._losses) if math.isfinite(loss)]
+        weights = [self._loss_weights[place] for place in finite]
+        if len(set(weights)) <= 1:
+            return None
+        return weighted_mean([self._losses[place] for place in finite], weights)
+
+    def metrics(
+        self, end: int | None, names: Sequence[str], weights: torch.Tensor, group_size: int, aggregation: str
+    ) -> dict[str, float]:
+        """
+        Compute TRL's metrics of an evaluation over its rows.
+
+        Args:
+            end (`int`, *optional*): How many rows count.
+            names (`Sequence[str]`): Of the F reward functions.
+            weights (`torch.Tensor` of shape `(F,)`): Theirs.
+            group_size (`int`): Completions of a prompt.
+            aggregation (`str`): TRL's `multi_objective_aggregation`.
+        """
+        if not self._columns:
+            return {}
+        columns = {name: torch.cat(values)[:end] for name, values in self._columns.items()}
+        rewards = columns["rewards"].float()
+        total = weighted_sum(rewards, weights)
+        measured = {"reward": total.nanmean(), "reward_std": nanstd(total)}
+        for name, column in zip(names, rewards.unbind(dim=1), strict=True):
+            measured[f"rewards/{name}/mean"] = column.nanmean()
+            measured[f"rewards/{name}/std"] = nanstd(column)
+        if group_size > 1:
+            constant = groups_without_signal(rewards, group_size, weights, aggregation)
+            measured["frac_reward_zero_std"] = constant.float().mean()
+        lengths = columns["lengths"].float()
+        cut = columns["cut"]
+        measured["completions/clipped_ratio"] = cut.float().mean()
+        for kind, some in (("", lengths), ("terminated_", lengths[~cut])):
+            if len(some):
+                measured[f"completions/mean_{kind}length"] = some.mean()
+                measured[f"completions/min_{kind}length"] = some.min()
+                measured[f"completions/max_{kind}length"] = some.max()
+        tokens = columns["tokens"].sum()
+        if tokens:
+            measured["entropy"] = columns["entropies"].double().sum() / tokens
+        return {name: value.item() for name, value in measured.items()}
+
+
+ATTRIBUTES = ("batch_verifier", "verifier")  # the second is the earlier name of the first
+
+
+def find_verifier(functions: Iterable[Any]) -> Callable | None:
+    """Return the `batch_verifier` of the first reward function that has one, or `None`."""
+    found = (getattr(function, name, None) for function in functions for name in ATTRIBUTES)
+    return next((verifier for verifier in found if callable(verifier)), None)
+
+
+def draw_sizes(n: int) -> list[int]:
+    """List the powers of two up to `n`."""
+    return [1 << power for power in range(n.bit_length())]
+
+
+def measure_pass_at_k(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
+    """
+    Compute pass@k, a mean over prompts, for k = 1, 2, 4 … `n`; with several tasks, of each one too.
+
+    Args:
+        correct (`Sequence[bool]`): The verdict of every completion, prompt by prompt.
+        tasks (`Sequence[str | None]`): Its task.
+        n (`int`): The completions of a prompt.
+
+    Returns:
+        `dict[str, float]`: `pass@K` and `pass@K/TASK`; empty without completions.
+    """
+    counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
+    measured = _mean_pass_at_k(counts, n)
+    known = sorted({task for task in tasks if task is not None})
+    if len(known) > 1:
+        task_of_prompt = tasks[::n]
+        for task in known:
+            of_task = [count for count, its_task in zip(counts, task_of_prompt, strict=True) if its_task == task]
+            measured |= _mean_pass_at_k(of_task, n, suffix=f"/{task}")
+    return measured
+
+
+def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str, float]:
+    """Return the means over prompts with so many right ones of `n`, by `pass@K` and a suffix; nothing of none."""
+    if not counts:
+        return {}
+    return {f"pass@{k}{suffix}": sum(pass_at_k(n, count, k) for count in counts) / len(counts) for k in draw_sizes(n)}
+
+
+class Verdicts:
+    """
+    Gathers the verdicts of one evaluation. Without a `batch_verifier` there are none.
+
+    Args:
+        functions (`Iterable`): The reward functions.
+        n (`int`): Completions of a prompt.
+        seconds (`float`, *optional*): The verifier's time limit for one batch.
+    """
+
+    def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
+        self.n = n
+        verifier = find_verifier(functions)
+        self.name = getattr(verifier, "__qualname__", "batch_verifier")
+        self._verify = None if verifier is None else guard_reward(verifier, self.name, seconds, "stop")
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an evaluation."""
+        self._correct: list[bool] = []
+        self._tasks: list[str | None] = []
+
+    def judge(self, examples: list[Mapping], prompts: list, completions: list) -> list[bool]:
+        """
+        Judge whether each completion of a batch is correct.
+
+        Args:
+            examples (`list[Mapping]`): This process's rows, one per completion.
+            prompts (`list`): Their prompts.
+            completions (`list`): Their completions.
+
+        Returns:
+            `list[bool]`: Verdicts of all processes; empty without a `batch_verifier`.
+
+        Raises:
+            [`RewardError`]: The verifier raised, took too long, or returned what is neither true nor false.
+        """
+        if self._verify is None:
+            return []
+        keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
+        columns = {key: [example[key] for example in examples] for key in keys}
+        verdicts = self._verify(prompts=prompts, completions=completions, **columns)
+        return gather_object([as_verdict(verdict, self.name) for verdict in verdicts])
+
+    def add(self, correct: list[bool], tasks: list[str | None]) -> None:
+        """Add verdicts and tasks of a batch of the evaluation, one per completion."""
+        self._correct += correct
+        self._tasks += tasks
+
+    def measure_set(self, rows: Any, prefix: str) -> dict[str, float]:
+        """
+        Compute the [`measure_pass_at_k`] of an evaluation set, by names that begin with `prefix`.
+
+        A set without a length is taken as it came.
+        """
+        end = count_rows(rows, self.n)
+        measured = measure_pass_at_k(self._correct[:end], self._tasks[:end], self.n)
+        return {f"{prefix}_{name}": value for name, value in measured.items()}
+
+
+class EvaluationMixin:
+    """Is the part of [`ProRLTrainer`] that evaluates while it trains: in the order of an evaluation."""
+
+    @property
+    def _evaluates_as_trl(self) -> bool:
+        """Return whether an evaluation draws from the training's random numbers."""
+        return self.args.is_trl and not self.resets.possible
+
+    def evaluate(self, *args, **kwargs):
+        # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
+        with nullcontext() if self._evaluates_as_trl else torch.random.fork_rng():
+            try:
+                return super().evaluate(*args, **kwargs)
+            except RewardError as error:
+                # The frames that matter are those of its cause, which it keeps.
+                raise error.with_traceback(None)  # noqa: B904
+
+    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
+        self.verdicts.begin()
+        self.evaluated.begin()
+        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output.metrics.update(self.verdicts.measure_set(dataloader.dataset, metric_key_prefix))
+        share = self.share_in_training(dataloader.dataset)
+        if share:
+            output.metrics[f"{metric_key_prefix}_in_training"] = share
+        loss = self.evaluated.loss()
+        if loss is not None:
+            output.metrics[f"{metric_key_prefix}_loss"] = loss
+        n = self.num_generations_eval
+        end = count_rows(dataloader.dataset, n)
+        names = self.reward_func_names
+        aggregation = self.multi_objective_aggregation
+        measured = self.evaluated.metrics(end, names, self.reward_weights, n, aggregation)
+        self._metrics["eval"].pop("frac_reward_zero_std", None)  # of one completion there is none
+        self._metrics["eval"].update({name: [value] for name, value in measured.items()})
+        return output
+
+    def _evaluate(self, *args, skip_scheduler=False, **kwargs):
+        # The training's own evaluations; `evaluate` is a script's, too.
+        # Trainer's `eval_on_start`, which alone skips the scheduler, evaluates whenever `train` begins. A run that
+        # continues from a checkpoint has had that evaluation.
+        if skip_scheduler and self._resume is not None:
+            return {}
+        timer = StageTimer(self.accelerator.device)
+        with timer.stage("eval"):
+            metrics = super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
+        self.recorder.charge_evaluation(self.state.global_step, timer.seconds["eval"])
+        watched = {name: "ref_reset_metric" for callback in self.resets.callbacks for name in callback.metrics()}
+        best = self.args.metric_for_best_model
+        if best is not None:
+            watched[f"eval_{best.removeprefix('eval_')}"] = "metric_for_best_model"
+        for name, key in watched.items():
+            if name not in metrics:
+                known = ", ".join(sorted(metrics))
+                raise EvaluationError(f"{key}={name!r} is not a metric of the evaluation; it has: {known}.")
+        sets = ()
+        if isinstance(self.eval_dataset, dict):
+            sets = self.eval_dataset
+        self.recorder.evaluation(self.state.global_step, metrics, sets)
+        return metrics
+
+    def _sample_evaluated(self, inputs) -> dict[str, torch.Tensor]:
+        """Sample a batch of an evaluation by TRL's method, and keep its rows."""
+        before = self.means.lengths("eval")
+        batch, outcome = self._sample_as_trl(inputs)
+        self.means.add_batch("eval", before, outcome.counts, len(outcome.rewards))
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        lengths = [len(ids) for ids in outcome.ids]
+        if "tool_mask" in batch:  # a tool's tokens do not count
+            masks = batch["tool_mask"].tolist()
+            lengths = [sum(mask[:length]) for mask, length in zip(masks, lengths, strict=True)]
+        cut = [not ids or ids[-1] not in ends for ids in outcome.ids]
+        device = batch["completion_ids"].device
+        self.evaluated.add(
+            rewards=outcome.rewards,
+            lengths=self.accelerator.gather(torch.tensor(lengths, device=device)),
+            cut=self.accelerator.gather(torch.tensor(cut, device=device)),
+        )
+        return batch
+
+    def _keep_evaluated(self, inputs, policy_pass, loss: torch.Tensor) -> None:
+        """Keep what the loss of a batch of an evaluation measured, and of how many tokens."""
+        mask = completion_mask(inputs)
+        gather = self.accelerator.gather
+        of_rows = gather(mask.sum(dim=1))
+        entropies = zero_masked(policy_pass.entropies, mask.bool()).sum(dim=1)
+        self.evaluated.add(tokens=of_rows, entropies=gather(entropies))
+        tokens = of_rows.sum().item()
+        self.means.add_evaluated(tokens)
+        weight = tokens if self.loss_type in TOKEN_LOSSES else len(of_rows)
+        self.evaluated.add_loss(gather(loss.detach()).mean().item(), weight)

@@ -1,0 +1,311 @@
+"""
+The guard of reward functions: an error names the function, the row and the prompt, and a call has a time limit.
+"""
+
+import asyncio
+import functools
+import math
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from trl.trainer.utils import is_async_callable
+
+from .errors import NonFiniteRewardError, RewardError
+from .text import quoted
+
+
+# Not SIGALRM, because reward functions have alarms of their own (math-verify's time limit is one).
+SIGNAL = signal.SIGRTMIN + 9
+REPEAT_SECONDS = 1.0
+ONE_EACH = " Return a list with one number or None per completion."
+
+
+class DeadlineExceeded(BaseException):
+    """Raised when a call exceeds its time limit. Not an `Exception`, so that user code cannot swallow it."""
+
+
+def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
+    """
+    Call a function, and interrupt it when its time is over.
+
+    In the main thread a signal interrupts it, in Python code and in system calls alike; native code that holds the
+    interpreter's lock is interrupted when it returns. Other threads get no signals; from there the function runs in a
+    thread of its own and is abandoned.
+
+    Args:
+        seconds (`float`, *optional*): The limit; `None` means no limit.
+        function (`Callable`): Takes no arguments.
+
+    Raises:
+        [`DeadlineExceeded`]: The function took longer.
+    """
+    if seconds is None:
+        return function()
+    if threading.current_thread() is not threading.main_thread():
+        return _call_aside(seconds, function)
+    over = threading.Event()
+
+    def interrupt(number, frame):
+        if not over.is_set():
+            raise DeadlineExceeded
+
+    def interrupt_when_over():
+        pause = seconds
+        while not over.wait(pause):
+            signal.pthread_kill(threading.main_thread().ident, SIGNAL)
+            pause = REPEAT_SECONDS  # a bare `except:` may have swallowed the first
+
+    previous = signal.signal(SIGNAL, interrupt)
+    watcher = threading.Thread(target=interrupt_when_over, daemon=True)
+    watcher.start()
+    try:
+        try:
+            return function()
+        finally:
+            over.set()
+    finally:
+        over.set()  # again, because the signal may have come just before the first call
+        watcher.join()
+        signal.signal(SIGNAL, signal.SIG_DFL if previous is None else previous)
+
+
+def _call_aside(seconds: float, function: Callable[[], Any]) -> Any:
+    outcome: Future[Any] = Future()
+
+    def call():
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # for the thread that waits
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    if not wait([outcome], timeout=seconds).done:
+        raise DeadlineExceeded
+    return outcome.result()
+
+
+# Files whose frames lie between a trainer and a reward function.
+CALLERS = (__file__, os.path.dirname(asyncio.__file__) + os.sep)
+
+
+def guard_reward(
+    function: Callable, name: str, seconds: float | None, nonfinite: str, training: Callable[[], bool] = lambda: True
+) -> Callable:
+    """
+    Wrap a reward function so that it raises [`RewardError`] in place of any other error.
+
+    A reward model is left as it is, see [`settle_models`].
+
+    Args:
+        function (`Callable`): The reward function, which may be asynchronous.
+        name (`str`): Its name, for messages.
+        seconds (`float`, *optional*): The time limit of one batch; `None` means no limit.
+        nonfinite (`str`): `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads
+            NaN as `None`, its sign that a function does not apply to a completion; `None` is always allowed. An
+            evaluation has no step to leave out, so such rewards are left out there, as NaN.
+        training (`Callable[[], bool]`): Returns whether a call is for training and not for an evaluation.
+
+    Returns:
+        `Callable`: The function as TRL calls it.
+    """
+    if isinstance(function, torch.nn.Module):
+        return function
+    guard = RewardGuard(function, name, seconds, nonfinite, training)
+    if is_async_callable(function):
+
+        async def guarded(**columns):
+            return await guard.call_async(columns)
+
+    else:
+
+        def guarded(**columns):
+            return guard.call(columns)
+
+    if hasattr(function, "__name__"):
+        functools.update_wrapper(guarded, function)
+    return guarded
+
+
+def settle_models(
+    functions: Sequence[Callable], names: Sequence[str], rewards: torch.Tensor, nonfinite: str, training: bool
+) -> torch.Tensor:
+    """
+    Treat NaN and infinity of a reward model as [`guard_reward`] treats those of a function.
+
+    A model has no `None`, for which TRL would take its NaN.
+
+    Args:
+        functions (`Sequence[Callable]`): Reward functions and models.
+        names (`Sequence[str]`): Their names, for messages.
+        rewards (`torch.Tensor` of shape `(N, F)`): What they returned, changed in place.
+        nonfinite (`str`): As in [`guard_reward`].
+        training (`bool`): Whether the rewards are for training and not for an evaluation.
+
+    Returns:
+        `torch.Tensor` of shape `(N, F)`: The same rewards.
+
+    Raises:
+        [`NonFiniteRewardError`]: With `nonfinite="stop"`, naming the model.
+    """
+    for place, (function, name) in enumerate(zip(functions, names, strict=True)):
+        broken = ~torch.isfinite(rewards[:, place])
+        if not isinstance(function, torch.nn.Module) or not broken.any():
+            continue
+        if nonfinite == "stop":
+            raise NonFiniteRewardError(
+                f"reward model {name!r} returned {rewards[broken, place][0].item()} for {int(broken.sum())} of "
+                f"{len(rewards)} completions. Fix it, or set nonfinite: skip."
+            )
+        rewards[broken, place] = math.inf if training else math.nan
+    return rewards
+
+
+def check_scored(reward: float, names: Sequence[str]) -> None:
+    """
+    Raise an error for a batch of a training in which nothing was scored.
+
+    Args:
+        reward (`float`): Its mean over completions; NaN if every function returned `None` for each.
+        names (`Sequence[str]`): Of the reward functions.
+
+    Raises:
+        [`RewardError`]: Nothing was scored.
+    """
+    if math.isnan(reward):
+        raise RewardError(
+            f"reward functions {', '.join(map(repr, names))} returned None for every completion of a batch, so the "
+            "batch gives no gradient. Return a number where a function applies, or set nonfinite: skip to skip such "
+            "batches."
+        )
+
+
+@dataclass(frozen=True)
+class RewardGuard:
+    """Calls a reward function and checks what it returns; the attributes are the arguments of [`guard_reward`]."""
+
+    function: Callable
+    name: str
+    seconds: float | None
+    nonfinite: str
+    training: Callable[[], bool]
+
+    def call(self, columns: dict[str, Any]) -> list:
+        prompts = columns.get("prompts", [])
+        try:
+            # A generator runs only when it is read.
+            rewards = call_within(self.seconds, lambda: read_generator(self.function(**columns)))
+        except DeadlineExceeded as error:
+            raise self._too_late(prompts) from own_traceback(error)
+        except Exception as error:
+            raise self._failed(error, prompts) from own_traceback(error)
+        return self._check(rewards, prompts)
+
+    async def call_async(self, columns: dict[str, Any]) -> list:
+        prompts = columns.get("prompts", [])
+        limit = asyncio.timeout(self.seconds)
+        try:
+            async with limit:
+                rewards = await self.function(**columns)
+        except Exception as error:
+            if limit.expired():
+                raise self._too_late(prompts) from own_traceback(error)
+            raise self._failed(error, prompts) from own_traceback(error)  # a time-out of its own, perhaps
+        return self._check(rewards, prompts)
+
+    def _check(self, rewards: Any, prompts: list) -> list:
+        if isinstance(rewards, (str, bytes, dict)) or not hasattr(rewards, "__iter__"):
+            what = f"returned {type(rewards).__name__} instead of a list,"
+            raise RewardError(self._describe(what, prompts, cure=ONE_EACH))
+        rewards = list(rewards)
+        if prompts and len(rewards) != len(prompts):
+            what = f"returned {len(rewards)} rewards instead of {len(prompts)}, one per completion,"
+            raise RewardError(self._describe(what, prompts, cure=ONE_EACH))
+        return [self._check_one(reward, prompts, row) for row, reward in enumerate(rewards)]
+
+    def _check_one(self, reward: Any, prompts: list, row: int) -> Any:
+        if reward is None:
+            return None
+        value = as_float(reward)
+        if value is None:
+            raise RewardError(self._describe(f"returned {reward!r}, which is not a number,", prompts, row))
+        if math.isfinite(value):
+            return reward
+        if self.nonfinite == "stop":
+            cure = " Fix it, return None for completions that it cannot score, or set nonfinite: skip."
+            raise NonFiniteRewardError(self._describe(f"returned {value}", prompts, row, cure))
+        return math.inf if self.training() else math.nan
+
+    def _too_late(self, prompts: list) -> RewardError:
+        what = f"did not return within reward_timeout={self.seconds:g} s"
+        cure = " Make it faster, or raise reward_timeout (null: no limit)."
+        return RewardError(self._describe(what, prompts, self._current_row(), cure))
+
+    def _failed(self, error: Exception, prompts: list) -> RewardError:
+        what = f"raised {type(error).__name__}: {error}{locate_error(error, self.function)}"
+        return RewardError(self._describe(what, prompts, self._current_row()))
+
+    def _current_row(self) -> int | None:
+        """Return the row that the function is processing, if it exposes it."""
+        return getattr(self.function, "row", None)
+
+    def _describe(self, what: str, prompts: list, row: int | None = None, cure: str = "") -> str:
+        """Write an error line: which function, what it did, for which prompt, and the cure."""
+        if not prompts:
+            where = ""
+        elif row is None:
+            where = f" for a batch of {len(prompts)} prompts starting with {quoted(prompts[0])}"
+        else:
+            where = f" for the prompt {quoted(prompts[row])}"
+        return f"reward function {self.name!r} {what}{where}.{cure}"
+
+
+def own_traceback(error: BaseException) -> BaseException | None:
+    """
+    Cut the traceback of an error to the part that is a reward function's own.
+
+    Its author looks for these lines, and in a script of theirs Python prints them.
+
+    Returns:
+        `BaseException` or `None`: The error; `None` if there is no such part, because the function was never entered
+            or went on elsewhere.
+    """
+    own = error.__traceback__
+    while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):
+        own = own.tb_next
+    return None if own is None else error.with_traceback(own)
+
+
+def locate_error(error: Exception, function: Callable) -> str:
+    """Return where a function raised, or where it is defined if it could not be called: `" (FILE, line N)"`."""
+    own = own_traceback(error)
+    if own is not None:
+        frame = traceback.extract_tb(own.__traceback__)[-1]
+        return f" ({frame.filename}, line {frame.lineno})"
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+
+
+def as_float(reward: Any) -> float | None:
+    """
+    Convert a number, a NumPy scalar or a tensor of one value to a float.
+
+    `None` for anything else, including a string of digits.
+    """
+    if isinstance(reward, (str, bytes)):
+        return None
+    try:
+        return float(reward)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def read_generator(rewards: Any) -> Any:
+    """Read a generator to its end, and leave anything else as it is."""
+    return list(rewards) if hasattr(rewards, "__next__") else rewards
