@@ -166,7 +166,7 @@ class BaseAnchor(Anchor):
     copies_policy = True
 
     def make_model(self, models):
-        return models.policy_as_begun(self.name) if self.is_on else None
+        return models.initial_policy(self.name) if self.is_on else None
 
     def needs_scoring(self, generation: int) -> bool:
         return self.model is not None and generation % self.args.base_anchor_every == 0

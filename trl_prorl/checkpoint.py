@@ -332,7 +332,7 @@ def find_best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
 class CheckpointMixin:
     """Is the part of [`ProRLTrainer`] that begins a run, continues with it, saves it and pushes it."""
 
-    as_begun = None  # of a run with an adapter: the policy as it was then, see launch/adapters.py
+    initial_adapter = None  # of a run with an adapter: the policy as it was then, see launch/adapters.py
     _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
     _epochs_done = 0
     _folder_lock: FolderLock | None = None
@@ -514,8 +514,8 @@ class CheckpointMixin:
             # First of the files that are not empty, and whole: it has the id by which they are known as this run's.
             write_env(self.run_dir, self.args, self.model, packing, generation, self.base_name(), self._run_id)
             write_config(self.run_dir, self.args, self.recipe)
-            if self.as_begun is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
-                self.as_begun.save(self.run_dir / BASE_ADAPTER)
+            if self.initial_adapter is not None and (resume is None or not (self.run_dir / BASE_ADAPTER).exists()):
+                self.initial_adapter.save(self.run_dir / BASE_ADAPTER)
         best = find_best_beside(checkpoint, Path(self.args.output_dir)) if resume is not None else None
         # It need not lie where the state says, of which Trainer warns.
         with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():

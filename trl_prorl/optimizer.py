@@ -87,9 +87,9 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
                 )
             continue
         if key in FIRST_MOMENTS:
-            found[key] = treatment.of("first", alpha)
+            found[key] = treatment.effect_on("first", alpha)
         elif key in SECOND_MOMENTS:
-            found[key] = treatment.of("second", alpha)
+            found[key] = treatment.effect_on("second", alpha)
         elif key == STEP and treatment.clears_step:
             found[key] = 0.0
     return {key: change for key, change in found.items() if change != 1.0}

@@ -189,7 +189,7 @@ class AnchorModels:
         reference.move(1.0)  # TRL's copy leaves out the factors of embeddings
         return reference
 
-    def policy_as_begun(self, name: str) -> "AdapterReference | SnapshotReference":
+    def initial_policy(self, name: str) -> "AdapterReference | SnapshotReference":
         """Take what scores as the policy does now: the model without its adapter, if that changes nothing yet."""
         if is_peft_model(self.policy) and self.fresh_adapter:
             return AdapterReference(self.policy, None)

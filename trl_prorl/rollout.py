@@ -56,7 +56,7 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_rewards(
         cls,
         rewards: torch.Tensor,
         group_size: int,
@@ -189,7 +189,9 @@ class Sampled:
     batch: dict[str, torch.Tensor]
 
     @classmethod
-    def of(cls, outcome: Outcome, batch: dict[str, torch.Tensor], weights: torch.Tensor, ends: set[int]) -> "Sampled":
+    def from_outcome(
+        cls, outcome: Outcome, batch: dict[str, torch.Tensor], weights: torch.Tensor, ends: set[int]
+    ) -> "Sampled":
         """
         Take the outcome of a sampling and its batch.
 

@@ -36,7 +36,7 @@ from .fast.acceleration import has_images, shards_weights
 from .fast.generation import CompactGeneration
 from .hub.uploads import Uploads
 from .kl import Aggregation, Anchors, Penalty, completion_mask, without_ratio, zero_masked
-from .launch.adapters import AdapterAsBegun
+from .launch.adapters import InitialAdapter
 from .launch.checks import choose_best_metric
 from .launch.ending import describe_saved_state, tell_interrupted
 from .launch.held_out import TrainingPrompts
@@ -171,7 +171,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             self.epsilon_high = math.inf
         self._generations = 0
         if is_peft_model(policy) and not shards_weights(self):
-            self.as_begun = AdapterAsBegun(policy, is_trained=plan.given_wrapped)
+            self.initial_adapter = InitialAdapter(policy, is_trained=plan.given_wrapped)
 
         self.meter = Meter(accelerator.device)
         wrapped_by_trl = plan.given.get("peft_config") is not None
@@ -442,7 +442,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         seconds = time.perf_counter() - began
         correct = self.verdicts.judge(inputs, prompts, completions)
         size = self.num_generations if training else self.num_generations_eval
-        outcome = Outcome.of(rewards, size, inputs, completions, completion_ids_list, correct, seconds)
+        outcome = Outcome.from_rewards(rewards, size, inputs, completions, completion_ids_list, correct, seconds)
         outcome.count_scored(self.reward_func_names)
         if not training:
             self.verdicts.add(correct, outcome.tasks)
@@ -698,7 +698,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         inputs = [dict(row) for row in rows for _ in range(self.num_generations)]
         batch, outcome = self._sample(inputs)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        return Sampled.of(outcome, batch, self.reward_weights, ends)
+        return Sampled.from_outcome(outcome, batch, self.reward_weights, ends)
 
     def policy_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Score a batch of [`sample_rows`] by the policy as it now is. Returns log-probabilities `(N, T)`."""

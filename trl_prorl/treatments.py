@@ -77,7 +77,7 @@ class Treatment:
             changed.add("step")
         return frozenset(changed)
 
-    def of(self, moment: str, alpha: float) -> float | Callable[[Any], None]:
+    def effect_on(self, moment: str, alpha: float) -> float | Callable[[Any], None]:
         """The factor on `"first"` or `"second"`, or the function of a tensor that changes it."""
         effect = getattr(self, moment)
         if callable(effect):
@@ -144,4 +144,4 @@ def factors(name: str, alpha: float) -> tuple[float, float, bool]:
         raise ValueError(
             f"optimizer_reset={name!r} cannot be exported: the schema describes only factors on Adam's moments."
         )
-    return treatment.of("first", alpha), treatment.of("second", alpha), treatment.clears_step
+    return treatment.effect_on("first", alpha), treatment.effect_on("second", alpha), treatment.clears_step

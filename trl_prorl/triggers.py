@@ -87,7 +87,7 @@ class Trigger:
         return any(getattr(args, key) not in (None, 0) for key in cls.keys)
 
     @classmethod
-    def of(cls, args) -> "Trigger":
+    def from_config(cls, args) -> "Trigger":
         """Make the trigger that a [`ProRLConfig`] asks for."""
         raise NotImplementedError
 
@@ -154,7 +154,7 @@ class Periodic(Trigger):
         self.every = every
 
     @classmethod
-    def of(cls, args):
+    def from_config(cls, args):
         return cls(args.ref_reset_every)
 
     def observe_step(self, step, kl_ref=None):
@@ -194,7 +194,7 @@ class KLSpike(Trigger):
         self.values: deque[float] = deque(maxlen=window)
 
     @classmethod
-    def of(cls, args):
+    def from_config(cls, args):
         return cls(args.ref_reset_kl, args.ref_reset_kl_window)
 
     def observe_step(self, step, kl_ref=None):
@@ -260,7 +260,7 @@ class Stall(Trigger):
         self.without_improvement = 0
 
     @classmethod
-    def of(cls, args):
+    def from_config(cls, args):
         return cls(
             args.ref_reset_metric,
             args.ref_reset_stall,
@@ -305,7 +305,7 @@ CONFIGURED = (Periodic, KLSpike, Stall)
 
 def configured_triggers(args) -> list[Trigger]:
     """Make the triggers that the keys of a [`ProRLConfig`] ask for."""
-    return [trigger.of(args) for trigger in CONFIGURED if trigger.is_on(args)]
+    return [trigger.from_config(args) for trigger in CONFIGURED if trigger.is_on(args)]
 
 
 class TriggerSet:

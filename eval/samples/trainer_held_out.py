@@ -73,7 +73,7 @@ class TrainerHeldOut(HeldOut):
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
         self.restart = trainer.resets.restart  # it has changed the weights below the adapter
-        self.as_begun = trainer.as_begun
+        self.initial_adapter = trainer.initial_adapter
         env = read_env(self.run_dir)
         noted = (env.get("base_model") or {}).get("name")
         self.config = {
@@ -90,8 +90,8 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             return identity(None, self.config)
         named = base_parameters(self.policy) if point is self.base else self.policy.named_parameters()
-        if point is self.base and self.as_begun is not None and self.as_begun.is_trained:
-            named = [*named, *self.as_begun.values.items()]
+        if point is self.base and self.initial_adapter is not None and self.initial_adapter.is_trained:
+            named = [*named, *self.initial_adapter.values.items()]
         with self.as_point(point):
             return {"weights": weights_hash(named)}
 
@@ -130,7 +130,9 @@ class TrainerHeldOut(HeldOut):
         """Make the policy the model of a point inside the context: as it is, or as the base."""
         as_base = nullcontext()
         if point is self.base:
-            as_base = self.as_begun.in_place() if self.as_begun is not None else self.policy.disable_adapter()
+            as_base = (
+                self.initial_adapter.in_place() if self.initial_adapter is not None else self.policy.disable_adapter()
+            )
         with self._below(point), as_base:
             yield
 

@@ -132,7 +132,7 @@ def test_reference_and_base_are_the_trained_policy_and_the_file_is_the_new_one(u
     assert far(logits(trainer.model), sft_logits) > 0.1
     if arm in ("control", "base anchor"):
         assert far(logits(trainer.model, names[0]), sft_logits) < 1e-5
-    with trainer.as_begun.in_place():
+    with trainer.initial_adapter.in_place():
         assert far(logits(trainer.model), sft_logits) < 1e-5
     trainer.save_model()
     assert Path(trainer.run_dir, "base_adapter", "adapter_model.safetensors").is_file()
@@ -210,7 +210,7 @@ def test_it_may_cover_more_layers_and_grow(upon, tiny_model, sft_logits):
     trainer = upon(peft_config=more, beta=0.3, lora_growth_every=2, lora_growth_step=2, max_steps=4)
     assert far(logits(trainer.model), sft_logits) < 1e-5
     trainer.train()
-    with trainer.as_begun.in_place():
+    with trainer.initial_adapter.in_place():
         assert far(logits(trainer.model), sft_logits) < 1e-5
     trainer.save_model()
     config = json.loads(Path(trainer.args.output_dir, "adapter_config.json").read_text())

@@ -22,7 +22,7 @@ from transformers import AutoConfig, PreTrainedModel
 from ..reference import trained_outside_adapters
 
 
-class AdapterAsBegun:
+class InitialAdapter:
     """
     Holds, on the host, what training changes of a policy and its base needs.
 
