@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from trl_prorl.extras.interchange import UpdateInputs, write
+from trl_prorl.interchange import UpdateInputs, write
 
 
 def shapes(rank, layers=28, hidden=1536, key_value=256, mlp=8960):

@@ -265,7 +265,7 @@ def test_the_numpy_engine_needs_no_torch():
 
 def test_the_files_of_an_update_are_the_project_s(tmp_path):
     """What they hold is compared with torch's Adam by the curves of every variant."""
-    from trl_prorl.extras.interchange import UpdateInputs, UpdateOutputs, read
+    from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read
 
     begin = initial_weights(0)
     optimizer = EngineAdam(begin, 1e-3, tmp_path)

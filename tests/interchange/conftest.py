@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trl_prorl.extras.interchange import Rollout, UpdateInputs
+from trl_prorl.interchange import Rollout, UpdateInputs
 
 
 sys.path.append(str(Path(__file__).parent))

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
-from trl_prorl.extras.interchange import export_update
+from trl_prorl.interchange import export_update
 
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"

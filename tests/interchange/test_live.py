@@ -13,7 +13,7 @@ from tool_run import KEYS, add, rewarded, speaks
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_prorl.errors import InputError
-from trl_prorl.extras.interchange import (
+from trl_prorl.interchange import (
     Rollout,
     UpdateInputs,
     UpdateOutputs,

@@ -8,7 +8,7 @@ import torch
 from exchange import EXAMPLES, A, B, script
 from safetensors.torch import load_file, save_file
 
-from trl_prorl.extras.interchange import UpdateOutputs, read, write
+from trl_prorl.interchange import UpdateOutputs, read, write
 
 
 NOMA = shutil.which("noma")

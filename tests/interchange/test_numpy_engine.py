@@ -10,7 +10,7 @@ from exchange import EXAMPLES, STATE, A, B, live_state, norm_of
 from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.extras.interchange import UpdateInputs, UpdateOutputs, export_update, import_update, read, write
+from trl_prorl.interchange import UpdateInputs, UpdateOutputs, export_update, import_update, read, write
 
 
 MODES = ("keep", "hard", "soft", "asym", "step")

@@ -10,7 +10,7 @@ from run_record import read_events
 from transformers.optimization import Adafactor
 
 from trl_prorl.errors import InputError
-from trl_prorl.extras.interchange import export_update
+from trl_prorl.interchange import export_update
 from trl_prorl.optimizer import changes, check_optimizer, reset_optimizer, reset_scaler
 from trl_prorl.treatments import TREATMENTS, Treatment
 

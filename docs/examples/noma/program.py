@@ -23,8 +23,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from trl_prorl.extras.interchange import UpdateInputs, UpdateOutputs, read, write
-from trl_prorl.extras.interchange.schemas import STATE, reset_factors
+from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read, write
+from trl_prorl.interchange.schemas import STATE, reset_factors
 
 
 # The first letter of a key by what the tensor is of a parameter; the number is the parameter's.

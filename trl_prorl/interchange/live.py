@@ -4,8 +4,8 @@ import os
 from itertools import zip_longest
 from pathlib import Path
 
-from ...errors import InputError
-from ...treatments import factors
+from ..errors import InputError
+from ..treatments import factors
 from .adam_state import live_state, named_parameters, set_state
 from .files import read, read_sidecar
 from .next_update import EXPORT, NextUpdate, writing

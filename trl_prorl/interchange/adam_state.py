@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from ...errors import InputError
-from ...optimizer import inner_of
+from ..errors import InputError
+from ..optimizer import inner_of
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -40,7 +40,7 @@ def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
 
 
 def groups_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Describe the optimizer's groups as [`~trl_prorl.extras.interchange.schemas.UpdateInputs`] has them."""
+    """Describe the optimizer's groups as [`~trl_prorl.interchange.schemas.UpdateInputs`] has them."""
     inner = inner_of(optimizer)
     found = []
     names = {id(param): name for name, param in model.named_parameters()}

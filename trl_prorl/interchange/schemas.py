@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypedDict, get_type_hints
 
 import torch
 
-from ...errors import InputError
-from ...treatments import factors
+from ..errors import InputError
+from ..treatments import factors
 from .json_types import TypeMismatchError, check_type
 
 
@@ -94,7 +94,7 @@ class Schema:
         Raise an error for values that are not of the types of their fields.
 
         Raises:
-            [`~trl_prorl.extras.interchange.json_types.TypeMismatchError`]: The message names the value.
+            [`~trl_prorl.interchange.json_types.TypeMismatchError`]: The message names the value.
         """
         names = cls.value_names()
         hints = get_type_hints(cls)

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from xxhash import xxh3_128
 
-from ...errors import InputError
-from ...files import replaced
-from ...text import parse_json, short
+from ..errors import InputError
+from ..files import replaced
+from ..text import parse_json, short
 from .json_types import TypeMismatchError, check_type
 from .schemas import Schema
 
@@ -99,7 +99,7 @@ def write(data: Schema, folder: str | os.PathLike) -> str:
     Write a schema into a folder, in place of one that is there.
 
     Args:
-        data ([`~trl_prorl.extras.interchange.schemas.Schema`]): [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
+        data ([`~trl_prorl.interchange.schemas.Schema`]): [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
         folder (`str` or `os.PathLike`): Made if it is missing.
 
     Returns:

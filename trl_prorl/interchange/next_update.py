@@ -24,11 +24,11 @@ import torch
 from safetensors import SafetensorError
 from transformers import TrainerCallback
 
-from ...anchors import OldPolicyAnchor, ReferenceAnchor
-from ...errors import InputError
-from ...kl import completion_mask
-from ...optimizer import inner_of
-from ...parts import MicroBatch, Part
+from ..anchors import OldPolicyAnchor, ReferenceAnchor
+from ..errors import InputError
+from ..kl import completion_mask
+from ..optimizer import inner_of
+from ..parts import MicroBatch, Part
 from .adam_state import groups_of, named_parameters, state_of
 from .files import write
 from .schemas import Rollout, UpdateInputs, grows
