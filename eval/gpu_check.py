@@ -29,17 +29,16 @@ NO_GPU = "torch finds no usable GPU: nothing was measured. Run the parts at toy 
 KEPT = "finished parts are kept. Run the same command again to continue."
 
 
-def see_one_gpu() -> str | None:
+def see_one_gpu() -> None:
     """
-    Make only one GPU visible to child processes, and return a note if there are more: with several in one process
+    Make only one GPU visible to child processes, and say so if there are more: with several in one process
     transformers would split every batch over them, which TRL does not support.
     """
     number = torch.cuda.device_count()
-    if number < 2:
-        return None
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    os.environ["CUDA_VISIBLE_DEVICES"] = first
-    return f"Using 1 of {number} GPUs: CUDA_VISIBLE_DEVICES={first}. Set it to use another one."
+    if number > 1:
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        os.environ["CUDA_VISIBLE_DEVICES"] = first
+        print(f"Using 1 of {number} GPUs: CUDA_VISIBLE_DEVICES={first}. Set it to use another one.")
 
 
 def describe_machine(cpu: bool) -> dict:
@@ -75,15 +74,12 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # for the parts: nothing here needs the Hub
     if not args.cpu:
-        note = see_one_gpu()
-        if note is not None:
-            print(note)
+        see_one_gpu()
     folder = args.out or Path("runs/gpu_check") / ("cpu" if args.cpu else "card")
     folder.mkdir(parents=True, exist_ok=True)
     here = describe_machine(args.cpu)
     made_with = {"code": hash_code(), "device": here["device"], **here["versions"]}
-    say = functools.partial(print, flush=True)
-    failed, left = run_parts(args.parts, args.cpu, folder, made_with, args.minutes, args.again, say)
+    failed, left = run_parts(args.parts, args.cpu, folder, made_with, args.minutes, args.again)
     where = folder / "page.md"
     where.write_text(page(folder, here))
     if not args.cpu and (ROOT / "docs").is_dir() and (ROOT / "Makefile").is_file():

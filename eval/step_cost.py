@@ -9,12 +9,12 @@ completion is forced to end at the length that was drawn for it. Quote the ratio
 bare model on the tokens that are left if nothing is computed twice.
 """
 
-import argparse
 import functools
 import json
 import sys
 
 import torch
+from rich.console import Console
 from rich.progress import track
 
 from trl_prorl.eval.command import command
@@ -31,38 +31,24 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     torch.set_num_threads(args.threads)
     console = terminal()
-    if args.mode == "memory":
-        show_memory(console, memory(args))
-        return
     results = {}
     tokens = {}
-    # A setting of growth sets the group size of `args` when its turn comes.
-    planned = settings(args) if args.mode == "growth" else list(settings(args))
-    for title, arms, batches, iterations, checkpointing, generate in track(planned, description=args.mode):
-        results[title] = measure(arms, args, batches, iterations, checkpointing, generate)
+    for title, names, batches, iterations in track(list(settings(args)), args.mode, console=Console(stderr=True)):
+        if args.mode == "memory":
+            show_memory(console, title, memory(names, args, batches, iterations))
+            continue
+        results[title] = measure(names, args, batches, iterations)
         show(console, title, results[title])
         tokens[title] = tokens_per_step(args, batches, iterations)
         show_tokens(console, tokens[title])
+    if args.mode == "memory":
+        return
     args.out.mkdir(parents=True, exist_ok=True)
-    content = {"settings": settings_used(args), "tokens": tokens, "results": results}
-    (args.out / f"{args.mode}.json").write_text(json.dumps(content, indent=1) + "\n")
-    picture = args.out / f"{args.mode}.png"
-    draw(results, picture)
-    console.print(
-        f"Wrote {args.out / f'{args.mode}.json'} and {args.mode}.png. A ratio above 1 is faster than {BASELINE}."
-    )
-
-
-def settings_used(args: argparse.Namespace) -> dict:
-    """Return the command line as JSON values, and the hardware."""
-    used = {}
-    for name, value in vars(args).items():
-        used[name] = value if isinstance(value, (int, list, str)) else str(value)
-    if args.device == "cuda":
-        used["hardware"] = torch.cuda.get_device_name()
-    else:
-        used["hardware"] = f"{torch.get_num_threads()} CPU threads"
-    return used
+    hardware = torch.cuda.get_device_name() if args.device == "cuda" else f"{args.threads} CPU threads"
+    content = {"settings": {**vars(args), "hardware": hardware}, "tokens": tokens, "results": results}
+    (args.out / "arms.json").write_text(json.dumps(content, indent=1, default=str) + "\n")
+    draw(results, args.out / "arms.png")
+    console.print(f"Wrote {args.out / 'arms.json'} and arms.png. A ratio above 1 is faster than {BASELINE}.")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 from trl_prorl.eval.gpucheck.parts import PARTS, Result
+from trl_prorl.eval.pages.table import Table
 from trl_prorl.eval.stepcost.settings import BASELINE
 from trl_prorl.eval.stepcost.tables import ratio
 
@@ -34,16 +35,11 @@ def page(folder: Path, machine: dict) -> str:
     lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}. {OBJECTIVE}", ""]
     if "memory" not in machine:
         lines += [TOY, ""]
-    for name, (title, _) in PARTS.items():
+    for name, part in PARTS.items():
         result = Result.read(folder, name)
-        lines += [f"## {title}", ""]
+        lines += [f"## {part.title}", ""]
         lines += ["Not measured.", ""] if result is None else section(result)
     return "\n".join(lines).rstrip() + "\n"
-
-
-def draw_table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    """Return the lines of a Markdown table, followed by an empty line."""
-    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)] + [""]
 
 
 def number(value: float) -> str:
@@ -57,11 +53,12 @@ def section(result: Result) -> list[str]:
     """Return the section of a part: number of passed checks, failures, tables, and what was skipped."""
     lines = [f"{result.passed} of {result.passed + len(result.failed)} checks passed.", ""]
     if result.numbers:
-        lines += draw_table(["", "measured"], [[name, number(value)] for name, value in result.numbers.items()])
+        cells = [[name, number(value)] for name, value in result.numbers.items()]
+        lines += [Table("", ["", "measured"], cells).to_markdown(), ""]
     lines += [f"- **Failed: {name}**: {found}" for name, found in result.failed.items()]
     for title, arms in result.seconds.items():
-        table = draw_table(COLUMNS, [row(arms, name) for name in arms])
-        lines += [f"### {title}", "", *table, NOTE, ""]
+        table = Table("", COLUMNS, [row(arms, name) for name in arms], notes=[NOTE])
+        lines += [f"### {title}", "", table.to_markdown(), ""]
     lines += [f"- Skipped: {name} ({reason})" for name, reason in result.skipped.items()]
     lines.append("")
     return lines

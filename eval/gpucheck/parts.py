@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import trl_prorl
@@ -27,46 +28,76 @@ LARGE = "cost-large"
 ROLLOUTS = "rollouts"
 STEPS = "steps"
 VLLM = "vllm"
-PARTS = {  # title, and time limit in seconds on a GPU: 20 minutes in total
-    TESTS: ("Correctness: the tests that run on a GPU", 360),
-    COST: ("Time of a step", 210),
-    LARGE: ("Time of a step, larger model, completions of 512 tokens", 270),
-    ROLLOUTS: ("Rollouts: 512 completions of 512 tokens", 90),
-    STEPS: ("Steps: memory growth", 120),
-    VLLM: ("The same rollouts with vLLM", 150),
-}
-MODULES = {
-    COST: "trl_prorl.eval.step_cost",
-    LARGE: "trl_prorl.eval.step_cost",
-    ROLLOUTS: "trl_prorl.eval.gpucheck.rollouts",
-    STEPS: "trl_prorl.eval.gpucheck.steps",
-    VLLM: "trl_prorl.eval.gpucheck.rollouts",
-}
-REPORTS = {  # relative to the folder of results
-    TESTS: "tests.xml",
-    COST: "cost/arms.json",
-    LARGE: "cost-large/growth.json",
-    ROLLOUTS: "rollouts/measured.json",
-    STEPS: "steps/measured.json",
-    VLLM: "vllm/measured.json",
-}
+
+
+class Part(NamedTuple):
+    """
+    One part.
+
+    Attributes:
+        title (`str`): Its heading.
+        seconds (`float`): Its time limit on a GPU.
+        report (`str`): What its command writes, relative to the folder of results.
+        module (`str`): The module that runs; none for the tests.
+        on_card, toy (`list[str]`): Its options on a GPU, and at toy size; without the latter it needs a GPU.
+    """
+
+    title: str
+    seconds: float
+    report: str
+    module: str = ""
+    on_card: list[str] = []
+    toy: list[str] = []
+
+
 ARMS = ["--arms", "A packed", "B packed"]
-AT_RECIPES_SIZE = ["--mode", "growth", "--prompts", "16", "--groups", "8", "--checkpointing", "on", "--rounds", "1"]
-LARGE_SHAPE = ["--shape", "qwen2.5-1.5b"]
+SMALLER = ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3"]
+LARGER = ["--shape", "qwen2.5-1.5b", "--checkpointing", "on"]
 LARGE_BATCH = ["--prompts", "8", "--num_generations", "64", "--micro_batch", "64", "--longest", "512"]
-ON_CARD = {  # options of a part's module
-    COST: ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3", *ARMS, "TRL β=0"],
-    LARGE: [*LARGE_SHAPE, "--lengths", "512", *AT_RECIPES_SIZE],
-    ROLLOUTS: [*LARGE_SHAPE, *LARGE_BATCH],
-    STEPS: [*LARGE_SHAPE, "--prompts", "16", "--longest", "512"],
-    VLLM: [*LARGE_SHAPE, *LARGE_BATCH, "--samplers", "vLLM"],
-}
-TOY_SIZE = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "12"]
-TOY = {
-    COST: [*TOY_SIZE, "--rounds", "1", *ARMS],
-    LARGE: ["--shape", "tiny", "--lengths", "12", *AT_RECIPES_SIZE, "--prompts", "2"],
-    ROLLOUTS: TOY_SIZE,
-    STEPS: TOY_SIZE,
+TOY = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "12"]
+STEP_COST = "trl_prorl.eval.step_cost"
+SAMPLING = "trl_prorl.eval.gpucheck.rollouts"
+PARTS = {  # 20 minutes in total
+    TESTS: Part("Correctness: the tests that run on a GPU", 360, "tests.xml"),
+    COST: Part(
+        "Time of a step",
+        210,
+        "cost/arms.json",
+        STEP_COST,
+        [*SMALLER, *ARMS, "TRL β=0"],
+        [*TOY, "--rounds", "1", *ARMS],
+    ),
+    LARGE: Part(
+        "Time of a step, larger model, completions of 512 tokens",
+        270,
+        "cost-large/arms.json",
+        STEP_COST,
+        [*LARGER, "--prompts", "16", "--lengths", "512", "--rounds", "1", *ARMS],
+        [*TOY, "--checkpointing", "on", "--lengths", "12", "--rounds", "1", *ARMS],
+    ),
+    ROLLOUTS: Part(
+        "Rollouts: 512 completions of 512 tokens",
+        90,
+        "rollouts/measured.json",
+        SAMPLING,
+        [*LARGER, *LARGE_BATCH],
+        TOY,
+    ),
+    STEPS: Part(
+        "Steps: memory growth",
+        120,
+        "steps/measured.json",
+        "trl_prorl.eval.gpucheck.steps",
+        [*LARGER, "--prompts", "16", "--longest", "512"],
+        TOY,
+    ),
+    VLLM: Part(
+        "The same rollouts with vLLM",
+        150,
+        "vllm/measured.json",
+        SAMPLING,
+        [*LARGER, *LARGE_BATCH, "--samplers", "vLLM"],
+    ),
 }
 MIN_GIB = 20  # GPU memory that the larger model needs
 MIN_SECONDS = 20.0  # a part starts only if at least this much time is left
@@ -111,11 +142,10 @@ def run_parts(
     made_with: dict[str, str],
     minutes: float,
     again: bool,
-    say: Callable[[str], None],
 ) -> tuple[list[str], list[str]]:
     """
     Run these parts. Parts that have already passed with this code on this device are skipped, unless `again` is set.
-    Return the failures, as `PART: CHECK: REASON`, and the parts for which `minutes` left no time. `say` prints a line.
+    Return the failures, as `PART: CHECK: REASON`, and the parts for which `minutes` left no time.
     """
     began = time.monotonic()
     failed = []
@@ -123,20 +153,20 @@ def run_parts(
     for name in names:
         earlier = Result.read(folder, name)
         if not again and earlier and earlier.made_with == made_with and not earlier.failed:
-            say(f"{name:<11} already passed")
+            print(f"{name:<11} already passed", flush=True)
             continue
         seconds = 60 * minutes - (time.monotonic() - began)
         if seconds < MIN_SECONDS:
             left.append(name)
             continue
         started = time.monotonic()
-        result = run_part(name, cpu, folder, min(PARTS[name][1], seconds), made_with)
+        result = run_part(name, cpu, folder, min(PARTS[name].seconds, seconds), made_with)
         result.write(folder, name)
         failed += [f"{name}: {check}: {why}" for check, why in result.failed.items()]
         line = f"{result.passed} of {result.passed + len(result.failed)} checks passed"
         if result.skipped:
             line += f"; skipped: {', '.join(result.skipped)}"
-        say(f"{name:<11} {time.monotonic() - started:4.0f} s  {line}")
+        print(f"{name:<11} {time.monotonic() - started:4.0f} s  {line}", flush=True)
     return failed, left
 
 
@@ -146,9 +176,9 @@ def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[s
     log = folder / f"{name}.log"
     reason = reason_to_skip(name, cpu)
     if reason is not None:
-        result.skipped[PARTS[name][0]] = reason
+        result.skipped[PARTS[name].title] = reason
         return result
-    report = folder / REPORTS[name]
+    report = folder / PARTS[name].report
     report.unlink(missing_ok=True)
     problem = run_command(command(name, cpu, report.resolve()), log, limit)
     if report.is_file() and name == TESTS:
@@ -161,7 +191,7 @@ def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[s
         if not result.failed:
             result.passed += 1
     if problem and not result.failed:
-        result.failed[PARTS[name][0]] = f"{problem}, see {log}"
+        result.failed[PARTS[name].title] = f"{problem}, see {log}"
     return result
 
 
@@ -170,8 +200,9 @@ def command(name: str, cpu: bool, report: Path) -> list[str]:
     if name == TESTS:
         options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--rootdir", str(ROOT), f"--junitxml={report}"]
         return [sys.executable, "-m", "pytest", *options, *marked_files()]
-    options = ["--device", "cpu", *TOY[name]] if cpu else ["--device", "cuda", *ON_CARD[name]]
-    return [sys.executable, "-m", MODULES[name], *options, "--out", str(report.parent)]
+    part = PARTS[name]
+    options = ["--device", "cpu", *part.toy] if cpu else ["--device", "cuda", *part.on_card]
+    return [sys.executable, "-m", part.module, *options, "--out", str(report.parent)]
 
 
 def run_command(command: list[str], log: Path, limit: float) -> str | None:

@@ -11,14 +11,12 @@ import json
 import sys
 import tempfile
 import time
-import warnings
-from pathlib import Path
 
 import torch
 from trl import GRPOTrainer
 
 from trl_prorl.embedded.shipped import byte_tokenizer
-from trl_prorl.eval.stepcost.settings import ARMS, DEFAULT, Batches, new_model, parse
+from trl_prorl.eval.stepcost.settings import DEFAULT, Batches, new_model, parse
 from trl_prorl.eval.stepcost.trainers import make_trainer, sample_batch, silence_training
 
 
@@ -37,11 +35,9 @@ def sample_tokens(trainer: GRPOTrainer, prompts: list[list[int]], tokens: int) -
 
 def measure_trainer(name: str, args: argparse.Namespace) -> dict[str, float]:
     """Measure sampling with TRL's trainer or with ours."""
-    batches = Batches(args, 1.0, fixed=args.longest)
-    arm = ARMS[TRAINERS[name]]
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), silence_training():
-        warnings.simplefilter("ignore")
-        trainer = make_trainer(name, arm, args, batches, 2, True, folder)
+    batches = Batches(args, length=args.longest)
+    with tempfile.TemporaryDirectory() as folder, silence_training():
+        trainer = make_trainer(TRAINERS[name], args, batches, 2, folder)
         prompts, _ = batches.draw(0)
         sample_tokens(trainer, prompts, WARM_UP)
         trainer.watch.begin()
@@ -65,7 +61,7 @@ def measure_vllm(args: argparse.Namespace) -> dict[str, float]:
     """Measure vLLM with its default settings and 90 % of the memory, which it fills with its cache."""
     from vllm import LLM, SamplingParams
 
-    batches = Batches(args, 1.0, fixed=args.longest)
+    batches = Batches(args, length=args.longest)
     prompts = [{"prompt_token_ids": ids} for ids in batches.draw(0)[0]]
     tokenizer = byte_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
             numbers |= measure_trainer(name, args)
         print(json.dumps(numbers))
     args.out.mkdir(parents=True, exist_ok=True)
-    Path(args.out, "measured.json").write_text(json.dumps({"numbers": numbers}) + "\n")
+    (args.out / "measured.json").write_text(json.dumps({"numbers": numbers}) + "\n")
 
 
 if __name__ == "__main__":

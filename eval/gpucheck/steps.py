@@ -9,16 +9,14 @@ import argparse
 import json
 import sys
 import tempfile
-import warnings
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from transformers import TrainerCallback
 
 from trl_prorl.eval.gpucheck.rollouts import sample_tokens
 from trl_prorl.eval.readiness.memory import process_share
-from trl_prorl.eval.stepcost.settings import ARMS, Batches, parse
+from trl_prorl.eval.stepcost.settings import Batches, parse
 from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
 from trl_prorl.run_files import METRICS, METRICS_FILE, read_jsonl
 
@@ -51,10 +49,9 @@ class HeldMemory(TrainerCallback):
 
 def measure(args: argparse.Namespace) -> dict:
     """Train the steps. Return `numbers` by name, and `failed` with the failed checks."""
-    batches = SameBatch(args, 1.0, fixed=args.longest)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), silence_training():
-        warnings.simplefilter("ignore")
-        trainer = make_trainer(NAME, ARMS["A packed"], args, batches, ITERATIONS, True, folder)
+    batches = SameBatch(args, length=args.longest)
+    with tempfile.TemporaryDirectory() as folder, silence_training():
+        trainer = make_trainer("A packed", args, batches, ITERATIONS, folder)
         prompts, _ = batches.draw(0)
         drawn = trainer.rollout_func
 
@@ -67,7 +64,7 @@ def measure(args: argparse.Namespace) -> dict:
         held = HeldMemory(trainer.accelerator.device)
         trainer.add_callback(held)
         trainer.train()
-        rows = read_jsonl(Path(folder, NAME, METRICS_FILE), METRICS)
+        rows = read_jsonl(trainer.run_dir / METRICS_FILE, METRICS)
     return summarise(rows, held.after_steps, on_gpu=args.device == "cuda")
 
 
@@ -86,10 +83,8 @@ def summarise(rows: list[Mapping[str, float]], after_steps: list[float], on_gpu:
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Accepts the size options of `step-cost`; `--longest` is the length of every completion."""
     args = parse(argv)
-    found = measure(args)
-    print(json.dumps(found))
     args.out.mkdir(parents=True, exist_ok=True)
-    Path(args.out, "measured.json").write_text(json.dumps(found) + "\n")
+    (args.out / "measured.json").write_text(json.dumps(measure(args)) + "\n")
 
 
 if __name__ == "__main__":

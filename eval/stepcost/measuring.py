@@ -1,25 +1,19 @@
 """Time all variants in turns and take the median of each stage; measure the peak memory of each variant alone."""
 
-import argparse
 import multiprocessing
 import resource
 import statistics
 import tempfile
-import warnings
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 
-from rich.progress import track
-
-from trl_prorl.eval.stepcost.settings import ARMS, MORE_ARMS, Batches, settings
+from trl_prorl.eval.stepcost.settings import Batches
 from trl_prorl.eval.stepcost.tables import ROUNDS
-from trl_prorl.eval.stepcost.tokens import count_tokens
 from trl_prorl.eval.stepcost.trainers import make_trainer, silence_training
+from trl_prorl.launch.prompts import find_distinct
 
 
-def measure(
-    arms: dict, args, batches: Batches, iterations: int, checkpointing: bool, generate: bool
-) -> dict[str, dict]:
+def measure(names: list[str], args, batches: Batches, iterations: int) -> dict[str, dict]:
     """
     Run the variants in turns.
 
@@ -28,23 +22,17 @@ def measure(
         step, the seconds of every round for the keys in `ROUNDS`, and on a GPU the `peak` memory of the update phase
         in GiB, above the memory that was allocated before it.
     """
-    rounds = {name: defaultdict(list) for name in arms}
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainers = {
-            name: make_trainer(name, arm, args, batches, iterations, checkpointing, folder)
-            for name, arm in arms.items()
-        }
-        order = list(trainers)
+    rounds = {name: defaultdict(list) for name in names}
+    with tempfile.TemporaryDirectory() as folder, silence_training():
+        trainers = {name: make_trainer(name, args, batches, iterations, folder) for name in names}
         for number in range(args.rounds + 1):
             # Rotate the order between rounds.
-            first = number % len(order)
-            for name in order[first:] + order[:first]:
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
                 trainer = trainers[name]
-                generation = trainer.generation_seconds(batches, number) if generate else 0.0
+                generation = trainer.generation_seconds(batches, number)
                 trainer.watch.begin()
-                with silence_training():
-                    trainer.train()
+                trainer.train()
                 if number == 0:
                     continue  # warm-up
                 scoring = trainer.watch.seconds["scoring"]
@@ -86,34 +74,64 @@ def tokens_per_step(args, batches: Batches, iterations: int) -> dict[str, list[f
     }
 
 
-def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
+def count_tokens(
+    prompts: list[list[int]], completions: list[list[int]], micro_batch: int, iterations: int
+) -> dict[str, tuple[int, int]]:
+    """
+    Count the tokens of one generation batch that pass through the model, for each part of a step.
+
+    TRL computes rows of the widest prompt and the longest completion, in every part. What is left has no padding, each
+    prompt once per forward, and no row after its end; the old policy's log-probabilities come from the first update.
+
+    Args:
+        prompts (`list[list[int]]`): A prompt for every completion; those of a group are equal.
+        completions (`list[list[int]]`): The completions.
+        micro_batch (`int`): Completions per forward with gradient.
+        iterations (`int`): Updates of the batch.
+
+    Returns:
+        `dict[str, tuple[int, int]]`: TRL's tokens and those that are left, for `generation`, `old policy` (a forward),
+        `reference` (a forward) and `update` (a forward and a backward pass).
+    """
+    rows = len(prompts)
+    padded = rows * (max(map(len, prompts)) + max(map(len, completions)))
+    written = sum(map(len, completions))
+
+    def prompt_tokens(some: list[list[int]]) -> int:
+        return sum(map(len, find_distinct(some)[0]))
+
+    micro_batches = [prompts[first : first + micro_batch] for first in range(0, rows, micro_batch)]
+    update = written + sum(map(prompt_tokens, micro_batches))
+    return {
+        "generation": (padded - rows, prompt_tokens(prompts) + written - rows),  # the last token is not read
+        "old policy": (padded if iterations > 1 else 0, 0),
+        "reference": (padded, prompt_tokens(prompts) + written),
+        "update": (iterations * padded, iterations * update),
+    }
+
+
+def memory(names: list[str], args, batches: Batches, iterations: int) -> dict[str, float]:
+    """Return the [`peak_memory`] of every variant, each measured in a separate process."""
+    peaks = {}
+    for name in names:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            peaks[name] = pool.submit(peak_memory, name, args, batches, iterations).result()
+    return peaks
+
+
+def peak_memory(name: str, args, batches: Batches, iterations: int) -> float:
     """
     Return the GiB by which the training of one variant raises peak memory: GPU memory if it trains on a GPU, otherwise
-    the resident memory of its process. Call it in a separate process.
+    the resident memory of its process.
     """
-    _, batches, iterations, checkpoint, generate = setting
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = make_trainer(name, (ARMS | MORE_ARMS)[name], args, batches, iterations, checkpoint, folder)
+    with tempfile.TemporaryDirectory() as folder, silence_training():
+        trainer = make_trainer(name, args, batches, iterations, folder)
         trainer.watch.begin()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        if generate:
-            trainer.generation_seconds(batches, 0)
-            trainer.watch.peak()  # note it before a step resets the device's counter
-        with silence_training():
-            trainer.train()
+        trainer.generation_seconds(batches, 0)
+        trainer.watch.peak()  # note it before a step resets the device's counter
+        trainer.train()
         peak = trainer.watch.peak()
-        if peak is not None:
-            return peak - trainer.watch.held
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
-
-
-def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Measure the peak memory by setting and variant, each variant in a separate process."""
-    results = {}
-    for title, *setting in settings(args):
-        results[title] = {}
-        for name in track(list(setting[0]), description=title):
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                results[title][name] = pool.submit(peak_memory, name, args, ({}, *setting[1:])).result()
-    return results
+    if peak is not None:
+        return peak - trainer.watch.held
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20

@@ -34,11 +34,6 @@ def ratio(
     return statistics.median(pairs), min(pairs), max(pairs)
 
 
-def generates(result: dict[str, dict]) -> bool:
-    """Return whether generation was timed."""
-    return all(values["generation"] > 0 for values in result.values())
-
-
 def show(console: Console, title: str, result: dict[str, dict]) -> None:
     """Print the seconds of a step, the speedup over the baseline, and the multiple of the floor, if measured."""
     stages = ("generation", "scoring", "update")
@@ -53,16 +48,18 @@ def show(console: Console, title: str, result: dict[str, dict]) -> None:
             cells.append(f"{values['peak']:.2f}")
         seconds.add_row(name, *cells)
     console.print(seconds)
-    timed = {title: rounds for title, rounds in ROUNDS.items() if rounds == "phase" or generates(result)}
-    pairs = {f"speedup over {BASELINE}": lambda name: (name, BASELINE)}
+    show_ratios(console, result, f"speedup over {BASELINE}", {name: (name, BASELINE) for name in result})
     if FLOOR in result:
-        pairs["multiples of the floor"] = lambda name: (FLOOR, name)
-    for heading, pair in pairs.items():
-        ratios = Table("variant", *(f"{name} ×" for name in timed), title=f"{heading}: median and range of the rounds")
-        for name in result:
-            found = (ratio(result, *pair(name), rounds) for rounds in timed.values())
-            ratios.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in found))
-        console.print(ratios)
+        show_ratios(console, result, "multiples of the floor", {name: (FLOOR, name) for name in result})
+
+
+def show_ratios(console: Console, result: dict[str, dict], title: str, pairs: dict[str, tuple[str, str]]) -> None:
+    """Print the [`ratio`] of each variant's pair, a column for each of `ROUNDS`."""
+    table = Table("variant", *(f"{stage} ×" for stage in ROUNDS), title=f"{title}: median and range of the rounds")
+    for name, pair in pairs.items():
+        found = (ratio(result, *pair, rounds) for rounds in ROUNDS.values())
+        table.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in found))
+    console.print(table)
 
 
 def show_tokens(console: Console, tokens: dict[str, list[float]]) -> None:
@@ -74,13 +71,12 @@ def show_tokens(console: Console, tokens: dict[str, list[float]]) -> None:
     console.print(table)
 
 
-def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:
-    """Print a table per setting: peak memory of each variant in GiB, and relative to TRL."""
-    for title, peaks in results.items():
-        table = Table("variant", "peak GiB", "relative to TRL", title=title)
-        for name, peak in peaks.items():
-            table.add_row(name, f"{peak:.2f}", f"{peak / peaks[BASELINE]:.2f}")
-        console.print(table)
+def show_memory(console: Console, title: str, peaks: dict[str, float]) -> None:
+    """Print the peak memory of each variant in GiB, and relative to TRL."""
+    table = Table("variant", "peak GiB", "relative to TRL", title=title)
+    for name, peak in peaks.items():
+        table.add_row(name, f"{peak:.2f}", f"{peak / peaks[BASELINE]:.2f}")
+    console.print(table)
 
 
 def draw(results: dict[str, dict[str, dict]], path: Path, baseline: str = BASELINE) -> None:

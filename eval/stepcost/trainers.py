@@ -8,11 +8,11 @@ import math
 import statistics
 import tempfile
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 
 import torch
 from datasets import Dataset
@@ -23,7 +23,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import byte_tokenizer
-from trl_prorl.eval.stepcost.settings import Batches, new_model
+from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, DEFAULT, FLOOR, Batches, new_model
 from trl_prorl.fast.cache_rows import cache_among, repeat_rows
 from trl_prorl.fast.head import add_frozen_head
 from trl_prorl.fast.packing import packed_logps
@@ -103,7 +103,8 @@ def silence_training() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
@@ -114,19 +115,15 @@ def mixed_precision(dtype: torch.dtype) -> dict[str, bool]:
     return {"bf16": dtype is torch.bfloat16, "fp16": dtype is torch.float16}
 
 
-def make_trainer(
-    name: str, arm, args, batches: Batches, iterations: int, checkpointing: bool, folder: str
-) -> GRPOTrainer:
+def make_trainer(name: str, args, batches: Batches, iterations: int, folder: str) -> "GRPOTrainer | Floor":
     """
     Create the trainer of a variant, with rollouts from `batches` and rewards that differ within every group. Keys of
     the variant override the shared ones. The floor is not a trainer; it trains and generates in its own way.
     """
-    place, keys = arm
-    cls = resolve_name(place) if isinstance(place, str) else place
-    if not issubclass(cls, GRPOTrainer):
-        return cls(args, batches, iterations)
-    dtype = getattr(torch, keys["dtype"]) if "dtype" in keys else None
-    keys = {key: value for key, value in keys.items() if key != "dtype"}
+    if name == FLOOR:
+        return Floor(args, batches, iterations)
+    trainer_class = GRPOTrainer if name in (BASELINE, DEFAULT) else ProRLTrainer
+    config_class = GRPOConfig if name in (BASELINE, DEFAULT) else ProRLConfig
     numbers = itertools.count()  # of generation batches
 
     def rollout(prompts, trainer):
@@ -147,27 +144,25 @@ def make_trainer(
         "learning_rate": 1e-6,
         **mixed_precision(args.dtype),
         "use_cpu": args.device == "cpu",
-        "gradient_checkpointing": checkpointing,
+        "gradient_checkpointing": args.checkpointing == "on",
         "save_strategy": "no",
         "logging_steps": 10_000,
         "report_to": "none",
         "disable_tqdm": True,
     }
-    config_class = ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig
-    config = config_class(**(shared | keys))
     # In full fine-tuning TRL loads the reference from the model's path. With LoRA the reference is the base model.
     lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear") if args.rank else None
     rows = Dataset.from_dict({"prompt": ["x"] * args.prompts})
     tokenizer = byte_tokenizer()
     with tempfile.TemporaryDirectory() as model_folder:
-        model = new_model(args, tokenizer, dtype)
+        model = new_model(args, tokenizer)
         if lora is None:
             model.save_pretrained(model_folder)
             model.config._name_or_path = model_folder
-        trainer = cls(
+        trainer = trainer_class(
             model=model,
             reward_funcs=reward,
-            args=config,
+            args=config_class(**(shared | ARMS[name])),
             train_dataset=rows,
             processing_class=tokenizer,
             peft_config=lora,

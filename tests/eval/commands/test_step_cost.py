@@ -10,9 +10,9 @@ from transformers import Qwen2Model
 from trl_prorl.eval import step_cost
 from trl_prorl.eval.stepcost import measuring
 from trl_prorl.eval.stepcost import settings as of_cost
-from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, MORE_ARMS, Batches, parse, settings
+from trl_prorl.eval.stepcost.measuring import count_tokens
+from trl_prorl.eval.stepcost.settings import BASELINE, Batches, parse, settings
 from trl_prorl.eval.stepcost.tables import ratio
-from trl_prorl.eval.stepcost.tokens import count_tokens
 from trl_prorl.eval.stepcost.trainers import Stopwatch, generation_seconds, make_trainer
 from trl_prorl.meter import measure_gpu
 from trl_prorl.run_files import JsonLines
@@ -35,13 +35,13 @@ def mean_length(batches):
 
 def test_every_variant_gets_the_same_batches_and_scaled_lengths():
     args = parse(arguments("--longest", "4096"))
-    once = Batches(args, 1.0)
-    assert once.draw(7) == Batches(args, 1.0).draw(7) != once.draw(8)
+    once = Batches(args)
+    assert once.draw(7) == Batches(args).draw(7) != once.draw(8)
     prompts, completions = once.draw(7)
     assert len(prompts) == len(completions) == 4
     assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
     assert mean_length(Batches(args, 2.0)) / mean_length(once) == pytest.approx(2.0, rel=0.05)
-    assert mean_length(Batches(args, 1.0, fixed=5)) == 5
+    assert mean_length(Batches(args, length=5)) == 5
 
 
 def test_ratios_are_of_pairs():
@@ -51,16 +51,12 @@ def test_ratios_are_of_pairs():
 
 
 def test_settings():
-    args = parse(arguments("--iterations", "1", "2", "--checkpointing", "both"))
+    found = list(settings(parse(arguments("--iterations", "1", "2", "--lengths", "4", "8", "--checkpointing", "on"))))
     # With one inner pass B's penalty has no effect, and raises an error.
-    assert ["B" in arms for _, arms, *_ in settings(args)] == [False, False, True, True]
+    assert ["B" in arms for _, arms, *_ in found] == [False, False, True, True]
+    assert [mean_length(batches) for *_, batches, _ in found] == [4, 8, 4, 8]
     ((_, arms, *_),) = settings(parse(arguments("--arms", "B packed", "TRL β=0")))
-    assert list(arms) == [BASELINE, "TRL β=0", "B packed"]
-    args = parse(arguments("--mode", "growth", "--spread", "--lengths", "64", "--groups", "4", "8"))
-    args.longest = 4096
-    found = {title: mean_length(batches) for title, _, batches, *_ in settings(args)}
-    lengths = {"64 tokens on average, G=8": 64, "256 tokens on average, G=4": 256}
-    assert found == pytest.approx(lengths, rel=0.1)
+    assert arms == [BASELINE, "TRL β=0", "B packed"]
 
 
 def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys):
@@ -85,7 +81,7 @@ def test_a_step_ends_when_its_row_is_written(tmp_path, monkeypatch, name):
     write = JsonLines.write
     monkeypatch.setattr(JsonLines, "write", lambda self, row: (write(self, row), written.append(row)))
     args = parse(arguments())
-    trainer = make_trainer(name, (ARMS | MORE_ARMS)[name], args, Batches(args, 1.0), 2, False, str(tmp_path))
+    trainer = make_trainer(name, args, Batches(args), 2, str(tmp_path))
     trainer.watch.clock = lambda: float(len(written))
     trainer.train()
     rows = [row for row in written if "time_step" in row]
@@ -97,8 +93,8 @@ def test_a_step_ends_when_its_row_is_written(tmp_path, monkeypatch, name):
 def test_each_variant_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkeypatch):
     """Rows per forward: packed variants compute only unfinished rows, at the lengths of the batch."""
     args = parse(["--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "20"])
-    batches = Batches(args, 1.0)
-    trainer = make_trainer(name, ARMS[name], args, batches, 2, False, str(tmp_path))
+    batches = Batches(args)
+    trainer = make_trainer(name, args, batches, 2, str(tmp_path))
     rows = []
     forward = Qwen2Model.forward
 
@@ -116,39 +112,30 @@ def test_each_variant_generates_in_its_own_way_what_was_drawn(tmp_path, name, mo
 
 
 def test_on_a_gpu_the_peak_is_that_of_the_largest_step_or_of_generation(monkeypatch):
-    """1 GiB is held; steps take 3 and 5 more, generation 7, and what came before the training 20."""
-    counts = {"held": 2**30, "peak": 2**30}
+    """1 GiB is held; steps take 5 and 3 more, generation 7, and what came before the training 20."""
+    counts = {"held": 2**30, "peak": 21 * 2**30}
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: counts["peak"])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: counts["held"])
-
-    def begin_anew(device=None):
-        counts["peak"] = counts["held"]
-
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", begin_anew)
-
-    def hold(gib):
-        counts["peak"] = max(counts["peak"], counts["held"] + gib * 2**30)
-
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: counts.update(peak=counts["held"]))
     cuda = torch.device("cuda", 0)
     watch = Stopwatch(cuda, "wall")
     end_step = watch.time_end_of_step(lambda: measure_gpu(cuda))  # as our trainer ends a step
 
+    def take(gib):
+        counts["peak"] = max(counts["peak"], (1 + gib) * 2**30)
+
     def train():
-        for gib in (3, 5):
-            watch.on_step_begin(None, None, None)
-            hold(gib)
+        for gib in (5, 3):
+            take(gib)
             end_step()
 
-    hold(20)
     watch.begin()
     train()
-    assert watch.peak() == 6.0
-    made = SimpleNamespace(watch=watch, train=train, generation_seconds=lambda *args: hold(7) or 1.0)
-    monkeypatch.setattr(measuring, "make_trainer", lambda *args: made)
-    for generate, peak in ((True, 7.0), (False, 5.0)):
-        setting = (None, None, 2, False, generate)
-        assert measuring.peak_memory("A", SimpleNamespace(), setting) == pytest.approx(peak)
+    assert (watch.held, watch.peak()) == (1.0, 6.0)
+    made = SimpleNamespace(watch=watch, train=train, generation_seconds=lambda *batch: take(7))
+    monkeypatch.setattr(measuring, "make_trainer", lambda *setting: made)
+    assert measuring.peak_memory("A", None, None, 2) == 7.0
 
 
 def test_tokens_are_counted_by_hand():
