@@ -368,9 +368,8 @@ class PolicyPass:
     we need to know, so the trainer keeps this object while TRL computes its loss.
 
     Attributes:
-        beta (`float`): What TRL's loss adds of the KL to the reference: 0 where we add it.
-        mask (`torch.Tensor` of shape `(B, T)`, *optional*): 1 where a token counts in the loss; elsewhere
-            log-probabilities become 0.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts in the loss; elsewhere log-probabilities become
+            0.
         rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows to compute; `None` means all.
         plan_key (`torch.Tensor`, *optional*): Lives as long as the micro-batch, and says that it is the same one: as
             long the plan of its packed rows is kept.
@@ -378,8 +377,7 @@ class PolicyPass:
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
     """
 
-    beta: float = 0.0
-    mask: torch.Tensor | None = None
+    mask: torch.Tensor
     rows: torch.Tensor | None = None
     plan_key: torch.Tensor | None = None
     fill: torch.Tensor | None = None
@@ -500,10 +498,9 @@ class Scorer:
             logps, entropies, aux_loss = score(model, *args, **kwargs)
         else:
             logps, entropies, aux_loss = self._score_some_rows(score, policy_pass, model, *args, **kwargs)
-        if policy_pass.mask is not None:
-            if policy_pass.logps is not None or logps.shape != policy_pass.mask.shape:
-                raise InputError(misfit("trl", "its loss scores a micro-batch in parts"))
-            logps = zero_masked(logps, policy_pass.mask)
+        if policy_pass.logps is not None or logps.shape != policy_pass.mask.shape:
+            raise InputError(misfit("trl", "its loss scores a micro-batch in parts"))
+        logps = zero_masked(logps, policy_pass.mask)
         policy_pass.logps = logps
         policy_pass.entropies = entropies
         return logps, entropies, aux_loss

@@ -252,11 +252,11 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     @property
     def beta(self) -> float:
         """
-        What TRL adds of the KL to the reference: nothing in a loss whose KL terms are ours, else its coefficient, by
-        which TRL also knows that it has to build a reference and to score it.
+        The coefficient of the KL to the reference, by which TRL knows that it has to build a reference and to score
+        it. While TRL computes a loss whose KL terms are ours, it is 0.
         """
-        if self._policy_pass is not None:
-            return self._policy_pass.beta
+        if self._policy_pass is not None and self.args.adds_penalty:
+            return 0.0
         return self.anchors["ref"].coefficient
 
     @beta.setter
@@ -475,9 +475,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
             inputs          tokens, masks, advantages, the anchors' log-probabilities
               ↓
-            policy_pass     what the policy computes, and what TRL adds of the KL to the reference
+            policy_pass     what the policy computes
               ↓
-            trl_loss        TRL's method; it asks for the policy's log-probabilities, which `policy_pass` keeps
+            trl_loss        TRL's method, with `beta` 0 if it adds a penalty that TRL cannot express; it asks for the
+                            policy's log-probabilities, which `policy_pass` keeps
               ↓
             penalty         Σ coefficient · KL(policy ‖ anchor), over anchors and tokens
               ↓
@@ -490,7 +491,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
         self._complete_anchors(inputs)
         sampler_logps = self._take_sampler_logps(inputs)
-        policy_pass = self._plan_policy_pass(inputs, adds_penalty)
+        policy_pass = self._plan_policy_pass(inputs)
         trl_loss = self._compute_trl_loss(policy_pass, model, inputs, return_outputs, num_items_in_batch)
 
         penalty = None
@@ -543,8 +544,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             return self.compact.take_logps(inputs)
         return None
 
-    def _plan_policy_pass(self, inputs, adds_penalty: bool) -> PolicyPass:
-        """Note what the policy computes of a micro-batch, and what TRL's loss adds of the KL to the reference."""
+    def _plan_policy_pass(self, inputs) -> PolicyPass:
+        """Note what the policy computes of a micro-batch."""
         rows = None
         fill = None
         if self.model.training:
@@ -556,9 +557,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
             rows = self.scorer.rows_to_score(inputs, needs_all)
         if rows is not None:
             fill = inputs.get(OldPolicyAnchor.column)
-        beta = 0.0 if adds_penalty else self.anchors["ref"].coefficient
         plan_key = inputs["completion_mask"] if rows is None else rows
-        return PolicyPass(beta, completion_mask(inputs), rows, plan_key, fill)
+        return PolicyPass(completion_mask(inputs), rows, plan_key, fill)
 
     def _compute_trl_loss(self, policy_pass: PolicyPass, model, inputs, *others) -> torch.Tensor:
         """Call TRL's loss, in which the policy makes one pass."""

@@ -208,27 +208,60 @@ class Plan:
     def loading(self) -> Iterator[None]:
         """Provide what TRL's trainer needs while it is built, and drop warnings that do not apply."""
         model = self.given["model"]
-        full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
-        with ExitStack() as stack:
-            stack.enter_context(whole_weights(model if isinstance(model, str) else get_config_model_id(model.config)))
-            if full and self.args.beta != 0.0 and not get_config_model_id(model.config):
-                # It was made in memory, and TRL loads a full-model reference from the policy's path.
-                model.config._name_or_path = stack.enter_context(tempfile.TemporaryDirectory())
-                stack.callback(setattr, model.config, "_name_or_path", "")
-                model.save_pretrained(model.config._name_or_path)
+        args = self.args
+        with ExitStack() as contexts:
+            contexts.enter_context(
+                whole_weights(model if isinstance(model, str) else get_config_model_id(model.config))
+            )
+            if self._has_no_path:
+                contexts.enter_context(_saved_for_reference(model))
             if self.loads:  # the arguments that TRL warns about were used
-                stack.enter_context(without_warning("trl.trainer.grpo_trainer", "`model_init_kwargs`"))
-            # Logged for every model that has a device map, as all have that TRL loads on a GPU.
-            places = set((getattr(model, "hf_device_map", None) or {}).values())
-            if len(places) == 1 or (isinstance(model, str) and torch.cuda.device_count() < 2):
-                stack.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
-            if self.args.vllm_enable_lora:
+                contexts.enter_context(without_warning("trl.trainer.grpo_trainer", "`model_init_kwargs`"))
+            if _is_in_one_place(model):
+                contexts.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
+            if args.vllm_enable_lora:
                 config = self.given.get("peft_config") or model.peft_config["default"]
-                stack.enter_context(let_engine_take_adapters(_largest_rank(self.args, config)))
+                contexts.enter_context(let_engine_take_adapters(_largest_rank(args, config)))
             if self.casts_head:
-                self.args.cast_lm_head_to_fp32 = False
-                stack.callback(setattr, self.args, "cast_lm_head_to_fp32", True)
+                contexts.enter_context(_without_cast(args))
             yield
+
+    @property
+    def _has_no_path(self) -> bool:
+        """Return whether TRL has to load a reference of a full model that was made in memory."""
+        model = self.given["model"]
+        full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
+        return full and self.args.beta != 0.0 and not get_config_model_id(model.config)
+
+
+@contextmanager
+def _saved_for_reference(model: PreTrainedModel) -> Iterator[None]:
+    """Give a model a path for as long as this lasts: TRL loads a full-model reference from the policy's path."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.config._name_or_path = folder
+        model.save_pretrained(folder)
+        try:
+            yield
+        finally:
+            model.config._name_or_path = ""
+
+
+@contextmanager
+def _without_cast(args: ProRLConfig) -> Iterator[None]:
+    """Keep TRL from casting the LM head for as long as this lasts: [`prepare_policy`] does it."""
+    args.cast_lm_head_to_fp32 = False
+    try:
+        yield
+    finally:
+        args.cast_lm_head_to_fp32 = True
+
+
+def _is_in_one_place(model: PreTrainedModel | str) -> bool:
+    """Return whether a model with a device map is on one device, as all are that TRL loads on one GPU."""
+    if isinstance(model, str):
+        return torch.cuda.device_count() < 2
+    places = set((getattr(model, "hf_device_map", None) or {}).values())
+    return len(places) == 1
 
 
 def _adapter_of_text(args: ProRLConfig, given: dict[str, Any]):
