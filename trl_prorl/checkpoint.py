@@ -332,7 +332,7 @@ def find_best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
 class CheckpointMixin:
     """Is the part of [`ProRLTrainer`] that begins a run, continues with it, saves it and pushes it."""
 
-    initial_adapter = None  # of a run with an adapter: the policy as it was then, see launch/adapters.py
+    initial_adapter = None  # of a run with an adapter: the policy as it was then, see reference.py
     _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
     _epochs_done = 0
     _folder_lock: FolderLock | None = None

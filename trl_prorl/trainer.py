@@ -3,6 +3,15 @@
 
 This file holds TRL's overrides in the order of a step. With every ProRL key at its default TRL's own methods compute
 everything, and this class only observes. `upstream.py` checks what it relies on inside TRL.
+
+    a generation batch   `boundary` of every part: resets.py moves the reference, optimizer.py treats Adam's state
+                         TRL samples and rewards (rollout.py: the outcome; rewards.py: errors, time limits)
+                         reference.py scores the batch under the anchors that it lacks; advantages.py
+    a micro-batch        TRL's loss, and the KL terms that it cannot express (anchors.py, kl.py)
+    an update            `gradients`, `before_update` and `update` of every part
+    its row              record.py; then `row` of every part: triggers.py may request a reset of the next boundary
+    an evaluation        evaluation.py
+    a checkpoint         checkpoint.py; a resume reads what it wrote
 """
 
 import math
@@ -36,7 +45,6 @@ from .fast.acceleration import has_images, shards_weights
 from .fast.generation import CompactGeneration
 from .hub.uploads import Uploads
 from .kl import Aggregation, Anchors, Penalty, completion_mask, without_ratio, zero_masked
-from .launch.adapters import InitialAdapter
 from .launch.checks import choose_best_metric
 from .launch.ending import describe_saved_state, tell_interrupted
 from .launch.held_out import TrainingPrompts
@@ -55,7 +63,7 @@ from .launch.unread import check_optim_args, check_schedule
 from .meter import Meter
 from .parts import MicroBatch, Parts
 from .record import LOGGED, OF_TRL, OF_TRLS_REWARDS, Means, Recorder
-from .reference import AdapterReference, AnchorModels, PolicyPass, Scorer, check_trained
+from .reference import AdapterReference, AnchorModels, InitialAdapter, PolicyPass, Scorer, check_trained
 from .resets import Reason, ReferenceResetCallback, Resets, configured_callback
 from .rewards import check_scored, guard_reward, settle_models
 from .rollout import Outcome, Sampled, count_written_by_others, keep_groups_together, set_advantages
