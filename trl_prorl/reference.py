@@ -529,7 +529,7 @@ class Scorer:
         return self._rows[advantages]
 
     def score(self, trl_score: Callable, model: Callable, *args, **kwargs) -> tuple:
-        """Score as TRL asks, uncounted: of an evaluation, whose batches are used at once."""
+        """Score as TRL asks, uncounted: for an evaluation, whose batches are used at once, or for a script."""
         return (self._score_packed if self.packs else trl_score)(model, *args, **kwargs)
 
     def score_policy(

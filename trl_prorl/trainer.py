@@ -139,6 +139,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     _tag_names = ["trl", "grpo", "prorl"]
     has_begun = False  # whether a step was begun
     resets: Resets | None = None  # None until TRL's trainer is made
+    _makes_batch = False  # whether TRL makes a generation batch of training
     _policy_pass: PolicyPass | None = None  # of the micro-batch whose loss TRL computes, while it does
     _outcome: Outcome | None = None  # of the rows that TRL sampled and rewarded last
 
@@ -415,10 +416,13 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
 
     def _sample_as_trl(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:
         """Call TRL's method, in which `_calculate_rewards` keeps the outcome. Raises `RewardError`: a task failed."""
+        self._makes_batch = self.model.training
         try:
             batch = super()._generate_and_score_completions(inputs)
         except ReplyFailed as failure:
             raise failure.error from failure.error.__cause__
+        finally:
+            self._makes_batch = False
         return batch, self._outcome
 
     def _sample(self, inputs, again: bool = False) -> tuple[dict[str, torch.Tensor], Outcome]:
@@ -462,10 +466,10 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
         trl_score = super()._get_per_token_logps_and_entropies
         rows = (input_ids, attention_mask, logits_to_keep)
-        training = self.model.training
-        if self._policy_pass is not None:  # TRL computes its loss
-            return self.scorer.score_policy(self._policy_pass, training, trl_score, model, *rows, **kwargs)
-        if training:  # TRL makes a generation batch
+        if self._policy_pass is not None:
+            is_counted = self.model.training
+            return self.scorer.score_policy(self._policy_pass, is_counted, trl_score, model, *rows, **kwargs)
+        if self._makes_batch:
             return self.scorer.answer_request(trl_score, model, *rows, **kwargs)
         return self.scorer.score(trl_score, model, *rows, **kwargs)
 
