@@ -21,9 +21,9 @@ from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from .anchors import Anchor
 from .errors import InputError
-from .fast.head import cast_head_to_fp32, decoder_dtype
 from .fast.packing import Plan, packed_logps
 from .kl import Anchors, zero_masked
+from .launch.fp32_head import cast_head_to_fp32, decoder_dtype
 from .upstream import misfit
 from .weights import copy_tensors
 

@@ -42,7 +42,7 @@ from .extras.finite import FiniteGuard
 from .extras.turns import ReplyFailed
 from .extras.vllm import keep_weights
 from .fast.acceleration import has_images, shards_weights
-from .fast.generation import CompactGeneration
+from .fast.sampling import CompactGeneration
 from .hub.uploads import Uploads
 from .kl import Aggregation, Anchors, Penalty, completion_mask, without_ratio, zero_masked
 from .launch.checks import choose_best_metric

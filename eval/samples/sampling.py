@@ -15,10 +15,8 @@ from transformers import GenerationConfig, StoppingCriteria
 
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.extras.turns import play, prepare_tokenizer
-from trl_prorl.fast.compact import compact_sample
-from trl_prorl.fast.compact_probe import probe
-from trl_prorl.fast.head import contiguous_states
-from trl_prorl.fast.merged_copy import why_not_merged
+from trl_prorl.fast.compact import compact_sample, contiguous_states
+from trl_prorl.fast.probes import probe, why_not_merged
 from trl_prorl.fast.trial import try_model
 from trl_prorl.launch.model_defaults import describe_unused, plain_generation_config
 from trl_prorl.pass_at_k import as_verdict

@@ -17,8 +17,8 @@ from trl_prorl.eval.samples.own_rows import OwnRows
 from trl_prorl.eval.samples.sampling import SamplingSettings, prepare_for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.fast.trial import evaluation_mode
 from trl_prorl.identity import base_parameters, weights_hash
+from trl_prorl.launch.dropout import evaluation_mode
 from trl_prorl.run_folder import check_links
 
 

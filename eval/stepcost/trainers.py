@@ -24,10 +24,10 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import byte_tokenizer
 from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, DEFAULT, FLOOR, Batches, new_model
-from trl_prorl.fast.cache_rows import cache_among, repeat_rows
+from trl_prorl.fast.compact import cache_among, repeat_rows
 from trl_prorl.fast.head import add_frozen_head
 from trl_prorl.fast.packing import packed_logps
-from trl_prorl.fast.prefix_states import accept_prefixes
+from trl_prorl.fast.prefix import accept_prefixes
 from trl_prorl.launch.prompts import find_distinct, pad_left
 
 

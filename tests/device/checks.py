@@ -22,7 +22,7 @@ from trl import GRPOTrainer
 from trl_prorl import ProRLTrainer
 from trl_prorl.fast.lean_lora import LeanLinear, lean_layers
 from trl_prorl.fast.packing import copy_tables
-from trl_prorl.fast.prefix_attention import layout, prefix_attention
+from trl_prorl.fast.prefix import layout, prefix_attention
 
 
 CHECKS = {}

@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trl_prorl.fast.dropout import check_dropout, check_randomness
+from trl_prorl.launch.dropout import check_dropout, check_randomness
 
 
 SHAPE = {

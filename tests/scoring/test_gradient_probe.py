@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 
 from trl_prorl.fast.lean_lora import Adapted, lean_layers
 from trl_prorl.fast.packing import packed_logps
-from trl_prorl.fast.packing_probe import (
+from trl_prorl.fast.probes import (
     coarsest_unit,
     first_difference,
     last_of_each_kind,

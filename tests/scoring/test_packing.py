@@ -25,9 +25,9 @@ from trl.trainer import utils
 
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.fast import acceleration, prefix_attention
-from trl_prorl.fast.packing import packed_logps, plan_calls, why_not
-from trl_prorl.fast.packing_probe import probe_values
+from trl_prorl.fast import acceleration, prefix
+from trl_prorl.fast.packing import packed_logps, plan_calls
+from trl_prorl.fast.probes import probe_values, why_not
 from trl_prorl.fast.trial import try_model
 
 
@@ -54,7 +54,7 @@ def visible(layout):
     size = len(layout.order)
     nothing = torch.zeros(1, 1, size, 1)
     values = torch.eye(size)[None, None]
-    return (prefix_attention.prefix_attention(nothing, nothing, values, layout)[0, :, 0] > 0).int()
+    return (prefix.prefix_attention(nothing, nothing, values, layout)[0, :, 0] > 0).int()
 
 
 lengths = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1, max_size=6))
@@ -85,7 +85,7 @@ def test_values_and_gradients_are_trls(models, groups, masked, seed, spare, bloc
     longest = int(mask.sum(1).max())
     packed = Mock(wraps=model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefix_attention, "QUERY_BLOCK", block)
+        patch.setattr(prefix, "QUERY_BLOCK", block)
         if as_on_a_gpu:
             patch.setattr(utils, "_use_triton", lambda device: True)
             patch.setattr(utils, "_ChunkedLogProbFunction", counting)

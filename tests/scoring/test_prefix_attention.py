@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from trl_prorl.fast import prefix_attention as module
-from trl_prorl.fast.prefix_attention import layout, prefix_attention, sdpa_or_prefix_attention
+from trl_prorl.fast import prefix as module
+from trl_prorl.fast.prefix import layout, prefix_attention, sdpa_or_prefix_attention
 
 
 def dense(sequences):

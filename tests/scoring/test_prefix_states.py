@@ -6,10 +6,10 @@ from packed_models import MOE, SIZES, batch_of, build, needs_states, padded_logp
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from trl_prorl.fast import prefix_attention
-from trl_prorl.fast.compact_probe import probe
-from trl_prorl.fast.packing import packed_logps, why_not
-from trl_prorl.fast.prefix_states import accept_prefixes
+from trl_prorl.fast import prefix
+from trl_prorl.fast.packing import packed_logps
+from trl_prorl.fast.prefix import accept_prefixes
+from trl_prorl.fast.probes import probe, why_not
 
 
 DELTA = {
@@ -62,7 +62,7 @@ def gradients(model, value):
 @pytest.mark.parametrize("kind", MODELS)
 def test_values_and_gradients_are_trls(kind, lora, monkeypatch):
     """Prompts of unequal length, one of them a single token; completions that end in different blocks of queries."""
-    monkeypatch.setattr(prefix_attention, "QUERY_BLOCK", 16)
+    monkeypatch.setattr(prefix, "QUERY_BLOCK", 16)
     model = with_head(MODELS[kind]())
     if lora:
         adapter = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")

@@ -11,12 +11,12 @@ from accelerate.utils import gather_object
 from ..launch.checks import check_prompts_fit
 from ..launch.prompt_rows import has_image_columns, is_text_only, named_sets
 from .choice import Choice
-from .compact_probe import probe as probe_generation
-from .generation import complete_config, why_not_compact
 from .lean_lora import lean_layers
-from .packing import packed_logps, why_not
-from .packing_probe import probe_gradients, probe_values
-from .prefix_states import accept_prefixes, has_state
+from .packing import packed_logps
+from .prefix import accept_prefixes, has_state
+from .probes import probe as probe_generation
+from .probes import probe_gradients, probe_values, why_not
+from .sampling import complete_config, why_not_compact
 from .trial import try_model
 
 

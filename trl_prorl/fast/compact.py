@@ -5,17 +5,25 @@ Transformers' `generate` computes a prompt once for every completion, and keeps 
 batch, as padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument
 `custom_generate`: `generate` prepares logits processors, stopping criteria and the cache as it does for its own loop,
 so that every setting of a generation means here what it means there.
+
+The rows of a cache: repeated for the completions of a prompt, dropped where a completion has ended.
+
+A mask of the padding before each prompt that is made once for all tokens of a generation.
+
+A token of each row, drawn with one random number.
 """
 
 import copy
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
 
-from .cache_rows import Selection, cache_among, close_up, repeat_rows
-from .draw import draw
-from .padding_mask import PaddingMask, attends_plainly
+from .prefix import ALIGNMENT
 
 
 CHECK_EVERY = 16  # tokens between two looks at a device, each of which waits for it
@@ -160,7 +168,7 @@ def compact_sample(
 
 def _read_prompts(
     model, input_ids: torch.Tensor, copies: torch.Tensor, longest: int, model_kwargs: dict
-) -> tuple[torch.Tensor, PaddingMask | None, dict]:
+) -> tuple[torch.Tensor, "PaddingMask | None", dict]:
     """
     Compute every prompt once, and give each completion a row of the cache.
 
@@ -279,3 +287,255 @@ def _join(ended: list[Rows], width: int, pad) -> Samples:
             part_logps = part.logps[:, : longest - width]
             logps[part.index, : part_logps.shape[1]] = part_logps
     return Samples(ids, logps)
+
+
+class RoomyLayer(DynamicLayer):
+    """
+    Is the cache of an attention layer, with room for all tokens to come.
+
+    A new token is written into its place, where [`~transformers.DynamicLayer`] copies the whole cache to lengthen it
+    by one. The room is allocated once: blocks that grow would leave a GPU's allocator with ever larger ones, none of
+    which is used again.
+
+    Args:
+        keys (`torch.Tensor` of shape `(P, H, L, D)`): What it holds at first.
+        values (`torch.Tensor` of shape `(P, H, L, D)`): The same.
+        rows (`torch.LongTensor` of shape `(R,)`): Which of these rows, each as often as it stands there.
+        length (`int`): Tokens for which there is room in all.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, length: int):
+        super().__init__()
+        self.dtype = keys.dtype
+        self.device = keys.device
+        self.is_initialized = True
+        self._room = []
+        for old in (keys, values):
+            _, heads, filled, size = old.shape
+            room = old.new_empty((len(rows), heads, max(length, filled), size))
+            room[:, :, :filled] = old[rows]
+            self._room.append(room)
+        self._show(filled)
+
+    def _show(self, length: int) -> None:
+        keys, values = self._room
+        self.keys = keys[:, :, :length]
+        self.values = values[:, :, :length]
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        length = self.keys.shape[-2]
+        end = length + key_states.shape[-2]
+        for room, new in zip(self._room, (key_states, value_states), strict=True):
+            room[:, :, length:end] = new
+        self._show(end)
+        return self.keys, self.values
+
+    def close_up(self, selection: "Selection") -> None:
+        """Keep some rows, in place: only a row that takes the place of another is copied."""
+        length = self.keys.shape[-2]
+        for place, room in enumerate(self._room):
+            room[selection.places, :, :length] = room[selection.movers, :, :length]
+            self._room[place] = room[: len(selection.rows)]
+        self._show(length)
+
+
+class Selection(NamedTuple):
+    """
+    Says which rows of a batch are kept, of which the last take the places of those that are not.
+
+    Attributes:
+        kept (`list[int]`): The rows, in their new order.
+        rows (`torch.LongTensor` of shape `(R,)`): The same.
+        places, movers (`torch.LongTensor` of shape `(M,)`): The rows that get another's, and those others.
+    """
+
+    kept: list[int]
+    rows: torch.Tensor
+    places: torch.Tensor
+    movers: torch.Tensor
+
+    @classmethod
+    def of(cls, alive: list[bool], device: torch.device) -> "Selection":
+        """Keep the rows that are alive, so that dropping a row copies at most one row of the cache."""
+        left = sum(alive)
+        rows = list(range(left))
+        places = [row for row in rows if not alive[row]]
+        movers = [row for row in range(left, len(alive)) if alive[row]]
+        for place, mover in zip(places, movers, strict=True):
+            rows[place] = mover
+        all_three = torch.tensor([*rows, *places, *movers], dtype=torch.long).to(device)
+        return cls(rows, *all_three.split([left, len(places), len(places)]))
+
+
+def cache_among(values: Mapping[str, Any]) -> Cache:
+    """Return the cache among a forward's arguments or results, whose name transformers 5.24 has changed."""
+    name = "cache" if "cache" in values else "past_key_values"
+    return values[name]
+
+
+def repeat_rows(cache: Cache, rows: torch.Tensor, length: int) -> None:
+    """
+    Select rows of a cache, in place, each any number of times, and make room for tokens to come.
+
+    Args:
+        cache ([`~transformers.Cache`]): The cache.
+        rows (`torch.LongTensor` of shape `(R,)`): Their indices.
+        length (`int`): Tokens of a row in all.
+    """
+    for place, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
+            cache.layers[place] = RoomyLayer(layer.keys, layer.values, rows, length)
+        else:
+            select_rows(layer, rows)
+
+
+def close_up(cache: Cache, selection: Selection) -> None:
+    """Keep some rows of a cache, in place."""
+    for layer in cache.layers:
+        if isinstance(layer, RoomyLayer):
+            layer.close_up(selection)
+        else:
+            select_rows(layer, selection.rows)
+
+
+def select_rows(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin, rows: torch.Tensor) -> None:
+    """Select rows of a layer's cache, in place, each any number of times."""
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        layer.reorder_cache(rows)  # a selection of any rows, though made for those of a beam search
+    else:
+        layer.batch_select_indices(rows)
+
+
+def why_not_select(cache: Cache) -> str | None:
+    """Return why rows of a cache cannot be selected; `None` if they can."""
+    for layer in cache.layers:
+        if not hasattr(layer, "batch_select_indices") and not isinstance(layer, LinearAttentionCacheLayerMixin):
+            return f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected one by one."
+    return None
+
+
+class PaddingMask:
+    """
+    Masks the padding before each prompt, for one query of every row. Transformers creates such a mask for every
+    token, checks first whether there is padding, which waits for the device, and SDPA converts its booleans to numbers
+    in every layer.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(P, L)`): 1 where a token is no padding.
+        rows (`torch.LongTensor` of shape `(R,)`): Which of its rows, each as often as it stands there.
+        length (`int`): Tokens of a row in all.
+        dtype (`torch.dtype`): That of the products: a GPU's kernel refuses another than the queries'.
+    """
+
+    def __init__(self, attention_mask: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype):
+        is_padding = attention_mask[rows] == 0
+        self._has_padding = is_padding.any(dim=1).tolist()
+        width = length + -length % ALIGNMENT  # a GPU's kernel would copy a mask of other strides in every layer
+        self._to_add = torch.zeros((len(rows), 1, 1, width), dtype=dtype, device=attention_mask.device)
+        self._to_add[:, 0, 0, : is_padding.shape[1]].masked_fill_(is_padding, -torch.inf)
+
+    def of(self, length: int) -> torch.Tensor | None:
+        """Return what is added to the scores of `length` tokens, `(R, 1, 1, L)`; `None` if no row has padding."""
+        return self._to_add[..., :length] if any(self._has_padding) else None
+
+    def close_up(self, selection: Selection) -> None:
+        """Keep some rows."""
+        self._to_add = self._to_add[selection.rows]
+        self._has_padding = [self._has_padding[row] for row in selection.kept]
+
+
+def attends_plainly(model, model_kwargs: dict) -> bool:
+    """
+    Return whether a model needs of its mask only which tokens of a row are padding, in the form in which SDPA adds it:
+    every layer attends to all tokens before it, and positions are given.
+    """
+    config = model.config
+    cache = cache_among(model_kwargs)
+    return (
+        type(model).__module__.startswith("transformers.")
+        and config.get_text_config() is config
+        and config._attn_implementation == "sdpa"
+        and getattr(config, "rope_parameters", None) is not None
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+        and not getattr(config, "sliding_window", None)
+        and all(type(layer) in (RoomyLayer, DynamicLayer) for layer in cache.layers)  # the latter holds nothing
+        and model_kwargs.get("position_ids") is not None
+    )
+
+
+BLOCK = 128  # tokens of a block; 64 to 512 cost about the same for a vocabulary of 8,192
+SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the last token
+
+
+def draw(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Sample a token of each row by inverting its cumulative distribution, first over blocks of tokens and then within
+    one.
+
+    `torch.multinomial` draws a random number for every token of the vocabulary: for 16 rows of 8,192 tokens that takes
+    40 times as long on a CPU, as long as a third of a small model's forward. Sums are in double precision, so that a
+    token's probability is met to the rounding of `probabilities` themselves; a token of probability 0 is never drawn.
+
+    Args:
+        probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, which need
+            not be 1.
+
+    Returns:
+        `torch.LongTensor` of shape `(R,)`: Token ids.
+        `torch.BoolTensor` of shape `(R,)`: Whether a row has a distribution, where `torch.multinomial` would raise.
+            The token of a row without one is any token. It is left to the caller to look, because that waits for the
+            device.
+    """
+    rows, size = probabilities.shape
+    missing = -size % BLOCK
+    whole = pad(probabilities, (0, missing)) if missing else probabilities  # padding by nothing copies, too
+    blocks = whole.view(rows, -1, BLOCK)
+    ends = _running_sums(blocks.sum(dim=-1, dtype=torch.float64))
+    total = ends[:, -1:]
+    has_distribution = (total > 0.0) & (total < torch.inf)
+    wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
+    block = _first_beyond(ends, wanted)
+    end_of_last = ends.gather(1, (block - 1).clamp(min=0))
+    before = torch.where(block > 0, end_of_last, 0.0)
+    tokens_of_block = blocks[torch.arange(rows, device=block.device), block[:, 0]]
+    within = _running_sums(tokens_of_block.double())
+    token = block * BLOCK + _first_beyond(within, wanted - before)
+    return token[:, 0].clamp(max=size - 1), has_distribution[:, 0]
+
+
+def _running_sums(values: torch.Tensor) -> torch.Tensor:
+    """Sum along each row. Under `full_determinism` torch refuses a GPU's own sums, whose order is not fixed."""
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(dim=-1).to(values.device)
+    return values.cumsum(dim=-1)
+
+
+def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """
+    Find the first of ascending sums that is greater than what is wanted, or than all but nothing of the last: `(R,
+    1)`. Among sums that do not ascend, as those of NaN, it is any of them.
+    """
+    largest = ends[:, -1:] * SHORT_OF_ALL
+    found = torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(largest), right=True)
+    return found.clamp(max=ends.shape[1] - 1)
+
+
+@contextmanager
+def contiguous_states(model) -> Iterator[None]:
+    """
+    Hand on the states of a CPU's head in bf16 as a contiguous tensor while this lasts.
+
+    `generate` computes logits of the last token alone, and its states are a slice of all. Where the CPU has
+    AVX512-BF16, torch 2.13 multiplies each row of such a slice by a copy of the whole head: six rows take eighty times
+    as long, and six times its memory.
+    """
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()

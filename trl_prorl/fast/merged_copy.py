@@ -9,14 +9,10 @@ by a small one a quarter faster. `torch.compile` does the same with the weights 
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
-from peft import PeftModel, PeftType
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-
-from .trial import first_line, tokens
 
 
 ROWS = 8  # of an input, for which oneDNN chooses the order; it serves any number
@@ -84,14 +80,6 @@ def can_be_packed(layer: torch.nn.Module | None) -> bool:
 def packs_bf16() -> bool:
     """Return whether this CPU multiplies in bf16."""
     return hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-# A trial of the copy.
-LENGTH = 12  # tokens
-NOISE = 0.02  # of the adapter's weights
-# Nats a token by which a copy in fp32 may differ. Rounding is some 1e-6 to 1e-5; a layer whose adapter is lost is a
-# hundred times that.
-EXACT = 1e-4
 
 
 class MergedLayer:
@@ -219,66 +207,3 @@ def find_adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str,
             if any(adapter in getattr(module, held, ()) for held in module.adapter_layer_names):
                 found.append((name, module))
     return found
-
-
-def why_not_merged(policy: torch.nn.Module) -> str | None:
-    """
-    Return why a merged copy cannot sample for a policy, on trial (see [`~trl_prorl.fast.trial`]), in a few words;
-    `None` if it can.
-
-    The copy is compared with the policy. A new adapter changes nothing, so the policy has other weights meanwhile;
-    afterwards they are what they were, bit for bit.
-    """
-    if not isinstance(policy, PeftModel):
-        return "the model has no adapter"
-    if len(policy.active_adapters) != 1:
-        return f"{len(policy.active_adapters)} adapters are active"
-    adapter = policy.active_adapters[0]
-    config = policy.peft_config[adapter]
-    if config.peft_type != PeftType.LORA or getattr(config, "alora_invocation_tokens", None):
-        return f"the adapter is not a plain LoRA ({config.peft_type.value})"
-    layers = find_adapted_layers(policy.get_base_model(), adapter)
-    for name, layer in layers:
-        params = list(layer.get_base_layer().parameters(recurse=False))
-        if not params or not all(param.is_floating_point() for param in params):
-            return f"{name} is quantised"
-    try:
-        with disturb(policy, adapter):
-            difference = _difference(policy, MergedCopy(policy, adapter))
-    except Exception as error:  # of whatever kind: kinds of layers and variants of LoRA differ in what they can
-        return f"its adapter cannot be merged ({first_line(error)})"
-    # Rounding of weights in fewer bits is measured on the samples themselves.
-    exact = all(param.dtype == torch.float32 for param in policy.parameters())
-    bound = EXACT if exact else torch.inf
-    if not difference <= bound:
-        return f"its log-probabilities differ by {difference:.2g} nats per token after merging"
-    return None
-
-
-@contextmanager
-def disturb(policy: PeftModel, adapter: str) -> Iterator[None]:
-    """Add noise to an adapter while this lasts: its initialisation may change nothing."""
-    params = [param for name, param in policy.named_parameters() if "lora_" in name and adapter in name.split(".")]
-    before = [param.detach().clone() for param in params]
-    source = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad():
-            for param in params:
-                noise = torch.randn(param.shape, generator=source) * NOISE
-                param.add_(noise.to(param))
-        yield
-    finally:
-        with torch.no_grad():
-            for param, old in zip(params, before, strict=True):
-                param.copy_(old)
-
-
-@torch.no_grad()
-def _difference(policy: PeftModel, merged: MergedCopy) -> float:
-    """Return the mean absolute difference of log-probabilities, in nats, over all tokens at a few places."""
-    vocabulary = policy.get_input_embeddings().weight.shape[0]
-    ids = tokens(LENGTH, vocabulary)[None].to(next(policy.parameters()).device)
-    merged.refresh()
-    logps = policy(input_ids=ids).logits.float().log_softmax(-1)
-    logps_of_copy = merged.model(input_ids=ids).logits.float().log_softmax(-1)
-    return (logps - logps_of_copy).abs().mean().item()

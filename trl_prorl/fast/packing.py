@@ -11,27 +11,19 @@ completions. Here a prompt stands once, before its completions, and each complet
 Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token: a
 label then stands one place to the right of the state that predicts it, as the shift inside TRL's fused LM head
 expects. Values and gradients are TRL's up to rounding (`tests/scoring/test_packing.py`).
-[`prefix_attention`][`~trl_prorl.fast.prefix_attention`] restricts attention, so a row needs no padding: all groups
+[`prefix_attention`][`~trl_prorl.fast.prefix`] restricts attention, so a row needs no padding: all groups
 of a micro-batch stand in one row, unless `max_tokens` separates them.
 """
 
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from peft import PeftModel, PeftType
-from transformers import PretrainedConfig, PreTrainedModel
 
-from .prefix_attention import Layout, layout, register
-from .prefix_states import has_state
-from .trial import decoder_layers
+from .prefix import Layout, layout, register
 
-
-# The kinds of layers, in a configuration's `layer_types`, that attend alone.
-ATTENTION = ("full_attention", "sliding_attention", "attention")
 
 # A group's rows of the batch that share one copy of the prompt; the pieces of a call stand one after another.
 Piece = list[int]
@@ -110,7 +102,7 @@ class PackedCall:
 
     Attributes:
         inputs (`dict[str, torch.Tensor]`): Inputs of the model, in addition to the layout: tensors of shape `(1, T)`.
-        layout ([`~trl_prorl.fast.prefix_attention.Layout`]): Where the row's sequences lie.
+        layout ([`~trl_prorl.fast.prefix.Layout`]): Where the row's sequences lie.
         scored (`torch.LongTensor` of shape `(N,)`):
             The places of the tokens to score among the row's T - 1 log-probabilities.
         results (`torch.LongTensor` of shape `(N,)`): Their places in the flattened `(B, C)` result.
@@ -281,75 +273,3 @@ def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list
         bins[place].append(item)
         room[place] -= size(item)
     return bins
-
-
-def why_not(model: PreTrainedModel | PeftModel) -> str | None:
-    """
-    Return why `packed_logps` does not support a model, in one sentence. The known troubles are those that a few tokens
-    would not show, and some that they would show, so that nothing needs to be computed.
-    [`~trl_prorl.fast.packing_probe.probe_values`] finds the others.
-
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): The policy or the reference, before any other wrapper.
-
-    Returns `str` or `None`: `None` if no trouble is known.
-    """
-    if isinstance(model, PeftModel):
-        for name, adapter in model.peft_config.items():
-            if adapter.peft_type != PeftType.LORA or getattr(adapter, "alora_invocation_tokens", None):
-                return (
-                    f"the adapter {name!r} is not a plain LoRA, so its output may depend on a token's place in the "
-                    "row."
-                )
-        model = model.get_base_model()
-    name = type(model).__name__
-    config = model.config.get_text_config()
-    parameters = inspect.signature(type(model).forward).parameters
-    if not type(model).__module__.startswith("transformers."):
-        return f"{name} is not a transformers model, and may not support a 4D attention mask."
-    if config.is_encoder_decoder:
-        return f"{name} is not a decoder."
-    if config is not model.config and "token_type_ids" in parameters:
-        return f"{name} needs token types in training, which text-only rollouts do not have."
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        kinds = ["recurrent" if getattr(model, "_is_stateful", False) else "attention"]
-        window = getattr(config, "sliding_window", None)
-        if window and not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
-            return f"sliding_window={window}: {name} attends to all tokens, whatever this key is."
-    layers = decoder_layers(model)
-    if layers is None or len(layers) != len(kinds):
-        layers = [model] * len(kinds)
-    for layer, kind in zip(layers, kinds, strict=True):
-        if kind not in ATTENTION and not has_state(layer):
-            return f"{name} has layers ({kind}) that cannot continue from the state of a prompt."
-    for key in ("keep_window_size", "index_topk_blocks"):
-        value = getattr(config, key, None)
-        if value:
-            return f"{key}={value}: in a packed row other tokens would fall out of a token's window."
-    if not rope_types(config) or "position_ids" not in parameters:
-        return f"{name} has no rotary positions shared by its layers, so padding may change log-probabilities."
-    rope_type = rope_by_longest_row(config)
-    if rope_type is not None:
-        return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
-    if config.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
-        return f"{name} normalises queries and keys after their rotation, so its numbers depend on padding."
-    if config._attn_implementation != "sdpa":
-        return (
-            f"attn_implementation={config._attn_implementation!r} does not support a 4D mask: load the model with "
-            "'sdpa'."
-        )
-    if getattr(config, "output_router_logits", False):
-        return "output_router_logits=True: the load-balancing loss averages over all tokens, and packing removes some."
-    return None
-
-
-def rope_types(config: PretrainedConfig) -> set[str]:
-    """Return the kinds of rotary positions of a model: one for all layers, or one for each kind of layer."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return {part["rope_type"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_type" in part}
-
-
-def rope_by_longest_row(config: PretrainedConfig) -> str | None:
-    """Return the kind of rotary positions, if their frequencies depend on the longest row of a call."""
-    return min(rope_types(config) & {"dynamic", "longrope"}, default=None)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ..launch.dropout import evaluation_mode
+
 
 LEAST = 2  # a layer that reads embeddings, and one that reads the output of another
 # The names under which modules of transformers and PEFT keep the place of their layer, in which all layers differ.
@@ -65,18 +67,6 @@ def on_trial(model: torch.nn.Module, first_layers: bool) -> Iterator[int]:
     finally:
         if layers is not None:
             layers.extend(others)
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and restore each module's mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def on_gpu(device: torch.device) -> list[torch.device]:

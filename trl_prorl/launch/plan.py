@@ -23,8 +23,6 @@ from ..config import ProRLConfig
 from ..extras.growth import check_growing_optimizer
 from ..extras.stacking import check_optimizer_by_entry, stack, stacked_config
 from ..extras.vllm import RANKS, let_engine_take_adapters
-from ..fast.dropout import check_dropout_config
-from ..fast.head import check_full_model
 from ..identity import changing_keys
 from ..optimizer import check_optimizer, check_optimizer_class, inner_of
 from ..quiet import without_warning
@@ -52,6 +50,8 @@ from .checks import (
     check_verifier,
     choose_best_metric,
 )
+from .dropout import check_dropout_config
+from .fp32_head import check_full_model
 from .model_name import find_model
 from .precision import warn_of_emulated_bf16
 from .prompt_rows import check_sets, is_text_only, named_sets, reserved_names

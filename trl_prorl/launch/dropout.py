@@ -4,15 +4,13 @@ Active dropout is refused: it adds noise to every KL, and a reused log-probabili
 
 import logging
 import random
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import set_seed
-
-from .trial import evaluation_mode
 
 
 logger = logging.getLogger(__name__)
@@ -131,3 +129,15 @@ def _cure(key: str) -> str:
         f"disable_dropout does not change it: load the model with {key}=0.0, in a recipe model_init_kwargs: "
         f"{{{key}: 0.0}}."
     )
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode, and restore each module's mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

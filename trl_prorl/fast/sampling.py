@@ -19,9 +19,9 @@ from ..launch.model_defaults import kept_defaults
 from ..launch.prompts import cut_at_end, find_distinct, pad_left
 from ..parts import Part, make_event
 from .choice import Choice
-from .compact import compact_sample
-from .head import contiguous_states
-from .merged_copy import MergedCopy, why_not_merged
+from .compact import compact_sample, contiguous_states
+from .merged_copy import MergedCopy
+from .probes import why_not_merged
 from .trial import try_model
 
 

@@ -1,0 +1,513 @@
+"""
+Does a model give the same values and gradients in packed rows as in padded rows? A trial of the model itself, with a
+few tokens, see [`~trl_prorl.fast.trial`].
+
+[`why_not`][`~trl_prorl.fast.probes.why_not`] has a list of known troubles, including those that only long rows
+show. This module asks any other model for numbers: log-probabilities of the same tokens, packed and as TRL pads them.
+The lengths of the prompts differ so much that a model to which absolute positions matter betrays itself. The yardstick
+is rounding, measured in two ways: on rows of equal length, one at a time and then all together with another kernel of
+the same attention, which changes nothing else; and by the rounding of positions as high as padding makes them.
+
+A layer may compute a right value and still lose the gradient of a bias, so one gradient of every kind of trainable
+tensor is compared, too. Tensors are of one kind if their names differ in numbers alone: the biases of `q_proj` in all
+layers, for example. The two last of a kind are compared, because a backward pass to them costs little, and that of the
+last but one goes through the whole last layer.
+
+Does compact sampling give what `generate` gives? Asked of the model itself, with a few greedy tokens.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from peft import PeftModel, PeftType
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+from ..launch.model_defaults import plain_generation_config
+from ..launch.prompts import pad_left
+from .compact import cache_among, compact_sample, contiguous_states, why_not_select
+from .merged_copy import MergedCopy, find_adapted_layers
+from .prefix import has_state
+from .trial import decoder_layers, first_line, tokens
+
+
+# The allowance, in multiples of the effect of rounding. Of 29 architectures with random weights, in fp32, under bf16
+# autocast and in bf16, packing changes at most 1.5 times as much where it is right, and at least 5.7 times where it is
+# wrong (HunYuan V1; in fp32 400,000 times).
+FACTOR = 4.0
+# For each prompt, its length and those of its completions.
+GROUPS = [(3, (6, 2)), (61, (5, 1)), (8, (4, 6))]
+# The rows of equal length.
+ROWS = 6
+PROMPT = 6
+COMPLETION = 6
+TF32_UNIT = 2.0**-10
+
+# Of gradients: one prompt with two completions, each token of which the model computes once in a packed row.
+SHORT_PROMPT = 3
+SHORT_COMPLETIONS = (2, 1)
+# The largest relative difference that rounding explains, in units of the last place of the dtype. Of eight families
+# with random weights, LoRA and full, it is at most 14 in fp32, 11 under bf16 autocast and 12 in bf16. A gradient that
+# is lost differs by 100 %, which is 128 of them in bf16.
+UNITS = 64
+# What is certainly no rounding in fp32, where all that was measured is below a hundredth of it.
+LEAST = 1e-3
+
+Score = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+
+def probe_values(
+    model: torch.nn.Module, vocabulary: int, padded: Score, packed: Score, autocast: torch.dtype | None = None
+) -> str | None:
+    """
+    Compare a model's values in packed and in padded rows.
+
+    Args:
+        model (`torch.nn.Module`): The policy, on trial.
+        vocabulary (`int`): Number of the model's tokens.
+        padded, packed (`Callable`): Score completions by this model: `input_ids` and `attention_mask` of shape
+            `(B, P + C)`, prompts padded on the left and completions on the right, and C, to log-probabilities
+            `(B, C)`.
+        autocast (`torch.dtype`, *optional*): The dtype in which both compute, if it is not that of the weights.
+
+    Returns `str` or `None`: Why packing is not supported, in one sentence; `None` if it changes no value.
+    """
+    device = next(model.parameters()).device
+    name = type(model).__name__
+    ids, mask, keep = unequal_rows(vocabulary)
+    ids = ids.to(device)
+    mask = mask.to(device)
+    scored = mask[:, -keep:] == 1
+    with torch.no_grad():
+        try:
+            as_padded = padded(ids, mask, keep)[scored]
+            changes = rms(packed(ids, mask, keep)[scored] - as_padded)
+            rounding = _rounding(padded, vocabulary, device, coarsest_unit(model, autocast))
+        except Exception as error:  # of any kind, because the model's own code runs
+            return f"{name} fails on a packed row ({first_line(error)})."
+    # A rotation's angle at the last position is rounded by half a unit in the last place of the product of position
+    # and frequency, which models compute in fp32 whatever their dtype. Padding moves a row to such positions, and
+    # log-probabilities change by a relative amount of about this size.
+    rounding = max(rounding, ids.shape[1] * torch.finfo(torch.float32).eps / 2 * rms(as_padded))
+    if changes <= FACTOR * rounding:
+        return None
+    return (
+        f"log-probabilities of {name} in packed rows differ from those in padded rows by {changes:.2g} nats per "
+        f"token, and rounding explains {rounding:.2g}."
+    )
+
+
+def coarsest_unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
+    """Return the spacing of the numbers near 1 in the coarsest form in which a model computes."""
+    dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
+    if autocast is not None:
+        dtypes.add(autocast)
+    units = [torch.finfo(dtype).eps for dtype in dtypes]
+    on_cuda = next(model.parameters()).device.type == "cuda"
+    if on_cuda and torch.float32 in dtypes and torch.backends.cuda.matmul.fp32_precision == "tf32":
+        units.append(TF32_UNIT)  # what a product reads of fp32
+    return max(units)
+
+
+def unequal_rows(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Make token ids and mask of the batch `GROUPS` as TRL pads it, and the width of its completions."""
+    start = max(prompt for prompt, _ in GROUPS)
+    keep = max(max(lengths) for _, lengths in GROUPS)
+    rows = sum(len(lengths) for _, lengths in GROUPS)
+    ids = tokens(rows * (start + keep), vocabulary).view(rows, -1)
+    mask = torch.zeros(rows, start + keep).long()
+    row = 0
+    for prompt, lengths in GROUPS:
+        ids[row : row + len(lengths), :start] = ids[row, :start].clone()
+        for length in lengths:
+            mask[row, start - prompt : start + length] = 1
+            row += 1
+    return ids, mask, keep
+
+
+def rms(values: torch.Tensor) -> float:
+    return values.double().square().mean().sqrt().item()
+
+
+def _rounding(padded: Score, vocabulary: int, device: torch.device, unit: float) -> float:
+    """
+    Measure the change in rows of equal length when they are computed together, in nats per token. `unit` is that of
+    [`coarsest_unit`].
+    """
+    ids = tokens(ROWS * (PROMPT + COMPLETION), vocabulary).view(ROWS, -1).to(device)
+    mask = torch.ones_like(ids)
+    singles = zip(ids.split(1), mask.split(1), strict=True)
+    alone = torch.cat([padded(one_ids, one_mask, COMPLETION) for one_ids, one_mask in singles])
+    # A kernel that computes a row of a batch exactly like a single row shows no rounding (CPUs in bf16).
+    with sdpa_kernel(SDPBackend.MATH):
+        together = padded(ids, mask, COMPLETION)
+    # At least half a unit in the last place of the log-probabilities themselves.
+    return max(rms(together - alone), unit / 2 * rms(alone))
+
+
+def probe_gradients(
+    model: torch.nn.Module, vocabulary: int, padded: Score, packed: Score, autocast: torch.dtype | None = None
+) -> str | None:
+    """
+    Compare the gradients of a model's trainable tensors in packed and in padded rows. Weights, `.grad` and
+    `requires_grad` are afterwards what they were before.
+
+    Args:
+        model, vocabulary, padded, packed, autocast: As for [`probe_values`], with gradient.
+
+    Returns `str` or `None`: Why packing is not supported, in one sentence, or `None` if the gradients agree.
+    """
+    params = last_of_each_kind(model)
+    if not params:
+        return None
+    device = next(model.parameters()).device
+    with torch.enable_grad(), fill_zeros(params):
+        try:
+            expected = compute_gradients(padded, params, vocabulary, device)
+            found = compute_gradients(packed, params, vocabulary, device)
+        except Exception as error:  # of any kind, because the model's own code runs
+            return f"the gradients of {type(model).__name__} in a packed row cannot be tested ({first_line(error)})."
+    return first_difference(found, expected, coarsest_unit(model, autocast))
+
+
+def last_of_each_kind(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Find the two last trainable tensors of each kind, by name."""
+    kinds: dict[str, list[str]] = {}
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    for name in trained:
+        kind = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+        kinds.setdefault(kind, []).append(name)
+    last = {}
+    for names in kinds.values():
+        for name in names[-2:]:
+            last[name] = trained[name]
+    return last
+
+
+@contextmanager
+def fill_zeros(params: dict[str, torch.nn.Parameter]) -> Iterator[None]:
+    """
+    Make small numbers of tensors that are 0 everywhere while this lasts: the factor A of a new LoRA adapter gets no
+    gradient while B is 0.
+    """
+    empty = [param for param in params.values() if not param.detach().any()]
+    with torch.no_grad():
+        for param in empty:
+            waves = torch.arange(1, param.numel() + 1, device=param.device).sin().mul_(0.01)
+            param.copy_(waves.view(param.shape))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for param in empty:
+                param.zero_()
+
+
+def compute_gradients(
+    score: Score, params: dict[str, torch.nn.Parameter], vocabulary: int, device: torch.device
+) -> dict[str, torch.Tensor | None]:
+    """Compute the gradients of a sum of log-probabilities in which every token has a weight of its own, by name."""
+    width = SHORT_PROMPT + max(SHORT_COMPLETIONS)
+    ids = tokens(len(SHORT_COMPLETIONS) * width, vocabulary).view(len(SHORT_COMPLETIONS), width)
+    ids[:, :SHORT_PROMPT] = ids[0, :SHORT_PROMPT].clone()
+    mask = torch.ones_like(ids)
+    for row, length in enumerate(SHORT_COMPLETIONS):
+        mask[row, SHORT_PROMPT + length :] = 0
+    logps = score(ids.to(device), mask.to(device), max(SHORT_COMPLETIONS))
+    weights = torch.linspace(1.0, 2.0, logps.numel(), device=logps.device).view(logps.shape)
+    found = torch.autograd.grad((logps * weights).sum(), list(params.values()), allow_unused=True)
+    return dict(zip(params, found, strict=True))
+
+
+def first_difference(
+    found: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None], unit: float
+) -> str | None:
+    """
+    Describe the first gradient that is lost, or that differs from the expected one by more than rounding. `unit` is
+    that of [`coarsest_unit`]. Returns a sentence, or `None`.
+    """
+    largest = max((size(gradient) for gradient in expected.values()), default=0.0)
+    allowed = max(LEAST, UNITS * unit)
+    for name, right in expected.items():
+        mine = found[name]
+        if size(right) == 0.0 and size(mine) == 0.0:
+            continue
+        if size(mine) == 0.0:
+            return f"{name} gets no gradient from packed rows, but one from padded rows."
+        if right is None:
+            return f"{name} gets a gradient from packed rows, but none from padded rows."
+        difference = size(mine - right)
+        # A gradient much smaller than the others may be the rest of large parts, which rounding does not cancel.
+        if not difference <= max(allowed * size(right), unit * largest):
+            share = difference / max(size(right), torch.finfo(torch.float32).tiny)
+            return (
+                f"the gradient of {name} in packed rows differs from that in padded rows by {share:.2g} of its size, "
+                f"and rounding explains {allowed:.2g}."
+            )
+    return None
+
+
+def size(gradient: torch.Tensor | None) -> float:
+    """Compute the norm of a gradient, 0 for one that is missing."""
+    return 0.0 if gradient is None else gradient.float().norm().item()
+
+
+PROMPTS = (3, 9, 5, 7)  # tokens of each; after the first completions have ended, two prompts are left
+COPIES = (0, 0, 1, 2, 2, 3)
+LONGEST = 8  # tokens of a completion
+# Two tokens whose logits differ by less than so many units in the last place of the larger may change places.
+TIE = 64
+
+
+class _Some(StoppingCriteria):
+    """Ends the rows whose last token of the prompt is even after three tokens, so that rows are dropped."""
+
+    def __init__(self, width: int):
+        self.width = width
+
+    def __call__(self, input_ids, scores, **kwargs):
+        is_even = input_ids[:, self.width - 1] % 2 == 0
+        return is_even & (input_ids.shape[1] >= self.width + 3)
+
+
+def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
+    """
+    Return, in one sentence, why compact sampling is refused for a model whose samples it would change.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The model, on trial (see [`~trl_prorl.fast.trial`]).
+        vocabulary (`int`): Number of its tokens.
+
+    Returns:
+        `str` or `None`: `None` where compact sampling changes nothing.
+    """
+    kind = rope_by_longest_row(model.config)
+    if kind is not None:
+        return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped early."
+    device = next(model.parameters()).device
+    name = type(model).__name__
+    ids, mask = pad_left(_trial_prompts(vocabulary), 0)
+    ids = ids.to(device)
+    mask = mask.to(device)
+    copies = torch.tensor(COPIES, device=device)
+    stops = StoppingCriteriaList([_Some(ids.shape[1])])
+    config = GenerationConfig(
+        max_new_tokens=LONGEST, do_sample=False, pad_token_id=0, disable_compile=True, eos_token_id=None
+    )
+    with torch.no_grad(), plain_generation_config(model), contiguous_states(model):
+        try:
+            with_scores = GenerationConfig(**config.to_diff_dict(), return_dict_in_generate=True, output_scores=True)
+            theirs = model.generate(
+                input_ids=ids[copies],
+                attention_mask=mask[copies],
+                generation_config=with_scores,
+                stopping_criteria=stops,
+            )
+            reason = why_not_select(cache_among(theirs))
+            if reason is not None:
+                return f"{name}: {reason}"
+            mine = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=config,
+                stopping_criteria=stops,
+                custom_generate=compact_sample,
+                copies=copies,
+            )
+        except Exception as error:  # of whatever kind: the model's own code runs
+            return f"{name} fails during compact generation ({first_line(error)})."
+    precision = torch.finfo(next(model.parameters()).dtype).eps
+    place = _first_difference(mine.ids, theirs.sequences, theirs.scores, ids.shape[1], precision)
+    if place is not None:
+        return f"greedy tokens of {name} differ from those of generate from token {place + 1} on."
+    return None
+
+
+def _trial_prompts(vocabulary: int) -> list[list[int]]:
+    """Make prompts whose last tokens are even and odd in turn, so that `_Some` ends every second one."""
+    spread = tokens(sum(PROMPTS), vocabulary).tolist()
+    prompts = []
+    start = 0
+    for place, length in enumerate(PROMPTS):
+        prompt = spread[start : start + length]
+        last = prompt[-1] - prompt[-1] % 2 + (place % 2)
+        prompts.append([*prompt[:-1], last])
+        start += length
+    return prompts
+
+
+def _first_difference(
+    mine: torch.Tensor, theirs: torch.Tensor, scores: tuple[torch.Tensor, ...], width: int, precision: float
+) -> int | None:
+    """
+    Find where a completion first differs by more than a tie of two tokens.
+
+    Args:
+        mine, theirs (`torch.LongTensor` of shape `(R, width + T)`): Prompts and completions; T may differ.
+        scores (`tuple[torch.Tensor]`): Of each token of theirs, of shape `(R, V)`.
+        width (`int`): Tokens of the prompts.
+        precision (`float`): The unit in the last place of 1.
+    """
+    longest = max(mine.shape[1], theirs.shape[1])
+    mine = pad(mine, (0, longest - mine.shape[1]))[:, width:]
+    theirs = pad(theirs, (0, longest - theirs.shape[1]))[:, width:]
+    for row, differs in enumerate(mine != theirs):
+        if differs.any():
+            place = int(differs.int().argmax())  # the first
+            score = scores[place][row].float()
+            gap = score[mine[row, place]] - score[theirs[row, place]]
+            if gap.abs().item() > TIE * precision * score.abs().max().item():
+                return place
+    return None
+
+
+# The kinds of layers, in a configuration's `layer_types`, that attend alone.
+ATTENTION = ("full_attention", "sliding_attention", "attention")
+
+
+def why_not(model: PreTrainedModel | PeftModel) -> str | None:
+    """
+    Return why `packed_logps` does not support a model, in one sentence. The known troubles are those that a few tokens
+    would not show, and some that they would show, so that nothing needs to be computed.
+    [`~trl_prorl.fast.probes.probe_values`] finds the others.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): The policy or the reference, before any other wrapper.
+
+    Returns `str` or `None`: `None` if no trouble is known.
+    """
+    if isinstance(model, PeftModel):
+        for name, adapter in model.peft_config.items():
+            if adapter.peft_type != PeftType.LORA or getattr(adapter, "alora_invocation_tokens", None):
+                return (
+                    f"the adapter {name!r} is not a plain LoRA, so its output may depend on a token's place in the "
+                    "row."
+                )
+        model = model.get_base_model()
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    parameters = inspect.signature(type(model).forward).parameters
+    if not type(model).__module__.startswith("transformers."):
+        return f"{name} is not a transformers model, and may not support a 4D attention mask."
+    if config.is_encoder_decoder:
+        return f"{name} is not a decoder."
+    if config is not model.config and "token_type_ids" in parameters:
+        return f"{name} needs token types in training, which text-only rollouts do not have."
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["recurrent" if getattr(model, "_is_stateful", False) else "attention"]
+        window = getattr(config, "sliding_window", None)
+        if window and not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
+            return f"sliding_window={window}: {name} attends to all tokens, whatever this key is."
+    layers = decoder_layers(model)
+    if layers is None or len(layers) != len(kinds):
+        layers = [model] * len(kinds)
+    for layer, kind in zip(layers, kinds, strict=True):
+        if kind not in ATTENTION and not has_state(layer):
+            return f"{name} has layers ({kind}) that cannot continue from the state of a prompt."
+    for key in ("keep_window_size", "index_topk_blocks"):
+        value = getattr(config, key, None)
+        if value:
+            return f"{key}={value}: in a packed row other tokens would fall out of a token's window."
+    if not rope_types(config) or "position_ids" not in parameters:
+        return f"{name} has no rotary positions shared by its layers, so padding may change log-probabilities."
+    rope_type = rope_by_longest_row(config)
+    if rope_type is not None:
+        return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
+    if config.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+        return f"{name} normalises queries and keys after their rotation, so its numbers depend on padding."
+    if config._attn_implementation != "sdpa":
+        return (
+            f"attn_implementation={config._attn_implementation!r} does not support a 4D mask: load the model with "
+            "'sdpa'."
+        )
+    if getattr(config, "output_router_logits", False):
+        return "output_router_logits=True: the load-balancing loss averages over all tokens, and packing removes some."
+    return None
+
+
+def rope_types(config: PretrainedConfig) -> set[str]:
+    """Return the kinds of rotary positions of a model: one for all layers, or one for each kind of layer."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return {part["rope_type"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_type" in part}
+
+
+def rope_by_longest_row(config: PretrainedConfig) -> str | None:
+    """Return the kind of rotary positions, if their frequencies depend on the longest row of a call."""
+    return min(rope_types(config) & {"dynamic", "longrope"}, default=None)
+
+
+# A trial of the copy.
+LENGTH = 12  # tokens
+NOISE = 0.02  # of the adapter's weights
+# Nats a token by which a copy in fp32 may differ. Rounding is some 1e-6 to 1e-5; a layer whose adapter is lost is a
+# hundred times that.
+EXACT = 1e-4
+
+
+def why_not_merged(policy: torch.nn.Module) -> str | None:
+    """
+    Return why a merged copy cannot sample for a policy, on trial (see [`~trl_prorl.fast.trial`]), in a few words;
+    `None` if it can.
+
+    The copy is compared with the policy. A new adapter changes nothing, so the policy has other weights meanwhile;
+    afterwards they are what they were, bit for bit.
+    """
+    if not isinstance(policy, PeftModel):
+        return "the model has no adapter"
+    if len(policy.active_adapters) != 1:
+        return f"{len(policy.active_adapters)} adapters are active"
+    adapter = policy.active_adapters[0]
+    config = policy.peft_config[adapter]
+    if config.peft_type != PeftType.LORA or getattr(config, "alora_invocation_tokens", None):
+        return f"the adapter is not a plain LoRA ({config.peft_type.value})"
+    layers = find_adapted_layers(policy.get_base_model(), adapter)
+    for name, layer in layers:
+        params = list(layer.get_base_layer().parameters(recurse=False))
+        if not params or not all(param.is_floating_point() for param in params):
+            return f"{name} is quantised"
+    try:
+        with disturb(policy, adapter):
+            difference = _difference(policy, MergedCopy(policy, adapter))
+    except Exception as error:  # of whatever kind: kinds of layers and variants of LoRA differ in what they can
+        return f"its adapter cannot be merged ({first_line(error)})"
+    # Rounding of weights in fewer bits is measured on the samples themselves.
+    exact = all(param.dtype == torch.float32 for param in policy.parameters())
+    bound = EXACT if exact else torch.inf
+    if not difference <= bound:
+        return f"its log-probabilities differ by {difference:.2g} nats per token after merging"
+    return None
+
+
+@contextmanager
+def disturb(policy: PeftModel, adapter: str) -> Iterator[None]:
+    """Add noise to an adapter while this lasts: its initialisation may change nothing."""
+    params = [param for name, param in policy.named_parameters() if "lora_" in name and adapter in name.split(".")]
+    before = [param.detach().clone() for param in params]
+    source = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for param in params:
+                noise = torch.randn(param.shape, generator=source) * NOISE
+                param.add_(noise.to(param))
+        yield
+    finally:
+        with torch.no_grad():
+            for param, old in zip(params, before, strict=True):
+                param.copy_(old)
+
+
+@torch.no_grad()
+def _difference(policy: PeftModel, merged: MergedCopy) -> float:
+    """Return the mean absolute difference of log-probabilities, in nats, over all tokens at a few places."""
+    vocabulary = policy.get_input_embeddings().weight.shape[0]
+    ids = tokens(LENGTH, vocabulary)[None].to(next(policy.parameters()).device)
+    merged.refresh()
+    logps = policy(input_ids=ids).logits.float().log_softmax(-1)
+    logps_of_copy = merged.model(input_ids=ids).logits.float().log_softmax(-1)
+    return (logps - logps_of_copy).abs().mean().item()
