@@ -61,7 +61,7 @@ def test_what_the_keys_change_follows_a_key_that_is_set_later():
 def test_acceleration_that_was_given_up_changes_nothing():
     args = ProRLConfig(**BASE, fast=True)
     assert not args.is_trl
-    args.given_up = "it is not possible"
+    args.disabled_reason = "it is not possible"
     assert args.is_trl
 
 

@@ -69,8 +69,8 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
         hand_over_adapters(trainer.vllm_generation, policy)
     elif trainer.use_vllm and not is_sharded:
         keep_base_in_syncs(trainer.vllm_generation)
-    args.check_or_give_up(check_dropout, trainer.model)
-    args.check_or_give_up(check_randomness, policy, trainer.accelerator.autocast(), is_sharded)
+    args.check_or_disable(check_dropout, trainer.model)
+    args.check_or_disable(check_randomness, policy, trainer.accelerator.autocast(), is_sharded)
     may_pack_lora = is_peft_model(policy) and args.pack_groups != "off" and not is_sharded
     if may_pack_lora and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
         add_frozen_head(policy.get_base_model(), trainer.temperature)

@@ -4,7 +4,7 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,57 +15,41 @@ from .keys import (
     BARE_WORDS,
     FAST,
     KEYS,
-    RENAMED,
     Effect,
     ProlongedKeys,
     check_used,
     check_values,
+    cure_of,
     effects,
     read_bare_word,
     read_resume_word,
-    switched_on_by_fast,
 )
 from .kl import gradient_bias
 from .refusals import REFUSALS, check_mappings, check_training_values
-from .text import nearest, short
+from .text import short
 from .treatments import treatment_of
 from .variants import variant_of
 
 
 class KeepsKeywords:
-    """Records which keywords were given, because a value equal to its default does not show whether it was set."""
+    """
+    Records which keywords were given, because a value equal to its default does not show whether it was set, and
+    suggests the nearest one for a keyword that the class does not have.
+    """
 
     given: frozenset[str] = frozenset()
 
     def __new__(cls, *args, **keys):
-        all_keys = {field.name for field in fields(cls) if field.init}
-        check_names(cls, keys, all_keys)
+        known = inspect.signature(cls.__init__).parameters
+        unknown = sorted(keys.keys() - known.keys())
+        takes_others = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        if unknown and not takes_others:
+            name = unknown[0]
+            raise TypeError(f"{cls.__name__} has no key {name}={short(keys[name])}{cure_of(name, known)}.")
         made = super().__new__(cls)
-        if not all_keys <= keys.keys():  # TrlParser passes all of them
+        if not {field.name for field in fields(cls) if field.init} <= keys.keys():  # TrlParser passes all of them
             made.given = frozenset(keys)
         return made
-
-
-def check_names(cls: type, keys: Mapping[str, Any], known: Collection[str]) -> None:
-    """
-    Raise an error for keywords that a class does not have. One with its own `__init__` may have more than fields.
-
-    Raises:
-        `TypeError`: A keyword is unknown. The message suggests the nearest field.
-    """
-    if keys.keys() <= known:
-        return
-    parameters = inspect.signature(cls.__init__).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    unknown = sorted(keys.keys() - known - parameters.keys())
-    if not unknown:
-        return
-    name = unknown[0]
-    cure = nearest(name, known)
-    if name in RENAMED:
-        cure = f": {RENAMED[name]}"
-    raise TypeError(f"{cls.__name__} has no key {name}={short(keys[name])}{cure}.")
 
 
 @dataclass
@@ -75,11 +59,17 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     __doc__ = ProlongedKeys.__doc__  # for `help`
 
     def __post_init__(self):
-        self.given_up: str | None = None  # the reason why `fast` is off, see `check_or_give_up`
+        self.disabled_reason: str | None = None  # the reason why `fast` is off, see `check_or_disable`
         self.precision_reason: str | None = None  # the reason for the choice of `bf16: auto`, see launch/precision.py
         if self.fast:
-            self._switch_on_accelerations()
-        self._read_bare_words()
+            for key, value in FAST.items():
+                if key not in self.given and getattr(self, key) == KEYS[key].default:
+                    setattr(self, key, value)
+        for key in BARE_WORDS:
+            setattr(self, key, read_bare_word(getattr(self, key)))
+        self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
+        if isinstance(self.run_dir, os.PathLike):
+            self.run_dir = os.fspath(self.run_dir)
         check_values(self, KEYS)
         treatment_of(self.optimizer_reset, self.optimizer_reset_alpha)  # raises if there is none
         check_training_values(self)
@@ -131,29 +121,15 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             self.num_generations = 1
             self.num_generations_eval = of_evaluation
 
-    def _switch_on_accelerations(self) -> None:
-        """Set the keys of `fast`, unless they were set by hand."""
-        for key, value in switched_on_by_fast(self.given, vars(self)).items():
-            setattr(self, key, value)
-
-    def _read_bare_words(self) -> None:
-        """Turn an unquoted on, off, true or false, which YAML reads as a bool, back into text; likewise a path."""
-        for key in BARE_WORDS:
-            setattr(self, key, read_bare_word(getattr(self, key)))
-        self.resume_from_checkpoint = read_resume_word(self.resume_from_checkpoint)
-        if isinstance(self.run_dir, os.PathLike):
-            self.run_dir = os.fspath(self.run_dir)
-
     # What the keys change of TRL's training.
 
     @property
     def effect(self) -> Effect:
         """The combined effect of all keys."""
         in_use = dict(vars(self))
-        if self.given_up is not None:
-            for key in FAST:
-                if self.gives_up(key):
-                    del in_use[key]
+        for key in FAST:
+            if self.is_disabled(key):
+                del in_use[key]
         return effects(in_use.get)
 
     @property
@@ -180,11 +156,11 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     # Accelerations that `fast` has switched on and that the model turns out not to support.
 
-    def check_or_give_up(self, check: Callable[..., None], *about: Any) -> None:
+    def check_or_disable(self, check: Callable[..., None], *about: Any) -> None:
         """
         Run a check that applies only if a key of ours changes the training.
 
-        If the check fails with `fast`, the accelerations of `fast` are switched off (`given_up` is the reason). If
+        If the check fails with `fast`, the accelerations of `fast` are switched off (`disabled_reason` is the reason). If
         no other key changes the training, the run continues as plain TRL.
 
         Args:
@@ -200,13 +176,13 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
             check(*about)
         except ValueError as error:
             if self.fast:
-                self.given_up = str(error)
+                self.disabled_reason = str(error)
             if not self.is_trl:
                 raise
 
-    def gives_up(self, key: str) -> bool:
+    def is_disabled(self, key: str) -> bool:
         """Return whether an acceleration of `fast` is switched off because the model does not support it."""
-        return self.given_up is not None and getattr(self, key) == FAST[key]
+        return self.disabled_reason is not None and getattr(self, key) == FAST[key]
 
     # When samples are drawn and used.
 
@@ -301,20 +277,20 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         """
         if self.on_policy and not self.corrects_sampler and self.kl_in == "loss":
             return "policy"
-        reuses = self.reuse_old_logps and not self.gives_up("reuse_old_logps")
+        reuses = self.reuse_old_logps and not self.is_disabled("reuse_old_logps")
         if reuses and self.first_pass_is_old_policy:
             return "first_pass"
         return "forward"
 
     @property
-    def why_no_reuse(self) -> str | None:
+    def reuse_obstacle(self) -> str | None:
         """The reason why π_old needs its own forward pass although `reuse_old_logps` is set; `None` if it does not."""
         if not self.reuse_old_logps or self.old_logps_source != "forward":
             return None
         if self.kl_in == "reward":
             return "kl_in='reward' needs π_old's log-probabilities when a batch is sampled."
-        if self.gives_up("reuse_old_logps"):
-            return self.given_up
+        if self.is_disabled("reuse_old_logps"):
+            return self.disabled_reason
         if self.corrects_sampler:
             return "vllm_importance_sampling_correction=True needs π_old's log-probabilities when a batch is sampled."
         return (

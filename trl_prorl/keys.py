@@ -4,16 +4,18 @@ page, value checks, resume rules, names of configurations in a report and `ProRL
 Nothing slow is imported, because command lines are checked before torch is imported.
 """
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+import operator
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from numbers import Real
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
 from .anchors import ANCHOR_KEYS, ANCHORS
 from .extras.length_rewards import LENGTH_REWARDS
+from .text import cut, nearest
 from .treatments import names_with_alpha
 
 
@@ -88,17 +90,14 @@ WORDS = {
     dict: "a mapping",
     list[str]: "a list of names",
 }
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number, of Python or NumPy, and not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Return whether a value has a type of [`WORDS`]."""
+    """Return whether a value has a type of [`WORDS`]. Numbers may be NumPy's; a bool is none."""
     if kind in (int, float):
-        return is_number(value) and math.isfinite(value) and (kind is float or value == int(value))
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        return is_number and abs(value) <= sys.float_info.max and (kind is float or value == int(value))
     if kind == list[str]:
         return isinstance(value, list) and value != [] and all(isinstance(name, str) for name in value)
     return isinstance(value, kind)
@@ -143,46 +142,22 @@ class Key:
             names = (None, *self.choices) if NoneType in self.types else self.choices
             return None if value in names else f"{name}={value!r} must be one of {', '.join(map(str, names))}."
         kinds = [kind for kind in self.types if kind is not NoneType]
-        if any(fits(value, kind) for kind in kinds) and self._is_within(value):
+        limits = {">=": self.ge, ">": self.gt, "<=": self.le, "<": self.lt}
+        bounds = {sign: bound for sign, bound in limits.items() if bound is not None}
+        has_kind = any(fits(value, kind) for kind in kinds)
+        if has_kind and all(COMPARE[sign](value, bound) for sign, bound in bounds.items()):
             return None
-        signs = {">=": self.ge, ">": self.gt, "<=": self.le, "<": self.lt}
-        bounds = [f"{sign} {bound:g}" for sign, bound in signs.items() if bound is not None]
         words = " or ".join(WORDS[kind] for kind in kinds)
-        return f"{name}={value!r} must be {' '.join([words, ' and '.join(bounds)]).strip()}."
-
-    def _is_within(self, value: Any) -> bool:
-        if self.ge is not None and value < self.ge:
-            return False
-        if self.gt is not None and value <= self.gt:
-            return False
-        if self.le is not None and value > self.le:
-            return False
-        return self.lt is None or value < self.lt
+        range_of = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items())
+        return f"{name}={value!r} must be {f'{words} {range_of}'.strip()}."
 
 
 def declared(cls: type) -> dict[str, Key]:
-    """
-    Return the [`Key`] of each field of a dataclass, by name.
-
-    Raises:
-        `TypeError`: A field has no [`Key`], or contradicts itself.
-    """
+    """Return the [`Key`] of each field of a dataclass, by name."""
     keys = {}
-    hints = get_type_hints(cls, include_extras=True)
-    for field in fields(cls):
-        hint = hints[field.name]
-        said = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Key)]
-        if len(said) != 1:
-            raise TypeError(f"{field.name}: declare it as Annotated[TYPE, Key(...)] = DEFAULT.")
-        kind = hint.__origin__
-        types = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-        key = replace(said[0], default=field.default, types=types)
-        objection = key.objection(field.name, field.default)
-        if objection is not None:
-            raise TypeError(f"{objection} This is the default.")
-        if key.free and key.changes:
-            raise TypeError(f"{field.name} changes training, so it cannot be free for a resume.")
-        keys[field.name] = key
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        kind, key = get_args(hint)
+        keys[name] = replace(key, default=getattr(cls, name), types=get_args(kind) or (kind,))
     return keys
 
 
@@ -734,15 +709,6 @@ def read_resume_word(value: Any) -> str | None:
     return "True" if str(value).lower() == "true" else str(value)
 
 
-def switched_on_by_fast(given: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that `fast` sets, with their values: keys at their defaults that were not set by hand."""
-    found = {}
-    for key, value in FAST.items():
-        if key not in given and values[key] == KEYS[key].default:
-            found[key] = value
-    return found
-
-
 # Keys in recipes of other versions, and their replacements.
 RENAMED = {
     "torch_dtype": "write dtype",
@@ -751,3 +717,8 @@ RENAMED = {
     "evaluation_strategy": "write eval_strategy",
     "max_prompt_length": "remove it; prompts are never truncated",
 }
+
+
+def cure_of(name: str, known: Iterable[str]) -> str:
+    """Return how to correct an unknown key, to follow it in an error: its replacement, else the nearest known name."""
+    return f": {RENAMED[name]}" if name in RENAMED else nearest(cut(name), known)

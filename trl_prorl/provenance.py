@@ -220,7 +220,7 @@ def write_env(
         "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
         "model_class": _own_class(model),
         "execution": {
-            "old_logps": args.old_logps_source + (f": {args.why_no_reuse}" if args.why_no_reuse else ""),
+            "old_logps": args.old_logps_source + (f": {args.reuse_obstacle}" if args.reuse_obstacle else ""),
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
             "loss": "trl + added penalty" if args.adds_penalty else "trl",
             "packing": packing,

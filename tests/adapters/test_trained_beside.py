@@ -88,7 +88,7 @@ def test_a_run_that_trains_tokens_of_tied_embeddings_resumes_exactly(run, resume
     keys |= {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
     keys["trainer_kwargs"] = {"peft_config": LoraConfig(**LORA, **TOKENS)}
     whole = run(**keys)
-    assert whole.args.given_up is None
+    assert whole.args.disabled_reason is None
     found = dict(resume(whole, 3, **keys).model.named_parameters())
     end = dict(whole.model.named_parameters())
     assert any("trainable_tokens" in name for name in end)

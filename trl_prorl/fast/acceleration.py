@@ -64,7 +64,7 @@ class Acceleration:
         made = cls(packing, choose(trainer, "compact_generation", partial(find_generation_obstacle, trainer, policy)))
         unsupported = describe_unsupported(
             {
-                "reuse_old_logps": args.why_no_reuse,
+                "reuse_old_logps": args.reuse_obstacle,
                 "pack_groups": None if made.packing.on else made.packing.reason,
                 "compact_generation": None if made.generation.on else made.generation.reason,
             }
@@ -136,7 +136,7 @@ def choose(trainer, key: str, find_obstacle: Callable[[], str | None]) -> Choice
     value = getattr(trainer.args, key)
     if value == "off":
         return Choice(False)
-    objection = trainer.args.given_up if trainer.args.gives_up(key) else find_obstacle()
+    objection = trainer.args.disabled_reason if trainer.args.is_disabled(key) else find_obstacle()
     if objection is None:
         return Choice(True)
     if value == "on":

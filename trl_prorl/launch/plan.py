@@ -134,7 +134,7 @@ class Plan:
         if args.lora_growth_every:
             _check_growth(args, adapter, optimizer)
         if not args.disable_dropout:
-            args.check_or_give_up(check_dropout_config, config)
+            args.check_or_disable(check_dropout_config, config)
         restarts = args.adapter_restart == "merge"
         if restarts:
             _check_restart(args, model, config, given.get("quantization_config"))
