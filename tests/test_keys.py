@@ -3,13 +3,12 @@
 import copy
 import dataclasses
 import pickle
-from typing import Annotated
 
 import pytest
 
 from trl_prorl import ProRLConfig
 from trl_prorl.identity import check_change
-from trl_prorl.keys import KEYS, Effect, Key, declared
+from trl_prorl.keys import KEYS
 
 
 BASE = {"output_dir": "run", "use_cpu": True, "bf16": False, "num_iterations": 2, "report_to": "none"}
@@ -58,21 +57,11 @@ def test_what_the_keys_change_follows_a_key_that_is_set_later():
     assert args.resets and args.changes_at_boundary and not args.is_trl
 
 
-def test_acceleration_that_was_given_up_changes_nothing():
+def test_an_acceleration_that_is_disabled_changes_nothing():
     args = ProRLConfig(**BASE, fast=True)
     assert not args.is_trl
     args.disabled_reason = "it is not possible"
     assert args.is_trl
-
-
-@pytest.mark.parametrize(
-    "hint",
-    [int, Annotated[int, Key(changes=Effect.STEP, free=True)], Annotated[int, Key(ge=1)], Annotated[bool, Key()]],
-    ids=["nothing said", "free, and acts", "a wrong default", "a default of another type"],
-)
-def test_a_key_that_contradicts_itself_is_an_error(hint):
-    with pytest.raises(TypeError):
-        declared(dataclasses.make_dataclass("Bad", [("key", hint, dataclasses.field(default=0))]))
 
 
 def refused_change(key, old, new, folder, **now):

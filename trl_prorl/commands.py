@@ -5,7 +5,7 @@ from importlib import import_module
 
 from . import __version__
 from .launch.ending import BAD_INPUT, DEBUG, NOTHING_CHANGED, end_at_once, in_one_line
-from .launch.recipe_list import short_list, whole_list
+from .launch.shipped_recipes import short_list, whole_list
 from .text import nearest
 
 

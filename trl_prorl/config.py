@@ -160,8 +160,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         """
         Run a check that applies only if a key of ours changes the training.
 
-        If the check fails with `fast`, the accelerations of `fast` are switched off (`disabled_reason` is the reason). If
-        no other key changes the training, the run continues as plain TRL.
+        If the check fails with `fast`, its accelerations are switched off (`disabled_reason` is the reason). If no
+        other key changes the training, the run continues as plain TRL.
 
         Args:
             check (`Callable`): Raises `ValueError` if something is not supported.

@@ -4,8 +4,8 @@ page, value checks, resume rules, names of configurations in a report and `ProRL
 Nothing slow is imported, because command lines are checked before torch is imported.
 """
 
+import math
 import operator
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Flag, auto
@@ -97,7 +97,8 @@ def fits(value: Any, kind: Any) -> bool:
     """Return whether a value has a type of [`WORDS`]. Numbers may be NumPy's; a bool is none."""
     if kind in (int, float):
         is_number = isinstance(value, Real) and not isinstance(value, bool)
-        return is_number and abs(value) <= sys.float_info.max and (kind is float or value == int(value))
+        is_bounded = is_number and abs(value) < (2**63 if isinstance(value, int) else math.inf)
+        return is_bounded and (kind is float or value == int(value))
     if kind == list[str]:
         return isinstance(value, list) and value != [] and all(isinstance(name, str) for name in value)
     return isinstance(value, kind)

@@ -11,7 +11,6 @@ from types import NoneType
 
 from ..keys import ProlongedKeys, TaskKeys
 from ..text import nearest
-from .recipe_yaml import read_recipe
 
 
 WIDTH = 80
@@ -46,11 +45,11 @@ def own_keys() -> dict[str, KeyHelp]:
     return _described(TaskKeys, ProlongedKeys)
 
 
-def keys_of_others() -> dict[str, KeyHelp]:
-    """Return the keys of TRL and transformers, by name."""
+def all_keys() -> dict[str, KeyHelp]:
+    """Return our own keys and those of TRL and transformers, by name."""
     from trl import GRPOConfig, ModelConfig, ScriptArguments
 
-    return _described(ScriptArguments, GRPOConfig, ModelConfig)
+    return own_keys() | _described(ScriptArguments, GRPOConfig, ModelConfig)
 
 
 def _described(*classes: type) -> dict[str, KeyHelp]:
@@ -84,50 +83,29 @@ def _entries(docstring: str) -> dict[str, tuple[str, str]]:
 
 def help_text(argv: list[str], default_recipe: str | Path | None, program: str) -> str:
     """
-    Return the help for a command line that contains `-h`, `--help` or `--help-all`.
+    Return the help for a command line that contains `-h`, `--help` or `--help-all`: of all keys, of the keys that
+    follow, or the usage with our own keys by name.
 
     Raises:
         `ValueError`: There is no such key.
     """
     if "--help-all" in argv:
-        return all_keys(default_recipe, program)
+        keys = all_keys()
+        return "\n".join([_usage(default_recipe, program), "", *(describe(name, keys[name]) for name in keys)])
     place = next(place for place, argument in enumerate(argv) if argument in HELP)
     names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[place + 1 :]))
-    if not names:
-        return one_screen(default_recipe, program)
     keys = own_keys()
+    if not names:
+        lines = [_usage(default_recipe, program), ""]
+        for group, of_group in itertools.groupby(keys, key=lambda name: keys[name].group):
+            lines += [f"{group}:", _wrapped(" ".join(of_group), "  ")]
+        return "\n".join([*lines, "Plus all keys of TRL's GRPOConfig and ModelConfig."])
     if not keys.keys() >= set(names):
-        keys = {**keys_of_others(), **keys}
+        keys = all_keys()
     for name in names:
         if name not in keys:
             raise ValueError(f"--help {name}: unknown key{nearest(name, keys)}.")
     return "\n".join(describe(name, keys[name]) for name in names)
-
-
-def one_screen(default_recipe: str | Path | None, program: str) -> str:
-    """Return the usage, and our own keys by name."""
-    names_by_group: dict[str, list[str]] = {}
-    for name, key in own_keys().items():
-        names_by_group.setdefault(key.group, []).append(name)
-    lines = [*_head(default_recipe, program), ""]
-    for group, names in names_by_group.items():
-        lines += [f"{group}:", *_wrapped(" ".join(names), "  ")]
-    rest = "Plus all keys of TRL's GRPOConfig and ModelConfig."
-    if default_recipe is not None and Path(default_recipe).is_file():
-        others = read_recipe(default_recipe).keys() - own_keys().keys() - {"env"}
-        rest += f" {Path(default_recipe).name} sets {', '.join(sorted(others))}."
-    return "\n".join([*lines, *_wrapped(rest)])
-
-
-def all_keys(default_recipe: str | Path | None, program: str) -> str:
-    """Return the usage, and every key with its description, our own first."""
-    own = own_keys()
-    others = {name: key for name, key in keys_of_others().items() if name not in own}
-    lines = _head(default_recipe, program)
-    for title, keys in (("Keys of trl-prorl", own), ("Keys of TRL and transformers", others)):
-        lines += ["", f"{title}:", ""]
-        lines += [describe(name, key) for name, key in keys.items()]
-    return "\n".join(lines)
 
 
 def describe(name: str, key: KeyHelp) -> str:
@@ -136,23 +114,22 @@ def describe(name: str, key: KeyHelp) -> str:
     types = " or ".join(dict.fromkeys(getattr(hint, "__name__", str(hint)).upper() for hint in hints))
     default = f" (default: {key.default.replace(chr(39), chr(34))})" if key.default else ""
     text = key.text.replace("[`~", "`").replace("[`", "`").replace("`]", "`")
-    return "\n".join([f"  --{name} {types}{default}", *_wrapped(text, " " * 6)])
+    return f"  --{name} {types}{default}\n{_wrapped(text, ' ' * 6)}"
 
 
-def _head(default_recipe: str | Path | None, program: str) -> list[str]:
+def _usage(default_recipe: str | Path | None, program: str) -> str:
     default = f" (default: {'/'.join(Path(default_recipe).parts[-2:])})" if default_recipe else ""
-    return [
-        f"usage: {program} {'[RECIPE]' if default_recipe else 'RECIPE'} [--KEY VALUE ...]",
-        "",
-        f"  RECIPE                recipe to train: a YAML file, or a name from the list of\n"
-        f"                        `trl-prorl train`; also as --config RECIPE{default}",
-        "  --KEY VALUE           override a key of the recipe",
-        "  --plugin FILE.py      load a Python file that registers your task",
-        "  --help KEY ...        describe these keys",
-        "  --help-all            describe all keys, including TRL's and transformers'",
-        "  --debug               show the traceback of every error",
-    ]
+    return (
+        f"usage: {program} {'[RECIPE]' if default_recipe else 'RECIPE'} [--KEY VALUE ...]\n\n"
+        "  RECIPE                recipe to train: a YAML file, or a name from the list of\n"
+        f"                        `trl-prorl train`; also as --config RECIPE{default}\n"
+        "  --KEY VALUE           override a key of the recipe\n"
+        "  --plugin FILE.py      load a Python file that registers your task\n"
+        "  --help KEY ...        describe these keys\n"
+        "  --help-all            describe all keys, including TRL's and transformers'\n"
+        "  --debug               show the traceback of every error"
+    )
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)

@@ -4,13 +4,12 @@ that trains.
 """
 
 import argparse
-import dataclasses
 import os
 import re
 import sys
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trl import ModelConfig, ScriptArguments, TrlParser
 
@@ -21,10 +20,9 @@ from ..extras.length_rewards import LENGTH_REWARDS
 from ..extras.thinking import make_interrupted_rollout
 from ..extras.turns import transcript
 from ..keys import TASK_KEYS, TaskKeys, check_used, check_values
-from ..refusals import check_finite, check_model_values
+from ..refusals import check_model_values
 from ..text import parse_json, short
 from .command_line import check_options
-from .key_types import check_types
 from .precision import Precision, choose_precision
 from .recipe_yaml import check_recipe, load_recipe, merge
 from .shipped_recipes import with_recipe
@@ -44,7 +42,6 @@ class TaskArguments(TaskKeys, ScriptArguments):
                     "Set dataset_name to the path of the data, and task_options for other options of the task."
                 )
         check_values(self, TASK_KEYS)
-        check_finite(self)
         check_used(self, TASK_KEYS)
         needed = self._length_key()
         if needed is not None and getattr(self, needed) is None:
@@ -120,7 +117,7 @@ class TaskArguments(TaskKeys, ScriptArguments):
         return make_interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
 
 
-def rows_of_columns(columns: Mapping[str, typing.Any], count: int) -> list[dict[str, typing.Any]]:
+def rows_of_columns(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """Turn the columns that TRL passes to a reward function into `count` rows. Only columns that are lists count."""
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
     return [{name: column[place] for name, column in lists.items()} for place in range(count)]
@@ -195,15 +192,14 @@ class RecipeParser(TrlParser):
 
     def parse_args_and_config(self, args, **kwargs):
         args = with_recipe(args)
-        hints = self.hints()
-        check_options(args, hints)
-        self.set_defaults_with_config(**{action.dest: argparse.SUPPRESS for action in self._actions})
+        names = {action.dest for action in self._actions}
+        check_options(args, names)
+        self.set_defaults_with_config(**dict.fromkeys(names, argparse.SUPPRESS))
         if "--config" in args:
             place = args.index("--config")
             layers = load_recipe(args[place + 1])
             args = args[:place] + args[place + 2 :]
-            check_recipe(layers, hints)
-            check_types(layers, hints)
+            check_recipe(layers, names)
             keys = merge(layers)
             env = keys.pop("env", None) or {}
             os.environ.update({name: str(value) for name, value in env.items()})
@@ -211,6 +207,9 @@ class RecipeParser(TrlParser):
             self.precision = choose_precision(keys, vars(given))
             if self.precision is not None:
                 keys.update(self.precision.keys)
+            for key, value in keys.items():
+                if type(value) in (int, float):
+                    keys[key] = str(value)  # the parser checks text alone
             self.set_defaults_with_config(**keys)  # as TrlParser does, without bases
         try:
             return super().parse_args_and_config(args, **kwargs)
@@ -218,14 +217,6 @@ class RecipeParser(TrlParser):
             raise InputError(" ".join(str(error).split())) from error
         except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:  # TRL's checks
             raise InputError(f"a value has the wrong type: {type(error).__name__}: {error}.") from error
-
-    def hints(self) -> dict[str, typing.Any]:
-        """Return the type of every key."""
-        found = {}
-        for cls in self.dataclass_types:
-            hints = typing.get_type_hints(cls)
-            found.update({field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init})
-        return found
 
 
 def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:

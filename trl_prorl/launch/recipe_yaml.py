@@ -1,17 +1,19 @@
 """
-Read a recipe with its base, and check the names of its keys. Imports nothing slow, so that errors come first.
+Read a recipe with its base, and check the names of its keys, and that it cannot make the machine run code that is not
+installed on it, because recipes are shared. (On the command line, which users type themselves, that is allowed.)
+Imports nothing slow, so that errors come first.
 """
 
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..keys import RENAMED
+from ..keys import cure_of
 from ..run_files import MAX_YAML_BYTES, parse_yaml, read_text
-from ..text import cut, nearest, short
-from .no_code import check_runs_no_code
+from ..text import cut, parse_json, short
 
 
 BASE = "base"  # the key that names another recipe, whose keys this one inherits
@@ -20,6 +22,22 @@ SAFE_ENV = frozenset(
     "CUDA_VISIBLE_DEVICES OMP_NUM_THREADS TOKENIZERS_PARALLELISM HF_HUB_OFFLINE PYTORCH_CUDA_ALLOC_CONF WANDB_PROJECT "
     "WANDB_ENTITY WANDB_MODE WANDB_NAME TRACKIO_PROJECT".split()
 )
+# Keys, at any depth, that a recipe may only switch off. The text is the effect of any other value.
+SWITCHES = {
+    "trust_remote_code": "run code that comes with a model",
+    "use_kernels": "download kernels and run them",
+    "kernel_config": "download kernels and run them",
+    "allow_all_kernels": "download kernels and run them",
+    "custom_generate": "run code that comes with a model",
+    "allow_weak_sandbox": "let model-written code read this user's files",
+}
+# Arguments of `from_pretrained` that a recipe may set. None of them names code or a file that is read with pickle.
+INIT = frozenset(
+    "attn_implementation device_map dtype max_memory max_position_embeddings revision rope_parameters subfolder "
+    "torch_dtype use_cache variant".split()
+)
+RATES = re.compile("drop|jitter|noise")  # rates are allowed, too: a model with dropout needs them (launch/dropout.py)
+FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # the text of these keys may be the path of a JSON file
 
 Layers = list[tuple[Path, dict[str, Any]]]  # a recipe's files with their keys; the base, if any, comes first
 
@@ -81,8 +99,7 @@ def check_recipe(layers: Layers, names: Collection[str]) -> None:
             elif key != BASE:
                 check_runs_no_code(file, key, value)
                 if names and key not in names:
-                    cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(str(key)), [*names, BASE])
-                    raise InputError(f"{file}: unknown key {short(key)}{cure}.")
+                    raise InputError(f"{file}: unknown key {short(key)}{cure_of(str(key), [*names, BASE])}.")
                 if value is False and key.endswith("_strategy"):
                     raise InputError(f'{file}: {key}: no means false in YAML. Write it in quotes: {key}: "no".')
 
@@ -109,3 +126,65 @@ def _read_mapping(path: Path, said: str) -> dict[str, Any]:
     if not isinstance(keys, dict):
         raise InputError(f"{said} must be a mapping of keys to values, not {short(keys)}.")
     return keys
+
+
+def check_runs_no_code(file: Path, key: str, value: Any) -> None:
+    """
+    Check every value inside a key's value, at any depth. The YAML parser limits aliases.
+
+    Raises:
+        `ValueError`: A value would run code.
+    """
+    if isinstance(value, str) and (key in FILES or value.lstrip().startswith("{")):
+        value = _parse_mapping(file, key, value)
+    if value in ("false", "False"):  # the parser reads the text of a whole key as a bool
+        value = False
+    left = [(str(key), value)]
+    while left:
+        name, inner = left.pop()
+        danger = _find_danger(name, inner)
+        if danger is not None:
+            raise _not_allowed(file, key, name, inner, f"it would {danger}")
+        if isinstance(inner, dict):
+            left += [(str(one), held) for one, held in inner.items()]
+        elif isinstance(inner, list):
+            left += [(name, held) for held in inner]
+    if key != "model_init_kwargs" or not isinstance(value, dict):
+        return
+    for name, given in value.items():
+        is_rate = isinstance(given, int | float) and RATES.search(str(name))
+        if not is_rate and name not in (*INIT, *SWITCHES):
+            why = f"allowed are {', '.join(sorted(INIT))}, and dropout rates"
+            raise _not_allowed(file, key, str(name), given, why)
+
+
+def _find_danger(name: str, value: Any) -> str | None:
+    """Return what a value of a name would do, at any depth of a key; `None` if it runs no code."""
+    if name in SWITCHES and value not in (None, False):
+        return SWITCHES[name]
+    if name.endswith("_implementation") and "/" in str(value):
+        return "download a kernel and run it"
+    if name == "backend" and isinstance(value, str) and "." in value:  # DeepSpeed's compile.backend
+        return "import a module"
+    return None
+
+
+def _not_allowed(file: Path, key: str, name: str, value: Any, why: str) -> InputError:
+    place = key if name == key else f"{key}: {cut(name, 60)}"
+    return InputError(
+        f"{file}: {place}={short(value)} is not allowed in a recipe: {why}. If you trust it, set --{key} on the "
+        "command line."
+    )
+
+
+def _parse_mapping(file: Path, key: str, text: str) -> dict[str, Any]:
+    """Return the mapping in a key's text, which is JSON or the path of a JSON file."""
+    is_path = not text.lstrip().startswith("{")
+    try:
+        mapping = parse_json(read_text(text) if is_path else text)
+    except ValueError:
+        mapping = None
+    if isinstance(mapping, dict):
+        return mapping
+    other = ", or the path of a JSON file" if key in FILES else ""
+    raise InputError(f"{file}: {key}={short(text)} is not a JSON object. Write a mapping{other}.")

@@ -1,17 +1,30 @@
 """
-The recipes that are shipped with the package, by name: `tiny/variantA`. Imports nothing slow.
+The recipes that are shipped with the package, by name (`tiny/variantA`), and their list, which `trl-prorl train`
+prints without a recipe. Imports nothing slow.
 """
 
 import itertools
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import InputError
 from ..text import nearest
+from ..variants import VARIANTS
 
 
 RECIPES = (Path(__file__).parents[1] / "recipes").resolve()  # in a checkout it is a link
 SUFFIXES = (".yaml", ".yml")
+WIDTH = 79
+USAGE = "usage: trl-prorl train RECIPE [--KEY VALUE ...]"
+# In the order in which a newcomer would try them.
+FAMILIES = {
+    "tiny": "0.7 M parameters, CPU, minutes",
+    "smollm2": "SmolLM2-135M, CPU; first run `trl-prorl smollm2`",
+    "prorl_mix": "SmolLM2-135M on ProRL's five kinds of tasks, CPU",
+    "gsm8k": "Qwen2.5-0.5B on GSM8K, one GPU; gsm8k/cpu: Coder-1.5B on a CPU",
+}
+SHOWN = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -76,3 +89,52 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
         raise InputError("--config needs a recipe: --config PATH.")
     words[place] = str(recipe_file(words[place]))
     return words
+
+
+def short_list() -> str:
+    """Return families, variants, and the command that lists the rest, on one screen."""
+    families = [f"  {family:<11}{text}" for family, text in FAMILIES.items()]
+    variants = [f"  {name:<11}{VARIANTS[variant].recipe}" for name, variant in SHOWN.items()]
+    lines = [
+        USAGE,
+        "",
+        "RECIPE is a YAML file, or a shipped recipe FAMILY/VARIANT:",
+        "",
+        "  trl-prorl train tiny/plain --max_steps 20",
+        "",
+        "Families:",
+        *families,
+        "",
+        "Variants:",
+        *variants,
+        "",
+        f"All {len(shipped_recipes())} recipes (optimizer resets, published schemes, event-triggered",
+        "resets, LoRA growth, multi-turn tasks):  trl-prorl train --all",
+        "All keys:  trl-prorl train --help",
+    ]
+    return "\n".join(lines)
+
+
+def whole_list() -> str:
+    """Return every recipe by folder, each with the first words of its comment."""
+    lines = [USAGE, "", "RECIPE is a YAML file, or a shipped recipe FOLDER/NAME, for example tiny/variantA:"]
+    recipes = shipped_recipes()
+    by_folder = sorted(recipes, key=lambda name: name.rpartition("/"))
+    for folder, names in itertools.groupby(by_folder, key=lambda name: name.rpartition("/")[0]):
+        lines += ["", f"  {folder}/"]
+        for name in names:
+            text = f"    {recipes[name].stem:<18} {first_words(recipes[name])}"
+            lines += textwrap.wrap(text, WIDTH, subsequent_indent=" " * 23, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def first_words(file: Path) -> str:
+    """Return the first sentences of a recipe's leading comment: whole lines, up to the end of a sentence."""
+    words = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        words.append(line.lstrip("# "))
+        if line.endswith((".", "?")):
+            break
+    return " ".join(words)
