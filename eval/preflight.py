@@ -11,12 +11,10 @@ For your own trainer, call [`preflight`].
 """
 
 import functools
-import os
 import random
 import sys
 import tempfile
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 import torch
@@ -33,17 +31,10 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
-from trl_prorl.eval.readiness.cost import (
-    WALL_TIME,
-    BatchShape,
-    cost_findings,
-    out_of_memory,
-    process_memory,
-    process_memory_finding,
-)
+from trl_prorl.eval.pages.table import terminal
+from trl_prorl.eval.readiness.cost import WALL_TIME, cost_findings, out_of_memory
 from trl_prorl.eval.readiness.data import (
     check_gold_answers,
-    gold_findings,
     held_out_prompts,
     length_findings,
     split_findings,
@@ -51,14 +42,7 @@ from trl_prorl.eval.readiness.data import (
     text_tokenizer,
 )
 from trl_prorl.eval.readiness.finding import FINE, LOOK, NOT_MEASURED, STOP, Finding, exit_code
-from trl_prorl.eval.readiness.first_steps import (
-    STEPS,
-    first_steps,
-    kl_after_updates,
-    kl_finding,
-    rate_findings,
-    update_findings,
-)
+from trl_prorl.eval.readiness.first_steps import first_steps, kl_finding, rate_findings, update_findings
 from trl_prorl.eval.readiness.memory import generation_findings
 from trl_prorl.eval.readiness.signal import Rollouts, sample_starting_model, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
@@ -71,7 +55,7 @@ from trl_prorl.train import build, check_folder
 from trl_prorl.trainer import ProRLTrainer
 
 
-PIPED = 100  # columns without a terminal
+NO_TASK = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
 
 
 def preflight(
@@ -117,10 +101,27 @@ def preflight(
     places = random.Random(trainer.args.seed).sample(range(available), min(prompts, available))
     rows = [trainer.train_dataset[place] for place in places]
     tell(console, f"reference answers, splits and lengths of {available} prompts")
-    data = look_at_data(trainer, rows, task)
-    if exit_code(data.findings):
-        return data.findings  # no completion could be judged
-    return data.findings + look_at_model(trainer, rows, task, data, console)
+    findings = [Finding("gold answers verify", NOT_MEASURED, NO_TASK)]
+    tells = None
+    gold_lengths = []
+    if task is not None:
+        findings, tells = check_gold_answers(task, rows, summed_reward(trainer))
+        texts = [task.gold(row) for row in rows]
+        gold_lengths = [len(ids) for ids in text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]]
+    findings += rate_findings(trainer.args.learning_rate, is_peft_model(trainer.model))
+    train_prompts = list(trainer.train_dataset["prompt"])
+    seed = getattr(trainer.recipe[0], "task_seed", 0) if trainer.recipe else 0
+    findings += split_findings({"train": train_prompts, **held_out_prompts(trainer.eval_dataset, task, seed)})
+    lengths = [len(ids) for ids in trainer.tokenize_prompts(train_prompts)]
+    context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+    findings += length_findings(lengths, gold_lengths, trainer.args.max_completion_length, context)
+    if exit_code(findings):
+        return findings  # no completion could be judged
+    memory = generation_findings(trainer, max(lengths))
+    for finding in memory:
+        if finding.change:  # at once, because a process that runs out of memory on a CPU is killed without a table
+            tell(console, f"{finding.label}: {finding.number}: {finding.change}")
+    return findings + memory + look_at_model(trainer, rows, task, max(gold_lengths, default=None), tells, console)
 
 
 def tell(console: Console | None, line: str) -> None:
@@ -143,90 +144,37 @@ def check_trainer(trainer: ProRLTrainer) -> None:
     check_processes(trainer.accelerator.num_processes)
 
 
-@dataclass(frozen=True)
-class DataFindings:
-    """
-    The checks that need no model.
-
-    Attributes:
-        findings (`list[Finding]`): The findings.
-        longest_prompt (`int`): Length of the longest prompt in tokens.
-        gold_length (`int`, *optional*): Length of the longest reference answer in tokens; `None` without a task.
-        reward_tells (`bool`, *optional*): Whether correct answers get more reward than wrong ones; `None` if unknown.
-    """
-
-    findings: list[Finding]
-    longest_prompt: int
-    gold_length: int | None = None
-    reward_tells: bool | None = None
-
-
-def look_at_data(trainer: ProRLTrainer, rows: list[dict], task) -> DataFindings:
-    """Check reference answers, learning rate, splits and lengths, which needs no model."""
-    args = trainer.args
-    gold_lengths = []
-    reward_tells = None
-    if task is not None:
-        golds = check_gold_answers(task, rows, summed_reward(trainer))
-        findings = gold_findings(golds)
-        reward_tells = golds.reward_tells
-        texts = [task.gold(row) for row in rows]
-        encoded = text_tokenizer(trainer)(texts, add_special_tokens=False)
-        gold_lengths = [len(ids) for ids in encoded["input_ids"]]
-    else:
-        cure = "a wrong reward function looks like a weak starting model: pass task=, with gold and verify"
-        findings = [Finding("gold answers verify", NOT_MEASURED, cure)]
-    findings += rate_findings(args.learning_rate, is_peft_model(trainer.model))
-    seed = getattr(trainer.recipe[0], "task_seed", 0) if trainer.recipe else 0
-    train_prompts = list(trainer.train_dataset["prompt"])
-    held_out = held_out_prompts(trainer.eval_dataset, task, seed)
-    findings += split_findings({"train": train_prompts, **held_out})
-    lengths = [len(ids) for ids in trainer.tokenize_prompts(train_prompts)]
-    context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
-    findings += length_findings(lengths, gold_lengths, args.max_completion_length, context)
-    return DataFindings(findings, max(lengths), max(gold_lengths, default=None), reward_tells)
-
-
 def look_at_model(
-    trainer: ProRLTrainer, rows: list[dict], task, data: DataFindings, console: Console | None
+    trainer: ProRLTrainer,
+    rows: list[dict],
+    task,
+    gold_length: int | None,
+    tells: bool | None,
+    console: Console | None,
 ) -> list[Finding]:
-    """Sample the starting model and take the first steps."""
+    """
+    Sample the starting model and take the first steps. `gold_length` and `tells` are as in [`signal_findings`].
+    """
     args = trainer.args
-    findings = generation_findings(trainer, data.longest_prompt)
-    for finding in findings:
-        if finding.change:  # at once, because a process that runs out of memory on a CPU is killed without a table
-            tell(console, f"{finding.label}: {finding.number}: {finding.change}")
+    completions = trainer.num_generations * len(rows)
+    tell(console, f"samples: {trainer.num_generations} completions for each of {len(rows)} prompts")
+    findings = []
     try:
-        samples = sample_with_progress(trainer, rows, task, console)
-        findings += signal_findings(samples, args.max_completion_length, data.gold_length, data.reward_tells)
+        with nullcontext() if console is None else progress(completions, "preflight") as bar:
+            samples = sample_starting_model(trainer, rows, task, bar)
+        findings += signal_findings(samples, gold_length, tells)
         tell(console, "first steps")
         before = policy_logps(trainer, samples)
-        first = first_steps(trainer, STEPS, functools.partial(tell, console))
+        steps = first_steps(trainer, functools.partial(tell, console))
         after = policy_logps(trainer, samples)
     except torch.OutOfMemoryError:
         return [*findings, out_of_memory(args.per_device_train_batch_size)]
     except RunError as error:
         return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
-    findings += update_findings(first.rows)
+    findings += update_findings(steps)
     if before is not None:
-        distance = kl_after_updates(before, after, samples.batch)
-        findings.append(kl_finding(distance, [row["lr"] for row in first.rows]))
-    findings += cost_findings(
-        first, BatchShape.of(args, trainer.num_generations), samples.reward_seconds / len(samples.rewards)
-    )
-    if trainer.accelerator.device.type == "cpu":
-        peak_gib, total_gib = process_memory()
-        findings.append(process_memory_finding(peak_gib, total_gib))
-    return findings
-
-
-def sample_with_progress(trainer: ProRLTrainer, rows: list[dict], task, console: Console | None) -> Rollouts:
-    """Sample the starting model, with a progress bar if there is a console."""
-    tell(console, f"samples: {trainer.num_generations} completions for each of {len(rows)} prompts")
-    if console is None:
-        return sample_starting_model(trainer, rows, task)
-    with progress(len(rows) * trainer.num_generations, "preflight") as bar:
-        return sample_starting_model(trainer, rows, task, bar.update)
+        findings.append(kl_finding(before, after, samples.batch, [row["lr"] for row in steps]))
+    return findings + cost_findings(trainer, steps, samples.reward_seconds / completions)
 
 
 def policy_logps(trainer: ProRLTrainer, samples: Rollouts) -> torch.Tensor | None:
@@ -305,8 +253,7 @@ def print_findings(findings: list[Finding], with_passed: bool) -> None:
     Print the findings that need a change, most important first; how many checks passed, or all of them; the expected
     time; and the verdict. The table is as wide as the terminal at most.
     """
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    console = terminal()
     changes = sorted((finding for finding in findings if finding.level != FINE), key=lambda finding: finding.priority)
     others = [finding for finding in findings if finding.level == FINE]
     missing = [finding for finding in others if finding.number.startswith(NOT_MEASURED)]
@@ -324,7 +271,7 @@ def print_findings(findings: list[Finding], with_passed: bool) -> None:
         for finding in others:
             if finding.what.startswith(WALL_TIME):
                 console.print(f"{finding.label.capitalize()}: {finding.number}.")
-    console.print(visible(f"The recipe {verdict(findings)}."))
+    console.print(Text(visible(f"The recipe {verdict(findings)}.")))
 
 
 def grid(findings: list[Finding]) -> Table:

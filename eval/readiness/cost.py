@@ -3,7 +3,7 @@
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from statistics import fmean
 
 import psutil
 
@@ -11,8 +11,7 @@ from trl_prorl.anchors import ANCHORS
 from trl_prorl.config import ProRLConfig
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, make_finding
-from trl_prorl.eval.readiness.first_steps import FirstSteps
-from trl_prorl.eval.readiness.memory import USABLE
+from trl_prorl.eval.readiness.memory import GIB, USABLE, process_share
 
 
 OF_GENERATION = ("rollout", *(anchor.name for anchor in ANCHORS))
@@ -70,25 +69,6 @@ def larger_micro_batch(now: int, fits: int, exchangeable: int) -> int:
     return now * max(factors, default=1)
 
 
-def process_memory() -> tuple[float, float]:
-    """Return the peak memory of this process so far, and the total memory of the machine, in GiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
-    return peak * unit / 2**30, psutil.virtual_memory().total / 2**30
-
-
-def process_memory_finding(peak_gib: float, total_gib: float) -> Finding:
-    """Return the finding about the memory of the first steps on a CPU, and of the machine, in GiB."""
-    return make_finding(
-        "peak memory of the process",
-        f"{peak_gib:.1f} of {total_gib:.1f} GiB",
-        peak_gib > USABLE * total_gib,
-        "will not fit next to other programs: lower per_device_train_batch_size, or use a smaller model",
-        peak_gib=peak_gib,
-        total_gib=total_gib,
-    )
-
-
 def out_of_memory(micro_batch: int) -> Finding:
     """Return the finding about a run that does not fit."""
     change = (
@@ -99,66 +79,29 @@ def out_of_memory(micro_batch: int) -> Finding:
     return Finding("memory", number, change, STOP, {"now": micro_batch})
 
 
-@dataclass(frozen=True)
-class BatchShape:
+def cost_findings(trainer, rows: Sequence[Mapping[str, float]], reward_seconds: float) -> list[Finding]:
     """
-    How the rows of a generation batch are computed.
-
-    Attributes:
-        micro_batch (`int`): Rows of a forward pass, `per_device_train_batch_size`.
-        group (`int`): Completions of a prompt.
-        completions (`int`): Completions of a generation batch.
-        accumulation (`int`): Forward passes of an update, `gradient_accumulation_steps`.
-        per_generation (`int`): Micro-batches of a generation batch, `steps_per_generation`.
-        most (`int`, *optional*): Tokens of the longest completion, `max_completion_length`.
-        exchangeable (`int`): Micro-batches that can be merged into one without changing any update's gradient.
-    """
-
-    micro_batch: int
-    group: int
-    completions: int
-    accumulation: int
-    per_generation: int
-    most: int | None
-    exchangeable: int
-
-    @classmethod
-    def of(cls, args: ProRLConfig, group: int) -> "BatchShape":
-        """Read it from a configuration."""
-        return cls(
-            micro_batch=args.per_device_train_batch_size,
-            group=group,
-            completions=args.generation_batch_size,
-            accumulation=args.gradient_accumulation_steps,
-            per_generation=args.steps_per_generation,
-            most=args.max_completion_length,
-            exchangeable=args.exchangeable_micro_batches,
-        )
-
-
-def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -> list[Finding]:
-    """
-    Return the findings about time, and about memory if a GPU was used.
+    Return the findings about time and memory.
 
     Args:
-        first ([`FirstSteps`]): The first steps.
-        shape ([`BatchShape`]): Of its batches.
+        trainer ([`ProRLTrainer`]): It has just done the first steps.
+        rows (`list[dict]`): Their rows of `metrics.jsonl`.
         reward_seconds (`float`): Seconds of all reward functions for one completion.
     """
-    rows = first.rows
-    last = rows[-1]
-    timed = {stage: max(row.get(f"time_{stage}", 0.0) for row in rows) for stage in STAGES}
-    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in timed.items() if seconds)
-    wall = seconds_of_run(rows, first.max_steps, first.steps_per_generation)
-    throughput = sum(row["tokens_per_second"] for row in rows) / len(rows)
-    share = reward_seconds * shape.completions / max(rows[0]["time_step"], 1e-9)
-    findings = [
-        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in timed.items()}),
+    args = trainer.args
+    max_steps = trainer.state.max_steps
+    timed = {f"time_{stage}": max(row.get(f"time_{stage}", 0.0) for row in rows) for stage in STAGES}
+    stages = ", ".join(f"{key.removeprefix('time_')} {seconds:.2f}" for key, seconds in timed.items() if seconds)
+    wall = seconds_of_run(rows, max_steps, args.generate_every / args.gradient_accumulation_steps)
+    throughput = fmean(row["tokens_per_second"] for row in rows)
+    share = reward_seconds * args.generation_batch_size / max(rows[0]["time_step"], 1e-9)
+    return [
+        Finding("seconds by stage", stages, values=timed),
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
         Finding(
-            f"{WALL_TIME} {first.max_steps} steps",
+            f"{WALL_TIME} {max_steps} steps",
             f"about {duration(wall)}, without evaluations",
-            values={"seconds": wall, "max_steps": first.max_steps, "seconds_last_step": last["time_step"]},
+            values={"seconds": wall, "max_steps": max_steps, "seconds_last_step": rows[-1]["time_step"]},
         ),
         make_finding(
             "rewards in a step that generates",
@@ -167,40 +110,54 @@ def cost_findings(first: FirstSteps, shape: BatchShape, reward_seconds: float) -
             "the reward function is slow: batch it, or let it run fewer tests",
             share=share,
         ),
+        *memory_findings(trainer, rows),
     ]
-    if first.total_gib is None:
-        return findings
+
+
+def memory_findings(trainer, rows: Sequence[Mapping[str, float]]) -> list[Finding]:
+    """Return the findings about the memory of the first steps, from their rows of `metrics.jsonl`."""
+    device = trainer.accelerator.device
+    if device.type != "cuda":
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
+        total = psutil.virtual_memory().total / GIB
+        change = "will not fit next to other programs: lower per_device_train_batch_size, or use a smaller model"
+        return [peak_finding("peak memory of the process", peak, total, change)]
+    held, total = (size / GIB for size in process_share(device))
     peak = max(row["peak_memory_gib"] for row in rows)
     # A rollout's cache grows with the generation batch, and not with the micro-batch.
     without_rollout = [row["peak_memory_gib"] for row in rows if not row.get("time_rollout")] or [peak]
-    per_row = (max(without_rollout) - first.held_gib) / shape.micro_batch
+    per_row = (max(without_rollout) - held) / trainer.args.per_device_train_batch_size
+    length = max(row.get("completion_length", 0.0) for row in rows)
+    change = "hardly fits: lower per_device_train_batch_size, or set gradient_checkpointing: true"
     return [
-        *findings,
-        make_finding(
-            "peak memory",
-            f"{peak:.1f} of {first.total_gib:.1f} GiB",
-            peak > USABLE * first.total_gib,
-            "hardly fits: lower per_device_train_batch_size, or set gradient_checkpointing: true",
-            peak_gib=peak,
-            total_gib=first.total_gib,
-        ),
-        micro_batch_finding(first, shape, per_row),
+        peak_finding("peak memory", peak, total, change),
+        micro_batch_finding(trainer.args, trainer.num_generations, held, total, per_row, length),
     ]
 
 
-def micro_batch_finding(first: FirstSteps, shape: BatchShape, per_row: float) -> Finding:
+def peak_finding(what: str, peak: float, total: float, change: str) -> Finding:
+    """Return the finding about a peak in GiB, of the memory that there is."""
+    number = f"{peak:.1f} of {total:.1f} GiB"
+    return make_finding(what, number, peak > USABLE * total, change, peak_gib=peak, total_gib=total)
+
+
+def micro_batch_finding(
+    args: ProRLConfig, group: int, held: float, total: float, per_row: float, length: float
+) -> Finding:
     """
     Return the finding about the micro-batch: one that fits, or a larger one if the GPU has room for it at the full
-    length of completions. A row took `per_row` GiB at the lengths of the first samples.
+    length of completions. In GiB `held` of `total` are in use between steps, and a row took `per_row` at `length`
+    tokens.
     """
-    now = shape.micro_batch
-    fits = largest_micro_batch(first.held_gib, per_row, first.total_gib, shape.group)
+    now = args.per_device_train_batch_size
+    fits = largest_micro_batch(held, per_row, total, group)
     larger = now
-    length = max(row.get("completion_length", 0.0) for row in first.rows)
-    if shape.most is not None and length > 0:
-        at_full_length = per_row * max(1.0, shape.most / length)
-        fit_at_full_length = largest_micro_batch(first.held_gib, at_full_length, first.total_gib, shape.group)
-        larger = larger_micro_batch(now, fit_at_full_length, shape.exchangeable)
+    most = args.max_completion_length
+    if most is not None and length > 0:
+        at_full_length = per_row * max(1.0, most / length)
+        fit_at_full_length = largest_micro_batch(held, at_full_length, total, group)
+        larger = larger_micro_batch(now, fit_at_full_length, args.exchangeable_micro_batches)
     what = "largest micro-batch that fits"
     number = f"{fits} rows (now {now})"
     values = {"rows": fits, "now": now, "advised": larger}
@@ -213,7 +170,8 @@ def micro_batch_finding(first: FirstSteps, shape: BatchShape, per_row: float) ->
     factor = larger // now
     change = (
         "the same updates, up to rounding, need fewer forward passes: set "
-        f"per_device_train_batch_size: {larger} and gradient_accumulation_steps: {shape.accumulation // factor} "
-        f"(and steps_per_generation: {shape.per_generation // factor}, if it is set)"
+        f"per_device_train_batch_size: {larger} and gradient_accumulation_steps: "
+        f"{args.gradient_accumulation_steps // factor} (and steps_per_generation: "
+        f"{args.steps_per_generation // factor}, if it is set)"
     )
     return Finding(what, number, change, LOOK, values)

@@ -1,9 +1,9 @@
 """Checks of a run's data: do verifier and rewards accept correct answers only, are splits disjoint, do texts fit?"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
+from statistics import fmean
 
 import torch
 from datasets import Dataset
@@ -18,50 +18,20 @@ from trl_prorl.rollout import weighted_sum
 
 MAX_ACCEPTED = 0.1  # share of other rows' answers that may be correct by chance, as in tasks with few answers
 NO_COLUMNS = ("prompt", "completion", "completion_ids")  # a reward function gets these as separate arguments
+GOLD_REWARD = "reward of gold answers, of other rows'"
 HELD_OUT = 128  # rows of a task's validation and test that are compared with training
 
 
-@dataclass(frozen=True)
-class GoldAnswers:
+def check_gold_answers(
+    task, rows: Sequence[Mapping], reward: Callable | None = None
+) -> tuple[list[Finding], bool | None]:
     """
-    Verdicts and rewards of reference answers, and of different answers, which belong to other rows.
+    Check the reference answers of R rows, and one other row's answer for each, with a task's `gold` and `verify_many`,
+    and with a reward, which takes completions and rows and returns a number for each.
 
-    Attributes:
-        verified (`list[bool]`): The verdict on each row's reference answer, shape (R,).
-        accepted (`list[bool]`): The verdict on each other row's answer, shape (O,).
-        rewards, other_rewards (`list[float]`): Weighted sums of the reward functions, NaN where none applies; empty
-            if the reward functions cannot be called.
-        failed (`str`, *optional*): Why they could not be called.
-    """
-
-    verified: list[bool]
-    accepted: list[bool]
-    rewards: list[float]
-    other_rewards: list[float]
-    failed: str | None = None
-
-    @property
-    def reward_tells(self) -> bool | None:
-        """Whether correct answers get more reward than wrong ones on average; `None` if that is not known."""
-        correct = without_nan(reward for reward, verdict in zip(self.rewards, self.verified, strict=False) if verdict)
-        wrong = without_nan(
-            reward for reward, verdict in zip(self.other_rewards, self.accepted, strict=False) if not verdict
-        )
-        return mean(correct) > mean(wrong) if correct and wrong else None
-
-
-def without_nan(values) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def check_gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) -> GoldAnswers:
-    """
-    Check the reference answers of R rows, and one other row's answer for each, with a task's `gold` and `verify_many`.
-    A reward, which takes completions and rows and returns a number for each, is called for them, too.
+    Returns:
+        The findings, and whether correct answers get more reward than wrong ones on average; `None` if that is not
+        known.
     """
     golds = [task.gold(row) for row in rows]
     other_golds = []
@@ -71,30 +41,25 @@ def check_gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = 
         if other is not None:
             other_golds.append(other)
             other_rows.append(row)
-    rewards = []
-    other_rewards = []
-    failed = None
+    verified = judge(task, golds, rows)
+    accepted = judge(task, other_golds, other_rows) if other_golds else []
+    findings = verdict_findings(verified, accepted)
+    if reward is None:
+        return findings, None
     try:
-        if reward is not None:
-            rewards = list(reward(golds, rows))
-            other_rewards = list(reward(other_golds, other_rows)) if other_rows else []
+        rewards = reward(golds, rows)
+        other_rewards = reward(other_golds, other_rows) if other_golds else []
     except RewardError as error:  # it may need what only a rollout has; it is called for samples, too
-        rewards = []
-        other_rewards = []
-        failed = str(error)
-    return GoldAnswers(
-        verified=judge(task, golds, rows),
-        accepted=judge(task, other_golds, other_rows),
-        rewards=rewards,
-        other_rewards=other_rewards,
-        failed=failed,
-    )
+        cause = f"a reward function failed; ignore this if it needs values that only a rollout has: {error}"
+        return [*findings, Finding(GOLD_REWARD, NOT_MEASURED, cause, LOOK)], None
+    correct = without_nan(reward for reward, verdict in zip(rewards, verified, strict=True) if verdict)
+    wrong = without_nan(reward for reward, verdict in zip(other_rewards, accepted, strict=True) if not verdict)
+    tells = fmean(correct) > fmean(wrong) if correct and wrong else None
+    return findings + reward_findings(without_nan(rewards), without_nan(other_rewards), tells), tells
 
 
 def judge(task, answers: list[str], rows: Sequence[Mapping]) -> list[bool]:
-    """Return the task's verdict on each answer; an empty list for no answers."""
-    if not answers:
-        return []
+    """Return the task's verdict on each answer."""
     return [as_verdict(verdict, f"verify of {type(task).__name__}") for verdict in task.verify_many(answers, rows)]
 
 
@@ -105,6 +70,44 @@ def _other_gold(golds: list[str], rows: Sequence[Mapping], place: int) -> str | 
         if rows[other].get("task") == rows[place].get("task") and golds[other] != golds[place]:
             return golds[other]
     return None
+
+
+def verdict_findings(verified: list[bool], accepted: list[bool]) -> list[Finding]:
+    """Return the findings about the verdicts on reference answers and on other rows' answers."""
+    total = len(verified)
+    correct = sum(verified)
+    if correct == 0:
+        level = STOP
+        cure = "the verifier rejects every reference answer, so nothing can ever be correct: fix the task"
+    else:
+        level = LOOK
+        cure = "the verifier rejects reference answers: fix it, or drop these rows"
+    what = "gold answers verify"
+    number = f"{correct} of {total}"
+    findings = [make_finding(what, number, correct < total, cure, level, rows=total, verified=correct)]
+    if accepted:
+        wrong = sum(accepted)
+        of = len(accepted)
+        cure = "the verifier accepts wrong answers: fix it"
+        what = "other rows' answers that verify"
+        number = f"{wrong} of {of}"
+        findings.append(make_finding(what, number, wrong > MAX_ACCEPTED * of, cure, rows=of, accepted=wrong))
+    return findings
+
+
+def reward_findings(gold: list[float], others: list[float], tells: bool | None) -> list[Finding]:
+    """Return the finding about the rewards of reference answers and of other rows' answers, if there are both."""
+    if not gold:
+        return [Finding(GOLD_REWARD, "none", "the reward functions return None for reference answers: fix them", LOOK)]
+    if not others:
+        return []
+    cure = "correct answers get no more reward than wrong ones: fix the reward function"
+    number = f"{fmean(gold):.2f}, {fmean(others):.2f}"
+    return [make_finding(GOLD_REWARD, number, tells is False, cure, gold=fmean(gold), others=fmean(others))]
+
+
+def without_nan(values: Iterable[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
 
 
 def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] | None:
@@ -124,7 +127,7 @@ def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] 
     def sum_rewards(texts: list[str], rows: list[Mapping]) -> list[float]:
         chats = not isinstance(rows[0]["prompt"], str)
         arguments = {
-            **reward_columns(rows),
+            **{key: [row[key] for row in rows] for key in rows[0] if key not in NO_COLUMNS},
             "prompts": [row["prompt"] for row in rows],
             "completions": [[{"role": "assistant", "content": text}] if chats else text for text in texts],
             "completion_ids": tokenizer(texts, add_special_tokens=False)["input_ids"],
@@ -141,51 +144,9 @@ def summed_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] 
     return sum_rewards
 
 
-def reward_columns(rows: Sequence[Mapping]) -> dict[str, list]:
-    """Return the columns that reward functions get as keyword arguments."""
-    return {key: [row[key] for row in rows] for key in rows[0] if key not in NO_COLUMNS}
-
-
 def text_tokenizer(trainer):
     """Return the tokenizer, also that of a processor."""
     return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-
-
-def gold_findings(found: GoldAnswers) -> list[Finding]:
-    """Return the findings about reference answers: verdicts and rewards."""
-    total = len(found.verified)
-    correct = sum(found.verified)
-    if correct == 0:
-        level = STOP
-        cure = "the verifier rejects every reference answer, so nothing can ever be correct: fix the task"
-    else:
-        level = LOOK
-        cure = "the verifier rejects reference answers: fix it, or drop these rows"
-    what = "gold answers verify"
-    number = f"{correct} of {total}"
-    findings = [make_finding(what, number, correct < total, cure, level, rows=total, verified=correct)]
-    if found.accepted:
-        wrong = sum(found.accepted)
-        of = len(found.accepted)
-        cure = "the verifier accepts wrong answers: fix it"
-        what = "other rows' answers that verify"
-        number = f"{wrong} of {of}"
-        findings.append(make_finding(what, number, wrong > MAX_ACCEPTED * of, cure, rows=of, accepted=wrong))
-    what = "reward of gold answers, of other rows'"
-    if found.failed is not None:
-        cause = f"a reward function failed; ignore this if it needs values that only a rollout has: {found.failed}"
-        return [*findings, Finding(what, NOT_MEASURED, cause, LOOK)]
-    gold = without_nan(found.rewards)
-    others = without_nan(found.other_rewards)
-    if found.rewards and not gold:
-        cure = "the reward functions return None for reference answers: fix them"
-        findings.append(Finding(what, "none", cure, LOOK))
-    elif gold and others:
-        means = {"gold": mean(gold), "others": mean(others)}
-        cure = "correct answers get no more reward than wrong ones: fix the reward function"
-        number = ", ".join(f"{value:.2f}" for value in means.values())
-        findings.append(make_finding(what, number, found.reward_tells is False, cure, **means))
-    return findings
 
 
 def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:

@@ -1,20 +1,16 @@
 """The first optimizer steps of a run, done in a temporary folder, and the findings about them."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import TrainerCallback
 
 from trl_prorl import kl
 from trl_prorl.eval.readiness.finding import NOT_MEASURED, STOP, Finding, make_finding
-from trl_prorl.eval.readiness.memory import GIB, process_share
 from trl_prorl.kl import completion_mask
 from trl_prorl.launch.terminal import LORA_RATES
-from trl_prorl.run_files import METRICS_FILE
+from trl_prorl.run_files import METRICS, METRICS_FILE, read_jsonl
 
 
 STEPS = 2
@@ -25,26 +21,6 @@ MAX_CLIPPED = 0.2  # share of tokens
 # 0.5 to 5 above that.
 MAX_KL = 0.1
 FULL_RATE = 2e-6  # the highest learning rate of full fine-tuning; LoRA needs about ten times as much
-
-
-@dataclass(frozen=True)
-class FirstSteps:
-    """
-    The log of the first optimizer steps of a run.
-
-    Attributes:
-        rows (`list[dict]`): Rows of `metrics.jsonl`.
-        max_steps (`int`): Optimizer steps of the whole run.
-        steps_per_generation (`float`): Optimizer steps from one generation to the next.
-        held_gib (`float`, *optional*): GPU memory between two steps, for weights and optimizer.
-        total_gib (`float`, *optional*): GPU memory that this process can use.
-    """
-
-    rows: list[dict]
-    max_steps: int
-    steps_per_generation: float
-    held_gib: float | None = None
-    total_gib: float | None = None
 
 
 class StopAfter(TrainerCallback):
@@ -60,29 +36,14 @@ class StopAfter(TrainerCallback):
             control.should_training_stop = True
 
 
-def first_steps(trainer, steps: int = STEPS, tell: Callable[[str], None] = lambda line: None) -> FirstSteps:
+def first_steps(trainer, tell: Callable[[str], None]) -> list[dict]:
     """
-    Train at most a few steps; `tell` gets a line after each. The trainer neither saves nor evaluates, and the caller
-    deletes its `output_dir`.
+    Train the first [`STEPS`], and return their rows of `metrics.jsonl`; `tell` gets a line after each. The trainer
+    neither saves nor evaluates, and the caller deletes its `output_dir`.
     """
-    trainer.add_callback(StopAfter(steps, tell))
+    trainer.add_callback(StopAfter(STEPS, tell))
     trainer.train()
-    args = trainer.args
-    device = trainer.accelerator.device
-    rows = [json.loads(line) for line in Path(trainer.run_dir, METRICS_FILE).read_text().splitlines()]
-    held_gib = None
-    total_gib = None
-    if device.type == "cuda":
-        held, total = process_share(device)
-        held_gib = held / GIB
-        total_gib = total / GIB
-    return FirstSteps(
-        rows=rows,
-        max_steps=trainer.state.max_steps,
-        steps_per_generation=args.generate_every / args.gradient_accumulation_steps,
-        held_gib=held_gib,
-        total_gib=total_gib,
-    )
+    return read_jsonl(trainer.run_dir / METRICS_FILE, METRICS)
 
 
 def rate_findings(rate: float, lora: bool) -> list[Finding]:
@@ -93,24 +54,24 @@ def rate_findings(rate: float, lora: bool) -> list[Finding]:
     return [make_finding("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
 
 
-def kl_after_updates(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float | None:
+def kl_finding(
+    old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor], rates: Sequence[float]
+) -> Finding:
     """
-    Return KL(old ‖ new) in nats per token, from log-probabilities before and after the updates, shape (B, T), and the
-    batch with their mask. It is the k3 estimate on samples of the old policy, which stays finite if the ratio
-    overflows. `None` if no token counts.
+    Return the finding about KL(old ‖ new) in nats per token. It is the k3 estimate on samples of the old policy, which
+    stays finite if the ratio overflows.
+
+    Args:
+        old, new (`torch.Tensor` of shape `(B, T)`): Log-probabilities before and after the first updates.
+        batch (`Mapping[str, torch.Tensor]`): The samples, with their masks.
+        rates (`Sequence[float]`): The updates' learning rates, low in a warm-up.
     """
-    mask = completion_mask(batch)
-    if not mask.any():
-        return None
-    values = torch.where(mask.bool(), kl.kl_values(old, new, "k3"), 0.0)
-    return (values.sum() / mask.sum()).item()
-
-
-def kl_finding(distance: float | None, rates: Sequence[float]) -> Finding:
-    """Return the finding about [`kl_after_updates`]; `rates` are the updates' learning rates, low in a warm-up."""
     what = f"KL to the policy before the first {len(rates)} updates"
-    if distance is None:  # by mask_truncated_completions
+    mask = completion_mask(batch)
+    if not mask.any():  # by mask_truncated_completions
         return Finding(what, f"{NOT_MEASURED}: every completion of the first batch was truncated")
+    values = torch.where(mask.bool(), kl.kl_values(old, new, "k3"), 0.0)
+    distance = (values.sum() / mask.sum()).item()
     return make_finding(
         what,
         f"{distance:.2g} nats per token, at learning rates {', '.join(f'{rate:g}' for rate in rates)}",

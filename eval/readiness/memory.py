@@ -1,7 +1,5 @@
 """Does a generation batch fit into memory? Predicted from shapes, before anything is sampled."""
 
-from dataclasses import dataclass
-
 import psutil
 import torch
 
@@ -14,60 +12,24 @@ MIB = 2**20
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class GenerationMemory:
+def row_bytes(config, dtype: torch.dtype, tokens: int) -> tuple[int, int]:
     """
-    The memory that compact sampling needs, in bytes.
-
-    Attributes:
-        cache (`int`): Keys and values of one token of a completion in all layers.
-        logits (`int`): Logits of one completion's next token, and their scores and probabilities in fp32.
-        tokens (`int`): Length of the longest completion with its prompt.
-        copy (`int`): The merged copy.
-    """
-
-    cache: int
-    logits: int
-    tokens: int
-    copy: int
-
-    @property
-    def row(self) -> int:
-        """Bytes of one completion."""
-        return self.cache * self.tokens + self.logits
-
-    def needed(self, rows: int) -> int:
-        """Return the bytes of `rows` completions that are decoded at once, plus the copy."""
-        return self.row * rows + self.copy
-
-    def rows_that_fit(self, room: float) -> int:
-        """Return how many completions can be decoded at once in `room` bytes."""
-        return max(0, int((room - self.copy) // self.row))
-
-
-def cache_bytes(config, element: int) -> int:
-    """
-    Return the bytes of a token's keys and values in all layers, with `element` bytes per element. Layers with a
-    sliding window do not need more.
-    """
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * size * element
-
-
-def generation_memory(config, dtype: torch.dtype, tokens: int, copy: int) -> GenerationMemory:
-    """
-    Predict the memory that compact sampling needs.
+    Predict the bytes that compact sampling needs for one completion.
 
     Args:
         config (`PreTrainedConfig`): Configuration of the text model.
         dtype (`torch.dtype`): Data type of its weights.
-        tokens (`int`): Length of the longest completion with its prompt.
-        copy (`int`): Bytes of the merged copy.
+        tokens (`int`): Length of the completion with its prompt.
+
+    Returns:
+        The bytes of keys and values in all layers, of which layers with a sliding window need no more; and of the next
+        token's logits, and its scores and probabilities in fp32.
     """
-    element = dtype.itemsize
-    in_fp32 = 2 * torch.float32.itemsize  # scores and probabilities
-    return GenerationMemory(cache_bytes(config, element), config.vocab_size * (element + in_fp32), tokens, copy)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache = 2 * config.num_hidden_layers * heads * size * dtype.itemsize
+    in_fp32 = 2 * torch.float32.itemsize
+    return cache * tokens, config.vocab_size * (dtype.itemsize + in_fp32)
 
 
 def whole_groups(rows: int, fits: int, group: int) -> int:
@@ -100,67 +62,56 @@ def readable(size: float) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
 
 
-def generation_finding(memory: GenerationMemory, room: float, rows: int, most: int | None, group: int) -> Finding:
+def rows_that_fit(row: int, copy: int, room: float, rows: int, group: int) -> tuple[int, int, str]:
     """
-    Return the finding about a generation batch: how much memory it needs in addition to weights and optimizer, and
-    which `compact_max_rows` fits.
+    Return how many completions can be decoded at once, how many of `rows` to decode at once, and what to set.
 
     Args:
-        memory ([`GenerationMemory`]): Memory of a completion and of the copy.
-        room (`float`): Bytes that are free for it.
+        row (`int`): Bytes of a completion.
+        copy (`int`): Bytes of the merged copy.
+        room (`float`): Bytes that are free.
         rows (`int`): Completions of a generation batch.
-        most (`int`, *optional*): `compact_max_rows`.
         group (`int`): Completions of a prompt.
     """
-    at_once = min(rows, most or rows)
-    fits = memory.rows_that_fit(room)
-    fits_unmerged = int(room // memory.row)
-    advised = whole_groups(rows, fits, group) if fits else 0
-    if fits < group and fits_unmerged > fits:
-        advised = whole_groups(rows, fits_unmerged, group)
+    fits = max(0, int((room - copy) // row))
+    unmerged = int(room // row)
+    if fits < group and unmerged > fits:
+        advised = whole_groups(rows, unmerged, group)
         change = (
             f"only {fits} completions fit next to the merged copy: set compact_merge: false and "
             f"compact_max_rows: {advised}"
         )
-    elif fits:
-        change = f"does not fit at once: set compact_max_rows: {advised}"
-    else:
-        change = "not even one completion fits: lower max_completion_length, or use a smaller model"
-    needed = memory.needed(at_once)
-    cache = readable(memory.cache * memory.tokens * at_once)
-    logits = readable(memory.logits * at_once)
-    number = (
-        f"{readable(needed)} needed, {readable(room)} free: {at_once} completions of up to {memory.tokens} tokens "
-        f"(cache {cache}, logits {logits}, merged copy {readable(memory.copy)}); {fits:,} would fit"
-    )
-    return make_finding(
-        "memory of a generation batch",
-        number,
-        needed > room,
-        change,
-        needed_gib=needed / GIB,
-        room_gib=room / GIB,
-        rows=at_once,
-        fits=fits,
-        advised=advised,
-    )
+        return fits, advised, change
+    if fits == 0:
+        return 0, 0, "not even one completion fits: lower max_completion_length, or use a smaller model"
+    advised = whole_groups(rows, fits, group)
+    return fits, advised, f"does not fit at once: set compact_max_rows: {advised}"
 
 
 def generation_findings(trainer, longest_prompt: int) -> list[Finding]:
     """
-    Return the finding about a trainer's generation batch, whose longest prompt has `longest_prompt` tokens. Without
-    compact sampling, or without a limit on the length of completions, there is none.
+    Return the finding about a trainer's generation batch: how much memory it needs in addition to weights and
+    optimizer, and which `compact_max_rows` fits. The longest prompt has `longest_prompt` tokens. Without compact
+    sampling, or without a limit on the length of completions, there is none.
     """
     args = trainer.args
     if trainer.compact is None or args.max_completion_length is None:
         return []
     model = trainer.accelerator.unwrap_model(trainer.model)
     copy = 0 if trainer.compact.copy is None else trainer.compact.copy.bytes
-    memory = generation_memory(
-        model.config.get_text_config(), model.dtype, longest_prompt + args.max_completion_length, copy
-    )
+    tokens = longest_prompt + args.max_completion_length
+    cache, logits = row_bytes(model.config.get_text_config(), model.dtype, tokens)
     held, total = process_share(trainer.accelerator.device)
     trained = sum(param.numel() * param.element_size() for param in model.parameters() if param.requires_grad)
     room = max(0.0, USABLE * total - held - MOMENTS * trained)
     rows = args.generation_batch_size
-    return [generation_finding(memory, room, rows, args.compact_max_rows, trainer.num_generations)]
+    fits, advised, change = rows_that_fit(cache + logits, copy, room, rows, trainer.num_generations)
+    at_once = min(rows, args.compact_max_rows or rows)
+    needed = (cache + logits) * at_once + copy
+    number = (
+        f"{readable(needed)} needed, {readable(room)} free: {at_once} completions of up to {tokens} tokens (cache "
+        f"{readable(cache * at_once)}, logits {readable(logits * at_once)}, merged copy {readable(copy)}); {fits:,} "
+        "would fit"
+    )
+    values = {"needed_gib": needed / GIB, "room_gib": room / GIB, "rows": at_once, "fits": fits, "advised": advised}
+    return [make_finding("memory of a generation batch", number, needed > room, change, **values)]

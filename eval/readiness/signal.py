@@ -1,20 +1,21 @@
 """Samples of the starting model, as a run draws and rewards them: does any group give a gradient, and if not, why?"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean
+from statistics import fmean
 from typing import Any
 
+from tqdm import tqdm
+
+from trl_prorl.config import ProRLConfig
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS as MIN_FOR_INTERVAL
 from trl_prorl.eval.analysis.statistics import bootstrap_interval
 from trl_prorl.eval.pages.table import percent
-from trl_prorl.eval.readiness.data import reward_columns, without_nan
+from trl_prorl.eval.readiness.data import judge, without_nan
 from trl_prorl.eval.readiness.finding import LOOK, NOT_MEASURED, STOP, Finding, make_finding
 from trl_prorl.evaluation import find_verifier
 from trl_prorl.extras.turns import transcript
-from trl_prorl.pass_at_k import as_verdict
-from trl_prorl.rewards import guard_reward
 
 
 FULL_REWARD = "full reward of 1: no verifier"
@@ -51,105 +52,74 @@ class Rollouts:
     Samples of P prompts with G completions each, prompt by prompt; lists of completions have length P·G.
 
     Attributes:
+        args ([`ProRLConfig`]): The trainer's.
         group_size (`int`): G.
-        rewards (`list[float]`): Weighted sum of all reward functions; NaN where none applies.
-        correct (`list[bool]`, *optional*): Verdicts; `None` if no verifier says which completions are correct.
+        source (`str`): What decides which completions are correct, in words.
         answered (`list[bool]`, *optional*): Whether a verifier finds an answer at all; `None` if that is not known.
+        rewards (`list[float]`): Weighted sum of all reward functions; NaN where none applies.
+        correct (`list[bool]`): Verdicts.
         truncated (`list[bool]`): Whether a completion was truncated at `max_completion_length`.
         lengths (`list[int]`): Tokens.
         texts (`list[str]`): The completions.
         parts (`list[tuple]`): Task and level of each prompt, shape (P,).
         reward_seconds (`float`): Seconds of all reward functions for all completions.
-        source (`str`): What decides which completions are correct, in words.
         batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
-        masks_truncated (`bool`): Whether `mask_truncated_completions` leaves truncated completions out of the loss.
-        limits (`dict[str, float]`): Those of the keys `LIMITS` that are set.
-        resets (`bool`): Whether a key can request a reset of the reference.
     """
 
+    args: ProRLConfig
     group_size: int
-    rewards: list[float]
-    correct: list[bool] | None
+    source: str
     answered: list[bool] | None
-    truncated: list[bool]
-    lengths: list[int]
-    texts: list[str]
-    parts: list[tuple]
-    reward_seconds: float
-    source: str = "verify"
+    rewards: list[float] = field(default_factory=list)
+    correct: list[bool] = field(default_factory=list)
+    truncated: list[bool] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    parts: list[tuple] = field(default_factory=list)
+    reward_seconds: float = 0.0
     batch: dict[str, Any] = field(default_factory=dict)
-    masks_truncated: bool = False
-    limits: dict[str, float] = field(default_factory=dict)
-    resets: bool = False
 
     def groups(self, values: Sequence[Any]) -> list[list[Any]]:
         """Values of completions, by prompt."""
         return [list(values[i : i + self.group_size]) for i in range(0, len(values), self.group_size)]
 
 
-def sample_starting_model(
-    trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], None] = lambda count: None
-) -> Rollouts:
+def sample_starting_model(trainer, rows: Sequence[Mapping], task=None, bar: tqdm | None = None) -> Rollouts:
     """
-    Sample P rows of the training set as a trainer does before its first step, a generation batch at a time; `advance`
-    gets the number of completions of every batch.
+    Sample P rows of the training set as a trainer does before its first step, a generation batch at a time. A `bar`
+    shows the number of completions.
 
     The verifier of a reward function decides which completions are correct, else the task. Without both, a completion
     is correct if the first reward function gives it the full reward of 1, as for `pass_rate/TASK` in `metrics.jsonl`.
     """
     size = trainer.num_generations
-    verifier = find_verifier(trainer.reward_funcs)
     together = max(1, trainer.args.generation_batch_size // size)
-    found = Rollouts(
-        group_size=size,
-        rewards=[],
-        correct=[],
-        answered=None if task is None else [],
-        truncated=[],
-        lengths=[],
-        texts=[],
-        parts=[],
-        reward_seconds=0.0,
-        masks_truncated=trainer.args.mask_truncated_completions,
-        limits={key: getattr(trainer.args, key) for key in LIMITS if getattr(trainer.args, key)},
-        resets=trainer.args.resets,
-    )
-    if verifier is None and task is None:
-        found.source = FULL_REWARD
-    elif verifier is not None:
-        name = getattr(verifier, "__qualname__", "batch_verifier")
-        verifier = guard_reward(verifier, name, trainer.args.reward_timeout, "stop")
+    has_verifier = task is not None or find_verifier(trainer.reward_funcs) is not None
+    answered = None if task is None else []
+    found = Rollouts(trainer.args, size, "verify" if has_verifier else FULL_REWARD, answered)
     for start in range(0, len(rows), together):
-        batch = [dict(row) for row in rows[start : start + together]]
+        batch = rows[start : start + together]
         sampled = trainer.sample_rows(batch)
         found.batch = found.batch or sampled.batch
         row_of_each = [row for row in batch for _ in range(size)]
         found.rewards += sampled.total.tolist()
         found.truncated += sampled.cut
         found.lengths += [len(ids) for ids in sampled.ids]
-        texts = [last_text(completion) for completion in sampled.completions]
+        texts = [text if isinstance(text, str) else transcript(text) for text in sampled.completions]
         found.texts += texts
         found.parts += [(row.get("task"), row.get("level")) for row in batch]
         found.reward_seconds += sampled.reward_seconds
-        if verifier is not None:
-            prompts = [row["prompt"] for row in row_of_each]
-            verdicts = verifier(prompts=prompts, completions=sampled.completions, **reward_columns(row_of_each))
+        if sampled.correct:
+            found.correct += sampled.correct
         elif task is not None:
-            verdicts = task.verify_many(texts, row_of_each)
+            found.correct += judge(task, texts, row_of_each)
         else:
-            verdicts = (sampled.rewards[:, 0] >= 1.0).tolist()
-        found.correct += [as_verdict(verdict, "the verifier") for verdict in verdicts]
+            found.correct += (sampled.rewards[:, 0] >= 1.0).tolist()
         if task is not None:
             found.answered += [task.has_answer(text, row) for text, row in zip(texts, row_of_each, strict=True)]
-        advance(len(row_of_each))
+        if bar is not None:
+            bar.update(len(row_of_each))
     return found
-
-
-def last_text(completion: str | list[Mapping]) -> str:
-    """Return a completion, or the text of its last message, or of all its turns; a call of a tool may have none."""
-    if isinstance(completion, str):
-        return completion
-    return transcript(completion)
 
 
 def expected_zero_signal(p: float, size: int) -> float:
@@ -160,22 +130,17 @@ def expected_zero_signal(p: float, size: int) -> float:
     return p**size + (1 - p) ** size
 
 
-def smallest_group(p: float) -> int | None:
-    """Return the smallest usual group size of which at most `TARGET_ZERO_SIGNAL` give no gradient, else `None`."""
-    return next((size for size in GROUPS if expected_zero_signal(p, size) <= TARGET_ZERO_SIGNAL), None)
-
-
 def rewards_differ(rewards: list[float]) -> bool:
     """Return whether rewards of a group differ."""
     values = without_nan(rewards)
     return bool(values) and max(values) - min(values) > SAME
 
 
-def has_gradient(rewards: list[float], truncated: list[bool], masks_truncated: bool) -> bool:
+def has_gradient(found: Rollouts, rewards: list[float], truncated: list[bool]) -> bool:
     """Return whether a group has a completion that is in the loss and whose reward is not the group's mean."""
-    if not masks_truncated or not rewards_differ(rewards):
+    if not found.args.mask_truncated_completions or not rewards_differ(rewards):
         return rewards_differ(rewards)
-    average = mean(without_nan(rewards))
+    average = fmean(without_nan(rewards))
     return any(
         abs(reward - average) > SAME
         for reward, was_truncated in zip(rewards, truncated, strict=True)
@@ -188,24 +153,16 @@ def share_within(found: Rollouts) -> float:
     Return the share of the variance of verdicts, p (1 − p), that is within prompts, unbiased: 1 if prompts are
     equally difficult, 0 if the completions of each prompt are all correct or all wrong.
     """
-    p = rate(found.correct)
-    if not 0 < p < 1:
-        return 1.0
+    p = fmean(found.correct)
     size = found.group_size
-    if size == 1:
+    if not 0 < p < 1 or size == 1:
         return 1.0
-    within = []
-    for group in found.groups(found.correct):
-        correct = sum(group)
-        within.append(correct * (size - correct) / (size * (size - 1)))
-    return sum(within) / len(within) / (p * (1 - p))
+    counts = map(sum, found.groups(found.correct))
+    within = fmean(correct * (size - correct) / (size * (size - 1)) for correct in counts)
+    return within / (p * (1 - p))
 
 
-def rate(values: list[bool]) -> float:
-    return sum(values) / len(values)
-
-
-def signal_findings(found: Rollouts, max_completion_length: int | None, gold_length: int | None, tells: bool | None):
+def signal_findings(found: Rollouts, gold_length: int | None, tells: bool | None) -> list[Finding]:
     """
     Return the findings about samples of the starting model. `gold_length` is the length of the longest reference
     answer in tokens; `tells` is whether correct answers get more reward than wrong ones, `None` if that is not known.
@@ -217,15 +174,15 @@ def signal_findings(found: Rollouts, max_completion_length: int | None, gold_len
         *needed_kl_findings(found),
         *disagreement_findings(found),
         *full_reward_findings(found),
-        truncated_finding(found, max_completion_length, gold_length),
+        truncated_finding(found, gold_length),
         *unanswered_findings(found),
     ]
 
 
 def accuracy_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
     """Return the accuracy with its interval over prompts, for all prompts and for each task and level."""
-    rates = [rate(group) for group in found.groups(found.correct)]
-    truncated = rate(found.truncated)
+    rates = [fmean(group) for group in found.groups(found.correct)]
+    truncated = fmean(found.truncated)
     by_part: dict[tuple, list[float]] = {}
     for part, value in zip(found.parts, rates, strict=True):
         by_part.setdefault(part, []).append(value)
@@ -239,7 +196,7 @@ def accuracy_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
 
 def accuracy_finding(what: str, rates: list[float], tells: bool | None, truncated: float) -> Finding:
     """Return the accuracy on some prompts, from that of each; `tells` and `truncated` are other causes of a 0."""
-    p = sum(rates) / len(rates)
+    p = fmean(rates)
     low, high = bootstrap_interval(rates)
     change = ""
     if len(rates) < MIN_PROMPTS and not MIN_ACCURACY < p < MAX_ACCURACY:
@@ -272,11 +229,8 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
         return batch_finding(found, tells)
     groups = found.groups(found.rewards)
     truncated = found.groups(found.truncated)
-    with_gradient = sum(
-        has_gradient(rewards, was_truncated, found.masks_truncated)
-        for rewards, was_truncated in zip(groups, truncated, strict=True)
-    )
-    p = rate(found.correct)
+    with_gradient = sum(has_gradient(found, *group) for group in zip(groups, truncated, strict=True))
+    p = fmean(found.correct)
     size = found.group_size
     observed = 1 - with_gradient / len(groups)
     expected = expected_zero_signal(p, size)
@@ -287,7 +241,7 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
         return Finding(what, number, cure_of_zero_signal(found, tells), STOP, values)
     if observed <= MAX_ZERO_SIGNAL:
         return Finding(what, number, values=values)
-    better = smallest_group(p)
+    better = next((group for group in GROUPS if expected_zero_signal(p, group) <= TARGET_ZERO_SIGNAL), None)
     if share_within(found) < MIN_WITHIN_PROMPT_VARIANCE and MIN_ACCURACY < p < MAX_ACCURACY:
         change = f"a prompt is solved always or never, so larger groups change little: {VARY}"
     elif better is not None and better > size:
@@ -305,7 +259,7 @@ def batch_finding(found: Rollouts, tells: bool | None) -> Finding:
     """Return whether rewards differ between prompts, for groups of one completion, compared with other prompts."""
     values = without_nan(found.rewards)
     what = "prompts with a signal"
-    if has_gradient(found.rewards, found.truncated, found.masks_truncated):
+    if has_gradient(found, found.rewards, found.truncated):
         lowest = min(values)
         highest = max(values)
         return Finding(what, f"rewards from {lowest:.2g} to {highest:.2g} over {len(values)} prompts")
@@ -314,11 +268,11 @@ def batch_finding(found: Rollouts, tells: bool | None) -> Finding:
 
 def cure_of_zero_signal(found: Rollouts, tells: bool | None) -> str:
     """Return why no group gives a gradient, and what to change, by the first cause that the samples show."""
-    p = rate(found.correct)
+    p = fmean(found.correct)
     rewards = without_nan(found.rewards)
     if tells is False:
         return "correct answers get no more reward than wrong ones: fix the reward function"
-    if rate(found.truncated) > UNRELIABLE_TRUNCATED:
+    if fmean(found.truncated) > UNRELIABLE_TRUNCATED:
         return "most completions are truncated: raise max_completion_length"
     if not rewards:
         return "every reward function returns None for every completion: fix the reward functions"
@@ -355,7 +309,7 @@ def needed_kl(found: Rollouts) -> float:
         chance = (sum(group) + 0.5) / (found.group_size + 1)
         nats.append(-math.log(chance))
     correct = [length for length, verdict in zip(found.lengths, found.correct, strict=True) if verdict]
-    return mean(nats) / mean(correct or found.lengths)
+    return fmean(nats) / fmean(correct or found.lengths)
 
 
 def needed_kl_findings(found: Rollouts) -> list[Finding]:
@@ -388,7 +342,7 @@ def disagreement_findings(found: Rollouts) -> list[Finding]:
     if missing:
         change = f"the reward can be hacked: fix it, or set {' and '.join(missing)}"
     else:
-        limits = ", ".join(f"{key}: {value:g}" for key, value in found.limits.items())
+        limits = ", ".join(f"{key}: {value:g}" for key, value in limits_set(found.args).items())
         change = (
             f"the reward can be hacked: the recipe already limits this ({limits}). "
             f"Suggested kl_target: {needed_kl(found):.2g}"
@@ -404,9 +358,14 @@ def few_prompts(found: Rollouts) -> str:
     return "" if count >= MIN_FOR_INTERVAL else f", from {count} prompts only: raise --prompts"
 
 
+def limits_set(args: ProRLConfig) -> dict[str, float]:
+    """Return those of the keys [`LIMITS`] that are set."""
+    return {key: getattr(args, key) for key in LIMITS if getattr(args, key)}
+
+
 def missing_limits(found: Rollouts) -> list[str]:
     """Return what to set against reward hacking; empty if the configuration already limits it."""
-    limits = found.limits
+    limits = limits_set(found.args)
     target = f"{needed_kl(found):.2g}"
     missing = []
     if "guard_gap" not in limits:
@@ -415,7 +374,7 @@ def missing_limits(found: Rollouts) -> list[str]:
         missing.append(f"kl_target: {target} (beta: 0.3 to start)")
     elif limits["kl_target"] > MAX_TARGET * needed_kl(found):
         missing.append(f"kl_target: {target} (now {limits['kl_target']:g})")
-    if found.resets and "beta" in limits and "beta_base" not in limits:
+    if found.args.resets and "beta" in limits and "beta_base" not in limits:
         missing.append("no reset trigger, because a reset moves the reference")
     return missing
 
@@ -429,19 +388,20 @@ def full_reward_findings(found: Rollouts) -> list[Finding]:
         return []
     highest = max(without_nan(found.rewards))
     best = [correct for correct, reward in zip(found.correct, found.rewards, strict=True) if reward >= highest - SAME]
-    share = rate(best)
+    share = fmean(best)
     number = f"{percent(share)} of {len(best)}"
     return [Finding("right among answers paid in full", number, values={"right_among_paid": share, "paid": len(best)})]
 
 
-def truncated_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:
+def truncated_finding(found: Rollouts, gold_length: int | None) -> Finding:
     """
     Return the share of truncated completions, with one of two causes: too little room, or no end token. If all are
     truncated, the run cannot learn with `mask_truncated_completions`, which leaves them out of the loss.
     """
-    truncated = rate(found.truncated)
+    truncated = fmean(found.truncated)
+    most = found.args.max_completion_length
     cause = "answers do not fit"
-    if found.masks_truncated:
+    if found.args.mask_truncated_completions:
         cause = "mask_truncated_completions leaves truncated completions out of the loss"
     raised = f"raise max_completion_length (now {most}), or ask for shorter answers"
     change = f"{cause}: {raised}"
@@ -451,9 +411,10 @@ def truncated_finding(found: Rollouts, most: int | None, gold_length: int | None
             "check the tokenizer's eos_token, the model's eos_token_id and the chat template. "
             f"Otherwise {raised}"
         )
-    level = STOP if truncated == 1.0 and found.masks_truncated else LOOK
-    values = {"cut": truncated, "mean_length": mean(found.lengths), "limit": most}
-    number = f"{percent(truncated)} (mean length {values['mean_length']:.0f} of {most or 'any'})"
+    level = STOP if truncated == 1.0 and found.args.mask_truncated_completions else LOOK
+    length = fmean(found.lengths)
+    values = {"cut": truncated, "mean_length": length, "limit": most}
+    number = f"{percent(truncated)} (mean length {length:.0f} of {most or 'any'})"
     return make_finding("completions cut off", number, truncated > MAX_TRUNCATED, change, level, **values)
 
 
@@ -461,7 +422,7 @@ def unanswered_findings(found: Rollouts) -> list[Finding]:
     """Return the share of completions in which the verifier finds no answer, with two examples."""
     if found.answered is None:
         return []
-    share = 1 - rate(found.answered)
+    share = 1 - fmean(found.answered)
     examples = [text for text, has in zip(found.texts, found.answered, strict=True) if not has][:2]
     ends = " and ".join(repr(text[-EXAMPLE_LENGTH:]) for text in examples)
     change = f"the verifier finds no answer: ask for the format in the prompt, or fix the verifier (seen: {ends})"

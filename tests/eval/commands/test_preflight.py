@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from datasets import Dataset
@@ -39,23 +40,6 @@ def make(folder, rows=None, reward=None, model=None, peft_config=None, **keys):
     )
 
 
-def own_reward(function):
-    """A reward function of one's own beside the task's verifier."""
-    function.batch_verifier = task_reward(TASK).batch_verifier
-    return function
-
-
-def reward_of(rate):
-    """A reward function: `rate` of a completion's text and the reference answer."""
-
-    def reward(completions, answer, **columns):
-        assert "completion" not in columns  # as TRL calls it
-        texts = [completion[-1]["content"].strip() for completion in completions]
-        return [rate(text, right) for text, right in zip(texts, answer, strict=True)]
-
-    return reward
-
-
 @pytest.fixture
 def found(tmp_path):
     """A function: what the preflight of a trainer found, by its name, and the exit code."""
@@ -65,10 +49,6 @@ def found(tmp_path):
         return {finding.what: finding for finding in findings}, exit_code(findings)
 
     return of
-
-
-REFERENCE_REWARD = "reward of gold answers, of other rows'"
-PASS_RATE = "base pass rate (verify)"
 
 
 def test_a_verifier_that_rejects_reference_answers(tmp_path, monkeypatch):
@@ -88,8 +68,7 @@ def test_a_model_that_does_not_fit_is_a_finding(tmp_path, monkeypatch):
 
     trainer = make(tmp_path)
     monkeypatch.setattr(trainer, "sample_rows", full)
-    findings = preflight(trainer, TASK, prompts=4)
-    assert exit_code(findings) == 1
+    assert exit_code(preflight(trainer, TASK, prompts=4)) == 1
 
 
 def test_it_samples_as_a_step_does(tmp_path):
@@ -127,6 +106,8 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
     assert "memory of a generation batch" in values
     assert 0.1 < values["base pass rate (verify)"]["pass_rate"] < 0.45  # 0.25 by 60 runs, in recipes/tiny
     assert values["wall time of 240 steps"]["max_steps"] == 240
+    memory = values["peak memory of the process"]
+    assert 0.1 < memory["peak_gib"] < memory["total_gib"] == pytest.approx(psutil.virtual_memory().total / 2**30)
     assert values["entropy at the first update"]["entropy"] > 0.3
     assert 1e-5 < values["KL to the policy before the first 2 updates"]["kl"] < 0.02
     assert {finding["level"] for finding in written["findings"]} <= {"fine", "look"}
@@ -217,12 +198,9 @@ def test_what_else_a_recipe_can_ask_for(folder):
 
 
 def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
-    first = first_steps(make(tmp_path, max_steps=10, warmup_steps=5, lr_scheduler_type="linear"))
-    assert [row["step"] for row in first.rows] == [1, 2]
-    assert first.max_steps == 10
-    assert [row["lr"] for row in first.rows] == pytest.approx([0.0, 0.2e-4])
-    assert first.steps_per_generation == 2
-    assert first.total_gib is first.held_gib is None  # no GPU
+    rows = first_steps(make(tmp_path, max_steps=10, warmup_steps=5, lr_scheduler_type="linear"), print)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert [row["lr"] for row in rows] == pytest.approx([0.0, 0.2e-4])
 
 
 @pytest.mark.parametrize("rate, fault", [(50, "destroy"), (1e30, "NaN")])
@@ -235,36 +213,51 @@ def test_first_updates_that_destroy_the_policy(found, rate, fault):
     assert fault in last.change
 
 
+def reward_of(rate):
+    """A reward function: `rate` of a completion's text and the reference answer."""
+
+    def reward(completions, answer, **columns):
+        assert "completion" not in columns  # as TRL calls it
+        texts = [completion[-1]["content"].strip() for completion in completions]
+        return [rate(text, right) for text, right in zip(texts, answer, strict=True)]
+
+    return reward
+
+
+FORM = reward_of(lambda text, right: float(text.isdigit()))
+
+
 def test_rewards_are_judged_by_their_sum_where_they_do_not_abstain(found):
     """A format reward is the same for correct and wrong answers; rows may have a column `completion`."""
-    form = reward_of(lambda text, right: float(text.isdigit()))
     exact = reward_of(lambda text, right: float(text == right) if right < "5" else None)
     rows = [{**row, "completion": "gold"} for row in TASK.rows("train", 24)]
-    paid = found(8, rows=rows, reward=[form, exact])[0][REFERENCE_REWARD]
-    assert paid.level == "fine"
-    paid = found(8, rows=rows, reward=own_reward(exact))[0][REFERENCE_REWARD]
-    assert (paid.number, paid.level) == ("1.00, 0.00", "fine")
+    for rewards, number in (([FORM, exact], None), (exact, "1.00, 0.00")):
+        paid = found(8, rows=rows, reward=rewards)[0]["reward of gold answers, of other rows'"]
+        assert paid.level == "fine"
+        assert number in (None, paid.number)
 
 
 def test_verdicts_are_the_task_s_where_the_rewards_have_no_verifier(found):
     """A reward of 1 for everything is no accuracy of 1; without a task, a full reward means a correct answer."""
     findings, code = found(reward=reward_of(lambda text, right: 1.0))
-    assert findings[PASS_RATE].values["pass_rate"] < 0.6
+    assert findings["base pass rate (verify)"].values["pass_rate"] < 0.6
     assert code == 1
-    findings, _ = found(task=None, reward=reward_of(lambda text, right: float(text.isdigit())), temperature=1.5)
+    findings, _ = found(task=None, reward=FORM, temperature=1.5)
     assert "base pass rate (full reward of 1: no verifier)" in findings
 
 
 @pytest.mark.parametrize("fault", ["raises", "is nan"])
-def test_a_reward_that_fails_is_a_finding_among_the_others(tmp_path, fault):
+def test_a_reward_that_fails_is_a_finding_among_the_others(found, fault):
     def reward(completions, **columns):
         return [float("nan") if fault == "is nan" else 1 / 0 for _ in completions]
 
-    findings = preflight(make(tmp_path, reward=own_reward(reward)), TASK, prompts=4)
-    assert findings[0].number == "4 of 4"
-    assert findings[-1].level == "stop"
-    assert "'reward'" in findings[-1].change
-    assert exit_code(findings) == 1
+    reward.batch_verifier = task_reward(TASK).batch_verifier
+    findings, code = found(4, reward=reward)
+    assert findings["gold answers verify"].number == "4 of 4"
+    (*_, last) = findings.values()
+    assert last.level == "stop"
+    assert "'reward'" in last.change
+    assert code == 1
 
 
 def test_an_evaluation_on_the_training_set_is_found(tmp_path):

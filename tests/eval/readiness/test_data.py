@@ -5,14 +5,7 @@ import math
 import pytest
 
 from trl_prorl.errors import RewardError
-from trl_prorl.eval.readiness.data import (
-    GoldAnswers,
-    check_gold_answers,
-    gold_findings,
-    held_out_prompts,
-    length_findings,
-    split_findings,
-)
+from trl_prorl.eval.readiness.data import check_gold_answers, held_out_prompts, length_findings, split_findings
 from trl_prorl.eval.readiness.finding import LOOK, STOP
 from trl_prorl.tasks import get_task
 
@@ -20,37 +13,50 @@ from trl_prorl.tasks import get_task
 @pytest.mark.parametrize("name", ["reverse_digits", "sorting"])
 def test_tasks_of_the_project_pass(name):
     task = get_task(name)
-    rows = list(task.rows("train", 24))
-    found = check_gold_answers(task, rows, task.reward_many)
-    assert len(found.accepted) == 24
-    assert {finding.level for finding in gold_findings(found)} == {"fine"}
-    assert all(task.has_answer(task.gold(row), row) for row in rows)
+    findings, tells = check_gold_answers(task, list(task.rows("train", 24)), task.reward_many)
+    assert [finding.level for finding in findings] == ["fine"] * 3
+    assert findings[1].values["rows"] == 24
+    assert tells
 
 
+class Judged:
+    """A task with these verdicts on reference answers, and then on answers of other rows."""
+
+    def __init__(self, *verdicts):
+        self.verdicts = iter(verdicts)
+
+    def gold(self, row):
+        return row["answer"]
+
+    def verify_many(self, texts, rows):
+        return next(self.verdicts)
+
+
+ROWS = [{"answer": "1"}, {"answer": "2"}, {"answer": "3"}]
 NAN = math.nan
 YES = [True] * 3
 NO = [False] * 3
 
 
 @pytest.mark.parametrize(
-    ("answers", "tells", "levels", "number"),
+    ("verdicts", "rewards", "expected", "levels", "number"),
     [
         # Verdicts on reference answers and on answers of other rows; rewards of both.
-        ((NO, NO, [0.0] * 3, [0.0] * 3), None, [STOP, "fine", "fine"], "0.00, 0.00"),
-        (([True, False, True], NO, [1.0] * 3, [0.0] * 3), True, [LOOK, "fine", "fine"], "1.00, 0.00"),
-        ((YES, [True, True, False], [0.5] * 3, [1.0, 1.0, 0.5]), False, ["fine", LOOK, LOOK], "0.50, 0.83"),
+        ((NO, NO), ([0.0] * 3, [0.0] * 3), None, [STOP, "fine", "fine"], "0.00, 0.00"),
+        (([True, False, True], NO), ([1.0] * 3, [0.0] * 3), True, [LOOK, "fine", "fine"], "1.00, 0.00"),
+        ((YES, [True, True, False]), ([0.5] * 3, [1.0, 1.0, 0.5]), False, ["fine", LOOK, LOOK], "0.50, 0.83"),
         # An answer that is correct by chance gets the reward of a correct one.
-        ((YES, [True, False, False], [1.0] * 3, [1.0, 0.0, 0.0]), True, ["fine", LOOK, "fine"], "1.00, 0.33"),
-        ((YES, YES, [1.0] * 3, [1.0] * 3), None, ["fine", LOOK, "fine"], "1.00, 1.00"),
+        ((YES, [True, False, False]), ([1.0] * 3, [1.0, 0.0, 0.0]), True, ["fine", LOOK, "fine"], "1.00, 0.33"),
+        ((YES, YES), ([1.0] * 3, [1.0] * 3), None, ["fine", LOOK, "fine"], "1.00, 1.00"),
         # None from a reward function is no number.
-        ((YES, NO, [1.0, NAN, 1.0], [0.0, NAN, 0.0]), True, ["fine"] * 3, "1.00, 0.00"),
-        ((YES, NO, [NAN] * 3, [NAN] * 3), None, ["fine", "fine", LOOK], "none"),
+        ((YES, NO), ([1.0, NAN, 1.0], [0.0, NAN, 0.0]), True, ["fine"] * 3, "1.00, 0.00"),
+        ((YES, NO), ([NAN] * 3, [NAN] * 3), None, ["fine", "fine", LOOK], "none"),
     ],
 )
-def test_gold_answers_and_their_rewards(answers, tells, levels, number):
-    found = GoldAnswers(*answers)
-    findings = gold_findings(found)
-    assert found.reward_tells is tells
+def test_gold_answers_and_their_rewards(verdicts, rewards, expected, levels, number):
+    given = iter(rewards)
+    findings, tells = check_gold_answers(Judged(*verdicts), ROWS, lambda texts, rows: next(given))
+    assert tells is expected
     assert [finding.level for finding in findings] == levels
     assert findings[-1].number == number
 
@@ -59,26 +65,18 @@ def test_a_reward_that_needs_a_rollout_is_not_wrong():
     def reward(texts, rows):
         raise RewardError("reward function 'steps' raised KeyError: 'steps'.")
 
-    task = get_task("sums")
-    found = check_gold_answers(task, list(task.rows("train", 4)), reward)
-    assert found.reward_tells is None
-    last = gold_findings(found)[-1]
-    assert last.level == LOOK
-    assert "KeyError: 'steps'" in last.change
+    findings, tells = check_gold_answers(Judged(YES, NO), ROWS, reward)
+    assert tells is None
+    assert findings[-1].level == LOOK
+    assert "KeyError: 'steps'" in findings[-1].change
 
 
 def test_only_answers_of_the_same_task_that_differ_are_tried():
-    class Same:
-        def gold(self, row):
-            return row["answer"]
-
-        def verify_many(self, texts, rows):
-            return [text == row["answer"] for text, row in zip(texts, rows, strict=True)]
-
-    rows = [{"answer": "1", "task": "a"}, {"answer": "1", "task": "a"}, {"answer": "2", "task": "b"}]
-    assert check_gold_answers(Same(), rows).accepted == []
-    rows.append({"answer": "3", "task": "a"})
-    assert check_gold_answers(Same(), rows).accepted == [False] * 3
+    tried = []
+    task = Judged([True] * 4, NO)
+    task.verify_many = lambda texts, rows: tried.append(texts) or next(task.verdicts)
+    check_gold_answers(task, [{"answer": answer, "task": name} for answer, name in ("1a", "1a", "2b", "3a")])
+    assert tried == [["1", "1", "2", "3"], ["3", "3", "1"]]
 
 
 def chat(text):

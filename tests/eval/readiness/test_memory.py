@@ -5,21 +5,17 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from live_bytes import LiveBytes
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
-from trl_prorl.eval.readiness.finding import FINE, LOOK
+from trl_prorl.eval.readiness.finding import LOOK
 from trl_prorl.eval.readiness.memory import (
     GIB,
-    GenerationMemory,
-    cache_bytes,
-    generation_finding,
     generation_findings,
-    generation_memory,
     process_share,
+    row_bytes,
+    rows_that_fit,
     whole_groups,
 )
 from trl_prorl.fast.merged_copy import MergedCopy
@@ -39,18 +35,19 @@ BF16 = torch.bfloat16
 FP32 = torch.float32
 
 
-def test_qwen_1_5b_by_hand():
-    """28 layers with keys and values of 2 heads × 128; of 151,936 tokens logits, scores and probabilities."""
-    config = Qwen2Config(**QWEN)
-    assert cache_bytes(config, 2) == 28_672  # 2 × 28 × 2 × 128 × 2
-    assert cache_bytes(config, 4) == 57_344
-    memory = generation_memory(config, BF16, 128 + 512, 2_620_506_112)
-    assert memory.row == 640 * 28_672 + 151_936 * (2 + 4 + 4)  # 19,869,440
-    assert memory.needed(512) == 9_395_240_960 + 777_912_320 + 2_620_506_112  # cache, logits, copy
-    assert memory.rows_that_fit(memory.needed(512)) == 512
-    assert memory.rows_that_fit(memory.needed(512) - 1) == 511
-    assert memory.rows_that_fit(2_000_000_000) == 0  # less than the copy
-    assert generation_memory(config, FP32, 640, 0).row == 640 * 57_344 + 151_936 * 12
+@pytest.mark.parametrize(
+    "config, dtype, cache, logits",
+    [
+        # Keys and values, 28 layers of 2 heads × 128; logits, scores and probabilities of 151,936 tokens.
+        (Qwen2Config(**QWEN), BF16, 2 * 28 * 2 * 128 * 2, 151_936 * (2 + 4 + 4)),
+        (Qwen2Config(**QWEN), FP32, 2 * 28 * 2 * 128 * 4, 151_936 * (4 + 4 + 4)),
+        # Without grouped heads; with heads of another size than the model's width gives.
+        (AutoConfig.for_model("gpt2", n_embd=32, n_layer=3, n_head=2), BF16, 2 * 3 * 32 * 2, 50_257 * 10),
+        (AutoConfig.for_model("qwen3", **QWEN, head_dim=64), BF16, 2 * 28 * 2 * 64 * 2, 151_936 * 10),
+    ],
+)
+def test_bytes_of_a_completion_by_hand(config, dtype, cache, logits):
+    assert row_bytes(config, dtype, 640) == (640 * cache, logits)
 
 
 def test_the_merged_copy_of_qwen_1_5b_by_hand():
@@ -64,17 +61,6 @@ def test_the_merged_copy_of_qwen_1_5b_by_hand():
     assert MergedCopy(policy).bytes == 2_620_506_112
 
 
-@pytest.mark.parametrize(
-    "kind, keys, per_token",
-    [
-        ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 2}, 2 * 3 * 32 * 2),  # no grouped heads
-        ("qwen3", {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 64}, 2 * 3 * 2 * 64 * 2),
-    ],
-)
-def test_other_families(kind, keys, per_token):
-    assert cache_bytes(AutoConfig.for_model(kind, **keys), 2) == per_token
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("dtype, most", [(BF16, None), (FP32, 8)])
 def test_what_is_predicted_is_what_sampling_holds_at_once(dtype, most):
@@ -86,11 +72,11 @@ def test_what_is_predicted_is_what_sampling_holds_at_once(dtype, most):
     plain = {"max_new_tokens": 24, "pad_token_id": 0, "eos_token_id": None, "disable_compile": True}
     settings = GenerationConfig(**plain, do_sample=True, temperature=0.7, top_k=0)
     prompts = [[5] * 100] * 16 + [[6] * 90] * 16
-    predicted = generation_memory(config, dtype, 100 + 24, 0)
+    predicted = sum(row_bytes(config, dtype, 100 + 24)) * (most or 32)
     part = CompactGeneration(model, 0.7, max_rows=most)
     with LiveBytes(*model.parameters(), *model.buffers()) as live:
         part.sample(model, prompts, settings, [])
-    assert live.peak == pytest.approx(predicted.needed(most or 32), rel=0.1)
+    assert live.peak == pytest.approx(predicted, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -106,34 +92,20 @@ def test_rows_at_once_by_hand(rows, fits, group, at_once):
     assert whole_groups(rows, fits, group) == at_once
 
 
-@given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 900))
-def test_no_more_than_fits_in_as_few_slices_as_there_can_be(groups, group, fits):
-    rows = groups * group
-    at_once = whole_groups(rows, fits, group)
-    assert 0 < at_once <= min(rows, fits)
-    if fits >= group:
-        assert at_once % group == 0
-        assert -(-groups // (at_once // group)) == -(-groups // min(groups, fits // group))
-
-
-MEMORY = GenerationMemory(cache=GIB // 1000, logits=GIB // 10, tokens=900, copy=2 * GIB)  # about 1 GiB a completion
-
-
 @pytest.mark.parametrize(
-    "room, most, level, advised",
+    "room, fits, at_once, change",
     [
-        (34.5, None, FINE, []),
-        (20.5, None, LOOK, ["compact_max_rows: 16"]),
-        (10.5, 16, LOOK, ["compact_max_rows: 8"]),
-        (9.5, None, LOOK, ["compact_merge: false", "compact_max_rows: 8"]),
-        (0.5, None, LOOK, ["max_completion_length"]),
+        # Of 1 GiB each, next to a copy of 2 GiB: 32 completions in groups of 8.
+        (34.5, 32, 32, ""),
+        (20.5, 18, 16, "compact_max_rows: 16"),
+        (9.5, 7, 8, "compact_merge: false and compact_max_rows: 8"),
+        (0.5, 0, 0, "max_completion_length"),
     ],
 )
-def test_what_is_advised_for_32_completions_in_groups_of_8(room, most, level, advised):
-    finding = generation_finding(MEMORY, room * GIB, 32, most, 8)
-    assert finding.level == level
-    assert all(part in finding.change for part in advised)
-    assert bool(finding.change) == bool(advised)
+def test_what_is_advised_for_32_completions_in_groups_of_8(room, fits, at_once, change):
+    *found, advice = rows_that_fit(GIB, 2 * GIB, room * GIB, 32, 8)
+    assert found == [fits, at_once]
+    assert change in advice
 
 
 def test_the_memory_of_a_process(monkeypatch):
@@ -151,15 +123,19 @@ def test_the_memory_of_a_process(monkeypatch):
 def test_the_room_of_a_trainer(make_trainer, monkeypatch):
     """Of 1,000,000 bytes nine tenths, less what is held and Adam's two moments of what is trained."""
     monkeypatch.setattr("trl_prorl.eval.readiness.memory.process_share", lambda device: (100_000, 1_000_000))
-    trainer = make_trainer(compact_generation="on", gradient_accumulation_steps=2)
+
+    def measured(**keys):
+        trainer = make_trainer(compact_generation="on", gradient_accumulation_steps=2, **keys)
+        (finding,) = generation_findings(trainer, 20)
+        assert (finding.level == LOOK) == (finding.values["needed_gib"] > finding.values["room_gib"])
+        return trainer, finding.values["needed_gib"] * GIB, finding.values["room_gib"] * GIB
+
+    trainer, needed, room = measured()
     trained = sum(param.numel() * 4 for param in trainer.model.parameters() if param.requires_grad)
-    (finding,) = generation_findings(trainer, 20)
-    assert finding.values["room_gib"] * GIB == pytest.approx(800_000 - 2 * trained)
+    assert room == pytest.approx(800_000 - 2 * trained)
     # 16 completions of 26 tokens in 2 layers of 2 heads × 16, and 261 tokens of the vocabulary, in fp32.
     of_rows = 16 * (26 * 2 * 2 * 32 * 4 + 261 * 12)
-    assert finding.values["needed_gib"] * GIB == pytest.approx(of_rows + trainer.compact.copy.bytes)
+    assert needed == pytest.approx(of_rows + trainer.compact.copy.bytes)
+    _, needed, _ = measured(compact_max_rows=3, compact_merge=False)
+    assert needed == pytest.approx(of_rows * 3 / 16)
     assert generation_findings(make_trainer(compact_generation="off"), 20) == []
-    (without,) = generation_findings(
-        make_trainer(compact_generation="on", compact_max_rows=3, compact_merge=False), 20
-    )
-    assert without.values["needed_gib"] * GIB == pytest.approx(of_rows * 3 / 16)

@@ -1,39 +1,34 @@
 """Findings of samples, from numbers worked out by hand."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from trl_prorl.eval.readiness.finding import LOOK, STOP, exit_code
-from trl_prorl.eval.readiness.signal import (
-    FULL_REWARD,
-    Rollouts,
-    expected_zero_signal,
-    rewards_differ,
-    signal_findings,
-    smallest_group,
-)
+from trl_prorl.eval.readiness.finding import LOOK, STOP
+from trl_prorl.eval.readiness.signal import FULL_REWARD, LIMITS, Rollouts, signal_findings
 
 
-def rollouts(correct, rewards=None, truncated=None, size=4, parts=None, source="verify", lengths=None, **changes):
+def rollouts(correct, rewards=None, truncated=None, size=4, parts=None, source="verify", lengths=None, **keys):
     n = len(correct)
-    fields = {
-        "group_size": size,
-        "rewards": [float(one) for one in correct] if rewards is None else rewards,
-        "correct": [bool(one) for one in correct],
-        "answered": None,
-        "truncated": truncated or [False] * n,
-        "lengths": lengths or [5] * n,
-        "texts": [f"text {place}" for place in range(n)],
-        "parts": parts or [("t", 1)] * (n // size),
-        "reward_seconds": 0.02 * n,
-        "source": source,
-    }
-    return Rollouts(**fields | changes)
+    answered = keys.pop("answered", None)
+    args = dict.fromkeys(LIMITS) | {"max_completion_length": 12, "mask_truncated_completions": False, "resets": False}
+    return Rollouts(
+        SimpleNamespace(**args | keys),
+        size,
+        source,
+        answered,
+        rewards=[float(one) for one in correct] if rewards is None else rewards,
+        correct=[bool(one) for one in correct],
+        truncated=truncated or [False] * n,
+        lengths=lengths or [5] * n,
+        texts=[f"text {place}" for place in range(n)],
+        parts=parts or [("t", 1)] * (n // size),
+    )
 
 
-def of(found, what, tells=True, most=12, gold=8):
-    (finding,) = [one for one in signal_findings(found, most, gold, tells) if one.what.startswith(what)]
+def of(found, what, tells=True, gold=8):
+    (finding,) = [one for one in signal_findings(found, gold, tells) if one.what.startswith(what)]
     return finding
 
 
@@ -57,7 +52,8 @@ SOLVED_OR_NOT = [1] * 20 + [0] * 20  # near temperature 0
 ALL_TRUNCATED = [True] * 8
 ONE_LEFT = [True, False, True, True]
 ONE_IN_TWO_GROUPS = [True, False] * 2 + [True] * 4
-LEFT_OUT = {"masks_truncated": True}
+LEFT_OUT = {"mask_truncated_completions": True}
+ROOM = {"max_completion_length": 256}
 TOO_SHORT = "fit: raise max_completion_length"
 
 
@@ -70,6 +66,9 @@ TOO_SHORT = "fit: raise max_completion_length"
         # One completion per prompt is compared with those of other prompts; equal rewards give no gradient.
         (rollouts([1, 0] * 10, size=1), BATCH, "fine", "rewards from 0 to 1 over 20 prompts; "),
         (rollouts([0] * 20, size=1), BATCH, STOP, "0 of 20; "),
+        # Rewards that differ by rounding are equal; those of wrong answers may differ.
+        (rollouts([1, 0] * 10, rewards=[0.3, 0.3 + 1e-8] * 10), SILENT, STOP, "5 of 5"),
+        (rollouts([0] * 8, rewards=[0.1, 0.2, 0.1, math.nan] * 2), SILENT, "fine", "0 of 2"),
         # An accuracy of 0, with a reward that works or does not.
         (rollouts(NEVER), RATE, LOOK, "graded reward"),
         (rollouts(NEVER), (RATE, {"tells": False}), LOOK, "fix the reward"),
@@ -99,7 +98,7 @@ TOO_SHORT = "fit: raise max_completion_length"
         (rollouts(SOLVED_OR_NOT), SILENT, STOP, "raise temperature"),
         # Too short for a reference answer; long enough for any.
         (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED), (CUT, {"gold": 11}), LOOK, TOO_SHORT),
-        (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED), (CUT, {"most": 100}), LOOK, "8 tokens of 100"),
+        (rollouts([0] * 8, [0.0, 1.0] * 4, ALL_TRUNCATED, **ROOM), CUT, LOOK, "8 tokens of 256"),
         # All truncated: they count in the loss, unless truncated completions are left out of it.
         (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED), SILENT, "fine", "0 of 2"),
         (rollouts([0, 1] * 4, truncated=ALL_TRUNCATED, **LEFT_OUT), SILENT, STOP, "2 of 2"),
@@ -110,7 +109,7 @@ TOO_SHORT = "fit: raise max_completion_length"
         (rollouts([1] * 4, [0.0, 0.5, 1.0, 0.5], ONE_LEFT, **LEFT_OUT), SILENT, STOP, "1 of 1"),
         (rollouts([0] * 8, truncated=[True] + [False] * 7), CUT, LOOK, "12 % (mean length 5 of 12)"),
         # `#### 18` has four tokens; a third of the completions reason too long, and the others end.
-        (rollouts([0, 1] * 30, truncated=[1] * 20 + [0] * 40), (CUT, {"most": 256, "gold": 4}), LOOK, TOO_SHORT),
+        (rollouts([0, 1] * 30, truncated=[1] * 20 + [0] * 40, **ROOM), (CUT, {"gold": 4}), LOOK, TOO_SHORT),
         # Truncation makes the accuracy unreliable.
         (rollouts(NEVER, truncated=[True] * 60 + [False] * 20), RATE, LOOK, "max_completion_length"),
         (rollouts([0] * 8, answered=[True, False] * 4), "completions without", LOOK, "50 %; "),
@@ -138,22 +137,12 @@ LIMITED = {"beta": 0.3, "kl_target": 0.14, "guard_gap": 0.05}
     ],
 )
 def test_only_what_is_missing_is_advised_against_reward_hacking(limits, keys, said, unsaid):
-    finding = of(rollouts(MIXED, rewards=HACKED, limits=limits, **keys), PAY)
+    finding = of(rollouts(MIXED, rewards=HACKED, **limits, **keys), PAY)
     assert finding.level == LOOK
     assert said in finding.change
     assert unsaid not in finding.change
     assert ("from 5 prompts only" in finding.change) == ("kl_target" in finding.change)
     assert finding.values["limited"] == ("already" in finding.change)
-
-
-def test_expected_shares_and_the_group_that_is_enough_by_hand():
-    assert expected_zero_signal(0.18, 2) == pytest.approx(0.0324 + 0.6724)
-    assert expected_zero_signal(0.5, 8) == pytest.approx(2 / 256)
-    assert expected_zero_signal(0.0, 8) == expected_zero_signal(1.0, 8) == 1.0
-    # 0.18: 0.453 of 4, 0.204 of 8; 0.01: 0.53 of 64.
-    assert smallest_group(0.18) == 8
-    assert smallest_group(0.5) == 4
-    assert smallest_group(0.01) is None
 
 
 def test_pass_rate_has_its_interval_by_task_and_level():
@@ -167,17 +156,3 @@ def test_pass_rate_has_its_interval_by_task_and_level():
     assert (a.number, a.change, b.values["pass_rate"]) == ("0.75, 10 prompts (too few for an interval)", "", 0.25)
     assert rare.number == "0.00, 1 prompt (too few for an interval)"
     assert "--prompts" in rare.change
-
-
-def test_a_base_at_zero_whose_rewards_vary_can_learn():
-    found = rollouts([0] * 8, rewards=[0.1, 0.2, 0.1, 0.1, 0.3, 0.1, 0.2, 0.1])
-    assert exit_code(signal_findings(found, 12, 8, True)) == 0
-    assert of(found, RATE).level == LOOK
-
-
-def test_rewards_vary_beyond_rounding_and_without_nan():
-    assert rewards_differ([0.0, 1.0])
-    assert rewards_differ([math.nan, 0.0, 0.5])
-    assert not rewards_differ([0.3, 0.3 + 1e-8])
-    assert not rewards_differ([math.nan, 1.0])
-    assert not rewards_differ([math.nan])
