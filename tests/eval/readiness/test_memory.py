@@ -97,8 +97,8 @@ def test_rows_at_once_by_hand(rows, fits, group, at_once):
     [
         # Of 1 GiB each, next to a copy of 2 GiB: 32 completions in groups of 8.
         (34.5, 32, 32, ""),
-        (20.5, 18, 16, "compact_max_rows: 16"),
-        (9.5, 7, 8, "compact_merge: false and compact_max_rows: 8"),
+        (20.5, 18, 16, "set compact_max_rows: 16"),
+        (9.5, 7, 8, "set compact_merge: false and compact_max_rows: 8"),
         (0.5, 0, 0, "max_completion_length"),
     ],
 )
