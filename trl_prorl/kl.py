@@ -1,4 +1,9 @@
-"""Which tokens of a batch count."""
+"""
+The KL terms of a loss: which tokens count, the KL estimators and their gradients, the weights of TRL's loss types, and
+the penalties of a run's anchors with the adaptation to `kl_target`.
+
+Pure functions first, tensors in, tensors out; the part [`Anchors`], which has the coefficients, comes last.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """
-A treatment (treatments.py) applied to an optimizer's memory: pure functions on one parameter's state.
+What a reset does to the optimizer: a treatment (treatments.py) of its memory, in pure functions on one parameter's
+state; then the learning rate.
 
 | optimizer | first moment | second moment |
 |---|---|---|
@@ -237,7 +238,7 @@ def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The effect of a reset on the learning rate: start the schedule again, or warm up again.
+# The learning rate after a reset: the schedule starts again, or warms up again.
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """
-The moving reference π_ref (a frozen LoRA adapter named `ref`, or a full snapshot) and the base: copy, save, load.
+The models that the policy is compared with, and who scores a batch: the moving reference π_ref (a frozen LoRA adapter
+named `ref`, or a snapshot of a full model), the starting model, and the [`Scorer`], which counts every forward.
 """
 
 import warnings

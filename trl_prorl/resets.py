@@ -1,4 +1,7 @@
-"""Callbacks observe, and may request a reset. They never change weights; the trainer applies what they request."""
+"""
+Resets: a callback observes and may request one; at the next generation boundary the part [`Resets`] moves the
+reference and treats the optimizer, everything or nothing.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -80,7 +83,7 @@ def configured_callback(args) -> ReferenceResetCallback:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Resets: gather the requests, agree between processes, and at a generation boundary do everything or nothing.
+# The part: gather the requests, agree between processes, apply.
 
 
 class Resets(Part):
