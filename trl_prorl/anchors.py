@@ -36,7 +36,8 @@ class Anchor:
         works_in_reward (`bool`): Whether `kl_in: reward` can use it.
         copies_policy (`bool`): Whether it holds a copy of the policy as the run begins.
         coefficient (`float`): In force; 0 means that there is no KL term.
-        model ([`~trl_prorl.reference.Reference`], *optional*): Scores as the anchor; `None` without one.
+        model ([`~trl_prorl.reference.Reference`] or [`~trl_prorl.reference.Policy`], *optional*): Scores as the
+            anchor; `None` without one.
     """
 
     name: str
@@ -106,7 +107,7 @@ class ReferenceAnchor(Anchor):
     never_scored = "in B and plain"
 
     def make_model(self, models):
-        return models.trls_reference() if self.is_on else None
+        return models.make_reference() if self.is_on else None
 
     def needs_scoring(self, generation: int) -> bool:
         return self.args.beta != 0.0 and self.args.ref_compute == "cached"
@@ -117,7 +118,17 @@ class ReferenceAnchor(Anchor):
 
 
 class OldPolicyAnchor(Anchor):
-    """π_old, the policy that sampled the batch; without updates since then, it is the policy itself."""
+    """
+    π_old, the policy that sampled the batch. Where its log-probabilities come from, [`ProRLConfig.old_logps_source`]:
+
+    | source | when | how |
+    |---|---|---|
+    | `"policy"` | every batch is trained on once, by one update | the policy's own, of the same pass |
+    | `"first_pass"` | `reuse_old_logps`, and no update comes within the first pass | the loss keeps the policy's |
+    | `"forward"` | else | a forward pass of the policy as soon as the batch is sampled |
+
+    TRL's ratio and `beta_old` use the same column of the batch.
+    """
 
     name = "old"
     key = "beta_old"

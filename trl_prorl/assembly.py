@@ -45,7 +45,7 @@ def prepare_policy(trainer, plan: Plan, policy: torch.nn.Module, padded: Callabl
         policy (`torch.nn.Module`): The policy, unwrapped.
         padded (`Callable`): Scores padded rows, as TRL does.
 
-    Raises `ValueError`: the model has active dropout, or cannot do what the configuration asks for.
+    Raises `ValueError`: a key does not work with the model, or with its dropout.
     """
     args = trainer.args
     is_sharded = shards_weights(trainer)

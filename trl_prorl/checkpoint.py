@@ -473,7 +473,7 @@ class CheckpointMixin:
         args = self.args
         chooses = args.load_best_model_at_end or args.lr_scheduler_type.value in PATH_DEPENDENT_SCHEDULES
         stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
-        triggers = any(callback.metrics() for callback in self.resets.callbacks)
+        triggers = any(callback.watches_evaluations for callback in self.resets.callbacks)
         return self._evaluates_as_trl or chooses or stops or triggers
 
     def _inner_training_loop(self, *args, **kwargs):

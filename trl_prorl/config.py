@@ -59,6 +59,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     __doc__ = ProlongedKeys.__doc__  # for `help`
 
     def __post_init__(self):
+        self.has_own_triggers = False  # whether a script passes triggers of resets: the trainer sets it
         self.disabled_reason: str | None = None  # the reason why `fast` is off, see `check_or_disable`
         self.precision_reason: str | None = None  # the reason for the choice of `bf16: auto`, see launch/precision.py
         if self.fast:
@@ -146,8 +147,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
 
     @property
     def resets(self) -> bool:
-        """Whether a key of this configuration can request a reset."""
-        return Effect.RESET in self.effect
+        """Whether a key of this configuration, or a trigger of one's own, can request a reset."""
+        return Effect.RESET in self.effect or self.has_own_triggers
 
     @property
     def changes_at_boundary(self) -> bool:

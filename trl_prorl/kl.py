@@ -281,8 +281,7 @@ def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 # ---------------------------------------------------------------------------------------------------------------------
 # The KL terms of a run: the coefficient of every anchor, the penalties of a batch, and `kl_target`'s adaptation.
 #
-# Pure arithmetic on batches of log-probabilities. [`anchors`][`~trl_prorl.anchors`] says what an anchor is,
-# [`kl`][`~trl_prorl.kl`] how a KL is estimated.
+# Arithmetic on batches of log-probabilities; `anchors.py` says what an anchor is.
 
 
 def next_coefficient(coefficient: float, kl: float, target: float, steps: int, horizon: float) -> float:

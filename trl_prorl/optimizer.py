@@ -314,5 +314,10 @@ class Rewarmup:
     def _after(self, optimizer, args, kwargs) -> None:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
-        if self.updates is not None:
+        if self.updates is not None and _has_gradient(optimizer):
             self.updates += 1
+
+
+def _has_gradient(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step of an optimizer changes anything: a skipped one has no gradient."""
+    return any(param.grad is not None for group in optimizer.param_groups for param in group["params"])

@@ -58,7 +58,7 @@ def make_event(kind: str, requested: int, applied: int, reason: str, value: floa
 
 class Part:
     """
-    Base class of every part. The trainer calls the hooks of all parts; no part knows the trainer.
+    Base class of every part. The trainer calls the hooks of all parts; a part calls no method of the trainer.
 
     A part that remembers plain values has `state_dict` and `load_state_dict`; one that remembers tensors writes its
     own file in `save` and reads it in `load`.

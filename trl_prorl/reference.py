@@ -1,6 +1,16 @@
 """
 The models that the policy is compared with, and who scores a batch: the moving reference π_ref (a frozen LoRA adapter
 named `ref`, or a snapshot of a full model), the starting model, and the [`Scorer`], which counts every forward.
+
+| the policy | its reference | who makes it |
+|---|---|---|
+| a full model | a second model | TRL, from the policy's path; a copy of a policy of another class |
+| a `PeftModel` | the frozen adapter `ref` | TRL copies the adapter `default` |
+| a model and a `peft_config`, no resets | the model without its adapter | TRL |
+| a model and a `peft_config`, with resets | the frozen adapter `ref` | `Plan.wrap` makes a `PeftModel` for TRL |
+| that, with `adapter_restart: merge` | the model without its adapter, into which a restart merges | TRL |
+
+A reference that resets can move is set to the policy as the run begins, and by each reset.
 """
 
 import warnings
@@ -168,8 +178,8 @@ class AnchorModels:
         """Return the policy, whatever its weights are."""
         return Policy()
 
-    def trls_reference(self) -> "AdapterReference | SnapshotReference":
-        """Take the reference that TRL has made: a second model for full fine-tuning, else an adapter or none."""
+    def make_reference(self) -> "AdapterReference | SnapshotReference":
+        """Take, replace or move the reference that TRL has made, see the table of this file."""
         trainer = self.trainer
         if trainer.ref_model is not None:
             reference = SnapshotReference(self.policy, trainer.accelerator.unwrap_model(trainer.ref_model))
@@ -289,18 +299,18 @@ class AdapterReference(Reference):
             save_file(shards, shard_file(folder))
 
     def is_in(self, folder: Path) -> bool:
-        return not self._shards() or shard_file(folder).exists()
+        return not self._shards() or any(folder.glob("reference_shard_*"))
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Read this process's part; PEFT loads a whole one. Raises `ValueError`: the checkpoint has none."""
-        if not self.is_in(folder):
-            raise ValueError(
-                f"{shard_file(folder)} is missing: resume from a checkpoint of the same number of processes."
-            )
         shards = self._shards()
         if not shards:
             return
+        if not shard_file(folder).exists():
+            raise ValueError(
+                f"{shard_file(folder)} is missing: resume from a checkpoint of the same number of processes."
+            )
         copy_tensors(shard_file(folder), shards)
 
     def scores_as(self, model) -> bool:

@@ -1,6 +1,6 @@
 """
 Resets: a callback observes and may request one; at the next generation boundary the part [`Resets`] moves the
-reference and treats the optimizer, everything or nothing.
+reference and treats the optimizer. An optimizer state that is not understood raises before anything is changed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,6 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from .keys import switched_on
 from .optimizer import Rewarmup, apply_reset, plan_reset, reset_scaler, restart_schedule, snapshot_schedule
 from .parts import Part, make_event
 from .run_files import RESET
@@ -21,8 +20,8 @@ class ReferenceResetCallback(TrainerCallback):
     """
     Requests a reset of the reference when one of its triggers fires.
 
-    [`ProRLTrainer`] creates one from the `ref_reset_*` keys. Pass your own in `callbacks=[...]` to use other triggers,
-    or call `trainer.add_callback(callback)`.
+    [`ProRLTrainer`] creates one from the `ref_reset_*` keys. Pass your own in `callbacks=[...]` to use other triggers.
+    A trainer that was made with resets takes more by `trainer.add_callback(callback)`.
 
     Args:
         triggers (`Iterable[Trigger]`): [`Periodic`], [`KLSpike`], [`Stall`], or your own subclasses of [`Trigger`].
@@ -64,8 +63,14 @@ class ReferenceResetCallback(TrainerCallback):
         return taken
 
     def metrics(self) -> list[str]:
-        """Name the evaluation metrics that its triggers watch."""
+        """Name the evaluation metrics that its triggers watch, as far as they have an attribute `metric`."""
         return [trigger.metric for trigger in self.triggers.triggers if hasattr(trigger, "metric")]
+
+    @property
+    def watches_evaluations(self) -> bool:
+        """Return whether an evaluation can make it request a reset."""
+        kinds = [type(trigger) for trigger in self.triggers.triggers]
+        return any(kind.observe_evaluation is not Trigger.observe_evaluation for kind in kinds)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the waiting requests and the memory of the triggers, as JSON values."""
@@ -111,6 +116,7 @@ class Resets(Part):
         self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
+        self.configured: ReferenceResetCallback | None = None  # the callback of the keys, if they ask for one
         self._requests: list[Reason] = []
         self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
 
@@ -118,6 +124,10 @@ class Resets(Part):
     def callbacks(self) -> list[ReferenceResetCallback]:
         """The trainer's callbacks that request resets."""
         return [callback for callback in self.handler.callbacks if isinstance(callback, ReferenceResetCallback)]
+
+    def _own_callbacks(self) -> list[ReferenceResetCallback]:
+        """Return the callbacks that a script has passed or added."""
+        return [callback for callback in self.callbacks if callback is not self.configured]
 
     def accept(self, callback: ReferenceResetCallback, eval_dataset) -> None:
         """
@@ -232,6 +242,7 @@ class Resets(Part):
     # A part of the run.
 
     def begin(self) -> None:
+        self._requests = []
         if self.rewarmup is not None:
             self.rewarmup.updates = None
         for callback, state in self._untouched:
@@ -240,15 +251,21 @@ class Resets(Part):
     def state_dict(self) -> dict[str, Any]:
         return {
             "requests": [request.to_dict() for request in self._requests],
-            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "callbacks": [callback.state_dict() for callback in self._own_callbacks()],
+            "configured": self.configured.state_dict() if self.configured is not None else None,
             "updates_since_reset": self.rewarmup.updates if self.rewarmup is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
-        # The last is the configuration's, which may have been added or removed since.
-        for callback, its_state in zip(self.callbacks, state["callbacks"], strict=False):
+        own = self._own_callbacks()
+        if "configured" not in state:  # an earlier layout, in which the configuration's is the last
+            own = self.callbacks
+        for callback, its_state in zip(own, state["callbacks"], strict=False):
             callback.load_state_dict(its_state)
+        # The keys may ask for one now and not then, or the other way round.
+        if self.configured is not None and state.get("configured") is not None:
+            self.configured.load_state_dict(state["configured"])
         if self.rewarmup is not None:
             self.rewarmup.updates = state["updates_since_reset"]
 
@@ -261,8 +278,6 @@ class Resets(Part):
             self.reference.save_shards(folder)
 
     def load(self, folder, changed: Mapping[str, Any]) -> None:
-        if self.reference is None or not self.possible:
-            return
-        began = any(switched_on(changed, key) for key in changed if key == "beta" or key.startswith("ref_reset_"))
-        if not began or self.reference.is_in(folder):
+        # A run that could not reset has written none. A complete checkpoint lacks nothing that was written.
+        if self.reference is not None and self.possible and self.reference.is_in(folder):
             self.reference.load(folder)

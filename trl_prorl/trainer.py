@@ -1,8 +1,10 @@
 """
 `ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and log files.
 
-This file holds TRL's overrides in the order of a step. With every ProRL key at its default TRL's own methods compute
-everything, and this class only observes. `upstream.py` checks what it relies on inside TRL.
+This file holds TRL's overrides in the order of a step; those of a checkpoint are in checkpoint.py, those of an
+evaluation in evaluation.py. With every ProRL key at its default the losses and updates are TRL's own, bit for bit:
+the parts observe, stop at what is not finite, and weigh the means of TRL's log by rows and tokens. `upstream.py`
+checks what is relied on inside TRL.
 
     a generation batch   `boundary` of every part: resets.py moves the reference, optimizer.py treats Adam's state
                          TRL samples and rewards (rollout.py: the outcome; rewards.py: errors, time limits)
@@ -44,6 +46,7 @@ from .extras.vllm import keep_weights
 from .fast.acceleration import has_images, shards_weights
 from .fast.sampling import CompactGeneration
 from .hub.uploads import Uploads
+from .keys import Effect
 from .kl import Aggregation, Anchors, Penalty, completion_mask, without_ratio, zero_masked
 from .launch.checks import choose_best_metric
 from .launch.ending import describe_saved_state, tell_interrupted
@@ -155,14 +158,14 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self._model_name = plan.name
         self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
         self.anchors = Anchors(plan.args)
-        plan.wrap()
+        plan.wrap()  # a reference that moves under LoRA is an adapter of the same model
         with plan.loading():
             super().__init__(**plan.given)
         self._check_prompts()
         self._assemble(plan)
 
     def _assemble(self, plan: Plan) -> None:
-        """Make the parts; each owns what it remembers, and none knows the trainer."""
+        """Make the parts; each owns what it remembers."""
         args = self.args
         accelerator = self.accelerator
         policy = accelerator.unwrap_model(self.model)
@@ -207,7 +210,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.rollback = optional.get("rollback")
         self.resets.reference = self.reference
         self.resets.restart = optional.get("restart")
-        # Called in this order: growth comes before a reset, which then moves the reference to its result.
+        # Called in this order: the recorder adds up the sums that the guard looks at; growth and restarts come before
+        # a reset, which moves the reference to their result, and so does the guard of reward hacking, which asks for
+        # one.
         parts = {
             "anchors": self.anchors,
             "recorder": self.recorder,
@@ -221,8 +226,9 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         self.parts = Parts({name: part for name, part in parts.items() if part is not None})
         for callback in self.resets.callbacks:
             self.resets.accept(callback, self.eval_dataset)
-        if args.resets:
-            self.add_callback(configured_callback(args))
+        if Effect.RESET in args.effect:
+            self.resets.configured = configured_callback(args)
+            self.add_callback(self.resets.configured)
         self.terminal = Terminal(self)
 
     @cached_property
@@ -464,6 +470,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
     # ------------------------------------------------------------------------------------ a step: its scoring
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
+        # TRL asks for the policy in its loss, for anchors while it makes a generation batch; an evaluation or a script
+        # asks for any model.
         trl_score = super()._get_per_token_logps_and_entropies
         rows = (input_ids, attention_mask, logits_to_keep)
         if self._policy_pass is not None:
@@ -614,7 +622,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         return norm
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
-        # No callback: of those that are added later, as by a resume, the row would miss what they do at a step's end.
+        # Not in `on_step_end`: a callback that is added later would run after it, and its row would miss what it does.
         ends_step = self.meter.open  # called once more at the end of an epoch, with no step open
         if ends_step:
             self._end_step(self.state.global_step)

@@ -7,6 +7,8 @@ import torch
 from tiny_run import BEST, QUESTIONS
 from transformers import EarlyStoppingCallback
 
+from trl_prorl import ReferenceResetCallback, Trigger
+
 
 ARMS = {"A": {"beta": 0.1, "ref_reset_every": 2, "fast": True}, "B": {"beta_old": 0.1, "dynamic_sampling_rounds": 1}}
 SAVED = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "per_device_eval_batch_size": 4}
@@ -27,9 +29,17 @@ def test_a_resume_with_other_evaluations_trains_the_same_to_the_bit(run, resume,
         assert all(torch.equal(found[key], end[key]) for key in end), name
 
 
+class Watches(Trigger):
+    """One of a script, which names no metric."""
+
+    def observe_evaluation(self, step, metrics):
+        return None
+
+
 TRIGGER = {"beta": 0.1, "ref_reset_drop": 0.1}
 WATCHED = {
     "a trigger": (TRIGGER, {}),
+    "a trigger of one's own": ({"beta": 0.1}, {"callbacks": [ReferenceResetCallback([Watches()])]}),
     "the best model": ({"beta": 0.1, **BEST, "eval_steps": 3, "save_steps": 3}, {}),
     "an early stop": ({"beta": 0.1}, {"callbacks": [EarlyStoppingCallback(9)]}),
     "the random numbers of plain TRL": ({"beta": 0.0}, {}),

@@ -158,6 +158,8 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, o
         callbacks.append(At(3, spoil_gradient_once))
     keys = KEYS | {"num_iterations": 1, "nonfinite": "skip", "weight_decay": 0.1}
     trainer = make_trainer(**keys, lora=lora, reward=reward, trainer_kwargs={"callbacks": callbacks})
+    lines = []
+    trainer.terminal.say = lines.append
     trainer.train()
     same = lambda a, b: all(torch.equal(seen[a][0][k], seen[b][0][k]) for k in seen[a][0])  # noqa: E731
     assert same(2, 3)
@@ -169,6 +171,7 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, o
     (event,) = read_events(trainer, "nonfinite")
     assert event["tensor"].startswith(GRADIENT if of == "gradient" else "advantages")
     assert (event["step_applied"], event["action"]) == (3, "skip")
+    assert sum(event["tensor"] in line and "step 3" in line for line in lines) == 1  # the run says so, too
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 

@@ -1,5 +1,6 @@
 """When resets are applied, what they leave in the log, what they need, and the learning rates after them."""
 
+import json
 import math
 import warnings
 from functools import partial
@@ -23,7 +24,7 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
+from trl_prorl import KLSpike, Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
 from trl_prorl.optimizer import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 
 
@@ -364,6 +365,51 @@ def test_a_second_training_counts_from_the_beginning(run):
     assert metrics(trainer)[0]["beta"] == 0.1
 
 
+def test_a_request_that_came_too_late_is_none_of_the_next_training(run):
+    trainer = run(beta=0.1, ref_reset_every=4, max_steps=3, num_iterations=1)
+    trainer.request_reset(Reason("own", value=1.0, threshold=0.0, step=3))
+    trainer.train()
+    assert steps(trainer) == []
+
+
+def test_triggers_of_a_script_and_of_the_keys_each_keep_their_memory(make_trainer, tmp_path):
+    """Whichever callback was added first: a resume gives each the values that it has seen."""
+
+    def made(name):
+        trainer = make_trainer(beta=0.1, ref_reset_kl=9.0, ref_reset_kl_window=3, output_dir=str(tmp_path / name))
+        own = ReferenceResetCallback([KLSpike(threshold=8.0, window=3)])
+        trainer.add_callback(own)
+        return trainer, own
+
+    trainer, own = made("one")
+    trainer.resets.configured.observe_row(1, {"kl_ref": 0.1})
+    own.observe_row(1, {"kl_ref": 0.2})
+    state = json.loads(json.dumps(trainer.resets.state_dict()))
+    again, own_again = made("two")
+    again.resets.load_state_dict(state, {})
+    assert [list(one.triggers.triggers[0].values) for one in (again.resets.configured, own_again)] == [[0.1], [0.2]]
+    without = make_trainer(beta=0.1, trainer_kwargs={"callbacks": [ReferenceResetCallback([KLSpike(8.0, window=3)])]})
+    without.resets.load_state_dict(state, {})
+    (left,) = without.resets.callbacks
+    assert list(left.triggers.triggers[0].values) == [0.2]
+
+
+@pytest.mark.parametrize("now", ["a key", "a callback"])
+def test_a_full_model_that_may_reset_from_now_on_keeps_its_reference(run, make_trainer, now):
+    keys = {"beta": 0.1, "lora": False, "max_steps": 2, "save_strategy": "steps", "save_steps": 2, "num_iterations": 1}
+    first = run(**keys)
+    begun = {name: tensor.clone() for name, tensor in first.ref_model.state_dict().items()}
+    keys |= {"max_steps": 3, "allow_config_change": True}
+    if now == "a key":
+        keys |= {"ref_reset_kl": 9.0}
+    else:
+        keys |= {"trainer_kwargs": {"callbacks": [ReferenceResetCallback([Periodic(9)])]}}
+    again = make_trainer(**keys)
+    again.train(resume_from_checkpoint=str(Path(first.args.output_dir, "checkpoint-2")))
+    assert all(torch.equal(tensor, begun[name]) for name, tensor in again.ref_model.state_dict().items())
+    assert again.args.variant == "A"
+
+
 class Interrupt(TrainerCallback):
     """Breaks off in the middle of an optimizer step, once."""
 
@@ -498,3 +544,16 @@ def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone():
             schedule.step()
     assert moved == pytest.approx([1, 1, 0.25, 0.5, 0.75, 1, 1, 1], rel=1e-4)
     assert all(mine == pytest.approx(theirs) for theirs, mine in rates)
+
+
+def test_a_step_without_gradient_is_no_update_of_a_rewarmup():
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([param], lr=1.0)
+    rewarmup = Rewarmup(optimizer, steps=4)
+    rewarmup.begin()
+    factors = []
+    for gradient in (torch.ones(1), None, torch.ones(1)):
+        factors.append(rewarmup.factor)
+        param.grad = gradient
+        optimizer.step()
+    assert factors == [0.25, 0.5, 0.5]

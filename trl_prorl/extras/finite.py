@@ -92,6 +92,7 @@ class FiniteGuard(Part):
 
     def begin(self) -> None:
         self._found: dict[str, Any] | None = None  # in this step
+        self._skipped: dict[str, Any] | None = None  # the event of this step's update
         self._unread: list[Unread] = []  # of this step's micro-batches
         self.skips = 0
 
@@ -112,7 +113,7 @@ class FiniteGuard(Part):
             prompts = list(dict.fromkeys(quoted(example.get("prompt")) for example in examples))
             unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index error: the GPU does not tell which)"
             finding = {"tensor": f"next-token probabilities{unsure} while sampling,", "prompts": prompts}
-            self._log(step, "stop", finding)
+            self._log(step, finding)
             raise NonFiniteError(self._message(step, finding)) from error
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
@@ -170,9 +171,10 @@ class FiniteGuard(Part):
             finding = all_findings[0] if all_findings else None
         if finding is None:
             return
-        self._log(step, self.action, finding)
         if self.action == "stop":
+            self._log(step, finding)
             raise NonFiniteError(self._message(step, finding))
+        self._skipped = self._make_event(step, self.action, finding)
         self.skips += 1
         self.optimizer.zero_grad()  # it passes over a parameter without gradient, weight decay included
 
@@ -183,7 +185,7 @@ class FiniteGuard(Part):
             if all_finite(trained.values()):
                 return
         finding = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
-        self._log(step, "stop", finding)
+        self._log(step, finding)
         raise NonFiniteError(
             f"NaN or infinity at step {step}: {finding['tensor']} after the update. The run stops and keeps its last "
             "checkpoint. Lower learning_rate."
@@ -194,9 +196,19 @@ class FiniteGuard(Part):
         texts = self.decoder.batch_decode(ids, skip_special_tokens=True)
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
-    def _log(self, step: int, action: str, finding: dict) -> None:
-        event = {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
-        self.recorder.event(event)
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+        """Return the event of an update that was skipped."""
+        event = self._skipped
+        self._skipped = None
+        return event
+
+    def _log(self, step: int, finding: dict) -> None:
+        """Write the event of a run that stops here."""
+        self.recorder.event(self._make_event(step, "stop", finding))
+
+    @staticmethod
+    def _make_event(step: int, action: str, finding: dict) -> dict[str, Any]:
+        return {"event": NONFINITE, "step_requested": step, "step_applied": step, "action": action, **finding}
 
     @staticmethod
     def _message(step: int, finding: dict) -> str:

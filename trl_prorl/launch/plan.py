@@ -126,8 +126,8 @@ class Plan:
         check_initialisation(adapter)
         check_prefix(adapter)
         callbacks = given.get("callbacks") or []
-        has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
-        resets = args.resets or has_own_triggers
+        args.has_own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in callbacks)
+        resets = args.resets
         if resets:
             refuse_unclean_schedule(args)
         _check_processes(args, resets)

@@ -9,7 +9,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from ..anchors import ANCHORS
 from ..keys import TRIGGER_KEYS
-from ..run_files import GROWTH, RESET
+from ..run_files import GROWTH, NONFINITE, RESET
 from ..variants import DIFFER_BY_RESETS, VARIANTS
 
 
@@ -67,6 +67,8 @@ def write_event_line(event: Mapping[str, Any]) -> str:
         parts.append(f"optimizer {event['optimizer_reset']}")
         if event.get("kl_before") is not None:
             parts.append(f"kl_ref was {event['kl_before']:.4g}")
+    if event["event"] == NONFINITE:
+        parts.append(f"{event['tensor']}: the update was skipped")
     if event["event"] == GROWTH:
         parts.append(f"rank {event['rank_before']} -> {event['rank']}")
     line = ", ".join(parts)
