@@ -151,7 +151,7 @@ def _mean_pass_at_k(counts: Sequence[int], n: int, suffix: str = "") -> dict[str
 
 class Verdicts:
     """
-    Gathers the verdicts of one evaluation. Without a `batch_verifier` there are none.
+    Judges every batch, and gathers the verdicts of one evaluation. Without a `batch_verifier` there are none.
 
     Args:
         functions (`Iterable`): The reward functions.

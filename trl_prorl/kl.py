@@ -410,9 +410,8 @@ class Anchors(Part):
         arguments as in [`Anchors.penalties`].
         """
         beyond = torch.zeros_like(logps, dtype=torch.bool)
-        for anchor in self:
-            if anchor.is_on and anchor.column in batch:
-                beyond |= beyond_clamp(logps, batch[anchor.column], self.args.kl_estimator, self.args.kl_clamp)
+        for anchor in self.acting(batch):
+            beyond |= beyond_clamp(logps, anchor.logps(batch, logps), self.args.kl_estimator, self.args.kl_clamp)
         return beyond
 
     def penalty(

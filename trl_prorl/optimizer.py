@@ -11,26 +11,8 @@ state; then the learning rate.
 | bitsandbytes Adam family, from 4,096 values on | `absmax1` of `state1` | `absmax2` of `state2` |
 | the same, below | `state1`, in fp32 | `state2`, in fp32 |
 
-Let a treatment multiply m by f1 and v by f2 after t updates. Under a constant gradient, and without ε, Adam's k-th
-update after that is its learning rate times
-
-    m̂ / √v̂, m̂ = (f1 β1^k (1 − β1^t) + 1 − β1^k) / (1 − β1^n), v̂ = (f2 β2^k (1 − β2^t) + 1 − β2^k) / (1 − β2^n)
-
-where n is k after `hard` and `step`, and t + k otherwise; without a reset the factor is 1. For large t, β1 = 0.9,
-β2 = 0.999 and k = 1, 2, 10, 30, 100:
-
-| treatment | 1 | 2 | 10 | 30 | 100 |
-|---|---|---|---|---|---|
-| `hard` | 1 | 1 | 1 | 1 | 1 |
-| `soft`, α = 0.1 | 0.60 | 0.85 | 2.08 | 2.70 | 2.32 |
-| `asym` | 0.10 | 0.19 | 0.65 | 0.96 | 1.00 |
-| `step` | 0.32 | 0.24 | 0.15 | 0.18 | 0.31 |
-
-So `soft(α)` lowers the first updates and raises later ones, because m is refilled sooner than v; they would reach 1/√α
-only with β1 = 0. `step` corrects moments that need no correction: m̂ is too large by 1/(1 − β1^k), √v̂ by
-1/√(1 − β2^k), so the updates are √(1 − β2^k) / (1 − β1^k) of the usual ones. For noisy gradients, and for an early
-reset, see docs/methods.md. An 8-bit state is scaled through its block maxima `absmax`, which is exact. The
-uint8 codes are never touched, because code 0 does not stand for zero.
+An 8-bit state is scaled through its block maxima `absmax`, which is exact. The uint8 codes are never touched, because
+code 0 does not stand for zero. docs/methods.md ("The updates after a reset") has the size of the updates that follow.
 """
 
 import copy

@@ -103,8 +103,11 @@ class Part:
     def gradients(self, model: "torch.nn.Module") -> None:
         """Called when the gradients of an update are complete, before they are clipped."""
 
-    def before_update(self, step: int, norm: float, rate: float) -> None:
-        """Called before optimizer step `step`, with the gradient norm before clipping and the learning rate."""
+    def before_update(self, step: int, norm: float | None, rate: float) -> None:
+        """
+        Called before optimizer step `step`, with the gradient norm before clipping (`None` where DeepSpeed does
+        not tell it) and the learning rate.
+        """
 
     def update(self, step: int, model: "torch.nn.Module") -> None:
         """Called after optimizer step `step`, with the new weights. Time spent here counts for that step."""

@@ -586,7 +586,7 @@ class Scorer:
         mask = policy_pass.mask[rows]
         mean_entropy = (some_entropies * mask).sum() / mask.sum().clamp(min=1)
         shape = (len(input_ids), logits_to_keep)
-        if policy_pass.fill is None:
+        if policy_pass.fill is None:  # the first pass; later passes leave out the same rows
             fill = some_logps.new_zeros(shape)
         else:
             fill = policy_pass.fill.to(some_logps.dtype)

@@ -159,12 +159,6 @@ class Outcome:
         return groups.repeat_interleave(self.group_size)
 
 
-class Rows(list):
-    """Holds rows that TRL samples for; the method in which it rewards them leaves their [`Outcome`] here."""
-
-    outcome: Outcome
-
-
 @dataclass(frozen=True)
 class Sampled:
     """

@@ -387,7 +387,8 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         """
         number = len(batch["advantages"])
         with torch.random.fork_rng(devices=[]):
-            shuffle = torch.randperm(number)  # as TRL is going to draw it
+            # TRL's `shuffle_sequence_dict` draws the same next, from the same random state.
+            shuffle = torch.randperm(number)
         share = number // self.args.steps_per_generation * self.args.exchangeable_micro_batches
         order = keep_groups_together(shuffle, self.num_generations, share)
         places = order[shuffle.argsort()].to(batch["advantages"].device)

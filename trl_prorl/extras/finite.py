@@ -157,12 +157,13 @@ class FiniteGuard(Part):
         if gradients and not are_finite[-1]:
             self._note(f"gradient of {first_nonfinite(gradients)}")
 
-    def before_update(self, step: int, norm: float, rate: float) -> None:
+    def before_update(self, step: int, norm: float | None, rate: float) -> None:
         """
         Stop before update `step`, or skip it, on every process if any of them has found something. Raises
         [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
         """
-        if self._found is None and self.accelerator.scaler is None and not math.isfinite(norm):
+        is_known = norm is not None and self.accelerator.scaler is None
+        if self._found is None and is_known and not math.isfinite(norm):
             self._note("gradient norm")
         finding = self._found
         self._found = None
