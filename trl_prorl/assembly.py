@@ -23,12 +23,11 @@ from .fast.head import add_frozen_head
 from .fast.lean_lora import use_lean_layers
 from .identity import FROZEN_RANKS, base_parameters, dataset_hash, weights_hash
 from .launch.adapters import check_growing_model
-from .launch.checks import check_in_one_place
+from .launch.checks import check_adapter_names, check_generation_kwargs, check_in_one_place
 from .launch.dropout import check_dropout, check_randomness
 from .launch.fp32_head import cast_head_to_fp32, give_bias
 from .launch.model_defaults import describe_unused
 from .launch.plan import Plan
-from .launch.unread import check_adapter_names, check_generation_kwargs
 from .parts import Part
 
 

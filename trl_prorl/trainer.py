@@ -48,7 +48,7 @@ from .fast.sampling import CompactGeneration
 from .hub.uploads import Uploads
 from .keys import Effect
 from .kl import Aggregation, Anchors, Penalty, completion_mask, without_ratio, zero_masked
-from .launch.checks import choose_best_metric
+from .launch.checks import check_optim_args, check_schedule, choose_best_metric
 from .launch.ending import describe_saved_state, tell_interrupted
 from .launch.held_out import TrainingPrompts
 from .launch.model_defaults import plain_generation_config
@@ -62,7 +62,6 @@ from .launch.prompt_rows import (
     reserved_names,
 )
 from .launch.terminal import Terminal, write_event_line
-from .launch.unread import check_optim_args, check_schedule
 from .meter import Meter
 from .parts import MicroBatch, Parts
 from .record import LOGGED, OF_TRL, OF_TRLS_REWARDS, Means, Recorder
@@ -243,7 +242,7 @@ class ProRLTrainer(CheckpointMixin, EvaluationMixin, GRPOTrainer):
         stream's.
         """
         args = self.args
-        self._reserved: dict[str, str] = {}  # names that the columns of a row must not have
+        self._reserved: tuple[str, ...] = ()  # names that the columns of a row must not have
         if not args.remove_unused_columns:
             self._reserved = reserved_names(self.reward_funcs, self.environment_factories is not None)
         limit = args.vllm_max_model_length if self.use_vllm else None

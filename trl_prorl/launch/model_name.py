@@ -1,6 +1,5 @@
 """Resolve the name of a model, as given by a recipe or a script, to a folder or a Hub name that transformers loads."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from ..text import cut, nearest
 
 # Arguments of `from_pretrained` that select a model's files.
 PLACE = ("revision", "subfolder", "cache_dir", "token", "local_files_only")
-CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)")
 
 
 def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[str, Any] | None = None) -> str:
@@ -33,8 +31,8 @@ def find_model(name: str | None, key: str = "model_name_or_path", init: Mapping[
     Raises:
         `ValueError`: It is none of them, or an embedded model's files differ from the shipped ones.
     """
-    if name is None:
-        raise ValueError(f"{key} is missing. Set it to a Hub name, a local folder, a GGUF file, or {EMBEDDED!r}.")
+    if not isinstance(name, str):
+        raise ValueError(f"{key}={name!r}: set it to a Hub name, a local folder, a GGUF file, or {EMBEDDED!r}.")
     if is_embedded(name) or is_gguf(name):
         try:
             return embedded_model(name)
@@ -79,6 +77,5 @@ def _check_hub(name: str, given: str, init: Mapping[str, Any]) -> None:
 
 def cached_models() -> list[str]:
     """Return the names of the models in the local Hub cache."""
-    cache = Path(constants.HF_HUB_CACHE)
-    found = [CACHED.fullmatch(path.name) for path in cache.glob("models--*--*")]
-    return [f"{match['owner']}/{match['name']}" for match in found if match]
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
+    return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]

@@ -291,7 +291,7 @@ def _check_data_and_rewards(args: ProRLConfig, given: dict[str, Any]) -> None:
     has_environment = given.get("environment_factory") is not None  # it has its own prompts and rewards
     if not has_environment:
         check_columns(rows)
-    reserved = {} if args.remove_unused_columns else reserved_names(functions, has_environment)
+    reserved = () if args.remove_unused_columns else reserved_names(functions, has_environment)
     check_sets(named_sets(rows, evaluation), reserved)
     check_rows(rows, args.generation_batch_size, args.num_generations)
     for function in functions:

@@ -6,32 +6,33 @@ them, and the run logs a warning.
 
 import functools
 import logging
-import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import get_int_from_env
+from torch.utils.benchmark import Timer
 
 from ..checkpoint_files import find_checkpoint
 from ..errors import InputError
 from ..identity import IDENTITY_FILE
 from ..keys import read_resume_word
 from ..run_files import ENV_FILE, read_json
-from .environment import cpu_computes_bf16, started_processes
+from .environment import cpu_computes_bf16
 
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"  # a value of bf16 in a recipe
+# Variables from which Accelerate, too, reads how many processes a launcher has started.
+PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 # Shape of a matrix product: the MLP of a small language model, for a micro-batch of a few completions.
 ROWS = 64
 WIDTH = 1536
 OUTPUTS = 8960
-REPEATS = 5
 NAMES = {True: "bfloat16", False: "float32"}
 
 
@@ -57,21 +58,15 @@ def measure_products() -> dict[bool, float]:
     Time a matrix product on this CPU, with the threads of training.
 
     Returns:
-        `dict[bool, float]`: GFLOP/s in fp32 (`False`) and in bf16 (`True`), the best of several runs.
+        `dict[bool, float]`: GFLOP/s in fp32 (`False`) and in bf16 (`True`), the median of many runs.
     """
-    operands = {}
+    speeds = {}
     for is_bf16, name in NAMES.items():
         dtype = getattr(torch, name)
-        operands[is_bf16] = (torch.ones(ROWS, WIDTH, dtype=dtype), torch.ones(OUTPUTS, WIDTH, dtype=dtype))
-    seconds = dict.fromkeys(operands, math.inf)
-    with torch.inference_mode():
-        for _ in range(1 + REPEATS):  # the first repeat is slow, and never the best
-            for is_bf16, (rows, weight) in operands.items():
-                start = time.perf_counter()
-                torch.nn.functional.linear(rows, weight)
-                seconds[is_bf16] = min(seconds[is_bf16], time.perf_counter() - start)
-    operations = 2 * ROWS * WIDTH * OUTPUTS
-    return {is_bf16: operations / one / 1e9 for is_bf16, one in seconds.items()}
+        operands = {"rows": torch.ones(ROWS, WIDTH, dtype=dtype), "weight": torch.ones(OUTPUTS, WIDTH, dtype=dtype)}
+        timer = Timer("rows @ weight.T", globals=operands, num_threads=torch.get_num_threads())
+        speeds[is_bf16] = 2 * ROWS * WIDTH * OUTPUTS / timer.blocked_autorange().median / 1e9
+    return speeds
 
 
 def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Precision | None:
@@ -91,13 +86,17 @@ def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Pre
     """
     if recipe.get("bf16") != AUTO:
         return None
-    check_auto_precision(recipe)
+    if "dtype" in recipe:
+        dtype = recipe["dtype"]
+        raise InputError(f"dtype={dtype!r} conflicts with bf16: auto, which also chooses dtype. Remove dtype.")
+    if recipe.get("use_cpu") is not True:
+        raise InputError("bf16: auto needs use_cpu: true. On a GPU remove bf16; its default there is true.")
     if "bf16" in given:
         return Precision({"bf16": given["bf16"], "dtype": NAMES[given["bf16"]]})
     recorded = read_recorded_precision({**recipe, **given})
     if recorded is not None:
         return recorded
-    if started_processes() > 1:
+    if get_int_from_env(PROCESS_COUNTS, 1) > 1:
         raise InputError(
             "bf16: auto supports only one process, because several might choose differently. Set bf16 and dtype: "
             "--bf16 false --dtype float32, or --bf16 true --dtype bfloat16."
@@ -109,14 +108,6 @@ def choose_precision(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> Pre
         f"{speeds[True]:.0f} in bfloat16 on this CPU"
     )
     return Precision({"bf16": is_bf16, "dtype": NAMES[is_bf16]}, line, line)
-
-
-def check_auto_precision(keys: Mapping[str, Any]) -> None:
-    """Raise an error for `bf16: auto` in a recipe that also sets `dtype`, or is not for a CPU."""
-    if "dtype" in keys:
-        raise InputError(f"dtype={keys['dtype']!r} conflicts with bf16: auto, which also chooses dtype. Remove dtype.")
-    if keys.get("use_cpu") is not True:
-        raise InputError("bf16: auto needs use_cpu: true. On a GPU remove bf16; its default there is true.")
 
 
 def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:
@@ -140,19 +131,12 @@ def read_recorded_precision(keys: Mapping[str, Any]) -> Precision | None:
 
 def warn_of_emulated_bf16(args: Any, model: Any) -> None:
     """Log a warning if a trainer with this configuration and model (or its path) would emulate bf16."""
-    on_cpu = args.device.type == "cpu"
-    if on_cpu and args.process_index == 0 and computes_in_bf16(args, model) and cpu_computes_bf16() is False:
+    dtypes = {(args.model_init_kwargs or {}).get("dtype")}
+    if isinstance(model, torch.nn.Module):
+        dtypes = {param.dtype for param in model.parameters()}
+    in_bf16 = args.bf16 or not dtypes.isdisjoint(("bfloat16", torch.bfloat16))
+    if in_bf16 and args.device.type == "cpu" and args.process_index == 0 and cpu_computes_bf16() is False:
         logger.warning(
             "This CPU has neither AMX nor AVX512-BF16. It emulates bf16, which is many times slower than fp32. "
             "To train in fp32, set bf16: false, and load the model with dtype: float32."
         )
-
-
-def computes_in_bf16(args: Any, model: Any) -> bool:
-    """Return whether products are computed in bf16, by autocast or because the weights are in bf16."""
-    if args.bf16:
-        return True
-    if isinstance(model, torch.nn.Module):
-        return any(param.dtype == torch.bfloat16 for param in model.parameters())
-    dtype = (args.model_init_kwargs or {}).get("dtype")
-    return dtype in ("bfloat16", torch.bfloat16)

@@ -5,7 +5,7 @@ are read.
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,37 +18,29 @@ from ..text import quoted, short
 logger = logging.getLogger(__name__)
 
 # Arguments that TRL passes to every reward function. They override columns of the same name.
-RESERVED = {
-    "prompts": "the prompts",
-    "completions": "the sampled completions",
-    "completion_ids": "the sampled tokens",
-    "trainer_state": "the state of the trainer",
-    "log_extra": "a function that logs a column",
-    "log_metric": "a function that logs a metric",
-}
-ENVIRONMENTS = {"environments": "the environments"}
+RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 CURE = "Fix the row, or drop it with dataset.filter(...)."
 LONGEST = 1000  # rows with the most bytes that are searched for the longest prompt
 OF_A_MESSAGE = 16  # most tokens that a chat template adds to a message
 
 
-def reserved_names(functions: Iterable[Any], has_environment: bool) -> dict[str, str]:
+def reserved_names(functions: Iterable[Any], has_environment: bool) -> tuple[str, ...]:
     """
-    Return names that columns must not have, with what TRL passes to reward functions under them. None if all rewards
-    are models, which get no columns.
+    Return names that columns must not have, because TRL passes something else to reward functions under them. None if
+    all rewards are models, which get no columns.
     """
-    only_models = all(isinstance(function, str | torch.nn.Module) for function in functions)
     if has_environment:
-        return RESERVED | ENVIRONMENTS
-    return {} if only_models else RESERVED
+        return (*RESERVED, "environments")
+    only_models = all(isinstance(function, str | torch.nn.Module) for function in functions)
+    return () if only_models else RESERVED
 
 
-def check_names(columns: Iterable[str], which: str, reserved: Mapping[str, str]) -> None:
+def check_names(columns: Iterable[str], which: str, reserved: Collection[str]) -> None:
     """Raise `InputError` for a column of the data set `which` that TRL does not pass to reward functions."""
     for name in columns:
         if name in reserved:
             raise InputError(
-                f"{which} has a column {name!r}, a reserved name: reward functions receive {reserved[name]} under it. "
+                f"{which} has a column {name!r}, under whose name reward functions receive an argument of TRL's. "
                 f"Rename the column: dataset.rename_column({name!r}, 'my_{name}')."
             )
 
@@ -63,7 +55,7 @@ def named_sets(train: Any, evaluation: Any) -> dict[str, Any]:
     return sets
 
 
-def check_sets(sets: Mapping[str, Any], reserved: Mapping[str, str]) -> None:
+def check_sets(sets: Mapping[str, Any], reserved: Collection[str]) -> None:
     """
     Check columns and prompts of data sets. [`check_batch`] checks streams and rows that are transformed when read.
 
@@ -87,11 +79,8 @@ def prompts_of(rows: Any) -> Iterator[tuple[int, Any]]:
     """Yield index and prompt of the rows of a [`~datasets.Dataset`]; nothing for other objects."""
     if not isinstance(rows, Dataset) or "prompt" not in rows.column_names or rows.format["type"] == "custom":
         return
-    index = 0
-    for part in rows.select_columns(["prompt"]).with_format(None).iter(batch_size=1000):
-        for prompt in part["prompt"]:
-            yield index, prompt
-            index += 1
+    parts = rows.select_columns(["prompt"]).with_format(None).iter(batch_size=1000)
+    yield from enumerate(prompt for part in parts for prompt in part["prompt"])
 
 
 def find_fault(prompt: Any) -> str | None:
@@ -119,14 +108,15 @@ def _fault_of_message(message: Any) -> str | None:
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
         return "has a message without content"
-    if content is not None and not isinstance(content, str | list):
+    parts = content if isinstance(content, list) else []
+    if not isinstance(content, str | list | None):
         return f"has a message whose content is {short(content)}, not text"
-    if isinstance(content, list) and not all(isinstance(part, dict) and "type" in part for part in content):
+    if not all(isinstance(part, dict) and "type" in part for part in parts):
         return "has a message whose content is a list with parts that have no type"
     return None
 
 
-def check_batch(rows: list[Mapping[str, Any]], which: str, reserved: Mapping[str, str], needs_prompts: bool) -> None:
+def check_batch(rows: list[Mapping[str, Any]], which: str, reserved: Collection[str], needs_prompts: bool) -> None:
     """Raise `InputError` for rows as they are read, for example from a stream. Their index is not known."""
     check_names(rows[0], which, reserved)
     for row in rows:
@@ -208,18 +198,13 @@ def check_tokens(sets: Mapping[str, Any], tokenize: Callable[[list], list[list[i
     """
     for which, rows in sets.items():
         kinds: dict[Any, tuple[int, Any]] = {}
-        largest: list[tuple[int, int, Any]] = []  # a heap
         for index, prompt in prompts_of(rows):
             kinds.setdefault(_kind(prompt), (index, prompt))
-            heapq.heappush(largest, (_size(prompt), -index, prompt))
-            if len(largest) > LONGEST:
-                heapq.heappop(largest)
-        around = 0
-        for index, prompt in kinds.values():
-            around = max(around, _count_tokens(prompt, tokenize, f"{which}, row {index}"))
-        for size, place, prompt in sorted(largest, reverse=True):
-            if context.may_exceed(size + around):
-                where = f"{which}, row {-place}"
+        counts = [_count_tokens(prompt, tokenize, f"{which}, row {index}") for index, prompt in kinds.values()]
+        around = max(counts, default=0)  # at least what a chat template adds
+        for index, prompt in heapq.nlargest(LONGEST, prompts_of(rows), key=lambda row: _size(row[1])):
+            where = f"{which}, row {index}"
+            if context.may_exceed(_size(prompt) + around):
                 context.check(_count_tokens(prompt, tokenize, where), where)
 
 
