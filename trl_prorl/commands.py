@@ -63,7 +63,3 @@ def run(argv: list[str]) -> int:
     if module.startswith("eval."):
         import_module(".eval.command_lines", __package__).check_arguments(module.removeprefix("eval."))
     return import_module(f".{module}", __package__).main() or 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

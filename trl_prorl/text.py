@@ -3,7 +3,6 @@
 import difflib
 import json
 import re
-import reprlib
 import shlex
 from collections.abc import Iterable
 from typing import Any
@@ -77,17 +76,10 @@ def cut(text: str, most: int = 200) -> str:
 
 def short(value: Any) -> str:
     """Return a value as Python spells it, in at most 80 characters, whatever it holds, itself too."""
-    shortener = reprlib.Repr()
-    shortener.maxlevel = 2
-    shortener.maxlist = 4
-    shortener.maxdict = 4
-    shortener.maxstring = 60
-    shortener.maxlong = 60
-    shortener.maxother = 60
     try:
-        return cut(shortener.repr(value), 80)
-    except ValueError:  # an integer of more digits than Python spells
-        return "a number of thousands of digits"
+        return cut(repr(value), 80)
+    except (ValueError, RecursionError):  # an integer of more digits than Python spells
+        return f"{type(value).__name__} too large to be shown"
 
 
 def quoted(prompt: Any) -> str:
@@ -107,16 +99,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
-class RepeatedKeyError(ValueError):
-    """A JSON object has a key twice: one of two values would be lost in silence."""
-
-
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise RepeatedKeyError(f"the key {short(twice)} is given twice")
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:  # one of two values would be lost in silence
+            raise ValueError(f"the key {short(key)} is given twice")
+        found[key] = value
     return found
 
 
@@ -130,10 +118,5 @@ def parse_json(content: str) -> Any:
     """
     try:
         return json.loads(content, object_pairs_hook=_unique_keys)
-    except (json.JSONDecodeError, RepeatedKeyError):
-        raise
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except ValueError:  # Python makes no integer of so many digits
-        json.loads(content, parse_int=str)  # the rest may be cut off
-        raise ValueError("it holds a whole number of thousands of digits") from None

@@ -25,7 +25,7 @@ from .embedded.shipped import DEFAULT, EMBEDDED, full_name, shipped
 from .errors import InputError, RunError
 from .extras.turns import make_environment, prepare_tokenizer
 from .identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
-from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
+from .launch.checks import check_rows, prompt_lengths
 from .launch.command_line import main  # noqa: F401  scripts import it from here
 from .launch.ending import (
     describe_saved_state,
@@ -38,7 +38,6 @@ from .launch.recipe import TaskArguments, parse_recipe, task_reward  # noqa: F40
 from .run_files import (
     METRICS_FILE,
     WEIGHTS,
-    check_record,
     read_json,
     recorded_run_id,
     saved_run_id,
@@ -100,8 +99,6 @@ def build(
         return tokenizer(texts, add_special_tokens=False).input_ids
 
     check_context(prompt_lengths(train_dataset, tokenize), model, model_args.model_revision, args)
-    if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer checks it if it packs
-        check_prompts_fit(train_dataset, eval_dataset, tokenize, args)
     trainer = trainer_class(
         model=model,
         reward_funcs=task_args.make_rewards(task, args.max_completion_length),
@@ -170,7 +167,6 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
 
 def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     folders = RunFolders.of(args)
-    run_dir = folders.run_dir
     folders.check_usable()
     check_free(*folders.paths.values())
     if not args.resume_from_checkpoint:
@@ -184,11 +180,6 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
         return False
     if not folders.has_checkpoint(checkpoint):
         folders.check_new()
-    else:
-        base = next((part.model_name_or_path for part in recipe if hasattr(part, "model_name_or_path")), None)
-        folders.check_record_stays(checkpoint)
-        folders.check_model_stays(base)
-    check_record(run_dir)
     then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)
     check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
@@ -278,7 +269,9 @@ def run(
         trainer, resume = build(task_args, args, model_args, trainer_class)
         train(trainer, resume)
     except KeyboardInterrupt:
-        kept = describe_interrupted(args, trainer)
+        same = "the same command and --resume_from_checkpoint True"
+        begun = trainer is not None and trainer.has_begun
+        kept = describe_saved_state(args.output_dir, begun, same, same)
         end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
     except (RunError, BrokenPipeError):
         raise
@@ -291,13 +284,3 @@ def run(
             raise RunError(str(error)) from error
         raise  # a bug: keep the traceback
     trainer.accelerator.end_training()  # several processes disconnect cleanly
-
-
-def describe_interrupted(args: ProRLConfig, trainer: ProRLTrainer | None) -> str:
-    """Return what was saved of a recipe's run at Ctrl-C, and how to continue."""
-    begun = trainer is not None and trainer.has_begun
-    same = "the same command and --resume_from_checkpoint True"
-    checkpoint, _ = find_newest_checkpoint(args.output_dir, content=False)
-    if begun and checkpoint is None and finished_model(args.output_dir, trainer.run_dir):
-        return f"the run was finished. Its model and log files are in {Path(args.output_dir)}."
-    return describe_saved_state(args.output_dir, begun, same, same)

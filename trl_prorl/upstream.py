@@ -269,9 +269,6 @@ def _check_fact(fact: Fact, grpo: type, ours: dict[str, Any]) -> None:
     method = getattr(owner, name, None)
     if method is None:
         _refuse(owner, f" has no {name}")
-    for called in fact.calls:
-        if called in ours and not hasattr(grpo, called):
-            _refuse(owner, f" has no {called}")
     method = inspect.unwrap(method)
     # A helper is looked up in TRL's trainer, whichever class calls it.
     names = _names(method.__code__, grpo if issubclass(grpo, owner) else owner, ours, set())

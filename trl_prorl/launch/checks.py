@@ -134,7 +134,7 @@ def check_verifier(functions: Iterable[Any], needs_verdicts: Mapping[str, Any]) 
             "batch_verifier. Remove the key, or set reward.batch_verifier = verify, where "
             "verify(completions, **columns) returns one bool per completion."
         )
-    if is_async_callable(verifier):
+    if verifier is not None and is_async_callable(verifier):
         raise ValueError(
             f"batch_verifier {verifier.__qualname__!r} of a reward function is asynchronous: define it without async."
         )
