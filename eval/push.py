@@ -19,6 +19,7 @@ from trl_prorl.eval.samples.models import find_trained_model
 from trl_prorl.files import STAGED
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import files_to_push, make_api, open_repo, stage, upload
+from trl_prorl.launch.ending import as_bad_input
 
 
 def file_table(repo: str, sizes: dict[str, int]) -> Table:
@@ -30,7 +31,8 @@ def file_table(repo: str, sizes: dict[str, int]) -> Table:
 KEPT = "the run folder is complete. Run the same command to push again."
 
 
-@functools.partial(command, bad_input=ValueError, kept=KEPT)
+@functools.partial(command, kept=KEPT)
+@as_bad_input()
 def main(argv=None) -> None:
     """Entry point."""
     args = command_lines.push(argv)

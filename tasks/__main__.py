@@ -5,7 +5,6 @@ List tasks, or print questions of one: `trl-prorl tasks list`, `trl-prorl tasks 
 """
 
 import argparse
-import functools
 import json
 import re
 import sys
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_prorl.launch.ending import Parser, command
+from trl_prorl.launch.ending import Parser, as_bad_input, command
 from trl_prorl.tasks.base import check_dataset
 from trl_prorl.tasks.plugin import load_plugin
 from trl_prorl.tasks.registry import PREFIXES, get_task, task_class, task_names
@@ -50,7 +49,8 @@ def json_object(text: str) -> dict:
     return value
 
 
-@functools.partial(command, bad_input=ValueError)
+@command
+@as_bad_input()
 def main(argv: list[str]) -> None:
     """Entry point."""
     parser = Parser(

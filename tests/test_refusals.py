@@ -337,9 +337,9 @@ def test_a_launcher_whose_precision_is_not_the_keys_is_refused(monkeypatch, key)
     ("env", "gpu", "keys"),
     [
         ({}, True, []),  # no launcher: the recipe decides
-        ({"MIXED_PRECISION": "no", "USE_CPU": "True"}, True, ["--bf16 false", "--fp16 false", "--use_cpu true"]),
-        ({"MIXED_PRECISION": "bf16", "USE_CPU": "False"}, False, ["--bf16 true", "--fp16 false", "--use_cpu true"]),
-        ({"MIXED_PRECISION": "bf16", "USE_CPU": "False"}, True, ["--bf16 true", "--fp16 false", "--use_cpu false"]),
+        ({"MIXED_PRECISION": "no", "USE_CPU": "True"}, True, [False, False, True]),
+        ({"MIXED_PRECISION": "bf16", "USE_CPU": "False"}, False, [True, False, True]),
+        ({"MIXED_PRECISION": "bf16", "USE_CPU": "False"}, True, [True, False, False]),
         ({"MIXED_PRECISION": "fp16", "USE_CPU": "True"}, True, "mixed_precision=fp16"),
         ({"MIXED_PRECISION": "bf16"}, False, "several GPUs"),
     ],
@@ -354,7 +354,7 @@ def test_a_default_recipe_takes_precision_and_device_from_the_launcher(monkeypat
         with pytest.raises(ValueError, match=keys):
             launcher_keys()
     else:
-        assert launcher_keys() == " ".join(keys).split()
+        assert launcher_keys() == [f"--{key}={on}" for key, on in zip(("bf16", "fp16", "use_cpu"), keys, strict=False)]
 
 
 def test_processes_that_the_launcher_did_not_start_are_told_of(monkeypatch, caplog):

@@ -84,8 +84,16 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         check_used(self, KEYS)
         for refuse in REFUSALS:
             refuse(self)
-        for name, bias in self.gradient_biases.items():
-            warnings.warn(f"The gradient of the {name} penalty is biased: {bias}.", stacklevel=3)
+        bias = gradient_bias(
+            self.kl_estimator,
+            self.use_bias_correction_kl,
+            self.importance_sampling_level,
+            self.on_policy,
+            self.kl_clamp,
+        )
+        for key in ANCHOR_KEYS:
+            if bias is not None and getattr(self, key) != 0.0:
+                warnings.warn(f"The gradient of the {key} penalty is biased: {bias}.", stacklevel=3)
         if self.corrects_sampler and not self.samples_whole:
             warnings.warn(self._biased_ratio(), stacklevel=3)
 
@@ -263,23 +271,16 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
         return self.top_p == 1.0 and not self.top_k and not self.min_p
 
     @property
-    def first_pass_is_old_policy(self) -> bool:
-        """
-        Whether every first-pass micro-batch comes before the first update on its samples, and nothing needs π_old's
-        log-probabilities earlier.
-        """
-        whole = self.gradient_accumulation_steps % self.steps_per_generation == 0
-        return whole and not self.corrects_sampler and self.kl_in == "loss"
-
-    @property
     def old_logps_source(self) -> str:
         """
-        The source of π_old's log-probabilities: `"policy"` (they equal the policy's), `"first_pass"` or `"forward"`.
+        The source of π_old's log-probabilities: `"policy"` (they equal the policy's), `"first_pass"`, if each of its
+        micro-batches comes before the first update and nothing needs them earlier, or `"forward"`.
         """
-        if self.on_policy and not self.corrects_sampler and self.kl_in == "loss":
+        needed_at_once = self.corrects_sampler or self.kl_in == "reward"
+        if self.on_policy and not needed_at_once:
             return "policy"
         reuses = self.reuse_old_logps and not self.is_disabled("reuse_old_logps")
-        if reuses and self.first_pass_is_old_policy:
+        if reuses and not needed_at_once and self.gradient_accumulation_steps % self.steps_per_generation == 0:
             return "first_pass"
         return "forward"
 
@@ -310,20 +311,6 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, KeepsKeywords):
     def copied_anchors(self) -> list[str]:
         """The keys of the anchors that copy the initial policy."""
         return [anchor.key for anchor in ANCHORS if anchor.copies_policy and getattr(self, anchor.key) != 0.0]
-
-    @property
-    def gradient_biases(self) -> dict[str, str]:
-        """The bias of each penalty's gradient, by the key of its coefficient; empty if none is biased."""
-        bias = gradient_bias(
-            self.kl_estimator,
-            self.use_bias_correction_kl,
-            self.importance_sampling_level,
-            self.on_policy,
-            self.kl_clamp,
-        )
-        if bias is None:
-            return {}
-        return {key: bias for key in ANCHOR_KEYS if getattr(self, key) != 0.0}
 
     @property
     def variant(self) -> str:

@@ -19,7 +19,7 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 
 from .checkpoint_files import buffer_file
-from .keys import FREE_KEYS, KEYS, switched_on
+from .keys import FREE_KEYS, TRIGGER_KEYS, is_on, switched_off, switched_on
 from .provenance import as_plain
 from .text import short
 
@@ -197,6 +197,7 @@ FIXED = {
     "use_dora": OTHER_SHAPES,
     FROZEN_RANKS: "the checkpoint's adapter was trained on top of a different adapter",
     "eval_on_start": "it only acts before the first step",
+    "adapter_restart": "a run with restarts stores its reference in the frozen weights, other runs in an adapter",
     "optim_target_modules": "the checkpoint contains the state of another optimizer",
 }
 
@@ -221,12 +222,17 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
             "or start a new run."
         )
 
-    for key, (old, new) in changed.items():
-        why = FIXED.get(key)
-        if why is None and key in KEYS and KEYS[key].resume is not None:
-            why = KEYS[key].resume(old, new, now)
-        if why:
-            refuse(key, why)
+    for key in changed:
+        if key in FIXED:
+            refuse(key, FIXED[key])
+    if switched_on(changed, "elastic_reset_every"):
+        refuse("elastic_reset_every", "the checkpoint does not contain the moving average of the policy")
+    if switched_off(changed, "lora_growth_every"):
+        refuse("lora_growth_every", "the adapter of the checkpoint may have grown (a larger value is allowed)")
+    still_resets = any(is_on(now.get(key)) for key in TRIGGER_KEYS)
+    for key in TRIGGER_KEYS:
+        if switched_off(changed, key) and now.get("beta") and not still_resets:
+            refuse(key, "without resets the reference is the base model, which this run has moved (it may be raised)")
     if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
         refuse("optim", "the checkpoint contains the state of another optimizer")
     schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}

@@ -20,8 +20,6 @@ from .treatments import names_with_alpha
 
 
 ValueOf = Callable[[str], Any]  # returns the value of a key by name, `None` if a configuration lacks it
-# Returns the reason why a resume cannot change a key, given its old and new value and all new keys.
-ResumeRule = Callable[[Any, Any, Mapping[str, Any]], str | None]
 
 
 class Effect(Flag):
@@ -115,7 +113,6 @@ class Key:
         changes (`Effect`, *optional*): What it changes in TRL's training.
         needs (`Need`, *optional*): The key without which it has no effect.
         free (`bool`, *optional*): Whether a resume may change it, because no result of a run depends on it.
-        resume (`ResumeRule`, *optional*): Rule for a resume. Without a rule, a change applies from the checkpoint on.
         label (`str`, *optional*): Its form in the names of configurations in a report; `None`: `key=value`.
         fast (`Any`, *optional*): Its value with `fast`.
         default (`Any`), types (`tuple`): Default and types of the field, see [`declared`].
@@ -129,7 +126,6 @@ class Key:
     changes: Effect = Effect.NOTHING
     needs: Need | None = None
     free: bool = False
-    resume: ResumeRule | None = None
     label: str | None = None
     fast: Any = None
     default: Any = None
@@ -217,7 +213,6 @@ ADVANTAGES = (
     "max",
     "best_of_group",
 )
-UNGROUPED_ADVANTAGES = ("global_normalized", "raw")  # they do not compare completions of a prompt, so one is enough
 
 
 def effects(value_of: ValueOf) -> Effect:
@@ -243,36 +238,6 @@ A_RESET = Need(
     "ref_reset_every or another trigger (if all triggers are your own, set ref_reset_every above max_steps)",
     "a reset trigger",
 )
-
-
-# Rules for a resume.
-
-
-def has_average(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
-    """Elastic Reset cannot be switched on: its average starts with the run."""
-    if is_on(now) and not is_on(then):
-        return "the checkpoint does not contain the moving average of the policy"
-    return None
-
-
-def has_grown(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
-    """Growth cannot be switched off."""
-    if is_on(then) and not is_on(now):
-        return "the adapter of the checkpoint may have grown (a larger value is allowed)"
-    return None
-
-
-def has_restarted(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
-    """Restarts of the adapter can be switched neither on nor off."""
-    return "a run with restarts stores its reference in the frozen weights, other runs in an adapter"
-
-
-def has_moved(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
-    """The last trigger of a run with a reference cannot be switched off."""
-    still_resets = any(is_on(keys.get(name)) for name in TRIGGER_KEYS)
-    if is_on(then) and not is_on(now) and keys.get("beta") and not still_resets:
-        return "without resets the reference is the base model, but this run has moved it (a larger value is allowed)"
-    return None
 
 
 @dataclass
@@ -542,29 +507,25 @@ class ProlongedKeys:
     kl_target: Annotated[float | None, Key(gt=0, changes=Effect.STEP, needs=AN_ANCHOR, label="KL target {}")] = None
     kl_horizon: Annotated[int, Key(ge=1, needs=needs("kl_target"))] = 100
 
-    ref_reset_every: Annotated[int, Key(ge=0, changes=Effect.RESET, resume=has_moved, label="K={}")] = 0
-    ref_reset_kl: Annotated[float | None, Key(gt=0, changes=Effect.RESET, resume=has_moved, label="KL>{}")] = None
+    ref_reset_every: Annotated[int, Key(ge=0, changes=Effect.RESET, label="K={}")] = 0
+    ref_reset_kl: Annotated[float | None, Key(gt=0, changes=Effect.RESET, label="KL>{}")] = None
     ref_reset_kl_window: Annotated[int, Key(ge=1, needs=needs("ref_reset_kl"), label="over {} steps")] = 1
-    ref_reset_stall: Annotated[int, Key(ge=0, changes=Effect.RESET, resume=has_moved, label="stall {}")] = 0
-    ref_reset_drop: Annotated[float | None, Key(gt=0, changes=Effect.RESET, resume=has_moved, label="drop {}")] = None
+    ref_reset_stall: Annotated[int, Key(ge=0, changes=Effect.RESET, label="stall {}")] = 0
+    ref_reset_drop: Annotated[float | None, Key(gt=0, changes=Effect.RESET, label="drop {}")] = None
     ref_reset_metric: Annotated[str, Key(needs=AN_EVALUATION, label="of {}")] = "eval_reward"
     ref_reset_metric_mode: Annotated[str, Key(("max", "min"), needs=AN_EVALUATION)] = "max"
     ref_reset_min_delta: Annotated[float, Key(ge=0, needs=AN_EVALUATION)] = 0.0
     ref_reset_cooldown: Annotated[int, Key(ge=0, needs=A_RESET, label="cooldown {}")] = 0
     ref_reset_mix: Annotated[float, Key(ge=0, le=1, label="mix {}")] = 1.0
-    adapter_restart: Annotated[str, Key(("off", "merge"), needs=A_RESET, resume=has_restarted, label="restart")] = (
-        "off"
-    )
+    adapter_restart: Annotated[str, Key(("off", "merge"), needs=A_RESET, label="restart")] = "off"
     optimizer_reset: Annotated[str, Key(needs=A_RESET, label="{}")] = "keep"
     optimizer_reset_alpha: Annotated[float, Key(gt=0, le=1, needs=AN_ALPHA, label="{}")] = 0.1
     optimizer_reset_schedule: Annotated[str | None, Key(("keep", "restart"), needs=A_RESET)] = None
     optimizer_reset_rewarmup_steps: Annotated[int, Key(ge=0, needs=A_RESET)] = 0
-    elastic_reset_every: Annotated[int, Key(ge=0, changes=Effect.BOUNDARY, resume=has_average, label="every {}")] = 0
+    elastic_reset_every: Annotated[int, Key(ge=0, changes=Effect.BOUNDARY, label="every {}")] = 0
     elastic_ema: Annotated[float, Key(ge=0, lt=1, needs=needs("elastic_reset_every"), label="EMA {}")] = 0.99
 
-    lora_growth_every: Annotated[
-        int, Key(ge=0, changes=Effect.BOUNDARY, resume=has_grown, label="growth every {}")
-    ] = 0
+    lora_growth_every: Annotated[int, Key(ge=0, changes=Effect.BOUNDARY, label="growth every {}")] = 0
     lora_growth_step: Annotated[int, Key(ge=1, needs=GROWTH, label="by {} ranks")] = 4
     lora_growth_max_rank: Annotated[int, Key(ge=1, needs=GROWTH, label="up to {}")] = 64
 

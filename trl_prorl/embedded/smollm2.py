@@ -9,7 +9,6 @@ converted into the user's cache, rounded to bf16: that moves a weight by less th
 """
 
 import argparse
-import functools
 import importlib
 import importlib.util
 import subprocess
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..files import file_sha256
-from ..launch.ending import announce, command
+from ..launch.ending import announce, as_bad_input, command
 from . import gguf_base
 from .shipped import SMOLLM2, SMOLLM2_FOLDER, embedded_model, weights_sha256, write_hashes
 
@@ -92,7 +91,8 @@ def convert(gguf: Path) -> None:
     write_hashes(SMOLLM2_FOLDER)
 
 
-@functools.partial(command, bad_input=(InputError, OSError))
+@command
+@as_bad_input()
 def main(argv: list[str]) -> None:
     """Entry point."""
     argparse.ArgumentParser(

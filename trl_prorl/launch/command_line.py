@@ -154,8 +154,5 @@ def launcher_keys() -> list[str]:
         raise ValueError("mixed_precision=fp16 of the launcher needs a GPU. Launch with --mixed_precision no or bf16.")
     if use_cpu and precision == "bf16":
         print("This run computes in bf16 on the CPU, because the launcher sets mixed_precision=bf16.", file=sys.stderr)
-    return [
-        *("--bf16", "true" if precision == "bf16" else "false"),
-        *("--fp16", "true" if precision == "fp16" else "false"),
-        *("--use_cpu", "true" if use_cpu else "false"),
-    ]
+    keys = {"bf16": precision == "bf16", "fp16": precision == "fp16", "use_cpu": use_cpu}
+    return [f"--{key}={value}" for key, value in keys.items()]

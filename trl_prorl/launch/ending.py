@@ -48,9 +48,7 @@ def announce(line: str) -> None:
 
 
 @contextmanager
-def in_one_line(
-    kept: str, bad_input: type[Exception] | tuple[type[Exception], ...] = InputError, debug: bool = False
-) -> Iterator[None]:
+def in_one_line(kept: str, debug: bool = False) -> Iterator[None]:
     """
     Within this context, end the process with one line on stderr instead of a traceback. Exit codes: 2 for bad input, 1
     for a run that had to stop, 130 for Ctrl-C, and 141 (without a line) if the reader of stdout has left, for example
@@ -58,7 +56,6 @@ def in_one_line(
 
     Args:
         kept (`str`): For Ctrl-C: what was saved, and how to continue.
-        bad_input (`type` or `tuple`, *optional*, defaults to [`InputError`]): Exceptions that mean bad input.
         debug (`bool`, *optional*, defaults to `False`): Whether every error keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
@@ -74,36 +71,32 @@ def in_one_line(
         raise Ended(READER_LEFT) from None
     except KeyboardInterrupt:
         end_interrupted(kept)
-    except RunError as error:
+    except (RunError, InputError) as error:
         if debug:
             raise
-        end_refused(error, STOPPED)
-    except bad_input as error:
-        if debug:
-            raise
-        end_refused(error, BAD_INPUT)
+        if not any(getattr(one, "said_elsewhere", False) for one in (error, error.__cause__)):
+            print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
+        raise Ended(STOPPED if isinstance(error, RunError) else BAD_INPUT) from None
     finally:
         if _reader_has_left():  # otherwise Python prints an error when it flushes at exit
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
 
 
-def command(
-    main: Callable, bad_input: type[Exception] | tuple[type[Exception], ...] = InputError, kept: str = NOTHING_CHANGED
-) -> Callable[..., int]:
+def command(main: Callable, kept: str = NOTHING_CHANGED) -> Callable[..., int]:
     """
     Make an entry point return an exit code, see [`in_one_line`].
 
     Args:
         main (`Callable`): Called with the command line.
-        bad_input (`type` or `tuple`, *optional*), kept (`str`, *optional*): See [`in_one_line`].
+        kept (`str`, *optional*): See [`in_one_line`].
     """
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
         argv = list(sys.argv[1:] if argv is None else argv)
         try:
-            with in_one_line(kept, bad_input, debug=DEBUG in argv):
+            with in_one_line(kept, debug=DEBUG in argv):
                 return main([argument for argument in argv if argument != DEBUG]) or 0
         except Ended as end:
             return end.code
@@ -130,13 +123,6 @@ def is_refusal_of_library(error: Exception) -> bool:
     """Return whether TRL, transformers or PEFT raised an error. They check some keys only in the first step."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals["__name__"].partition(".")[0] in ("trl", "transformers", "peft")
-
-
-def end_refused(error: Exception, code: int) -> NoReturn:
-    """End the process with one line on stderr, unless another process of the run prints it."""
-    if not any(getattr(one, "said_elsewhere", False) for one in (error, error.__cause__)):
-        print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
-    raise Ended(code) from None
 
 
 def _reader_has_left() -> bool:
