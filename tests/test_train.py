@@ -13,9 +13,8 @@ import torch
 import yaml
 from run_record import error_lines, modification_times, read_events, read_rows, without_times
 
-from trl_prorl import ProRLConfig
 from trl_prorl.checkpoint_files import why_unusable
-from trl_prorl.train import check_folder, task_reward
+from trl_prorl.train import task_reward
 
 
 ROOT = Path(__file__).parent.parent
@@ -66,23 +65,20 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, 
     assert modification_times(first) == before
 
 
-CPU = "--bf16 false --use_cpu true"
-OF_GSM8K = f"--config {GSM8K} {CPU} --dataset_name"
-# An example of each place that refuses beside the configuration and the recipe's file, whose own tests are
-# test_refusals.py and launch/test_recipe_check.py: options, and what the line names.
+OF_GSM8K = f"--config {GSM8K} --bf16 false --use_cpu true --dataset_name"
+# An example of each place that refuses beside the configuration, the recipe's file and the command line, whose own
+# tests are test_refusals.py and launch/: options, and what the line names.
 BAD = {
-    "--task reverse_digit": "reverse_digits",
     "--model_name_or_path embedded --task sorting": "task='sorting'",
     f"{OF_GSM8K} /nowhere": "/nowhere",
+    f"{OF_GSM8K} columns": "question",
     "--optimizer_reset hard --optim sgd": "optimizer_reset",
-    "--optimizer_reset step --optim adafactor": "optimizer_reset='step'",
     "--train_rows 1": "train_rows",
     "--max_completion_length 4000": "max_completion_length=4000",
     "--pack_groups on --pack_max_tokens 20": "pack_max_tokens=20",
     "--config no.yaml": "save_strategy",
     "--output_dir no.yaml": "output_dir=",
-    f"{OF_GSM8K} columns": "question",
-    "--length_reward cosin": "length_reward='cosin'",
+    "--run_dir no.yaml": "run_dir=",
     "--thinking_budget 5000": "thinking_budget=5000",
     "--resume_from_checkpoint nowhere": "resume_from_checkpoint='nowhere'",
     "--task_options {reward": "task_options='{reward'",
@@ -93,8 +89,7 @@ BAD = {
 def test_bad_input_is_one_line_and_exit_code_two(recipe, tmp_path, options, named):
     (tmp_path / "no.yaml").write_text("save_strategy: no\n")
     (tmp_path / "columns").mkdir()
-    for split in ("train", "test"):
-        (tmp_path / "columns" / f"{split}.jsonl").write_text('{"ask": "1+1", "answer": "#### 2"}\n')
+    (tmp_path / "columns" / "train.jsonl").write_text('{"ask": "1+1", "answer": "#### 2"}\n')
     words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in options.split()]
     status, written = recipe("", *words)
     assert status == 2 and "Traceback" not in written, written
@@ -229,16 +224,6 @@ def test_a_resume_from_another_working_directory_is_the_same_run(recipe, tmp_pat
     assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("key", ["output_dir", "run_dir"])
-def test_a_folder_that_cannot_be_made_is_told_before_a_model_is_loaded(tmp_path, key):
-    (tmp_path / "file").write_text("mine")
-    folders = {"output_dir": str(tmp_path / "out"), key: str(tmp_path / "file" / "run")}
-    with pytest.raises(ValueError, match=f"{key}='{tmp_path}/file/run'"):
-        check_folder(ProRLConfig(use_cpu=True, bf16=False, **folders), ())
-    check_folder(ProRLConfig(use_cpu=True, bf16=False, output_dir=str(tmp_path / "out")), ())
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(recipe):
     status, written = recipe("--learning_rate 1e39")
     (line,) = error_lines(written)
@@ -276,6 +261,6 @@ def test_a_reward_sees_plain_text_and_its_own_row():
         return [float(text == row["answer"]) for text, row in zip(completions, rows, strict=True)]
 
     reward = task_reward(SimpleNamespace(name="echo", reward_many=same))
-    completions = [[{"role": "assistant", "content": text}] for text in ("1", "2", "3")]
-    assert reward(completions=completions, answer=["1", "0", "3"], trainer_state=object()) == [1.0, 0.0, 1.0]
+    completions = [[{"role": "assistant", "content": text}] for text in ("1", "2")]
+    assert reward(completions=completions, answer=["1", "0"], trainer_state=object()) == [1.0, 0.0]
     assert reward.__name__ == "echo"

@@ -108,12 +108,6 @@ def test_a_trl_that_was_rebuilt_is_refused_in_one_line(make_trainer, monkeypatch
     assert "\n" not in str(refused.value)
 
 
-def test_a_method_with_another_name_is_refused_in_one_line(make_trainer, monkeypatch):
-    monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
-    with pytest.raises(ValueError, match='has no _calculate_rewards.*pip install "trl==1'):
-        make_trainer()
-
-
 def test_a_loss_that_scores_a_micro_batch_in_parts_is_refused(make_trainer, monkeypatch):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         rows = [

@@ -90,28 +90,16 @@ def test_what_is_said_of_a_run_without_resets(variants, config, applied, steps, 
     assert {describe_missing_reset(variant, config, applied, steps) for variant in variants.split()} == {said}
 
 
-SIDE = {"pass@1": 0.5, "interval@1": [0.0, 1.0], "correct": [1, 1]}
-PASSK = {
-    "split": "test",
-    "prompts": 2,
-    "n": 2,
-    "k": [1],
-    "temperature": 1.0,
-    "seed": 0,
-    "task": "sorting",
-    "level": 3,
-    "base": SIDE,
-    "trained": SIDE,
-}
-
-
 def folder(root, name, variant, steps, resets=0):
     keys = {"model_name_or_path": "tiny", "task": "sorting", "max_steps": 4, "ref_reset_every": 4}
     # A resume is an event as well, and no reset.
     events = [{"event": "resume", "step_requested": 1, "step_applied": 1}]
     events += [{"event": "reset", "step_requested": 2, "step_applied": 2, "reason": "periodic"}] * resets
+    side = {"pass@1": 0.5, "interval@1": [0.0, 1.0], "correct": [1, 1]}
+    passk = {"split": "test", "prompts": 2, "n": 2, "k": [1], "temperature": 1.0, "seed": 0, "task": "sorting"}
+    passk |= {"level": 3, "base": side, "trained": side}
     rows = [{"step": step + 1} for step in range(steps)]
-    return write_run(root / name, keys, rows, events, env={"variant": variant, "seed": 0}, passk=PASSK)
+    return write_run(root / name, keys, rows, events, env={"variant": variant, "seed": 0}, passk=passk)
 
 
 @pytest.mark.parametrize("steps, resets", [(4, 0), (3, 0), (4, 1)])
