@@ -26,27 +26,12 @@ CPU = "task: sums\nuse_cpu: true\nbf16: false\n"
 def recipe(tmp_path):
     """A function that writes a recipe, and returns its path."""
 
-    def write(text, name="arms/arm.yaml"):
+    def write(text, name="arm.yaml"):
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 
     return write
-
-
-@pytest.fixture
-def refused():
-    """A function that returns the one line in which a command line of a recipe is refused, without its path."""
-
-    def refuse(path):
-        with pytest.raises(ValueError) as error:
-            parsed(path)
-        line = str(error.value).replace(f"{path.parent}/", "")
-        assert len(line.splitlines()) == 1
-        return line
-
-    return refuse
 
 
 def parsed(path, *options):
@@ -54,9 +39,19 @@ def parsed(path, *options):
     return PARSER.parse_args_and_config(["--config", str(path), *options])
 
 
+def refused(path):
+    """The one line in which a recipe is refused, without its folder."""
+    with pytest.raises(ValueError) as error:
+        parsed(path)
+    line = str(error.value).replace(f"{path.parent}/", "")
+    assert len(line.splitlines()) == 1
+    return line
+
+
 def test_keys_of_the_arm_win_and_null_unsets_from_any_directory(recipe, tmp_path, monkeypatch):
     recipe("beta: 1.0\nmax_steps: 5\nkl_target: 0.1\ntask: sorting\n", "base.yaml")
-    arm = recipe("base: ../base.yaml\nmax_steps: 7\nkl_target: null\noutput_dir: runs/x\n")
+    (tmp_path / "arms").mkdir()
+    arm = recipe("base: ../base.yaml\nmax_steps: 7\nkl_target: null\noutput_dir: runs/x\n", "arms/arm.yaml")
     assert read_recipe(arm) == {"beta": 1.0, "max_steps": 7, "task": "sorting", "output_dir": "runs/x"}
     monkeypatch.chdir(tmp_path)
     assert read_recipe(arm.relative_to(tmp_path)) == read_recipe(arm)
@@ -72,14 +67,13 @@ def test_keys_of_the_arm_win_and_null_unsets_from_any_directory(recipe, tmp_path
         ("beat: 1\n", "base: base.yaml\nbeta: 2\n", "base.yaml", "did you mean 'beta'"),
         ("beta: 1\n", "bsae: base.yaml\n", "arm.yaml", "did you mean 'base'"),
         ("- 1\n", "base: base.yaml\n", "arm.yaml", "base='base.yaml'"),
-        ("a: b: c\n", "base: base.yaml\n", "arm.yaml", "base='base.yaml'"),
         ("trust_remote_code: true\n", "base: base.yaml\n", "base.yaml", "trust_remote_code=True"),
         ("env: {PYTHONSTARTUP: x}\n", "base: base.yaml\n", "base.yaml", "PYTHONSTARTUP"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_file(recipe, refused, base, arm, file, named):
+def test_what_is_wrong_is_said_with_its_file(recipe, base, arm, file, named):
     if base is not None:
-        recipe(base, "arms/base.yaml")
+        recipe(base, "base.yaml")
     line = refused(recipe(arm))
     assert line.startswith(f"{file}: ")
     assert named in line
@@ -89,7 +83,6 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
 MALFORMED = [
-    ("beta_odl: 1\n", "did you mean 'beta_old'"),
     ("torch_dtype: float32\n", "write dtype"),
     ("beta: 1.0\nbeta: 2.0\n", "'beta' is given twice"),
     ("lr_scheduler_kwargs: {a: 1, 'a': 2}\n", "'a' is given twice"),
@@ -101,7 +94,6 @@ MALFORMED = [
     ("lr_scheduler_kwargs: &a {b: *a}\n", "anchor"),
     (f"beta: 1 #{' ' * 2**20}\n", "bytes"),
     (b"output_dir: caf\xe9\n", "text"),
-    ("run_name: 2026-13-45\n", "is not YAML"),
     ("beta: !!python/object/apply:os.system [ls]\n", "constructor"),
     ("? " + "x" * 10_000 + "\n: 1\n", "unknown key 'xxxx"),
     ("1: 2\n", "unknown key 1"),
@@ -111,7 +103,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("content, named", MALFORMED, ids=[named for _, named in MALFORMED])
-def test_what_is_malformed_is_one_short_line(recipe, refused, content, named):
+def test_what_is_malformed_is_one_short_line(recipe, content, named):
     line = refused(recipe(content))
     assert "arm.yaml" in line and named in line
 
@@ -121,7 +113,7 @@ VALUES += ["max_steps: null", f"max_steps: 1{'0' * 400}", "log_level: warn"]
 
 
 @pytest.mark.parametrize("text", VALUES)
-def test_a_value_of_another_type_is_one_line_with_its_key(recipe, refused, text):
+def test_a_value_of_another_type_is_one_line_with_its_key(recipe, text):
     assert text.partition(":")[0] in refused(recipe(f"{CPU}{text}\n"))
 
 
@@ -171,61 +163,57 @@ FORBIDDEN = [
     {"experts_implementation": "owner/kernel"},
     {"quantization_config": {"quant_method": "mxfp4"}},
     {"use_safetensors": False},
-    {"config": {"auto_map": {}}},
     {"token": "x"},
 ]
 
 
 @pytest.mark.parametrize("value", FORBIDDEN, ids=str)
-def test_the_arguments_of_a_model_name_no_code_but_on_the_command_line(recipe, refused, value):
+def test_the_arguments_of_a_model_name_no_code_but_on_the_command_line(recipe, value):
     line = refused(recipe(yaml.safe_dump({"model_init_kwargs": value})))
     assert f"model_init_kwargs: {next(iter(value))}=" in line and "command line" in line
-    *_, model = parsed(recipe(CPU), "--model_init_kwargs", json.dumps(value))[:2]
-    assert model.model_init_kwargs
+    _, args, _ = parsed(recipe(CPU), "--model_init_kwargs", json.dumps(value))
+    assert args.model_init_kwargs
 
 
 # Ways to write `key: value` in YAML that may reach the check as something else.
-NOTATIONS = {
-    "block": lambda key, value: yaml.safe_dump({key: value}),
-    "tagged": lambda key, value: f"? !!str {key}\n: !!map {json.dumps(value)}\n",
-    "merged": lambda key, value: f"{key}:\n  <<: {json.dumps(value)}\n",
-    "merged as a whole": lambda key, value: f"<<: {{{key}: {json.dumps(value)}}}\n",
-    "by an alias": lambda key, value: f"{key}: {{<<: [&x {json.dumps(value)}, *x]}}\n",
-    "text": lambda key, value: yaml.safe_dump({key: json.dumps(value)}),
-    "escaped text": lambda key, value: yaml.safe_dump({key: json.dumps(value).replace("_", "\\u005f")}),
-}
+NOTATIONS = [
+    lambda key, value: yaml.safe_dump({key: value}),
+    lambda key, value: f"? !!str {key}\n: !!map {json.dumps(value)}\n",
+    lambda key, value: f"{key}:\n  <<: {json.dumps(value)}\n",
+    lambda key, value: f"<<: {{{key}: {json.dumps(value)}}}\n",
+    lambda key, value: f"{key}: {{<<: [&x {json.dumps(value)}, *x]}}\n",
+    lambda key, value: yaml.safe_dump({key: json.dumps(value)}),
+    lambda key, value: yaml.safe_dump({key: json.dumps(value).replace("_", "\\u005f")}),
+]
 
 
 @pytest.mark.parametrize("depth", [0, 5])
 @pytest.mark.parametrize("key", ["model_init_kwargs", "generation_kwargs", "task_options"])
 @pytest.mark.parametrize("notation", NOTATIONS)
-def test_no_notation_and_no_depth_hides_it(recipe, refused, notation, key, depth):
+def test_no_notation_and_no_depth_hides_it(recipe, notation, key, depth):
     held = {"trust_remote_code": True}
     for level in range(depth):
         held = {"dtype": [held] if level % 2 else held}
-    recipe(NOTATIONS[notation](key, held), "arms/base.yaml")
-    line = refused(recipe("base: base.yaml\n"))
-    assert line.startswith(f"base.yaml: {key}: trust_remote_code=")
+    assert refused(recipe(notation(key, held))).startswith(f"arm.yaml: {key}: trust_remote_code=")
 
 
-TOP = {
-    "trust_remote_code": ["true", "'yes'", "1", "on", "!!bool yes"],
-    "attn_implementation": ["owner/kernel", "'paged|owner/kernel@1:f'"],
-    "env": ["{LD_PRELOAD: x}", "{PYTHONPATH: .}", "{<<: {HF_HUB_KERNELS: 1}}", "{1: 2}"],
-    "task_options": ["{allow_weak_sandbox: true}", "{tasks: {code: {allow_weak_sandbox: 1}}}"],
-    "deepspeed": ["{compile: {backend: mine.evil}}", '\'{"compile": {"backend": "mine.evil"}}\''],
-}
+TOP = [
+    *("trust_remote_code: true", "trust_remote_code: 'yes'", "trust_remote_code: 1", "trust_remote_code: !!bool yes"),
+    *("attn_implementation: owner/kernel", "attn_implementation: 'paged|owner/kernel@1:f'"),
+    *("env: {LD_PRELOAD: x}", "env: {PYTHONPATH: .}", "env: {<<: {HF_HUB_KERNELS: 1}}", "env: {1: 2}"),
+    *("task_options: {allow_weak_sandbox: true}", "task_options: {tasks: {code: {allow_weak_sandbox: 1}}}"),
+    *("deepspeed: {compile: {backend: mine.evil}}", 'deepspeed: \'{"compile": {"backend": "mine.evil"}}\''),
+]
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in TOP.items() for value in values])
-def test_keys_by_themselves(recipe, refused, key, value):
-    assert key in refused(recipe(f"{key}: {value}\n"))
+@pytest.mark.parametrize("text", TOP)
+def test_keys_by_themselves(recipe, text):
+    assert text.partition(":")[0] in refused(recipe(f"{text}\n"))
 
 
 @pytest.mark.parametrize("key", ["accelerator_config", "deepspeed", "fsdp_config"])
-def test_a_file_that_a_key_names_is_looked_at(tmp_path, recipe, refused, key):
-    file = tmp_path / "own.json"
-    file.write_text('{"a": {"trust_remote_code": true}}')
+def test_a_file_that_a_key_names_is_looked_at(recipe, key):
+    file = recipe('{"a": {"trust_remote_code": true}}', "own.json")
     assert f"{key}: trust_remote_code=True" in refused(recipe(f"{key}: {file}\n"))
     assert f"{key}='eyJhIjog" in refused(recipe(f"{key}: eyJhIjogMX0=\n"))  # base64, as DeepSpeed takes it
 
@@ -235,7 +223,6 @@ def test_a_file_that_a_key_names_is_looked_at(tmp_path, recipe, refused, key):
     [
         "model_init_kwargs: {dtype: bfloat16, attn_implementation: eager, attention_dropout: 0.0}",
         'model_init_kwargs: \'{"attn_implementation": {"": "sdpa"}, "use_kernels": false, "kernel_config": null}\'',
-        "model_init_kwargs: {trust_remote_code: false}",
         "trust_remote_code: 'false'",
         "generation_kwargs: {cache_config: {backend: hqq}, stop_strings: [a/b]}",
         "attn_implementation: flash_attention_2",
